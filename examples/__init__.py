@@ -1,0 +1,1 @@
+"""What mecha_exp brings along to be tried at once."""

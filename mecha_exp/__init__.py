@@ -1,0 +1,80 @@
+"""mecha_exp: the lab bench for model-merge ablations, and the merge engine behind it.
+
+The public names are loaded when they are first used, so that importing the package, and asking the command
+line for help, costs next to nothing. A built-in merge method is an attribute too: `mecha_exp.slerp`.
+"""
+
+import importlib
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mecha_exp.engine import EngineOptions, Job, MergeReport, merge, merge_many, plan
+    from mecha_exp.errors import CheckpointError, ConfigError, MechaError, MergeError, RecipeError
+    from mecha_exp.evaluation import evaluator
+    from mecha_exp.method import MergeMethod, merge_method, reduction
+    from mecha_exp.nodes import Node, literal, model
+    from mecha_exp.random import uniform
+    from mecha_exp.recipe import build_recipe, deserialize, serialize
+    from mecha_exp.signature import Parameter, Return, Tile
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "mecha_exp.engine": ["EngineOptions", "Job", "MergeReport", "merge", "merge_many", "plan"],
+    "mecha_exp.errors": ["CheckpointError", "ConfigError", "MechaError", "MergeError", "RecipeError"],
+    "mecha_exp.evaluation": ["evaluator"],
+    "mecha_exp.method": ["MergeMethod", "merge_method", "reduction"],
+    "mecha_exp.random": ["uniform"],
+    "mecha_exp.nodes": ["Node", "literal", "model"],
+    "mecha_exp.recipe": ["build_recipe", "deserialize", "serialize"],
+    "mecha_exp.signature": ["Parameter", "Return", "Tile"],
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "EngineOptions",
+    "Job",
+    "MechaError",
+    "MergeError",
+    "MergeMethod",
+    "MergeReport",
+    "Node",
+    "Parameter",
+    "RecipeError",
+    "Return",
+    "Tile",
+    "build_recipe",
+    "deserialize",
+    "evaluator",
+    "literal",
+    "merge",
+    "merge_many",
+    "merge_method",
+    "model",
+    "plan",
+    "reduction",
+    "serialize",
+    "uniform",
+]
+
+# In a checkout conf/, methods/ and examples/ lie beside this package and belong to it, installed or not.
+_checkout = pathlib.Path(__file__).parent.parent
+if (_checkout / "pyproject.toml").is_file() and (_checkout / "conf").is_dir():
+    __path__.append(str(_checkout))
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module 'mecha_exp' has no attribute '{name}'")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    from mecha_exp.errors import RecipeError
+    from mecha_exp.method import resolve_method
+
+    try:
+        return resolve_method(name)
+    except RecipeError as error:
+        raise AttributeError(f"module 'mecha_exp' has no attribute '{name}': {error}") from None

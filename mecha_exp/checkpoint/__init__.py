@@ -1,0 +1,21 @@
+"""Reading and writing state dicts: safetensors files, tile by tile, checked and atomic."""
+
+from mecha_exp.checkpoint.dtypes import dtype_name, is_arithmetic, parse_dtype, stored_bytes, torch_dtype
+from mecha_exp.checkpoint.header import Header, TensorInfo, encode_header, read_header
+from mecha_exp.checkpoint.reader import Checkpoint
+from mecha_exp.checkpoint.writer import CheckpointWriter, check_writable
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointWriter",
+    "Header",
+    "TensorInfo",
+    "check_writable",
+    "dtype_name",
+    "encode_header",
+    "is_arithmetic",
+    "parse_dtype",
+    "read_header",
+    "stored_bytes",
+    "torch_dtype",
+]

@@ -1,0 +1,115 @@
+"""The number formats of a safetensors file: their names, sizes, torch dtypes, and which are merged."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mecha_exp.errors import CheckpointError, ConfigError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """One dtype of the format. `torch` is None where torch has no such dtype: only its bytes are copied."""
+
+    bits: int
+    torch: torch.dtype | None
+    arithmetic: bool
+
+
+def _float(bits: int, dtype: torch.dtype) -> NumberFormat:
+    return NumberFormat(bits, dtype, arithmetic=True)
+
+
+def _copied(bits: int, dtype: torch.dtype | None) -> NumberFormat:
+    return NumberFormat(bits, dtype, arithmetic=False)
+
+
+FORMATS = {
+    "F64": _float(64, torch.float64),
+    "F32": _float(32, torch.float32),
+    "F16": _float(16, torch.float16),
+    "BF16": _float(16, torch.bfloat16),
+    "F8_E4M3": _float(8, torch.float8_e4m3fn),
+    "F8_E5M2": _float(8, torch.float8_e5m2),
+    "F8_E4M3FNUZ": _float(8, torch.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": _float(8, torch.float8_e5m2fnuz),
+    "F8_E8M0": _copied(8, getattr(torch, "float8_e8m0fnu", None)),  # scales of other tensors; torch >= 2.7
+    "F6_E2M3": _copied(6, None),
+    "F6_E3M2": _copied(6, None),
+    "F4": _copied(4, None),
+    "C64": _copied(64, torch.complex64),
+    "I64": _copied(64, torch.int64),
+    "I32": _copied(32, torch.int32),
+    "I16": _copied(16, torch.int16),
+    "I8": _copied(8, torch.int8),
+    "U64": _copied(64, torch.uint64),
+    "U32": _copied(32, torch.uint32),
+    "U16": _copied(16, torch.uint16),
+    "U8": _copied(8, torch.uint8),
+    "BOOL": _copied(8, torch.bool),
+}
+
+_NAMES = {entry.torch: name for name, entry in FORMATS.items() if entry.torch is not None}
+
+
+def number_format(name: str) -> NumberFormat:
+    """The entry of the dtype called `name` in a header."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise CheckpointError(f"unknown dtype {name!r}.{did_you_mean(name, FORMATS)}") from None
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a safetensors dtype: `"BF16"` is `torch.bfloat16`."""
+    dtype = number_format(name).torch
+    if dtype is None:
+        raise CheckpointError(f"torch has no dtype for {name}: its bytes can be copied, not computed with.")
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The safetensors name of a torch dtype: `torch.bfloat16` is `"BF16"`."""
+    try:
+        return _NAMES[dtype]
+    except KeyError:
+        raise CheckpointError(f"{dtype} cannot be stored in a safetensors file.") from None
+
+
+def is_arithmetic(name: str) -> bool:
+    """Whether merges compute on this dtype: true floating point. Everything else is copied through."""
+    return number_format(name).arithmetic
+
+
+def stored_bytes(name: str, shape: Sequence[int]) -> int:
+    """The size in a file of a tensor of dtype `name`; packed dtypes must fill whole bytes."""
+    bits = math.prod(shape) * number_format(name).bits
+    if bits % 8:
+        raise CheckpointError(f"{name} of shape {list(shape)} is {bits} bits, which is not whole bytes.")
+    return bits // 8
+
+
+def _spellings() -> dict[str, torch.dtype]:
+    spellings = {"half": torch.float16, "float": torch.float32, "double": torch.float64}
+    for dtype, name in _NAMES.items():
+        long = str(dtype).removeprefix("torch.")
+        spellings |= dict.fromkeys((long, long.replace("float", "fp"), name.lower()), dtype)
+    return spellings | {"bf16": torch.bfloat16}
+
+
+_SPELLINGS = _spellings()
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """The dtype a user means: torch's name, the usual short one or a header's, in any case.
+
+    >>> parse_dtype("fp16"), parse_dtype("bfloat16"), parse_dtype("F8_E4M3")
+    (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+    """
+    wanted = str(text).strip().lower().removeprefix("torch.")
+    try:
+        return _SPELLINGS[wanted]
+    except KeyError:
+        raise ConfigError(f"unknown dtype {text!r}.{did_you_mean(wanted, _SPELLINGS)}") from None

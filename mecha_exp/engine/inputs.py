@@ -1,0 +1,158 @@
+"""The inputs of a merge: where a path is looked for, and one way to read files and in-memory models."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from mecha_exp.checkpoint import Checkpoint, TensorInfo, dtype_name
+from mecha_exp.errors import CheckpointError, Problems, did_you_mean
+from mecha_exp.nodes import InMemory, ModelNode
+
+PACKAGE_SCHEME = "pkg://"
+
+
+class Source(Protocol):
+    """A state dict that is read by parts of flattened tensors."""
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+
+    @property
+    def path(self) -> Path | None:
+        """Its file, if it has one."""
+
+    def keys(self) -> Collection[str]:
+        """The keys in the order in which they are best read."""
+
+    def __contains__(self, key: str) -> bool:
+        """Whether it has a key."""
+
+    def info(self, key: str) -> TensorInfo:
+        """The dtype and the shape of a key."""
+
+    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
+        """Fill `out` with the elements from `start` on."""
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        """Fill `view` with the bytes from `start` on."""
+
+    def check_unchanged(self) -> None:
+        """CheckpointError where the data is no longer what the plan saw."""
+
+
+class FileSource:
+    """A safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path: Path | None = path
+        self.name = str(path)
+        self._file = Checkpoint(path)
+        self.read_into = self._file.read_into
+        self.keys = self._file.keys
+        self.check_unchanged = self._file.check_unchanged
+        self.close = self._file.close
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._file
+
+    def info(self, key: str) -> TensorInfo:
+        return self._file.header.tensors[key]
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        self._file.read_bytes_into(self.info(key).offset + start, view)
+
+
+class MemorySource:
+    """A state dict in memory."""
+
+    path: Path | None = None
+
+    def __init__(self, model: InMemory) -> None:
+        self.name = model.name
+        self._tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict.items()}
+        self._infos = {
+            key: TensorInfo(dtype_name(t.dtype), tuple(t.shape), 0, t.nbytes)
+            for key, t in self._tensors.items()
+        }
+        self.keys = self._tensors.keys
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._infos
+
+    def info(self, key: str) -> TensorInfo:
+        return self._infos[key]
+
+    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
+        out.copy_(self._tensors[key].view(-1)[start : start + out.numel()])
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        raw = self._tensors[key].reshape(-1).view(torch.uint8)[start : start + len(view)]
+        view[:] = memoryview(raw.numpy())
+
+    def check_unchanged(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterator[dict[ModelNode, Source]]:
+    """Open every model, or raise one CheckpointError that names all that cannot be opened."""
+    sources: dict[ModelNode, FileSource | MemorySource] = {}
+    problems = Problems()
+    try:
+        for model in models:
+            try:
+                sources[model] = _open(model, folders)
+            except CheckpointError as error:
+                problems.add(error)
+        problems.raise_as(CheckpointError)
+        yield dict(sources)
+    finally:
+        for source in sources.values():
+            source.close()
+
+
+def find_model(path: str, folders: Sequence[Path]) -> Path:
+    """The file that a model's path means.
+
+    A path is relative to the current folder, then to each of the model folders; `pkg://some.package/file`
+    is a file inside an installed package.
+
+    Raises:
+        CheckpointError: it is nowhere; the message says where was looked, and what lies there.
+    """
+    if path.startswith(PACKAGE_SCHEME):
+        return packaged(path)
+    tried = [folder / path for folder in (Path(), *folders)]
+    found = next((p for p in tried if p.exists()), None)
+    if found is not None:
+        return found
+    lying = {p.name for t in tried if t.parent.is_dir() for p in t.parent.glob("*.safetensors")}
+    looked = ", ".join(str(p.parent.resolve()) for p in dict.fromkeys(tried))
+    raise CheckpointError(
+        f"the model '{path}' does not exist. Looked in {looked}.{did_you_mean(Path(path).name, lying)}"
+    )
+
+
+def packaged(path: str) -> Path:
+    """The file or folder that a `pkg://some.package/name` means."""
+    package, _, name = path.removeprefix(PACKAGE_SCHEME).partition("/")
+    try:
+        return Path(str(importlib.resources.files(package).joinpath(name)))
+    except ModuleNotFoundError:
+        raise CheckpointError(f"'{path}': there is no package '{package}'.") from None
+
+
+def _open(model: ModelNode, folders: Sequence[Path]) -> FileSource | MemorySource:
+    if isinstance(model.source, InMemory):
+        return MemorySource(model.source)
+    return FileSource(find_model(model.source, folders))

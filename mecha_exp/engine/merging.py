@@ -1,0 +1,129 @@
+"""The entries of the engine: `merge_many` makes many models in one pass, `merge` makes one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mecha_exp.engine.execution import Progress, Tally, execute
+from mecha_exp.engine.options import EngineOptions
+from mecha_exp.engine.planning import Job, Plan, plan
+from mecha_exp.engine.sinks import Sink, open_sink
+from mecha_exp.nodes import ModelNode, Node
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What one merge did.
+
+    Attributes:
+        bytes_read, bytes_written: of all inputs and outputs of the pass.
+        seconds: wall time from the plan to the last rename.
+        warnings: what was odd and not wrong.
+        nonfinite_values: of each job how many values of its output are NaN or infinite.
+        moments: of each job and input the sums behind its statistics, by key (see `statistics.summarise`).
+    """
+
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+    warnings: tuple[str, ...]
+    nonfinite_values: tuple[int, ...]
+    moments: tuple[dict[ModelNode, dict[str, torch.Tensor]], ...]
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes read and written per second of wall time."""
+        return (self.bytes_read + self.bytes_written) / max(self.seconds, 1e-9)
+
+
+def merge_many(
+    jobs: Sequence[Job], options: EngineOptions | None = None, progress: Progress = lambda key, nbytes: None
+) -> MergeReport:
+    """Make every job's model in one pass: shared reads and shared sub-results are done once.
+
+    Outputs appear together when all are complete; after an error none does, and what lay at their paths is
+    untouched.
+
+    Raises:
+        MechaError: see `plan` and `execute`.
+    """
+    started = time.perf_counter()
+    with plan(jobs, options) as planned:
+        return run_plan(planned, progress, started)
+
+
+def run_plan(
+    planned: Plan, progress: Progress = lambda key, nbytes: None, started: float | None = None
+) -> MergeReport:
+    """Run a plan that is still open; `started` is when its wall time began."""
+    started = time.perf_counter() if started is None else started
+    sinks: dict[int, Sink] = {}
+    try:
+        for number, (job, layout) in enumerate(zip(planned.jobs, planned.layouts, strict=True)):
+            if job.output is not None:
+                sinks[number] = open_sink(job.output, layout, job.metadata, job.durable)
+        tally = execute(planned, sinks, progress)
+        for sink in sinks.values():
+            sink.commit()
+    finally:
+        for sink in sinks.values():
+            sink.abort()
+    return _report(planned, tally, time.perf_counter() - started)
+
+
+def merge(
+    recipe: Node,
+    output: Path | str | dict[str, torch.Tensor] | None = None,
+    options: EngineOptions | None = None,
+    dtype: torch.dtype | None = None,
+) -> dict[str, torch.Tensor] | Path:
+    """Make one model.
+
+    Args:
+        recipe: its graph.
+        output: where the file goes; None returns the state dict.
+        options: how it is run.
+        dtype: of the output; None keeps the dtype that each key has in the first input.
+
+    Returns:
+        the path, or the merged state dict.
+
+    >>> merge(weighted_sum("a.safetensors", "b.safetensors", alpha=0.3), "merged.safetensors")
+    """
+
+    target = {} if output is None else output if isinstance(output, dict) else Path(output)
+    merge_many([Job(recipe, target, dtype, metadata=recipe_metadata(recipe))], options)
+    return target
+
+
+def recipe_metadata(recipe: Node) -> dict[str, str]:
+    """What an output file says of its origin in its header."""
+    from mecha_exp.recipe.text import serialize
+
+    return {"format": "pt", "mecha_recipe": serialize(recipe)}
+
+
+def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
+    warnings = list(planned.warnings)
+    if tally.disagreeing:
+        from mecha_exp.errors import some
+
+        warnings.append(
+            f"{len(tally.disagreeing)} keys are not floating point and differ between the inputs; they are "
+            f"taken from the first one: {some(sorted(tally.disagreeing))}"
+        )
+    for job, count in sorted(tally.nonfinite.items()):
+        warnings.append(f"{count} values of the output {planned.jobs[job].output} are not finite")
+    moments = tuple(
+        {model: by_key for (number, model), by_key in tally.moments.items() if number == job}
+        for job in range(len(planned.jobs))
+    )
+    nonfinite = tuple(tally.nonfinite.get(job, 0) for job in range(len(planned.jobs)))
+    return MergeReport(
+        planned.bytes_read, planned.bytes_written, seconds, tuple(warnings), nonfinite, moments
+    )

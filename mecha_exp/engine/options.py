@@ -1,0 +1,71 @@
+"""How a merge is run: the arithmetic, the tiles, the workers, and what is an error."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mecha_exp.checkpoint import parse_dtype
+from mecha_exp.errors import ConfigError, did_you_mean
+
+ON_MISSING = ("error", "skip", "base")
+ON_NONFINITE = ("error", "keep")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Settings of the engine. Only `compute_dtype` and the two `on_...` can change what a merge gives.
+
+    Attributes:
+        compute_dtype: the arithmetic, float32 or float64.
+        workers: threads; None is one for each core.
+        tile_size: elements that pass through an elementwise chain at a time.
+        memory_budget: bytes that the tensors of whole-tensor methods may take at once.
+        on_missing: a key that one of the inputs lacks is an error, or left out of the output (`skip`), or
+            taken unchanged from the first input that has it (`base`).
+        on_nonfinite: a NaN or an infinity in an input is an error, or kept.
+        strict: a value that overflows the output's dtype is an error rather than a warning.
+        model_dirs: folders where a relative path of a model is looked for, after the current one.
+    """
+
+    compute_dtype: torch.dtype = torch.float32
+    workers: int | None = None
+    tile_size: int = 1 << 18
+    memory_budget: int = 2 << 30
+    on_missing: str = "error"
+    on_nonfinite: str = "error"
+    strict: bool = False
+    model_dirs: Sequence[Path] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.compute_dtype, str):
+            object.__setattr__(self, "compute_dtype", parse_dtype(self.compute_dtype))
+        if self.compute_dtype not in (torch.float32, torch.float64):
+            raise ConfigError(f"compute_dtype: expected float32 or float64, got {self.compute_dtype}")
+        for name in ("tile_size", "memory_budget"):
+            _require_positive(name, getattr(self, name))
+        if self.workers is not None:
+            _require_positive("workers", self.workers)
+        for name, known in (("on_missing", ON_MISSING), ("on_nonfinite", ON_NONFINITE)):
+            choice = getattr(self, name)
+            if choice not in known:
+                raise ConfigError(f"{name}: unknown choice '{choice}'.{did_you_mean(choice, known)}")
+
+    @property
+    def threads(self) -> int:
+        """How many workers run."""
+        return self.workers or available_cores()
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _require_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}: expected a positive whole number, got {value!r}")

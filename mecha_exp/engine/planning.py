@@ -1,0 +1,382 @@
+"""What a merge will do, from the headers of its inputs alone: keys, programs, bytes, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from mecha_exp.checkpoint import TensorInfo, check_writable, dtype_name, is_arithmetic, stored_bytes
+from mecha_exp.engine.inputs import Source, open_sources
+from mecha_exp.engine.options import EngineOptions
+from mecha_exp.engine.program import Program, at_key, compile_program, expand
+from mecha_exp.engine.sinks import Layout
+from mecha_exp.engine.statistics import statistics_of
+from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
+from mecha_exp.nodes import ByKey, LiteralNode, ModelNode, Node, models_of, walk
+
+SHOWN_KEYS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One model to be made.
+
+    Attributes:
+        recipe: its graph.
+        output: a path (written beside it, then renamed), a dictionary to be filled, or None where only the
+            statistics are wanted.
+        dtype: of the output; None keeps the dtype that each key has in the first input.
+        metadata: what the output file carries in its header.
+        statistics: whether distances and cosines to the inputs are measured in the same pass.
+        durable: whether the file is flushed to disk before it appears.
+    """
+
+    recipe: Node
+    output: Path | dict[str, torch.Tensor] | None = None
+    dtype: torch.dtype | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    statistics: bool = False
+    durable: bool = True
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one job wants of one key: `root` is the index among the roots of the key's program."""
+
+    job: int
+    root: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class KeyPlan:
+    """What is done for one key.
+
+    Attributes:
+        key, shape: of the tensor.
+        program: how it is computed; None where its bytes are copied (integers, booleans).
+        outputs: where the roots of the program go.
+        statistics: (job, input, root): the root is the `moments` of the job's result and the input.
+        copies: (job, model) for keys whose bytes are copied.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    program: Program | None
+    outputs: tuple[Output, ...]
+    statistics: tuple[tuple[int, ModelNode, int], ...] = ()
+    copies: tuple[tuple[int, ModelNode], ...] = ()
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return int(torch.Size(self.shape).numel())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked merge, ready to run.
+
+    Attributes:
+        jobs: the models to be made.
+        options: how.
+        sources: the opened inputs.
+        keys: what is done for each key, in the order of the first input's file.
+        layouts: of each job the dtype and shape of every key of its output.
+        warnings: what is odd and not wrong.
+    """
+
+    jobs: tuple[Job, ...]
+    options: EngineOptions
+    sources: Mapping[ModelNode, Source]
+    keys: tuple[KeyPlan, ...]
+    layouts: tuple[Layout, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes the passes read in all; an input that several passes need counts for each."""
+        return sum(self.bytes_of(key) for key in self.keys)
+
+    @property
+    def bytes_written(self) -> int:
+        """The size of the tensors of all outputs."""
+        return sum(
+            size_of(layout)
+            for job, layout in zip(self.jobs, self.layouts, strict=True)
+            if job.output is not None
+        )
+
+    @property
+    def memory(self) -> int:
+        """An estimate of the buffers in bytes: tiles of all workers, and whole tensors."""
+        item = self.options.compute_dtype.itemsize
+        tiles = max((_tile_values(k.program) for k in self.keys if k.program), default=1)
+        return self.options.threads * self.options.tile_size * item * tiles + self.whole_bytes
+
+    @property
+    def whole_bytes(self) -> int:
+        """The most that the whole tensors of one key take."""
+        return max((self.whole_bytes_of(key) for key in self.keys), default=0)
+
+    def whole_bytes_of(self, key: KeyPlan) -> int:
+        """What the whole tensors of a key take in memory."""
+        if key.program is None:
+            return 0
+        return key.program.whole_tensors * key.numel * self.options.compute_dtype.itemsize
+
+    def bytes_of(self, key: KeyPlan) -> int:
+        """How many bytes are read for one key."""
+        if key.program is None:
+            return sum(self.sources[model].info(key.key).nbytes for _, model in key.copies)
+        passes = [p for stage in key.program.stages for p in stage.passes]
+        return sum(self.sources[model].info(key.key).nbytes for p in passes for model in p.models)
+
+
+@contextmanager
+def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[Plan]:
+    """Open the inputs, check everything, and lay out the work. Nothing is written.
+
+    Raises:
+        CheckpointError: inputs that cannot be read or do not fit each other; all problems at once.
+        RecipeError: recipes that cannot be run on these keys.
+        MergeError: whole tensors that do not fit the memory budget.
+    """
+    options = options or EngineOptions()
+    with open_sources(models_of(*(job.recipe for job in jobs)), options.model_dirs) as sources:
+        yield _Planner(tuple(jobs), options, sources).plan()
+
+
+class _Planner:
+    """Builds a `Plan`; programs are shared between the keys of one structure."""
+
+    def __init__(
+        self, jobs: tuple[Job, ...], options: EngineOptions, sources: Mapping[ModelNode, Source]
+    ) -> None:
+        self._jobs = jobs
+        self._options = options
+        self._sources = sources
+        self._models = [models_of(job.recipe) for job in jobs]
+        self._per_key = [
+            node.value
+            for node in walk(*(job.recipe for job in jobs))
+            if isinstance(node, LiteralNode) and isinstance(node.value, ByKey)
+        ]
+        self._roots: dict[tuple[object, ...], _Roots] = {}
+        self._programs: dict[tuple[Node, ...], Program] = {}
+        self._warnings: list[str] = []
+
+    def plan(self) -> Plan:
+        """Check, then lay out every key."""
+        self._check_recipes()
+        keys = self._all_keys()
+        wanted = self._keys_of_jobs(keys)
+        self._check_shapes(keys)
+        self._check_outputs()
+        plans = tuple(self._plan_key(key, [key in names for names in wanted]) for key in keys)
+        made = Plan(
+            self._jobs, self._options, self._sources, plans, self._layouts(plans), tuple(self._warnings)
+        )
+        self._check_memory(made)
+        self._check_room(made)
+        return made
+
+    def _check_recipes(self) -> None:
+        for job, models in zip(self._jobs, self._models, strict=True):
+            if not models:
+                raise RecipeError(f"the recipe {job.recipe!r} reads no model, so there is nothing to merge")
+
+    def _all_keys(self) -> list[str]:
+        """The keys of all inputs, in the order of the first file, then of the next."""
+        keys = list(dict.fromkeys(key for source in self._sources.values() for key in source.keys()))
+        problems = Problems()
+        for value in self._per_key:
+            for pattern in value.unmatched(keys):
+                problems.add(
+                    f"the pattern '{pattern}' matches none of the {len(keys)} keys, which are "
+                    f"{some(keys, SHOWN_KEYS)}"
+                )
+        problems.raise_as(RecipeError)
+        return keys
+
+    def _keys_of_jobs(self, keys: list[str]) -> list[set[str]]:
+        """Of each job the keys of its output, after `on_missing`."""
+        problems = Problems()
+        wanted = []
+        for models in self._models:
+            held = [set(self._sources[m].keys()) for m in models]
+            everything, common = set.union(*held), set.intersection(*held)
+            if self._options.on_missing == "error":
+                self._report_missing(keys, models, everything, problems)
+            wanted.append(common if self._options.on_missing == "skip" else everything)
+            if self._options.on_missing == "skip" and everything != common:
+                left = [k for k in keys if k in everything - common]
+                self._warn(f"{len(left)} keys are not in every input and are left out: {some(left)}")
+        problems.raise_as(CheckpointError)
+        return wanted
+
+    def _report_missing(
+        self, keys: list[str], models: list[ModelNode], everything: set[str], problems: Problems
+    ) -> None:
+        for model in models:
+            missing = [k for k in keys if k in everything and k not in self._sources[model]]
+            if missing:
+                problems.add(
+                    f"{self._sources[model].name} lacks {len(missing)} of the {len(everything)} keys that "
+                    f"the other inputs have: {some(missing, SHOWN_KEYS)}. Are these models of one "
+                    "architecture? on_missing=skip leaves such keys out, on_missing=base takes them from the "
+                    "first input that has them."
+                )
+
+    def _check_shapes(self, keys: list[str]) -> None:
+        problems = Problems()
+        for models in self._models:
+            wrong = [line for key in keys if (line := self._shape_mismatch(key, models))]
+            if wrong:
+                shown = "".join(f"\n    {line}" for line in wrong[:SHOWN_KEYS])
+                rest = f"\n    and {len(wrong) - SHOWN_KEYS} more" if len(wrong) > SHOWN_KEYS else ""
+                problems.add(
+                    f"{len(wrong)} keys have shapes that differ between the inputs:{shown}{rest}\n    "
+                    "Only models of one architecture can be merged."
+                )
+        problems.raise_as(CheckpointError)
+
+    def _shape_mismatch(self, key: str, models: list[ModelNode]) -> str | None:
+        shapes: dict[tuple[int, ...], str] = {}
+        for model in models:
+            if key in self._sources[model]:
+                shapes.setdefault(self._sources[model].info(key).shape, self._sources[model].name)
+        if len(shapes) <= 1:
+            return None
+        return f"{key}: " + ", ".join(f"{list(shape)} in {name}" for shape, name in shapes.items())
+
+    def _check_outputs(self) -> None:
+        """No output is an input, or another output."""
+        problems = Problems()
+        inputs = {
+            source.path.resolve(): source.path for source in self._sources.values() if source.path is not None
+        }
+        seen: set[Path] = set()
+        for job in self._jobs:
+            if not isinstance(job.output, Path):
+                continue
+            target = job.output.resolve()
+            if target in inputs:
+                problems.add(
+                    f"the output {job.output} is the input {inputs[target]}, which would be destroyed. "
+                    "Write to another path."
+                )
+            if target in seen:
+                problems.add(f"two outputs go to {job.output}. Give each its own path.")
+            seen.add(target)
+        problems.raise_as(CheckpointError)
+
+    def _plan_key(self, key: str, wanted: list[bool]) -> KeyPlan:
+        first = [
+            next((m for m in models if key in self._sources[m]), None) if want else None
+            for models, want in zip(self._models, wanted, strict=True)
+        ]
+        infos = [self._sources[m].info(key) if m else None for m in first]
+        shape = next((i.shape for i in infos if i), ())
+        if any(info and not is_arithmetic(info.dtype) for info in infos):
+            copies = tuple((job, model) for job, model in enumerate(first) if model)
+            return KeyPlan(key, shape, None, (), copies=copies)
+        roots = self._roots_at(key, infos, wanted)
+        program = self._program(roots.nodes)
+        return KeyPlan(key, shape, program, roots.outputs, roots.statistics)
+
+    def _roots_at(self, key: str, infos: list[TensorInfo | None], wanted: list[bool]) -> _Roots:
+        """The expanded graphs for a key, and what becomes of each; the same for keys of one structure."""
+        values = tuple(value(key) for value in self._per_key)
+        dtypes = tuple(info.dtype if info else None for info in infos)
+        held = tuple(
+            tuple(key in self._sources[m] for m in models) if want else ()
+            for models, want in zip(self._models, wanted, strict=True)
+        )
+        structure = (values, dtypes, held)
+        if structure not in self._roots:
+            self._roots[structure] = self._build_roots(key, dtypes, held)
+        return self._roots[structure]
+
+    def _build_roots(
+        self, key: str, dtypes: tuple[str | None, ...], held: tuple[tuple[bool, ...], ...]
+    ) -> _Roots:
+        nodes: list[Node] = []
+        outputs: list[Output] = []
+        statistics: list[tuple[int, ModelNode, int]] = []
+        for number, (job, models) in enumerate(zip(self._jobs, self._models, strict=True)):
+            dtype = dtypes[number]
+            if dtype is None:
+                continue
+            root = job.recipe
+            if not all(held[number]):
+                root = models[held[number].index(True)]
+            (root,) = expand(at_key([root], key))
+            stored = dtype_name(job.dtype) if job.dtype else dtype
+            if job.output is not None:
+                outputs.append(Output(number, len(nodes), stored))
+                nodes.append(root)
+            if job.statistics:
+                present = [m for m, there in zip(models, held[number], strict=True) if there]
+                for model, node in statistics_of(root, present, stored).items():
+                    statistics.append((number, model, len(nodes)))
+                    nodes.append(node)
+        return _Roots(expand(nodes), tuple(outputs), tuple(statistics))
+
+    def _program(self, roots: tuple[Node, ...]) -> Program:
+        if roots not in self._programs:
+            self._programs[roots] = compile_program(roots, self._options.compute_dtype)
+        return self._programs[roots]
+
+    def _layouts(self, plans: tuple[KeyPlan, ...]) -> tuple[Layout, ...]:
+        layouts: list[dict[str, tuple[str, tuple[int, ...]]]] = [{} for _ in self._jobs]
+        for key in plans:
+            for output in key.outputs:
+                layouts[output.job][key.key] = (output.dtype, key.shape)
+            for job, model in key.copies:
+                layouts[job][key.key] = (self._sources[model].info(key.key).dtype, key.shape)
+        return tuple(layouts)
+
+    def _check_memory(self, made: Plan) -> None:
+        for key in made.keys:
+            if made.whole_bytes_of(key) > self._options.memory_budget:
+                raise MergeError(
+                    f"the key '{key.key}' needs {made.whole_bytes_of(key):,} bytes for whole tensors, more "
+                    f"than memory_budget={self._options.memory_budget:,}. Raise engine.memory_budget, or use "
+                    "a method that streams."
+                )
+
+    def _check_room(self, made: Plan) -> None:
+        problems = Problems()
+        for job, layout in zip(self._jobs, made.layouts, strict=True):
+            if isinstance(job.output, Path):
+                try:
+                    check_writable(job.output, size_of(layout))
+                except CheckpointError as error:
+                    problems.add(error)
+        problems.raise_as(CheckpointError)
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warnings:
+            self._warnings.append(message)
+
+
+@dataclass(frozen=True)
+class _Roots:
+    nodes: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+    statistics: tuple[tuple[int, ModelNode, int], ...]
+
+
+def size_of(layout: Layout) -> int:
+    """The bytes of the tensors of a layout."""
+    return sum(stored_bytes(dtype, shape) for dtype, shape in layout.values())
+
+
+def _tile_values(program: Program) -> int:
+    """How many tiles of the widest pass may be alive at once."""
+    return max((len(p.nodes) for stage in program.stages for p in stage.passes), default=1)

@@ -1,0 +1,327 @@
+"""From a recipe to what is done with one key: stages of passes over tiles.
+
+Every value of a recipe has an extent. A TILE is as large as the key's tensor and comes tile by tile, never
+whole; a SMALL value is a number or so per key; a WHOLE one must be held entire. A method's kind decides the
+extent of its result, and reductions and whole-tensor methods cut the program into stages: what they give is
+known only when a pass over the data has ended. Within a stage one tile goes through the whole chain while
+it sits in the cache; tiles that a later stage needs again are computed again, which is cheaper than storing
+them.
+
+Many roots share one program: the points of a sweep have most of their nodes in common, and equal nodes are
+the same object.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from mecha_exp.errors import MechaError, MergeError
+from mecha_exp.method import Kind, MergeMethod, Reduction
+from mecha_exp.nodes import ByKey, LiteralNode, MergeNode, ModelNode, Node, walk
+from mecha_exp.signature import ParameterSpec, Tile
+
+
+class Extent(enum.Enum):
+    """How much of a value exists at a time."""
+
+    SMALL = "small"
+    TILE = "tile"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One trip over a key's data.
+
+    Attributes:
+        by_rows: whether tiles hold whole rows.
+        nodes: what is computed of each tile, arguments before their users.
+        reductions: (node, round) whose partial results are taken of each block.
+        kept: tiles that are assembled into whole tensors, for the whole-tensor methods of the next stage.
+        outputs: (root, node) that are finished here.
+    """
+
+    by_rows: bool
+    nodes: tuple[Node, ...]
+    reductions: tuple[tuple[MergeNode, int], ...]
+    kept: tuple[Node, ...]
+    outputs: tuple[tuple[int, Node], ...]
+
+    @property
+    def models(self) -> list[ModelNode]:
+        """The inputs that this pass reads."""
+        return [node for node in self.nodes if isinstance(node, ModelNode)]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Small and whole-tensor values that can be computed now, then passes over the data."""
+
+    before: tuple[MergeNode, ...]
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is done for each key of one structure.
+
+    Attributes:
+        roots: the wanted values; those of extent SMALL are there when the last stage has ended.
+        stages: in order.
+        extents: of every node.
+        calls: how each inner node is run.
+    """
+
+    roots: tuple[Node, ...]
+    stages: tuple[Stage, ...]
+    extents: Mapping[Node, Extent] = field(repr=False)
+    calls: Mapping[Node, Call] = field(repr=False)
+
+    @property
+    def whole_tensors(self) -> int:
+        """How many tensors of the key's size are held at once, at most."""
+        kept = {node for stage in self.stages for p in stage.passes for node in p.kept}
+        return len(kept) + sum(extent is Extent.WHOLE for extent in self.extents.values())
+
+
+def at_key(roots: Sequence[Node], key: str) -> tuple[Node, ...]:
+    """The graphs with every per-key value (`ByKey`) replaced by what it is at `key`."""
+
+    def value(node: Node) -> Node:
+        if isinstance(node, LiteralNode) and isinstance(node.value, ByKey):
+            return LiteralNode(node.value(key), node.space)
+        return node
+
+    return rewrite(roots, value)
+
+
+def rewrite(roots: Sequence[Node], replace: Callable[[Node], Node]) -> tuple[Node, ...]:
+    """The graphs rebuilt from the leaves up, with `replace` applied to every node."""
+    new: dict[Node, Node] = {}
+    for node in walk(*roots):
+        if isinstance(node, MergeNode):
+            arguments = tuple(
+                (name, tuple(new[v] for v in value) if isinstance(value, tuple) else new[value])
+                for name, value in node.arguments
+            )
+            new[node] = replace(MergeNode(node.method, arguments, node.space))
+        else:
+            new[node] = replace(node)
+    return tuple(new[root] for root in roots)
+
+
+def expand(roots: Sequence[Node]) -> tuple[Node, ...]:
+    """The graphs with every composite method replaced by what it is composed of."""
+
+    def primitive(node: Node) -> Node:
+        if not isinstance(node, MergeNode) or node.method.kind is not Kind.COMPOSITE:
+            return node
+        given = dict(node.arguments)
+        values = {
+            spec.name: _composite_argument(spec, given.get(spec.name))
+            for spec in node.method.signature.parameters
+        }
+        return expand([_run(node.method, values)])[0]
+
+    return rewrite(roots, primitive)
+
+
+def compile_program(roots: Sequence[Node], compute_dtype: torch.dtype) -> Program:
+    """Lay out the stages for expanded graphs without per-key values."""
+    nodes = list(walk(*roots))
+    layout = _Layout({}, {}, compute_dtype)
+    for node in nodes:
+        layout.place(node)
+    count = max(layout.ready.values(), default=0) + 1
+    stages = tuple(_stage(index, roots, nodes, layout) for index in range(count))
+    calls = {node: Call(node, layout.extents, compute_dtype) for node in nodes if isinstance(node, MergeNode)}
+    return Program(tuple(roots), stages, layout.extents, calls)
+
+
+class Call:
+    """One method of a program with its constants at hand, to be run on the values of its arguments.
+
+    Small values are float64 among themselves and have the dtype of the arithmetic where they meet a tile.
+    """
+
+    def __init__(self, node: MergeNode, extents: Mapping[Node, Extent], compute_dtype: torch.dtype) -> None:
+        self.node = node
+        self.method = node.method
+        small = extents[node] is Extent.SMALL and self.method.kind is not Kind.REDUCTION
+        self._dtype = torch.float64 if small else compute_dtype
+        self._extents = extents
+        given = dict(node.arguments)
+        self._arguments = {
+            spec.name: self._operand(spec, given.get(spec.name)) for spec in self.method.signature.parameters
+        }
+
+    def __call__(
+        self,
+        values: Mapping[Node, torch.Tensor],
+        tile: Tile,
+        columns: int | None = None,
+        **extra: Any,
+    ) -> torch.Tensor:
+        """The result for one tile; `columns` gives a row-wise method its rows."""
+        arguments = {name: self._value(value, values, columns) for name, value in self._arguments.items()}
+        if self.method.signature.wants_tile:
+            extra[self.method.signature.wants_tile] = tile
+        result = _run(self.method, arguments, tile.key, **extra)
+        if not isinstance(result, torch.Tensor):
+            raise MergeError(f"'{self.method.identifier}' returned {type(result).__name__}, not a tensor")
+        return result
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The arguments that are plain Python values."""
+        return {
+            spec.name: self._arguments[spec.name]
+            for spec in self.method.signature.parameters
+            if not spec.is_tensor
+        }
+
+    def _operand(self, spec: ParameterSpec, given: Node | tuple[Node, ...] | None) -> Any:
+        """A node whose value comes later, or the value itself; for varargs a tuple of them."""
+        if isinstance(given, tuple):
+            return tuple(self._operand(spec, node) for node in given)
+        if isinstance(given, LiteralNode) or given is None:
+            value = given.value if given is not None else () if spec.variadic else spec.default
+            if spec.is_tensor and isinstance(value, float | int):
+                return torch.tensor(value, dtype=self._dtype)
+            if spec.is_tensor and isinstance(value, torch.Tensor) and value.numel() == 1:
+                return value.to(self._dtype).reshape(())
+            return list(value) if isinstance(value, tuple) and spec.interface is list else value
+        return given
+
+    def _value(self, operand: Any, values: Mapping[Node, torch.Tensor], columns: int | None) -> Any:
+        if isinstance(operand, tuple):
+            return tuple(self._value(o, values, columns) for o in operand)
+        if not isinstance(operand, Node):
+            return operand
+        value = values[operand]
+        if self._extents[operand] is Extent.SMALL:
+            return value.to(self._dtype)
+        return value.view(-1, columns) if columns is not None else value
+
+
+def _composite_argument(spec: ParameterSpec, given: Node | tuple[Node, ...] | None) -> Any:
+    """What a composite sees: nodes for tensors, Python values for the rest."""
+    if isinstance(given, tuple):
+        return given
+    if spec.is_tensor:
+        return LiteralNode(spec.default) if given is None and spec.default is not None else given
+    value = given.value if isinstance(given, LiteralNode) else spec.default
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _run(method: MergeMethod, values: Mapping[str, Any], key: str | None = None, **extra: Any) -> Any:
+    """Call a method's function; what goes wrong inside says which method, and for which key."""
+    args, kwargs = method.signature.arrange(values)
+    try:
+        return method.__wrapped__(*args, **kwargs, **extra)
+    except MechaError as error:
+        raise type(error)(f"{method.identifier}: {error}") from error
+    except Exception as error:
+        where = f" on the key '{key}'" if key else ""
+        raise MergeError(
+            f"the merge method '{method.identifier}' failed{where}: {type(error).__name__}: {error}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Of each node its extent, and the stage from which on it can be used."""
+
+    extents: dict[Node, Extent]
+    ready: dict[Node, int]
+    compute_dtype: torch.dtype
+
+    def place(self, node: Node) -> None:
+        stage = max((self.ready[child] for child in node.children), default=0)
+        large = any(self.extents[child] is not Extent.SMALL for child in node.children)
+        extent = Extent.TILE if large else Extent.SMALL
+        if isinstance(node, ModelNode):
+            extent = Extent.TILE
+        elif isinstance(node, LiteralNode):
+            is_large = isinstance(node.value, torch.Tensor) and node.value.numel() != 1
+            extent = Extent.WHOLE if is_large else Extent.SMALL
+        elif isinstance(node, MergeNode) and isinstance(node.method, Reduction):
+            if not large:
+                raise MergeError(f"'{node.method.identifier}' reduces a tensor, but is given only numbers")
+            extent, stage = Extent.SMALL, stage + node.method.rounds(self.compute_dtype)
+        elif isinstance(node, MergeNode) and node.method.kind is Kind.WHOLE and large:
+            extent, stage = Extent.WHOLE, stage + 1
+        self.extents[node], self.ready[node] = extent, stage
+
+    def first_stage(self, node: MergeNode) -> int:
+        """The stage of a reduction's first round."""
+        assert isinstance(node.method, Reduction)
+        return self.ready[node] - node.method.rounds(self.compute_dtype)
+
+    def tiles_of(self, targets: Sequence[Node]) -> list[Node]:
+        """What must be computed of each tile for the targets, arguments before their users."""
+        needed: set[Node] = set()
+        stack = [t for t in targets if self.extents[t] is not Extent.SMALL]
+        while stack:
+            node = stack.pop()
+            if node in needed:
+                continue
+            needed.add(node)
+            if self.extents[node] is Extent.TILE:
+                stack.extend(c for c in node.children if self.extents[c] is not Extent.SMALL)
+        return [node for node in self.extents if node in needed]
+
+
+def _stage(index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _Layout) -> Stage:
+    calls = [node for node in nodes if isinstance(node, MergeNode)]
+    reductions = [
+        (node, index - layout.first_stage(node))
+        for node in calls
+        if isinstance(node.method, Reduction) and layout.first_stage(node) <= index < layout.ready[node]
+    ]
+    before = [
+        node
+        for node in calls
+        if not isinstance(node.method, Reduction)
+        and layout.ready[node] == index
+        and layout.extents[node] is not Extent.TILE
+    ]
+    kept = {
+        child: None
+        for node in calls
+        if layout.extents[node] is Extent.WHOLE and layout.ready[node] == index + 1
+        for child in node.children
+        if layout.extents[child] is Extent.TILE
+    }
+    outputs = [
+        (number, root)
+        for number, root in enumerate(roots)
+        if layout.extents[root] is not Extent.SMALL and layout.ready[root] == index
+    ]
+    passes = []
+    for by_rows in (False, True):
+
+        def here(*targets: Node, rows: bool = by_rows) -> bool:
+            return rows == any(_is_rowwise(node) for node in layout.tiles_of(targets))
+
+        chosen = Pass(
+            by_rows,
+            (),
+            tuple((node, r) for node, r in reductions if here(*node.children)),
+            tuple(node for node in kept if here(node)),
+            tuple((number, root) for number, root in outputs if here(root)),
+        )
+        targets = [*(c for n, _ in chosen.reductions for c in n.children), *chosen.kept]
+        targets += [root for _, root in chosen.outputs]
+        if targets:
+            passes.append(replace(chosen, nodes=tuple(layout.tiles_of(targets))))
+    return Stage(tuple(before), tuple(passes))
+
+
+def _is_rowwise(node: Node) -> bool:
+    return isinstance(node, MergeNode) and node.method.kind is Kind.ROWWISE

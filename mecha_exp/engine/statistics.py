@@ -1,0 +1,93 @@
+"""How far a merged model is from its inputs, measured in the pass that makes it.
+
+The sums of one key are a few numbers, and those of a model, a component or a block are the sums of its
+keys', so that one pass answers for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mecha_exp.checkpoint import torch_dtype
+from mecha_exp.method import merge_method, reduction
+from mecha_exp.nodes import ModelNode, Node
+from mecha_exp.signature import Parameter, Return
+
+
+@merge_method(elementwise=True, register=False)
+def as_stored(a: Parameter(Tensor), dtype: Parameter(str)) -> Return(Tensor):
+    """What is left of a after rounding to the dtype (by its safetensors name) that it is stored in."""
+    return a.to(torch_dtype(dtype)).to(a.dtype)
+
+
+@reduction(register=False)
+def moments(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor, "param"):
+    """[|a|^2, |b|^2, <a, b>, |a - b|^2] over the whole tensor, accumulated in float64."""
+    a, b = a.double(), b.double()
+    return torch.stack([a.square().sum(), b.square().sum(), (a * b).sum(), (a - b).square().sum()])
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A merged tensor, or model, beside one of its inputs.
+
+    Attributes:
+        norm: the Euclidean norm of the merged one.
+        input_norm: that of the input.
+        distance: the Euclidean norm of their difference.
+        cosine: of the angle between them, -1 to 1; NaN where one of them is zero.
+    """
+
+    norm: float
+    input_norm: float
+    distance: float
+    cosine: float
+
+    @property
+    def relative_change(self) -> float:
+        """distance / input_norm; NaN where the input is zero."""
+        return self.distance / self.input_norm if self.input_norm else math.nan
+
+
+def statistics_of(root: Node, models: Sequence[ModelNode], dtype: str) -> dict[ModelNode, Node]:
+    """For each input in weight space the node whose value is the `moments` of the stored result and it."""
+    stored = as_stored(root, dtype=dtype)
+    return {model: moments(stored, model) for model in models if model.merge_space == "weight"}
+
+
+def summarise(
+    by_key: Mapping[str, Tensor], group_of: Callable[[str], str] = lambda _: ""
+) -> dict[str, Statistics]:
+    """The statistics of groups of keys, from the `moments` of each key."""
+    totals: dict[str, Tensor] = {}
+    for key, sums in by_key.items():
+        group = group_of(key)
+        totals[group] = totals[group] + sums if group in totals else sums
+    return {group: _statistics(sums.tolist()) for group, sums in totals.items()}
+
+
+def block_of(key: str) -> str:
+    """The block that a key of an unknown architecture belongs to: up to its first numbered layer.
+
+    >>> block_of("model.layers.12.self_attn.q_proj.weight"), block_of("conv1.weight")
+    ('model.layers.12', 'conv1')
+    """
+    parts = key.split(".")
+    numbered = next((i for i, part in enumerate(parts[:-1]) if part.isdecimal()), 0)
+    return ".".join(parts[: numbered + 1])
+
+
+def blocks_of(keys: Iterable[str]) -> list[str]:
+    """The blocks of a model, in the order of its keys."""
+    return list(dict.fromkeys(block_of(key) for key in keys))
+
+
+def _statistics(sums: list[float]) -> Statistics:
+    norm, input_norm = math.sqrt(sums[0]), math.sqrt(sums[1])
+    cosine = sums[2] / (norm * input_norm) if norm * input_norm else math.nan
+    return Statistics(norm, input_norm, math.sqrt(sums[3]), max(-1.0, min(1.0, cosine)))

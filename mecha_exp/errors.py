@@ -1,0 +1,88 @@
+"""Every error that mecha_exp raises on purpose.
+
+    MechaError
+    ├── ConfigError        the configuration: an unknown name, a wrong type, a value out of range
+    ├── RecipeError        the graph: merge spaces, arguments, the .mecha text
+    ├── CheckpointError    a file: missing, corrupt, a key or a shape that does not fit
+    └── MergeError         the merge itself: not finite, out of memory, a method that failed
+
+A message says what is wrong, where, and how to mend it. Where several things are wrong at once they are
+reported at once: collect them in `Problems` and raise when all have been looked at.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class MechaError(Exception):
+    """The root of every error that mecha_exp raises on purpose."""
+
+
+class ConfigError(MechaError):
+    """A configuration that cannot be run as it is written."""
+
+
+class RecipeError(MechaError):
+    """A recipe graph, or its text, that has no meaning."""
+
+
+class CheckpointError(MechaError):
+    """A checkpoint that cannot be read, written, or merged with the others."""
+
+
+class MergeError(MechaError):
+    """A merge that was started and could not be finished."""
+
+
+class Problems:
+    """Collects what is wrong, so that a user mends everything in one go.
+
+    >>> problems = Problems()
+    >>> problems.add("alpha: expected a number, got 'abc'")
+    >>> problems.raise_as(ConfigError)
+    Traceback (most recent call last):
+    mecha_exp.errors.ConfigError: alpha: expected a number, got 'abc'
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def add(self, problem: str | Exception) -> None:
+        """Note one problem; saying the same thing twice counts once."""
+        message = str(problem)
+        if message not in self._messages:
+            self._messages.append(message)
+
+    def raise_as(self, kind: type[MechaError]) -> None:
+        """Raise one `kind` that holds every message, or do nothing where there is none."""
+        if len(self._messages) == 1:
+            raise kind(self._messages[0])
+        if self._messages:
+            listed = "".join(f"\n  {i}. {m}" for i, m in enumerate(self._messages, 1))
+            raise kind(f"{len(self._messages)} problems:{listed}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint to append to a message: the nearest of the `known` names, or all of them when few.
+
+    >>> did_you_mean("alhpa", ["alpha", "k"])
+    " Did you mean 'alpha'?"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if near:
+        return f" Did you mean {' or '.join(repr(n) for n in near)}?"
+    if not names:
+        return ""
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    return f" Known: {shown}."
+
+
+def some(names: Iterable[str], limit: int = 10) -> str:
+    """At most `limit` names and the count of the rest, for messages about many keys."""
+    listed = list(names)
+    rest = f" and {len(listed) - limit} more" if len(listed) > limit else ""
+    return ", ".join(listed[:limit]) + rest

@@ -1,0 +1,262 @@
+"""Merge methods: pure functions of tensors that a recipe calls by name.
+
+    @merge_method(elementwise=True)
+    def weighted_sum(
+        a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(Tensor) = 0.5
+    ) -> Return(Tensor):
+        return torch.lerp(a, b, alpha)
+
+    node = weighted_sum("a.safetensors", "b.safetensors", alpha=0.3)   # a node of a recipe, nothing is read
+
+What a method declares of itself decides how the engine can run it (see `Kind`): whatever streams in tiles
+needs no more memory for a large tensor than for a small one. The built-in methods use this very API.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+
+from mecha_exp.errors import RecipeError, did_you_mean
+from mecha_exp.nodes import LiteralNode, MergeNode, Node
+from mecha_exp.signature import Signature, read_signature
+
+BUILTIN_METHODS = "mecha_exp.methods"
+
+
+class Kind(enum.Enum):
+    """How a method sees its tensors."""
+
+    ELEMENTWISE = "elementwise"
+    """output[i] depends on inputs[i] and on small values only: flat tiles of any size."""
+    ROWWISE = "rowwise"
+    """A row of the output (along the last axis) depends on that row of the inputs: tiles of whole rows,
+    of shape [rows, columns]."""
+    REDUCTION = "reduction"
+    """Tiles in, one small value per key out."""
+    WHOLE = "whole"
+    """Whole tensors in their own shape: any function."""
+    COMPOSITE = "composite"
+    """Nodes in, a node out: a graph of other methods, built when a merge is planned."""
+
+
+class MergeMethod:
+    """A merge method: call it with nodes, paths and numbers to get a node of a recipe.
+
+    Attributes:
+        identifier: the name that recipes know it by.
+        kind: how it sees its tensors.
+        signature: its parameters, their types, ranges and merge spaces.
+        __wrapped__: the function itself, to be called with tensors.
+    """
+
+    def __init__(self, function: Callable[..., Any], identifier: str, kind: Kind) -> None:
+        functools.update_wrapper(self, function)
+        self.__wrapped__ = function
+        self.identifier = identifier
+        self.kind = kind
+        self.signature: Signature = read_signature(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> MergeNode:
+        """A node that applies this method.
+
+        Raises:
+            RecipeError: everything that is wrong with the arguments.
+        """
+        try:
+            named = self.signature.by_name(args, kwargs)
+        except RecipeError as error:
+            raise RecipeError(f"{self.identifier}: {error}") from None
+        node, problems = self.bind(named)
+        if node is None:
+            raise RecipeError("; ".join(f"{self.identifier}: {p}" for p in problems))
+        return node
+
+    def bind(self, named: Mapping[str, Any]) -> tuple[MergeNode | None, list[str]]:
+        """As a call with arguments by name, but returns the problems instead of raising."""
+        arguments, space, problems = self.signature.bind(named)
+        return (None if problems else MergeNode(self, arguments, space)), problems
+
+    def __repr__(self) -> str:
+        return f"<merge method '{self.identifier}' ({self.kind.value})>"
+
+
+class Reduction(MergeMethod):
+    """A method whose result for a key is one small value, made from partial results of fixed blocks.
+
+    The function gets a block of each tensor as a flat tile and returns a tensor of any small shape; the
+    engine adds the partial results up in the order of the blocks, so that the sum has the same bits whatever
+    the tiles and threads. With several rounds the function also gets `state`: None in the first round, then
+    what `finish` made of the round before.
+
+    Attributes:
+        rounds: how often the data is looked at, given the dtype of the arithmetic.
+        finish: (total, state, count, **hyperparameters) -> the next state or, in the last round, the value;
+            `count` is the number of elements of the key.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        identifier: str,
+        rounds: Callable[[torch.dtype], int],
+        finish: Callable[..., torch.Tensor] | None,
+    ) -> None:
+        super().__init__(function, identifier, Kind.REDUCTION)
+        self.rounds = rounds
+        self.finish = finish
+
+
+_registry: dict[str, MergeMethod] = {}
+
+
+@overload
+def merge_method(function: Callable[..., Any], /) -> MergeMethod: ...
+@overload
+def merge_method(
+    *,
+    identifier: str | None = None,
+    elementwise: bool = False,
+    rowwise: bool = False,
+    composite: bool = False,
+    register: bool = True,
+) -> Callable[[Callable[..., Any]], MergeMethod]: ...
+def merge_method(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    identifier: str | None = None,
+    elementwise: bool = False,
+    rowwise: bool = False,
+    composite: bool = False,
+    register: bool = True,
+) -> MergeMethod | Callable[[Callable[..., Any]], MergeMethod]:
+    """Make a merge method of a function, and register it under its name.
+
+    Args:
+        function: a pure function of tensors; its parameters are annotated with `Parameter`, what it returns
+            with `Return`. It must not write into its inputs.
+        identifier: its name in recipes; the function's name by default.
+        elementwise: `Kind.ELEMENTWISE`. Tensors come as flat tiles in the dtype of the arithmetic, small
+            values as zero-dimensional tensors.
+        rowwise: `Kind.ROWWISE`.
+        composite: `Kind.COMPOSITE`: the function gets nodes for tensors (None for those left out) and
+            returns a node.
+        register: whether recipes can find it by name.
+
+    Raises:
+        RecipeError: a parameter without a usable annotation, or a name that is taken by another function.
+    """
+    kinds = {Kind.ELEMENTWISE: elementwise, Kind.ROWWISE: rowwise, Kind.COMPOSITE: composite}
+    chosen = [kind for kind, wanted in kinds.items() if wanted] or [Kind.WHOLE]
+    if len(chosen) > 1:
+        raise RecipeError(f"a merge method is one of {', '.join(k.value for k in chosen)}, not several")
+
+    def decorate(fn: Callable[..., Any]) -> MergeMethod:
+        return _registered(MergeMethod(fn, identifier or fn.__name__, chosen[0]), register)
+
+    return decorate if function is None else decorate(function)
+
+
+@overload
+def reduction(function: Callable[..., Any], /) -> Reduction: ...
+@overload
+def reduction(
+    *,
+    rounds: Callable[[torch.dtype], int] = ...,
+    finish: Callable[..., torch.Tensor] | None = None,
+    register: bool = True,
+) -> Callable[[Callable[..., Any]], Reduction]: ...
+def reduction(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    rounds: Callable[[torch.dtype], int] = lambda _: 1,
+    finish: Callable[..., torch.Tensor] | None = None,
+    register: bool = True,
+) -> Reduction | Callable[[Callable[..., Any]], Reduction]:
+    """Make a reduction of a function of blocks; see `Reduction`.
+
+    >>> @reduction
+    ... def dot(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor, "param"):
+    ...     return torch.dot(a.double(), b.double())
+
+    Raises:
+        RecipeError: as `merge_method`.
+    """
+
+    def decorate(fn: Callable[..., Any]) -> Reduction:
+        made = Reduction(fn, fn.__name__, rounds, finish)
+        _registered(made, register)
+        return made
+
+    return decorate if function is None else decorate(function)
+
+
+def resolve_method(identifier: str) -> MergeMethod:
+    """The registered method of that name.
+
+    Raises:
+        RecipeError: there is none; the message names the nearest.
+    """
+    importlib.import_module(BUILTIN_METHODS)
+    try:
+        return _registry[identifier]
+    except KeyError:
+        raise RecipeError(
+            f"unknown merge method '{identifier}'.{did_you_mean(identifier, _registry)}"
+        ) from None
+
+
+def all_methods() -> list[MergeMethod]:
+    """Every registered method, by name."""
+    importlib.import_module(BUILTIN_METHODS)
+    return [_registry[name] for name in sorted(_registry)]
+
+
+def is_constant(node: Node, value: float) -> bool:
+    """Whether a node is that very number, known before any data is read.
+
+    A composite asks it to leave out what a strength of 0 or 1 makes needless.
+    """
+    return (
+        isinstance(node, LiteralNode) and isinstance(node.value, int | float) and float(node.value) == value
+    )
+
+
+def spread(weights: float | Sequence[float], count: int) -> list[float]:
+    """One weight for each of `count` models, given one for all or a list.
+
+    Raises:
+        RecipeError: a list of another length.
+    """
+    if isinstance(weights, int | float):
+        return [float(weights)] * count
+    if len(weights) != count:
+        raise RecipeError(
+            f"{len(weights)} weights are given for {count} models. Give one number, or {count}."
+        )
+    return [float(w) for w in weights]
+
+
+def _registered(method: MergeMethod, register: bool) -> MergeMethod:
+    if not register:
+        return method
+    other = _registry.get(method.identifier)
+    if other is not None and _origin(other) != _origin(method):
+        raise RecipeError(
+            f"the name '{method.identifier}' of {_origin(method)} is taken by {_origin(other)}. "
+            "Give another `identifier=`."
+        )
+    _registry[method.identifier] = method
+    return method
+
+
+def _origin(method: MergeMethod) -> str:
+    function = method.__wrapped__
+    return f"{function.__module__}.{function.__qualname__}"

@@ -1,0 +1,338 @@
+"""The recipe graph: immutable nodes, where equal sub-graphs are one and the same object.
+
+A leaf is a model (`ModelNode`) or a value (`LiteralNode`); an inner node calls a merge method
+(`MergeNode`). Nodes are hash-consed: building the same node twice returns the first one, so comparing two
+graphs is comparing two pointers, and whatever is computed per node is shared by all that contain it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from mecha_exp.errors import RecipeError, did_you_mean
+
+if TYPE_CHECKING:
+    from mecha_exp.method import MergeMethod
+
+MERGE_SPACES = ("weight", "delta", "param")
+"""What a tensor can mean: a parameter, a difference of two, a hyperparameter."""
+
+Scalar: TypeAlias = float | int | bool | str | None
+Literal: TypeAlias = "Scalar | tuple[Scalar, ...] | torch.Tensor | ByKey"
+
+_nodes: weakref.WeakValueDictionary[tuple[Any, ...], Node] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class _Interned(type):
+    """Makes a constructor return the living node of the same identity, if there is one."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        node = super().__call__(*args, **kwargs)
+        with _lock:
+            return _nodes.setdefault((cls, *node.identity()), node)
+
+
+@dataclass(frozen=True, eq=False)
+class Node(metaclass=_Interned):
+    """What every node of a recipe is: immutable, hashable by identity, with a merge space.
+
+    The operators build graphs: `a + d` and `a - d` add and subtract a delta (or take the difference of two
+    weights), `2 * d` scales one.
+    """
+
+    def identity(self) -> tuple[Any, ...]:
+        """What makes this node this node; equal identities are the same object."""
+        raise NotImplementedError
+
+    @property
+    def merge_space(self) -> str:
+        """One of `MERGE_SPACES`."""
+        raise NotImplementedError
+
+    @property
+    def children(self) -> tuple[Node, ...]:
+        """The nodes that this one needs, in the order of its arguments."""
+        return ()
+
+    def __copy__(self) -> Node:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Node:
+        return self
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> MergeNode:
+        from mecha_exp.method import resolve_method
+
+        return resolve_method(method)(*args, **kwargs)
+
+    def __add__(self, other: Node) -> MergeNode:
+        return self._call("add_difference", self, other)
+
+    def __sub__(self, other: Node) -> MergeNode:
+        if self.merge_space == as_node(other).merge_space == "weight":
+            return self._call("subtract", self, other)
+        return self._call("add_difference", self, other, alpha=-1.0)
+
+    def __mul__(self, alpha: float) -> MergeNode:
+        return self._call("scale", self, alpha=alpha)
+
+    __rmul__ = __mul__
+
+
+@dataclass(frozen=True, eq=False)
+class ModelNode(Node):
+    """A leaf: the state dict in a file, named by its path as the user wrote it, or held in memory.
+
+    Attributes:
+        source: a path (resolved against the model folders when the merge is planned), or a state dict.
+        space: `weight` for a checkpoint, `delta` for a file of differences.
+    """
+
+    source: str | InMemory
+    space: str = "weight"
+
+    def __post_init__(self) -> None:
+        _check_space(self.space)
+
+    def identity(self) -> tuple[Any, ...]:
+        return (self.source, self.space)
+
+    @property
+    def merge_space(self) -> str:
+        return self.space
+
+    def __repr__(self) -> str:
+        return f"model({self.source!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """A state dict as a leaf's source. Two of them are the same if they are the same object."""
+
+    state_dict: Mapping[str, torch.Tensor]
+    name: str = "in-memory model"
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, {len(self.state_dict)} keys>"
+
+
+@dataclass(frozen=True, eq=False)
+class LiteralNode(Node):
+    """A leaf: a number, a word, a list of numbers, a tensor, or a value per key (`ByKey`)."""
+
+    value: Literal
+    space: str = "param"
+
+    def __post_init__(self) -> None:
+        _check_space(self.space)
+        if isinstance(self.value, list):
+            object.__setattr__(self, "value", tuple(self.value))
+
+    def identity(self) -> tuple[Any, ...]:
+        return (_literal_identity(self.value), self.space)
+
+    @property
+    def merge_space(self) -> str:
+        return self.space
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class MergeNode(Node):
+    """An inner node: a merge method applied to arguments.
+
+    Attributes:
+        method: what is called.
+        arguments: (parameter name, node or tuple of nodes) in the order of the signature; parameters that
+            are left at their default are absent, so that saying the default and leaving it out is the same.
+        space: the merge space of the result.
+    """
+
+    method: MergeMethod
+    arguments: tuple[tuple[str, Node | tuple[Node, ...]], ...]
+    space: str = "weight"
+
+    def identity(self) -> tuple[Any, ...]:
+        return (self.method, self.arguments, self.space)
+
+    @property
+    def merge_space(self) -> str:
+        return self.space
+
+    @property
+    def children(self) -> tuple[Node, ...]:
+        found: list[Node] = []
+        for _, value in self.arguments:
+            found.extend(value if isinstance(value, tuple) else (value,))
+        return tuple(found)
+
+    def __repr__(self) -> str:
+        return f"{self.method.identifier}({', '.join(name for name, _ in self.arguments)})"
+
+
+@dataclass(frozen=True)
+class ByKey:
+    """A value that depends on the key: shell patterns over key names, and a default for the rest.
+
+    Of the patterns that match a key the most specific one wins (the most characters that are not
+    wildcards); two that are equally specific and disagree are an error. A pattern without wildcards also
+    stands for the whole sub-tree of that name: `conv1` means `conv1` and `conv1.*`.
+    """
+
+    patterns: tuple[tuple[str, Scalar], ...]
+    default: Scalar = None
+
+    def __call__(self, key: str) -> Scalar:
+        """The value for `key`; RecipeError where nothing matches or two patterns disagree."""
+        matches = [(_specificity(p), p, v) for p, v in self.patterns if _matches(p, key)]
+        if not matches:
+            if self.default is None:
+                raise RecipeError(
+                    f"no pattern of {[p for p, _ in self.patterns]} matches the key '{key}', and there is no "
+                    "'default'. Add a 'default'."
+                )
+            return self.default
+        best = max(specificity for specificity, _, _ in matches)
+        winners = [(p, v) for specificity, p, v in matches if specificity == best]
+        if len({repr(v) for _, v in winners}) > 1:
+            raise RecipeError(
+                f"the key '{key}' is matched by {', '.join(f'{p!r} = {v}' for p, v in winners)}, which are "
+                "equally specific and disagree. Make one of them more specific."
+            )
+        return winners[0][1]
+
+    def unmatched(self, keys: Iterator[str] | list[str]) -> list[str]:
+        """The patterns that match none of the keys: most likely misspelt."""
+        names = list(keys)
+        return [p for p, _ in self.patterns if not any(_matches(p, k) for k in names)]
+
+    @property
+    def values(self) -> list[Scalar]:
+        """Every value that some key may get."""
+        return [v for _, v in self.patterns] + ([] if self.default is None else [self.default])
+
+
+def as_node(value: Any, *, model: bool = True) -> Node:
+    """What a Python value means in a graph.
+
+    Args:
+        value: a node (returned as it is), a path (a model), a mapping of tensors (an in-memory model), a
+            number, a bool, a list of numbers or a tensor (a literal).
+        model: whether a string is a model's path; otherwise it is a literal word.
+
+    Raises:
+        RecipeError: for anything else.
+    """
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, PurePath) or (model and isinstance(value, str)):
+        return ModelNode(os.fspath(value))
+    if isinstance(value, ByKey | torch.Tensor | float | int | bool | str | None):
+        return LiteralNode(value)
+    if isinstance(value, list | tuple) and all(isinstance(v, float | int | bool | str | None) for v in value):
+        return LiteralNode(tuple(value))
+    if isinstance(value, Mapping):
+        if value and all(isinstance(v, torch.Tensor) for v in value.values()):
+            return ModelNode(InMemory(value))
+        if all(isinstance(v, float | int | bool) for v in value.values()):
+            return LiteralNode(by_key(value))
+    raise RecipeError(
+        f"cannot use {value!r} of type {type(value).__name__} in a recipe. Give a path, a state dict, a "
+        "number, a list of numbers or a tensor."
+    )
+
+
+def model(
+    source: str | os.PathLike[str] | Mapping[str, torch.Tensor], merge_space: str = "weight"
+) -> ModelNode:
+    """A model: the safetensors file at a path, or a state dict in memory.
+
+    Args:
+        source: a path, relative to the current folder or to the engine's `model_dirs`; or named tensors.
+        merge_space: `weight`, or `delta` for a file of differences.
+    """
+    if isinstance(source, Mapping):
+        return ModelNode(InMemory(source), merge_space)
+    return ModelNode(os.fspath(source), merge_space)
+
+
+def literal(value: Any, merge_space: str = "param") -> Node:
+    """A number, a list of numbers, a tensor, or a mapping of key patterns to numbers.
+
+    >>> literal({"conv*": 0.3, "default": 0.7})
+    """
+    node = as_node(value, model=False)
+    return LiteralNode(node.value, merge_space) if isinstance(node, LiteralNode) else node
+
+
+def by_key(value: Mapping[str, Any]) -> Scalar | ByKey:
+    """A per-key value from a mapping of patterns; `default` is for the keys that no pattern matches.
+
+    A nested mapping named `blocks` is merged in, so that a preset can stand beside a default; without any
+    pattern the result is the plain default.
+    """
+    patterns = {str(k): v for k, v in value.items() if k not in ("default", "blocks")}
+    patterns.update({str(k): v for k, v in (value.get("blocks") or {}).items()})
+    default = patterns.pop("default", value.get("default"))
+    if not patterns:
+        return default
+    return ByKey(tuple(sorted(patterns.items())), default)
+
+
+def walk(*roots: Node) -> Iterator[Node]:
+    """Every node of the graphs once, children before parents. Iterative: graphs may be deep."""
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, expanded = stack.pop()
+        if node in seen:
+            continue
+        if expanded or not node.children:
+            seen.add(node)
+            yield node
+        else:
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.children))
+
+
+def models_of(*roots: Node) -> list[ModelNode]:
+    """The models that the recipes read, in the order of their arguments."""
+    return [node for node in walk(*roots) if isinstance(node, ModelNode)]
+
+
+def _check_space(space: str) -> None:
+    if space not in MERGE_SPACES:
+        raise RecipeError(f"unknown merge space '{space}'.{did_you_mean(space, MERGE_SPACES)}")
+
+
+def _literal_identity(value: Literal) -> Any:
+    if isinstance(value, torch.Tensor):
+        data = value.detach().cpu().contiguous()
+        return ("tensor", data.dtype, tuple(data.shape), data.view(-1).view(torch.uint8).numpy().tobytes())
+    if isinstance(value, tuple):
+        return tuple(_literal_identity(v) for v in value)
+    if isinstance(value, ByKey):
+        return (tuple((p, _literal_identity(v)) for p, v in value.patterns), _literal_identity(value.default))
+    return (type(value), repr(value))  # 1, 1.0 and True differ, as do 0.0 and -0.0; nan is itself
+
+
+def _matches(pattern: str, key: str) -> bool:
+    if any(c in pattern for c in "*?["):
+        return fnmatch.fnmatchcase(key, pattern)
+    return key == pattern or key.startswith(pattern + ".")
+
+
+def _specificity(pattern: str) -> int:
+    return sum(c not in "*?[]" for c in pattern)

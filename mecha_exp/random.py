@@ -1,0 +1,65 @@
+"""Random numbers that depend on where they are used and on nothing else.
+
+Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") is a function from a
+counter and a key to four 32-bit words. The key comes from the seed and the tensor's name, the counter from
+the element's index and the stream, so that element i is the same whatever the tiles, threads and devices,
+and two tensors of one shape never share a mask.
+"""
+
+import hashlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mecha_exp.method import merge_method
+from mecha_exp.signature import Parameter, Return, Tile
+
+_ROUNDS = 10
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_WORD = np.uint64(32)
+
+
+@merge_method(elementwise=True)
+def uniform(
+    like: Parameter(torch.Tensor),
+    tile: Tile,
+    *,
+    seed: Parameter(int, ge=0) = 0,
+    stream: Parameter(int, ge=0) = 0,
+) -> Return(torch.Tensor, "param"):
+    """A draw from [0, 1) for each entry of a tensor: multiples of 2^-24, independent of its values.
+
+    `stream` keeps apart the draws of several models for one key.
+    """
+    draws = uniforms(tile.key, tile.start, tile.stop, seed, stream)
+    return torch.from_numpy(draws).to(like)
+
+
+def uniforms(key: str, start: int, stop: int, seed: int, stream: int) -> NDArray[np.float32]:
+    """Draws `start` to `stop` of the sequence that belongs to (seed, key, stream), as float32 in [0, 1)."""
+    digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
+    philox_key = (int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little"))
+    first = start // 4
+    words = philox(np.arange(first, -(-stop // 4), dtype=np.uint64), stream, philox_key)
+    drawn = words.reshape(-1)[start - 4 * first : stop - 4 * first]
+    return (drawn >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+
+
+def philox(blocks: NDArray[np.uint64], stream: int, key: tuple[int, int]) -> NDArray[np.uint32]:
+    """Philox4x32-10 of the counters (block low, block high, stream, 0), as an array [blocks, 4]."""
+    c0, c1 = blocks & _LOW, blocks >> _WORD
+    c2, c3 = np.full_like(blocks, stream), np.zeros_like(blocks)
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (
+            (product1 >> _WORD) ^ c1 ^ np.uint64(k0),
+            product1 & _LOW,
+            (product0 >> _WORD) ^ c3 ^ np.uint64(k1),
+            product0 & _LOW,
+        )
+        k0, k1 = (k0 + _KEY_STEPS[0]) & 0xFFFFFFFF, (k1 + _KEY_STEPS[1]) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)

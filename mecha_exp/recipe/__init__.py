@@ -1,0 +1,6 @@
+"""Recipes from YAML and from text, and back to text; the graph itself is in `mecha_exp.nodes`."""
+
+from mecha_exp.recipe.build import build_recipe
+from mecha_exp.recipe.text import deserialize, serialize
+
+__all__ = ["build_recipe", "deserialize", "serialize"]

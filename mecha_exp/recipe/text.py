@@ -1,0 +1,215 @@
+"""The text form of a recipe, `.mecha` version 0.1.0 as sd-mecha writes it.
+
+One line a node that others refer to, `&N` being the N-th line after the version; the last line is the
+recipe:
+
+    version 0.1.0
+    model "a.safetensors" model_config=null merge_space="weight"
+    model "b.safetensors" model_config=null merge_space="weight"
+    merge "weighted_sum" &0 &1 alpha=0.3
+
+Beyond sd-mecha it can say lists (`[0.3,0.7]`), infinities, tensors, and dictionary keys in quotes. Reading a
+recipe never runs code and opens no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mecha_exp.checkpoint import parse_dtype
+from mecha_exp.errors import MechaError, RecipeError
+from mecha_exp.method import resolve_method
+from mecha_exp.nodes import (
+    ByKey,
+    InMemory,
+    LiteralNode,
+    MergeNode,
+    ModelNode,
+    Node,
+    Scalar,
+    as_node,
+    by_key,
+    walk,
+)
+
+VERSION_LINE = "version 0.1.0"
+_CONSTANTS: dict[str, Scalar] = {"null": None, "true": True, "false": False}
+_TOKEN = re.compile(
+    r'\s*(?:(?P<name>[^\s="]+|"(?:[^"\\]|\\.)*")=)?(?P<value>"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^\s"]+)'
+)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+def serialize(recipe: Node) -> str:
+    """The text of a recipe; equal recipes have equal texts.
+
+    Raises:
+        RecipeError: the recipe has an in-memory model, which a text cannot name.
+    """
+    lines: dict[str, int] = {}  # a line and its number: equal lines are one
+    references: dict[Node, str] = {}
+    for node in walk(recipe):
+        references[node] = _write_node(node, references, lines)
+    if not isinstance(recipe, MergeNode | ModelNode):
+        _add(f"literal {references[recipe]}", lines)
+    return "\n".join([VERSION_LINE, *lines]) + "\n"
+
+
+def deserialize(text: str) -> Node:
+    """The recipe that a text describes.
+
+    Raises:
+        RecipeError: with the line, the column and the line's text.
+    """
+    lines = text.splitlines()
+    if not lines or lines[0].strip() != VERSION_LINE:
+        found = repr(lines[0]) if lines else "an empty text"
+        raise RecipeError(f"line 1: expected '{VERSION_LINE}', found {found}")
+    results: list[Any] = []
+    for number, line in enumerate(lines[1:], 2):
+        if line.strip() and not line.lstrip().startswith("#"):
+            results.append(_read_line(line, number, results))
+    if not results:
+        raise RecipeError("the recipe has no line after its version")
+    return as_node(results[-1])
+
+
+def _write_node(node: Node, references: Mapping[Node, str], lines: dict[str, int]) -> str:
+    if isinstance(node, LiteralNode):
+        return _write_literal(node, lines)
+    if isinstance(node, ModelNode):
+        if isinstance(node.source, InMemory):
+            raise RecipeError(f"{node.source} has no path, so the recipe cannot be written as text")
+        return _add(f"model {_quote(node.source)} model_config=null merge_space={_quote(node.space)}", lines)
+    assert isinstance(node, MergeNode)
+    words = ["merge", _quote(node.method.identifier)]
+    by_name = []
+    positional = True
+    for spec in node.method.signature.parameters:
+        given = dict(node.arguments).get(spec.name)
+        if isinstance(given, tuple):
+            words += [references[child] for child in given]
+        elif given is None:
+            positional = positional and spec.variadic
+        elif positional and spec.required:
+            words.append(references[given])
+        else:
+            by_name.append(f"{spec.name}={references[given]}")
+    return _add(" ".join(words + by_name), lines)
+
+
+def _write_literal(node: LiteralNode, lines: dict[str, int]) -> str:
+    value = node.value
+    if isinstance(value, ByKey):
+        pairs = [*value.patterns, *([] if value.default is None else [("default", value.default)])]
+        return _add("dict " + " ".join(f"{_quote(k)}={_write_scalar(v)}" for k, v in pairs), lines)
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        numbers = ",".join(repr(v) for v in value.reshape(-1).tolist())
+        shape = ",".join(map(str, value.shape))
+        return _add(f'literal [{numbers}] dtype="{dtype}" shape=[{shape}] merge_space="{node.space}"', lines)
+    if isinstance(value, tuple):
+        return "[" + ",".join(_write_scalar(v) for v in value) + "]"
+    return _write_scalar(value)
+
+
+def _write_scalar(value: Scalar) -> str:
+    if isinstance(value, str):
+        return _quote(value)
+    for word, constant in _CONSTANTS.items():
+        if value is constant:
+            return word
+    return repr(value)
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
+
+
+def _add(line: str, lines: dict[str, int]) -> str:
+    return f"&{lines.setdefault(line, len(lines))}"
+
+
+def _read_line(line: str, number: int, results: list[Any]) -> Any:
+    column = 0
+    try:
+        command, column = _next_word(line, 0)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        while line[column:].strip():
+            match = _TOKEN.match(line, column)
+            if match is None:
+                raise RecipeError("a quote or a bracket is not closed")
+            name, value = match["name"], _read_value(match["value"], results)
+            if name is None:
+                args.append(value)
+            else:
+                kwargs[_unquote(name)] = value
+            column = match.end()
+        return _run_line(command, args, kwargs)
+    except (MechaError, ValueError) as error:
+        raise RecipeError(f"line {number}, column {column + 1}: {error}\n    {line}") from None
+
+
+def _next_word(line: str, start: int) -> tuple[str, int]:
+    match = re.compile(r"\s*(\S+)").match(line, start)
+    assert match is not None
+    return match[1], match.end()
+
+
+def _run_line(command: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if command == "dict":
+        return by_key(kwargs)
+    if command == "literal":
+        return _read_literal(args, kwargs)
+    if command == "model":
+        return ModelNode(str(args[0]), kwargs.get("merge_space") or "weight")
+    if command == "merge":
+        return resolve_method(str(args[0]))(*args[1:], **kwargs)
+    raise RecipeError(f"unknown command '{command}': expected dict, literal, model or merge")
+
+
+def _read_literal(args: list[Any], kwargs: dict[str, Any]) -> Node:
+    (value,) = args
+    space = kwargs.get("merge_space") or "param"
+    if "dtype" in kwargs:
+        value = torch.tensor(value, dtype=parse_dtype(kwargs["dtype"])).reshape(kwargs["shape"])
+    return LiteralNode(value, space)
+
+
+def _read_value(token: str, results: list[Any]) -> Any:
+    if token in _CONSTANTS:
+        return _CONSTANTS[token]
+    if token.startswith("&"):
+        index = int(token[1:])
+        if not 0 <= index < len(results):
+            raise RecipeError(f"{token} refers to a line that does not come before this one")
+        return results[index]
+    if token.startswith('"'):
+        return _unquote(token)
+    if token.startswith("["):
+        inside = token[1:-1].strip()
+        return [_read_value(part.strip(), results) for part in inside.split(",")] if inside else []
+    return _read_number(token)
+
+
+def _read_number(token: str) -> float | int:
+    try:
+        return int(token)
+    except ValueError:
+        pass
+    try:
+        return float(token)
+    except ValueError:
+        raise RecipeError(f"expected a value, found {token!r}. Words are written in quotes.") from None
+
+
+def _unquote(token: str) -> str:
+    if not token.startswith('"'):
+        return token
+    return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), token[1:-1], flags=re.DOTALL)

@@ -1,0 +1,8 @@
+"""The built-in merge methods, one file a family; importing this package registers them all.
+
+They use the public API only, so each file is also an example of how to write a method of your own.
+"""
+
+from mecha_exp.methods import centres, dropout, linear, reductions, spherical, ties
+
+__all__ = ["centres", "dropout", "linear", "reductions", "spherical", "ties"]
