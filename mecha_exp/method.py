@@ -62,7 +62,7 @@ class MergeMethod:
         self.kind = kind
         self.signature: Signature = read_signature(function)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> MergeNode:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> MergeNode:
         """A node that applies this method.
 
         Raises:

@@ -11,7 +11,7 @@ import fnmatch
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -283,21 +283,25 @@ def by_key(value: Mapping[str, Any]) -> Scalar | ByKey:
     A nested mapping named `blocks` is merged in, so that a preset can stand beside a default; without any
     pattern the result is the plain default.
     """
-    patterns = {str(k): v for k, v in value.items() if k not in ("default", "blocks")}
-    patterns.update({str(k): v for k, v in (value.get("blocks") or {}).items()})
+    patterns = {str(k): v for k, v in value.items() if k != "default"}
+    if "blocks" in patterns and isinstance(patterns["blocks"], Mapping | None):
+        patterns.update({str(k): v for k, v in (patterns.pop("blocks") or {}).items()})
     default = patterns.pop("default", value.get("default"))
     if not patterns:
         return default
     return ByKey(tuple(sorted(patterns.items())), default)
 
 
-def walk(*roots: Node) -> Iterator[Node]:
-    """Every node of the graphs once, children before parents. Iterative: graphs may be deep."""
+def walk(*roots: Node, skip: Container[Node] = ()) -> Iterator[Node]:
+    """Every node of the graphs once, children before parents. Iterative: graphs may be deep.
+
+    What is in `skip` is left out, with all that only it needs; it may grow meanwhile.
+    """
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
         node, expanded = stack.pop()
-        if node in seen:
+        if node in seen or node in skip:
             continue
         if expanded or not node.children:
             seen.add(node)

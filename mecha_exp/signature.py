@@ -176,7 +176,7 @@ class ParameterSpec:
         return isinstance(value, int | float) and not math.isnan(value)
 
     def _expected(self) -> str:
-        return _SCALARS.get(self.interface, "a number")
+        return _SCALARS.get(self.interface, "a model" if self.is_model else "a number")
 
 
 @dataclass(frozen=True)
@@ -210,14 +210,14 @@ class Signature:
         named: dict[str, Any] = {}
         rest = list(args)
         for spec in self.parameters:
-            if spec.variadic:
+            if spec.variadic and rest:
                 named[spec.name], rest = rest, []
             elif rest and not self._after_variadic(spec):
                 named[spec.name] = rest.pop(0)
         if rest:
             raise RecipeError(f"takes {len(self.names)} arguments at most ({', '.join(self.names)})")
         for name, value in kwargs.items():
-            if named.get(name):
+            if name in named:
                 raise RecipeError(f"the argument '{name}' is given twice")
             named[name] = value
         return named
@@ -297,11 +297,28 @@ class Signature:
         for name, value in bound:
             if self[name].spaces is None:
                 nodes = value if isinstance(value, tuple) else (value,)
-                shared.update({node.merge_space: name for node in nodes})
+                for node in nodes:
+                    if node is not UNKNOWN:
+                        shared.setdefault(node.merge_space, name)
         if len(shared) > 1:
-            listed = ", ".join(f"'{name}' is a {space}" for space, name in shared.items())
-            problems.append(f"the models must share one merge space, but {listed}")
+            first, *others = ((name, f"'{name}' has a {space}") for space, name in shared.items())
+            listed = ", ".join(text for _, text in (first, *others))
+            problems.append(f"{others[0][0]}: the models must share one merge space, but {listed}")
         return self.space or next(iter(shared), "weight")
+
+
+@dataclass(frozen=True, eq=False)
+class _Unknown(Node):
+    def identity(self) -> tuple[Any, ...]:
+        return ()
+
+    @property
+    def merge_space(self) -> str:
+        return "param"
+
+
+UNKNOWN = _Unknown()
+"""Stands for an argument whose own problems are already reported, so that nothing more is said of it."""
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
@@ -358,6 +375,8 @@ def _interface(annotation: Any, owner: str, name: str) -> Any:
 
 
 def _check_node(spec: ParameterSpec, node: Node, where: str, problems: list[str]) -> None:
+    if node is UNKNOWN:
+        return
     if isinstance(node, LiteralNode):
         wrong = spec.check(node.value)
         if wrong:

@@ -353,8 +353,11 @@ class _Workers:
     def _work(self) -> None:
         torch.set_num_threads(1)
         with torch.inference_mode():
-            while (item := self._take()) is not None:
+            while True:
                 try:
+                    item = self._take()  # it prepares the next key, which can fail as well
+                    if item is None:
+                        return
                     item()
                 except BaseException as error:
                     self._fail(error)

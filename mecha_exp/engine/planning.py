@@ -42,6 +42,10 @@ class Job:
     statistics: bool = False
     durable: bool = True
 
+    def __post_init__(self) -> None:
+        if isinstance(self.output, str):
+            object.__setattr__(self, "output", Path(self.output))
+
 
 @dataclass(frozen=True)
 class Output:
@@ -132,7 +136,8 @@ class Plan:
     def bytes_of(self, key: KeyPlan) -> int:
         """How many bytes are read for one key."""
         if key.program is None:
-            return sum(self.sources[model].info(key.key).nbytes for _, model in key.copies)
+            held = [source for source in self.sources.values() if key.key in source]
+            return sum(source.info(key.key).nbytes for source in held) if key.copies else 0
         passes = [p for stage in key.program.stages for p in stage.passes]
         return sum(self.sources[model].info(key.key).nbytes for p in passes for model in p.models)
 
