@@ -285,11 +285,22 @@ def by_key(value: Mapping[str, Any]) -> Scalar | ByKey:
     """
     patterns = {str(k): v for k, v in value.items() if k != "default"}
     if "blocks" in patterns and isinstance(patterns["blocks"], Mapping | None):
-        patterns.update({str(k): v for k, v in (patterns.pop("blocks") or {}).items()})
+        patterns.update(_flat(patterns.pop("blocks") or {}))
     default = patterns.pop("default", value.get("default"))
     if not patterns:
-        return default
+        return default  # type: ignore[no-any-return]
     return ByKey(tuple(sorted(patterns.items())), default)
+
+
+def _flat(blocks: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested names joined by dots: a command line's `blocks.model.layers=0.3` is the block `model.layers`."""
+    flat: dict[str, Any] = {}
+    for name, value in blocks.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 def walk(*roots: Node, skip: Container[Node] = ()) -> Iterator[Node]:

@@ -296,10 +296,10 @@ class Signature:
         shared: dict[str, str] = {}
         for name, value in bound:
             if self[name].spaces is None:
-                nodes = value if isinstance(value, tuple) else (value,)
-                for node in nodes:
+                many = isinstance(value, tuple)
+                for index, node in enumerate(value if isinstance(value, tuple) else (value,)):
                     if node is not UNKNOWN:
-                        shared.setdefault(node.merge_space, name)
+                        shared.setdefault(node.merge_space, f"{name}[{index}]" if many else name)
         if len(shared) > 1:
             first, *others = ((name, f"'{name}' has a {space}") for space, name in shared.items())
             listed = ", ".join(text for _, text in (first, *others))
@@ -348,6 +348,10 @@ def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
             f"{owner}: the parameter '{parameter.name}' has no annotation. Write "
             f"`{parameter.name}: Parameter(Tensor)`."
         )
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        raise RecipeError(
+            f"the parameter '{parameter.name}' of '{owner}' takes any name. Name each argument."
+        )
     declared = annotation if isinstance(annotation, _Declared) else _Declared(annotation, None, Bounds())
     variadic = parameter.kind is inspect.Parameter.VAR_POSITIONAL
     spaces = declared.spaces
@@ -381,7 +385,8 @@ def _check_node(spec: ParameterSpec, node: Node, where: str, problems: list[str]
         wrong = spec.check(node.value)
         if wrong:
             problems.append(f"{where}: {wrong}")
-        return
+        if wrong or not spec.is_tensor or node.value is None:
+            return
     if not spec.is_tensor:
         problems.append(f"{where}: expected {spec._expected()}, got {_describe(node)}")
     elif spec.spaces is not None and node.merge_space not in spec.spaces:

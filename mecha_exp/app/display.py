@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -52,32 +53,37 @@ def progress_bar(planned: Plan) -> Iterator[Callable[[str, int], None]]:
 
 def show_plan(planned: Plan, names: Sequence[str], hyperparameters: dict[str, Any]) -> None:
     """What a merge would do."""
-    inputs = Table("input", "keys", "bytes", title="Inputs", title_justify="left")
+    inputs = _table("input", "keys", "bytes", "file")
     for name, source in zip(names, planned.sources.values(), strict=True):
         size = sum(source.info(key).nbytes for key in source.keys())
-        inputs.add_row(f"{name}  {source.name}", str(len(source.keys())), human_bytes(size))
-    out.print(inputs)
-    settings = Table("hyperparameter", "value", title="Hyperparameters", title_justify="left")
+        inputs.add_row(name, str(len(source.keys())), human_bytes(size), source.name)
+    settings = _table("hyperparameter", "value")
     for name, value in hyperparameters.items():
         settings.add_row(name, str(value))
-    out.print(settings)
-    stages = Table(
-        "keys", "stages", "passes over the data", "whole tensors", title="Work", title_justify="left"
-    )
-    shapes = Counter(_shape_of_work(key.program) for key in planned.keys)
-    for (count, passes, whole), keys in shapes.items():
-        stages.add_row(str(keys), str(count), str(passes), str(whole))
-    out.print(stages)
+    work = _table("keys", "stages", "passes over the data", "whole tensors held")
+    for (stages, passes, whole), keys in Counter(_amount_of_work(k.program) for k in planned.keys).items():
+        work.add_row(str(keys), str(stages), str(passes), str(whole))
+    for table in (inputs, settings, work):
+        out.print(table)
     for job, layout in zip(planned.jobs, planned.layouts, strict=True):
         target = "kept in memory" if isinstance(job.output, dict) else str(job.output)
-        dtypes = ", ".join(f"{n} {d}" for d, n in Counter(d for d, _ in layout.values()).items())
-        out.print(f"output   {len(layout)} keys ({dtypes}): {escape(target)}", soft_wrap=True)
-    out.print(f"reads    {human_bytes(planned.bytes_read)}")
-    out.print(f"writes   {human_bytes(planned.bytes_written)}")
-    out.print(f"memory   about {human_bytes(planned.memory)} of buffers, {planned.options.threads} workers")
+        dtypes = ", ".join(f"{count} {d}" for d, count in Counter(d for d, _ in layout.values()).items())
+        out.print(f" output   {len(layout)} keys ({dtypes}): {escape(target)}", soft_wrap=True)
+    out.print(f" reads    {human_bytes(planned.bytes_read)}")
+    out.print(f" writes   {human_bytes(planned.bytes_written)}")
+    out.print(
+        f" memory   about {human_bytes(planned.memory)} of buffers for {planned.options.threads} workers"
+    )
     for warning in planned.warnings:
-        out.print(f"warning  {escape(warning)}", soft_wrap=True)
-    out.print("Nothing was merged. Leave out debug=plan to do it.")
+        out.print(f" warning  {escape(warning)}", soft_wrap=True)
+    out.print(" Nothing was merged. Leave out debug=plan to do it.")
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
 
 
 def human_bytes(count: float) -> str:
@@ -89,7 +95,7 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def _shape_of_work(program: Any) -> tuple[int, int, int]:
+def _amount_of_work(program: Any) -> tuple[int, int, int]:
     if program is None:
         return 0, 1, 0
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.record import FAILED, Record
 from mecha_exp.app.results import Results
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # Told apart without colour: every line has a marker and a dash pattern of its own.
 _MARKERS = "osD^vP*X<>"
 _DASHES = ("-", "--", "-.", ":")
+_REFERENCE_REACH = 2.0  # how far beyond the curves an input is still drawn, in heights of the curves
+_REFERENCE_REACH = 2.0  # how far beyond the curves an input is still drawn, in heights of the curves
 
 
 def draw_sweep(results: Results, path: Path) -> bool:
@@ -52,33 +54,41 @@ def _curves(axes: Axes, results: Results, records: list[Record], key: str, other
     """The main metric against one hyperparameter, a line for each setting of the other keys."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for record in records:
-        label = ", ".join(f"{other}={results.setting(record, other)}" for other in others)
+        label = ", ".join(results.setting(record, other) for other in others)
         point = (_value(results, record, key) or 0.0, record.metrics[str(results.metric)])
         lines.setdefault(label, []).append(point)
     for number, (label, points) in enumerate(lines.items()):
         x, y = zip(*sorted(points), strict=True)
         style = _DASHES[number % len(_DASHES)] + _MARKERS[number % len(_MARKERS)]
-        axes.plot(x, y, style, label=label or str(results.metric))
+        axes.plot(x, y, style, label=label)
     _reference_lines(axes, results)
     axes.set_xlabel(key)
     axes.set_ylabel(_axis_label(results))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    if others:
+        axes.legend(title=", ".join(others), fontsize="small")
 
 
 def _reference_lines(axes: Axes, results: Results) -> None:
+    """The inputs as dotted lines; those that would flatten the curves as a note."""
+    low, high = axes.get_ylim()
+    reach = _REFERENCE_REACH * (high - low)
+    far = []
     for name, measured in results.references.items():
         value = measured.get(str(results.metric))
-        if value is not None:
-            axes.axhline(value, color="grey", linewidth=0.8, linestyle=(0, (2, 3)))
-            axes.annotate(
-                name,
-                (1, value),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="bottom",
-                fontsize="x-small",
-            )
+        if value is None:
+            continue
+        if low - reach <= value <= high + reach:
+            axes.axhline(value, color="grey", linewidth=1, linestyle=(0, (2, 3)))
+            _note(axes, f" {name}", (1, value), ("axes fraction", "data"), "center")
+        else:
+            far.append(f"{name} {value:.3g}")
+    if far:
+        _note(axes, f"outside: {', '.join(far)}", (0.01, 0.01), "axes fraction", "bottom")
+
+
+def _note(axes: Axes, text: str, place: tuple[float, float], units: Any, va: str) -> None:
+    axes.annotate(text, place, xycoords=units, va=va, fontsize="small", color="dimgrey")
 
 
 def _heat_map(axes: Axes, results: Results, records: list[Record], keys: list[str]) -> None:
@@ -100,7 +110,7 @@ def _heat_map(axes: Axes, results: Results, records: list[Record], keys: list[st
     for (row, column), value in np.ndenumerate(grid):
         if not np.isnan(value):
             shade = "black" if value > middle else "white"
-            axes.text(column, row, f"{value:.3g}", ha="center", va="center", color=shade, fontsize="small")
+            axes.text(column, row, f"{value:.3f}", ha="center", va="center", color=shade, fontsize="small")
     axes.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
     axes.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
     axes.set_xlabel(x_key)

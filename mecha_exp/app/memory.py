@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +21,8 @@ class PeakMemory:
     peak: int = 0
 
     def __enter__(self) -> PeakMemory:
-        try:
+        with contextlib.suppress(OSError):
             _CLEAR.write_text("5")  # resets the high-water mark
-        except OSError:
-            pass
         return self
 
     def __exit__(

@@ -34,8 +34,8 @@ VERSION_BASE = "1.3"
 OPEN_NODES = ("blocks",)
 """Nodes that take any key: an override there need not say `+`."""
 
-_VALUE_FLAGS = ("--cfg", "-c", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
-_VALUE_FLAGS += ("--package", "-p", "--experimental-rerun")
+_VALUE_FLAGS = {"--cfg", "--config-path", "--config-name", "--config-dir", "--package"}
+_VALUE_FLAGS |= {"-c", "-cp", "-cn", "-cd", "-p"}
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MAX_COMBINATIONS = 200  # of groups that are composed to check names; a larger sweep is checked in part
 
@@ -157,7 +157,7 @@ def _values(override: Override) -> list[Any]:
     if override.is_discrete_sweep():
         return list(override.sweep_iterator())
     if override.is_interval_sweep():  # for sweepers that search: any value of it stands for all
-        return [override.value().start]
+        return [override.value().start]  # type: ignore[union-attr]
     return [override.value()]
 
 
@@ -183,7 +183,7 @@ def _check_name(config: DictConfig, override: Override, problems: Problems) -> N
     for depth, part in enumerate(path):
         if isinstance(node, ListConfig) and part.isdecimal() and int(part) < len(node):
             node = node._get_node(int(part))
-        elif isinstance(node, DictConfig) and part in node:
+        elif isinstance(node, DictConfig) and part in node.keys():  # `in node` says no to a missing value
             node = node._get_node(part)
         else:
             known = [str(k) for k in node if k != "hydra"] if isinstance(node, DictConfig) else []

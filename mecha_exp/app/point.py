@@ -58,8 +58,9 @@ class Point:
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The top-level values of the configuration that are no group's."""
-        return {k: v for k, v in self.config.items() if k not in SECTIONS and k not in ("name", "hydra")}
+        """The top-level values that are no group's, and the blocks where there are any."""
+        own = {k: v for k, v in self.config.items() if k not in (*SECTIONS, "name") and v is not None}
+        return {**own, **({"blocks": self.config["blocks"]} if self.config["blocks"] else {})}
 
     @contextmanager
     def plan(self) -> Iterator[tuple[Plan, dict[str, torch.Tensor]]]:
@@ -197,8 +198,7 @@ def _merge_metrics(report: MergeReport) -> dict[str, float]:
 def _parameters(point: Point, planned: Plan, names: Mapping[ModelNode, str]) -> dict[str, Any]:
     method = getattr(getattr(point.recipe, "method", None), "identifier", "model")
     return {
-        **{k: v for k, v in point.hyperparameters.items() if v is not None},
-        **({"blocks": point.config["blocks"]} if point.config["blocks"] else {}),
+        **point.hyperparameters,
         "method": method,
         **{f"input/{name}": planned.sources[model].name for model, name in names.items()},
         "compute_dtype": dtype_name(point.options.compute_dtype),

@@ -92,18 +92,23 @@ def _score(evaluator: Evaluator, path: Path, mtime_ns: int) -> dict[str, float]:
 
 @functools.cache
 def git_state() -> dict[str, str]:
-    """The commit of the current folder's repository, and whether it has changes; nothing outside one."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        dirty = bool(_git("status", "--porcelain"))
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return {"git/commit": commit, "git/dirty": str(dirty).lower()}
+    """The commit that was used and whether there were changes on top of it.
+
+    That of the current folder's repository or, outside one, of the checkout that this package runs from;
+    nothing where neither is under git.
+    """
+    for folder in (Path.cwd(), Path(mecha_exp.__file__).parent):
+        try:
+            commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain")
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return {"git/commit": commit, "git/dirty": str(bool(changes)).lower()}
+    return {}
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 @functools.cache

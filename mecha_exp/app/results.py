@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from mecha_exp.app.record import FAILED, Record
@@ -83,13 +84,15 @@ class Results:
         """The points sorted by the main metric, the best one marked, then the inputs for comparison."""
         metric, best = self.metric, self.best
         shown = self._shown_metrics()
-        table = Table(title=self.title, title_justify="left")
-        for heading in [*(self.swept or ["run"]), *shown]:
-            table.add_column(heading, justify="right" if heading in shown else "left")
+        table = Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for heading in self.swept or ["run"]:
+            table.add_column(heading, no_wrap=True)
+        for heading in shown:
+            table.add_column(heading, justify="right", overflow="fold")
         for record in sorted(self.records, key=lambda r: self._rank(r, metric)):
             settings = [self.setting(record, key) for key in self.swept] or [record.name]
             if record.status == FAILED:
-                table.add_row(*settings, f"failed: {_first_line(record.error)}", style="red")
+                table.add_row(*settings, "failed", style="red")
                 continue
             mark = " *" if record is best else ""
             values = [_number(record.metrics.get(m)) + (mark if m == metric else "") for m in shown]
@@ -106,7 +109,7 @@ class Results:
         shown = [m for m in names if not m.startswith(HIDDEN_PREFIXES)]
         if not shown:
             shown = [m for m in names if m.startswith(("weights/relative_change", "weights/cosine"))]
-        return shown[:SHOWN_METRICS] + (["time/merge_seconds"] if "time/merge_seconds" in names else [])
+        return shown[:SHOWN_METRICS]
 
     def _rank(self, record: Record, metric: str | None) -> tuple[bool, float]:
         value = record.metrics.get(metric or "", math.nan)
@@ -121,7 +124,3 @@ def _number(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").partition("\n")[0]

@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from mecha_exp.app import overrides
@@ -49,7 +50,7 @@ def run_point(cfg: DictConfig) -> float | None:
     """
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
-    sweep = Sweep.load(folder.parent) if hydra.mode.name == "MULTIRUN" else None
+    sweep = Sweep.load(folder.parent) if hydra.mode == RunMode.MULTIRUN else None
     given = list(hydra.overrides.task)
     record = Record(
         _name_of(given, sweep, hydra.runtime.choices.get("recipe")), overrides=given, started=_now()

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from mecha_exp.app.display import out
 from mecha_exp.app.record import FAILED, FINISHED, Record, load_all, write_json
 from mecha_exp.app.results import CSV_FILE, FIGURE_FILE, Results
@@ -101,6 +103,8 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
         out.print(f"[red]{len(failed)} of {sweep.points} points failed[/]")
+        for record in failed:
+            out.print(f"  {escape(record.name)}: {escape(_last_line(record.error))}", soft_wrap=True)
     out.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
     if drawn:
         out.print(f"the figure    {folder / FIGURE_FILE}", soft_wrap=True)
@@ -121,6 +125,12 @@ def close_run(sweep: Sweep, folder: Path, results: Results, store: Store) -> Non
     status = FAILED if any(r.status == FAILED for r in results.records) else FINISHED
     files = [folder / CSV_FILE, folder / FIGURE_FILE]
     store.finish(str(sweep.parent_run), status, metrics, tags, files)
+
+
+def _last_line(text: str | None) -> str:
+    """Of a traceback what went wrong; of a message all that is on its first line."""
+    lines = (text or "").strip().splitlines() or [""]
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]
 
 
 def _lost(number: int) -> Record:

@@ -49,6 +49,8 @@ _COMMANDS = {
     "model": ("a path in quotes", ("model_config", "merge_space")),
     "merge": ("the name of a method in quotes", ()),
 }
+_SINGLE, _SPREAD = "singleton-mecha", "convert_singleton"
+"""How sd-mecha writes a value that is the same for all keys: a model of one key, and its conversion."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
@@ -191,7 +193,8 @@ def _run_line(command: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not args or (command in ("model", "merge") and not isinstance(args[0], str)):
         raise RecipeError(f"expected {_COMMANDS[command][0]} after '{command}'")
     if command == "merge":
-        return resolve_method(args[0])(*args[1:], **kwargs)
+        is_plain = args[0] == _SPREAD and len(args) == 2 and not kwargs
+        return args[1] if is_plain else resolve_method(args[0])(*args[1:], **kwargs)
     _, known = _COMMANDS[command]
     for name in kwargs:
         if name not in known:
@@ -206,6 +209,8 @@ def _run_line(command: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _read_literal(value: Any, words: Mapping[str, Any]) -> Node:
     if isinstance(value, Node):
         return value
+    if isinstance(value, ByKey) and words.get("model_config") == _SINGLE:
+        value = value("key")
     if "dtype" in words:
         value = torch.tensor(value, dtype=parse_dtype(words["dtype"])).reshape(words.get("shape", [-1]))
     return LiteralNode(value, words.get("merge_space") or "param")
