@@ -96,8 +96,8 @@ class Reduction(MergeMethod):
 
     Attributes:
         rounds: how often the data is looked at, given the dtype of the arithmetic.
-        finish: (total, state, count, **hyperparameters) -> the next state or, in the last round, the value;
-            `count` is the number of elements of the key.
+        finish: (total, state, count, dtype, **hyperparameters) -> the next state or, in the last round, the
+            value; `count` is the number of elements of the key, `dtype` that of the arithmetic.
     """
 
     def __init__(

@@ -301,9 +301,9 @@ class Signature:
                     if node is not UNKNOWN:
                         shared.setdefault(node.merge_space, f"{name}[{index}]" if many else name)
         if len(shared) > 1:
-            first, *others = ((name, f"'{name}' has a {space}") for space, name in shared.items())
-            listed = ", ".join(text for _, text in (first, *others))
-            problems.append(f"{others[0][0]}: the models must share one merge space, but {listed}")
+            _, odd, *_ = shared.values()
+            listed = ", ".join(f"'{name}' has a {space}" for space, name in shared.items())
+            problems.append(f"{odd}: the models must share one merge space, but {listed}")
         return self.space or next(iter(shared), "weight")
 
 

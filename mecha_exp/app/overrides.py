@@ -12,17 +12,20 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra import compose, initialize_config_module
-from hydra._internal.utils import get_args_parser
+from hydra import compose
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -85,12 +88,31 @@ def check(arguments: Sequence[str]) -> CommandLine:
         ConfigError: everything that is wrong with it.
     """
     flags = get_args_parser().parse_args(list(arguments))
-    extra = [f"hydra.searchpath=[file://{Path(flags.config_dir).absolute()}]"] if flags.config_dir else []
-    with initialize_config_module(CONFIG_MODULE, version_base=VERSION_BASE):
+    with _composer(flags.config_dir):
         try:
-            return _check(list(arguments), list(flags.overrides) + extra, bool(flags.multirun))
+            return _check(list(arguments), list(flags.overrides), bool(flags.multirun))
         except HydraException as error:
             raise ConfigError(_in_our_words(error)) from None
+
+
+@contextmanager
+def _composer(config_dir: str | None) -> Iterator[None]:
+    """Hydra's composer over the packaged configuration and a folder of the user's, as its own start-up does.
+
+    Hydra's public `initialize` functions take one place only.
+    """
+    places = create_config_search_path(f"pkg://{CONFIG_MODULE}")
+    if config_dir:
+        before_schema = SearchPathQuery(provider="schema", path=None)  # which must be last
+        places.prepend("command-line", f"file://{Path(config_dir).absolute()}", before_schema)
+    current = GlobalHydra.instance()
+    before, current.hydra = current.hydra, None
+    hydra.version.setbase(VERSION_BASE)
+    Hydra.create_main_hydra2("mecha_exp", places)
+    try:
+        yield
+    finally:
+        current.hydra = before
 
 
 def _check(arguments: list[str], words: list[str], multirun: bool) -> CommandLine:
@@ -247,6 +269,8 @@ def _opened(word: str) -> str:
 
 
 def _in_our_words(error: HydraException) -> str:
+    if isinstance(error, OverrideParseException):
+        return f"'{error.override}' cannot be read: {str(error.message).splitlines()[0]}."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines) or type(error).__name__
 

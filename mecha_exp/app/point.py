@@ -62,6 +62,15 @@ class Point:
         own = {k: v for k, v in self.config.items() if k not in (*SECTIONS, "name") and v is not None}
         return {**own, **({"blocks": self.config["blocks"]} if self.config["blocks"] else {})}
 
+    def evaluator(self, planned: Plan) -> Evaluator | None:
+        """What measures the result.
+
+        Raises:
+            ConfigError: there is no such evaluator, or it cannot measure this model.
+        """
+        shapes = {key: shape for key, (_, shape) in planned.layouts[0].items()}
+        return find_evaluator(self.config["evaluator"]["name"], shapes)
+
     @contextmanager
     def plan(self) -> Iterator[tuple[Plan, dict[str, torch.Tensor]]]:
         """The checked plan, and the dictionary that it fills where no file is kept."""
@@ -122,7 +131,7 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
 def run(point: Point, record: Record, folder: Path, progress: ProgressBar) -> Record:
     """Merge, measure, and write everything but the tracking into the run's folder."""
     with PeakMemory() as memory, point.plan() as (planned, merged):
-        evaluator = find_evaluator(point.config["evaluator"]["name"], _shapes(planned))
+        evaluator = point.evaluator(planned)
         with progress(planned) as advance:
             report = run_plan(planned, advance)
         for warning in report.warnings:
@@ -212,10 +221,6 @@ def _write_files(point: Point, statistics: str, folder: Path) -> None:
         (folder / "recipe.mecha").write_text(serialize(point.recipe), encoding="utf-8")
     if point.config["evaluator"]["weight_stats"]:
         (folder / "weight_stats.csv").write_text(statistics, encoding="utf-8")
-
-
-def _shapes(planned: Plan) -> dict[str, tuple[int, ...]]:
-    return {key: shape for key, (_, shape) in planned.layouts[0].items()}
 
 
 def _folder(text: str | None) -> Path | None:

@@ -100,7 +100,8 @@ def _require_one_good_point(line: CommandLine, folder: Path) -> None:
     for config in line.points:
         try:
             point = prepare(resolve(config), folder)
-            with point.plan():
+            with point.plan() as (planned, _):
+                point.evaluator(planned)
                 break
         except MechaError as error:
             problems.add(error)

@@ -12,7 +12,7 @@ import torch
 from mecha_exp.checkpoint import TensorInfo, check_writable, dtype_name, is_arithmetic, stored_bytes
 from mecha_exp.engine.inputs import Source, open_sources
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.program import Program, at_key, compile_program, expand
+from mecha_exp.engine.program import Extent, Program, at_key, compile_program, expand
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
@@ -292,6 +292,12 @@ class _Planner:
             return KeyPlan(key, shape, None, (), copies=copies)
         roots = self._roots_at(key, infos, wanted)
         program = self._program(roots.nodes)
+        for output in roots.outputs:
+            if program.extents[program.roots[output.root]] is Extent.SMALL:
+                raise RecipeError(
+                    f"the recipe {self._jobs[output.job].recipe!r} gives one number for a key, not a tensor, "
+                    "so it makes no model. Use it as an argument of another method."
+                )
         return KeyPlan(key, shape, program, roots.outputs, roots.statistics)
 
     def _roots_at(self, key: str, infos: list[TensorInfo | None], wanted: list[bool]) -> _Roots:

@@ -112,6 +112,7 @@ def _write_node(node: Node, references: Mapping[Node, str], lines: dict[str, int
             words.append(references[given])
         else:
             by_name.append(f"{spec.name}={references[given]}")
+            positional = False
     return _add(" ".join(words + by_name), lines)
 
 
@@ -155,12 +156,13 @@ def _add(line: str, lines: dict[str, int]) -> str:
 
 
 def _read_line(line: str, number: int, results: list[Any]) -> Any:
-    column = 0
+    start = column = _next(line, 0)
     try:
-        command, column = _next_word(line, 0)
+        command = line.split(maxsplit=1)[0]
+        column = _next(line, start + len(command))
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        while line[column:].strip():
+        while column < len(line):
             match = _TOKEN.match(line, column)
             if match is None:
                 raise RecipeError("a quote or a bracket is not closed")
@@ -171,16 +173,16 @@ def _read_line(line: str, number: int, results: list[Any]) -> Any:
                 raise RecipeError(f"'{name}' is given twice")
             else:
                 kwargs[name] = value
-            column = match.end()
+            column = _next(line, match.end())
+        column = start
         return _run_line(command, args, kwargs)
     except (MechaError, ValueError, TypeError, RuntimeError) as error:  # the last two are torch's
         raise RecipeError(f"line {number}, column {column + 1}: {error}\n    {line}") from None
 
 
-def _next_word(line: str, start: int) -> tuple[str, int]:
-    match = re.compile(r"\s*(\S+)").match(line, start)
-    assert match is not None
-    return match[1], match.end()
+def _next(line: str, column: int) -> int:
+    """Where the next word begins, or the end of the line."""
+    return len(line) - len(line[column:].lstrip())
 
 
 def _run_line(command: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
