@@ -1,7 +1,6 @@
 """The application, run in this process in a folder of its own, or as a user would in a process of its own."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,11 +66,3 @@ def as_a_user() -> Callable[..., Outcome]:
 def files_in() -> Callable[[Path], list[str]]:
     """Lists every file below a folder, with slashes on every platform."""
     return lambda folder: sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
