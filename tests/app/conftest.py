@@ -1,26 +1,13 @@
-"""The application, run in this process in a folder of its own, or as a user would in a process of its own."""
+"""The application, run in this process in a folder of its own."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from outcome import Outcome
 
 from mecha_exp.app.cli import main
-
-REPOSITORY = Path(__file__).parents[2]
-
-
-@dataclass
-class Outcome:
-    """What a command printed, and its exit status."""
-
-    status: int
-    out: str
-    err: str
 
 
 @pytest.fixture
@@ -45,19 +32,6 @@ def app(
             status = int(stop.code or 0)
         captured = capsys.readouterr()
         return Outcome(status, captured.out, captured.err)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def as_a_user() -> Callable[..., Outcome]:
-    """Runs the application in a process of its own."""
-
-    def run(*arguments: str, cwd: Path) -> Outcome:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
-        command = [sys.executable, "-m", "mecha_exp", *arguments]
-        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180)
-        return Outcome(done.returncode, done.stdout, done.stderr)
 
     return run
 

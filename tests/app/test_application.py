@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from mecha_exp import deserialize, merge
 from mecha_exp.app.overrides import reorder
-from mecha_exp.engine import EngineOptions
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
@@ -163,7 +162,7 @@ def test_the_recipe_in_a_models_header_makes_the_same_bytes_again(app, folder):
     with safe_open(folder / "m.safetensors", "pt") as file:
         text = file.metadata()["mecha_recipe"]
 
-    merge(deserialize(text), "again.safetensors", EngineOptions(model_dirs=[DIGITS]))
+    merge(deserialize(text), "again.safetensors")
 
     assert Path("again.safetensors").read_bytes() == Path("m.safetensors").read_bytes()
 
@@ -235,7 +234,7 @@ def test_the_configuration_can_be_shown(as_a_user, tmp_path):
 
     assert outcome.status == 0
     assert "method: slerp" in outcome.out
-    assert "a: expert_0_3.safetensors" in outcome.out
+    assert "a: pkg://mecha_exp.examples.digits/expert_0_3.safetensors" in outcome.out
 
 
 @pytest.mark.parametrize("verb", ["ui", "track"])

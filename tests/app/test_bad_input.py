@@ -42,7 +42,12 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
             "merge. It uses alpha.",
         ),
         (["models.base=no_base.safetensors"], "the model 'no_base.safetensors' does not exist. Looked in"),
-        (["models.base=bse.safetensors"], "Did you mean 'base.safetensors'"),
+        (
+            ["models.base=bse.safetensors", "models.dir=pkg://mecha_exp.examples.digits"],
+            "Did you mean 'base.safetensors'",
+        ),
+        (["models.base=pkg://mecha_exp.examples.digits/x.safetensors"], "x.safetensors does not exist"),
+        (["models.base=pkg://no.such.package/x.safetensors"], "there is no package 'no.such.package'"),
         (["models.experts=[]"], "recipe.models: at least one value is needed"),
         (["recipe=slerp", "models.experts=[a.safetensors]"], "needs more experts than models.experts lists"),
         (["recipe=mecha"], "recipe.path"),
