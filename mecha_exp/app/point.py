@@ -132,43 +132,44 @@ def run(point: Point, record: Record, folder: Path, progress: ProgressBar) -> Re
     """Merge, measure, and write everything but the tracking into the run's folder."""
     with PeakMemory() as memory, point.plan() as (planned, merged):
         evaluator = point.evaluator(planned)
+        names = provenance.input_names(planned)
         with progress(planned) as advance:
             report = run_plan(planned, advance)
         for warning in report.warnings:
             log.warning(warning)
-        names = provenance.input_names(planned)
         tables = _weight_statistics(report, names)
         record.parameters = _parameters(point, planned, names)
         record.tags = provenance.tags(point.recipe, planned, point.dtype)
         record.metrics = {**_merge_metrics(report), **tables.metrics}
     record.metrics["memory/peak_bytes"] = float(memory.peak)
     if evaluator is not None:
-        _evaluate(evaluator, point, merged, record)
+        files = {names[m]: s.path for m, s in planned.sources.items() if m.merge_space == "weight" and s.path}
+        _evaluate(evaluator, point, merged, files, record)
     record.status = FINISHED
     _write_files(point, tables.text, folder)
     return record
 
 
-def _evaluate(evaluator: Evaluator, point: Point, merged: Mapping[str, torch.Tensor], record: Record) -> None:
+def _evaluate(
+    evaluator: Evaluator,
+    point: Point,
+    merged: Mapping[str, torch.Tensor],
+    references: Mapping[str, Path],
+    record: Record,
+) -> None:
+    """Measure the result, and the inputs to compare it with."""
     started = time.perf_counter()
     state_dict = merged if point.output is None else _load(point.output)
     record.metrics.update(evaluator.score(state_dict))
     record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
     record.metric, record.direction = evaluator.metric, evaluator.direction
-    for name, path in _reference_paths(point).items():
+    for name, path in references.items():
         record.references[name] = provenance.cached_score(evaluator, path)
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:
     with Checkpoint(path) as checkpoint:
         return {key: checkpoint.read(key) for key in checkpoint.keys()}
-
-
-def _reference_paths(point: Point) -> dict[str, Path]:
-    """The inputs in weight space that are files, under short names: what a merge is compared with."""
-    models = [m for m in models_of(point.recipe) if m.merge_space == "weight"]
-    paths = [find_model(m.source, point.options.model_dirs) for m in models if isinstance(m.source, str)]
-    return {path.stem: path for path in paths}
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,15 @@ def signature(recipe: Node, prints: Mapping[ModelNode, str], planned: Plan, dtyp
 
 
 def input_names(planned: Plan) -> dict[ModelNode, str]:
-    """A short name for each input: the file's, with a number where two are called alike."""
+    """A short name for each input: the file's, or its folder's where several files are called alike."""
+    stems = {model: s.path.stem if s.path else s.name for model, s in planned.sources.items()}
     names: dict[ModelNode, str] = {}
     for model, source in planned.sources.items():
-        stem = source.path.stem if source.path else source.name
-        taken = sum(name == stem or name.rpartition("_")[0] == stem for name in names.values())
-        names[model] = f"{stem}_{taken + 1}" if stem in names.values() else stem
+        name = stems[model]
+        if source.path and list(stems.values()).count(name) > 1:
+            name = source.path.absolute().parent.name
+        taken = list(names.values()).count(name)
+        names[model] = f"{name}_{taken + 1}" if taken else name
     return names
 
 

@@ -39,6 +39,7 @@ class Record:
         tags: commit, versions, signature.
         metric, direction: the evaluator's main metric and whether more of it is better.
         references: the same metrics for each input.
+        tracking_error: why it is not in MLflow, if it should be.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Record:
     metric: str | None = None
     direction: str = "maximize"
     references: dict[str, dict[str, float]] = field(default_factory=dict)
+    tracking_error: str | None = None
 
     def save(self, folder: Path) -> None:
         """Write `run.json` and `metrics.json`."""
@@ -78,7 +80,7 @@ class Record:
 
 def load_all(folder: Path) -> dict[Path, Record]:
     """The records of a sweep's points, by folder, in the order of their numbers."""
-    found = [path.parent for path in folder.glob(f"*/{RUN_FILE}")]
+    found = [path.parent for path in folder.rglob(RUN_FILE)]
     found.sort(key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
     return {path: Record.load(path) for path in found}
 

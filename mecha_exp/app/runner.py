@@ -50,7 +50,7 @@ def run_point(cfg: DictConfig) -> float | None:
     """
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
-    sweep = Sweep.load(folder.parent) if hydra.mode == RunMode.MULTIRUN else None
+    sweep = Sweep.load(Path(hydra.sweep.dir)) if hydra.mode == RunMode.MULTIRUN else None
     given = list(hydra.overrides.task)
     record = Record(
         _name_of(given, sweep, hydra.runtime.choices.get("recipe")), overrides=given, started=_now()
@@ -62,12 +62,11 @@ def run_point(cfg: DictConfig) -> float | None:
     except MechaError as error:
         record.status, record.error = FAILED, str(error)
         show_error(f"{record.name}: {error}" if sweep else str(error))
-    except Exception:
+    except Exception:  # of an evaluator or a method, or a bug: the traceback says whose
         record.status, record.error = FAILED, traceback.format_exc()
-        raise
-    finally:
-        record.ended = _now()
-        record.save(folder)
+        log.exception("%s failed", record.name)
+    record.ended = _now()
+    record.save(folder)
     _track(cfg, folder, record, sweep)
     return record.metrics.get(record.metric or "")
 
@@ -79,7 +78,7 @@ def _track(cfg: DictConfig, folder: Path, record: Record, sweep: Sweep | None) -
         store = Store(cfg.tracking.uri, cfg.tracking.experiment)
         log_folder(folder, record, store, sweep.parent_run if sweep else None)
     except TrackingError as error:
-        record.tags["tracking_error"] = str(error)
+        record.tracking_error = str(error)
         record.save(folder)
 
 
@@ -117,7 +116,7 @@ def _run_one(line: CommandLine, folder: Path) -> int:
     if record.status == FAILED:
         return 1
     _show_result(record, folder)
-    return _tracking_status(record.tags.get("tracking_error"), folder, line)
+    return _tracking_status(record.tracking_error, folder, line)
 
 
 def _run_sweep(line: CommandLine, folder: Path, tracking: Tracking) -> int:

@@ -68,8 +68,9 @@ class Sweep:
     def results(self, folder: Path) -> Results:
         """The points so far; one that left no record has failed."""
         records = load_all(folder)
-        listed = [records.get(folder / str(n)) or _lost(n) for n in range(self.points)]
-        return Results(self.title, self.swept, listed)
+        lost = [n for n in range(self.points) if folder / str(n) not in records]
+        missing = [_lost(n) for n in lost][: max(self.points - len(records), 0)]
+        return Results(self.title, self.swept, [*records.values(), *missing])
 
 
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:

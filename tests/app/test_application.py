@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mecha_exp import deserialize, merge
+from mecha_exp import deserialize, evaluator, merge
 from mecha_exp.app.overrides import reorder
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -272,3 +272,32 @@ def _first_answer(address: str) -> bytes:
         except OSError:
             time.sleep(0.5)
     raise TimeoutError(address)
+
+
+def test_inputs_that_are_called_alike_are_told_apart_by_their_folders(app, folder):
+    for name, value in (("one", 1.0), ("two", 2.0)):
+        (folder / name).mkdir()
+        save_file({"w": torch.full((3,), value)}, folder / name / "model.safetensors")
+
+    app(
+        "recipe=weighted_sum",
+        "models.base=one/model.safetensors",
+        "models.experts=[two/model.safetensors]",
+        "alpha=0.25",
+    )
+
+    metrics = json.loads((only_run(folder) / "metrics.json").read_text())
+    assert metrics["weights/relative_change/one"] == pytest.approx(0.25)
+    assert metrics["weights/relative_change/two"] == pytest.approx(0.375)
+
+
+def test_an_evaluator_that_raises_fails_its_point_with_its_traceback(app, folder):
+    @evaluator("test_broken", metric="x")
+    def broken(state_dict):
+        raise ZeroDivisionError("the score is broken")
+
+    outcome = app("alpha=0.1,0.2", "output=none", "evaluator.name=test_broken", "-m")
+
+    assert outcome.status != 0
+    assert "2 of 2 points failed" in outcome.out
+    assert "ZeroDivisionError: the score is broken" in outcome.out
