@@ -64,6 +64,11 @@ def model_stock(deltas: list[Array]) -> Array:
     return np.concatenate(rows).reshape(deltas[0].shape)
 
 
+def perpendicular(a: Array, b: Array) -> Array:
+    length = (a * a).sum()
+    return b - a * ((a * b).sum() / length) if length else np.zeros_like(b)
+
+
 def dropped(key: str, deltas: list[Array], density: float, seed: int, rescale: bool = True) -> list[Array]:
     kept = [uniforms(key, 0, d.size, seed, i).reshape(d.shape) < density for i, d in enumerate(deltas)]
     return [d * mask / (density if rescale else 1) for d, mask in zip(deltas, kept, strict=True)]
@@ -131,6 +136,10 @@ CASES = {
     "slerp of deltas": Case(
         lambda a, b, c: m.slerp(m.subtract(a, c), m.subtract(b, c)),
         lambda key, a, b, c: slerp(a - c, b - c, 0.5),
+    ),
+    "perpendicular_component": Case(
+        lambda a, b, c: m.perpendicular_component(m.subtract(a, c), m.subtract(b, c)),
+        lambda key, a, b, c: perpendicular(a - c, b - c),
     ),
     "ties_sum": Case(
         lambda a, b, c: m.ties_sum(m.subtract(a, b), m.subtract(b, c), m.subtract(c, a), k=0.35),
