@@ -188,7 +188,6 @@ def _module(trace: Trace, compute_dtype: torch.dtype) -> Iterator[str]:
     parameters += [f"y{n}" for n in range(len(trace.outputs))]
     parameters += [f"s{n}" for n in range(len(trace.terms))]
     yield "import numpy as np"
-    yield "from math import sqrt"
     yield "from numba import boolean, float32, float64, int32, int64"
     yield "from mecha_exp.engine.intrinsics import *"
     yield ""

@@ -3,8 +3,9 @@
 An aten operation is written as the loop says it for one element, with {0}, {1}, ... for the operands and {t}
 for the type of the result; functions that Python does not have are in `intrinsics`. It must give torch's bits
 for every input, NaN, infinities, denormals and -0.0 included, in the middle of a tile as at its end; a test
-tries each of them. So what different kernels round differently is not here: library functions (exp, sin,
-pow), fused multiply-adds (lerp, addcmul, add with alpha), and maximum, which may choose either zero.
+tries each of them. So what different kernels round differently is not here: library functions (exp, sin, pow
+and sqrt, which MKL does not round to the nearest), fused multiply-adds (lerp,
+addcmul, add with alpha), and maximum, which may choose either zero.
 """
 
 from dataclasses import dataclass
@@ -64,7 +65,6 @@ OPERATIONS = {
     "neg": Operation("-{0}"),
     "abs": Operation("abs({0})"),
     "sign": Operation("{t}({0} > {t}(0)) - {t}({0} < {t}(0))"),
-    "sqrt": Operation("sqrt({0})"),
     "square": Operation("{0} * {0}"),
     "reciprocal": Operation("{t}(1) / {0}"),
     "clamp_min": Operation("{1} if {0} < {1} else {0}"),
