@@ -1,0 +1,1 @@
+"""The Hydra configuration tree; see the README for a tour."""

@@ -4,7 +4,8 @@
     ├── ConfigError        the configuration: an unknown name, a wrong type, a value out of range
     ├── RecipeError        the graph: merge spaces, arguments, the .mecha text
     ├── CheckpointError    a file: missing, corrupt, a key or a shape that does not fit
-    └── MergeError         the merge itself: not finite, out of memory, a method that failed
+    ├── MergeError         the merge itself: not finite, out of memory, a method that failed
+    └── TrackingError      the record of a run could not be kept: a server that does not answer
 
 A message says what is wrong, where, and how to mend it. Where several things are wrong at once they are
 reported at once: collect them in `Problems` and raise when all have been looked at.
@@ -32,6 +33,10 @@ class CheckpointError(MechaError):
 
 class MergeError(MechaError):
     """A merge that was started and could not be finished."""
+
+
+class TrackingError(MechaError):
+    """A run that is done and could not be logged."""
 
 
 class Problems:

@@ -62,7 +62,7 @@ class MergeMethod:
         self.kind = kind
         self.signature: Signature = read_signature(function)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> MergeNode:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> MergeNode:
         """A node that applies this method.
 
         Raises:
@@ -103,8 +103,8 @@ class Reduction(MergeMethod):
         histogram: how many bins there are, if the function returns bins; entries outside of them are not
             counted. The total is a vector of counts.
         rounds: how often the data is looked at, given the dtype of the arithmetic.
-        finish: (total, state, count, **hyperparameters) -> the next state or, in the last round, the value;
-            `count` is the number of elements of the key.
+        finish: (total, state, count, dtype, **hyperparameters) -> the next state or, in the last round, the
+            value; `count` is the number of elements of the key, `dtype` that of the arithmetic.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import fnmatch
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -283,21 +283,36 @@ def by_key(value: Mapping[str, Any]) -> Scalar | ByKey:
     A nested mapping named `blocks` is merged in, so that a preset can stand beside a default; without any
     pattern the result is the plain default.
     """
-    patterns = {str(k): v for k, v in value.items() if k not in ("default", "blocks")}
-    patterns.update({str(k): v for k, v in (value.get("blocks") or {}).items()})
+    patterns = {str(k): v for k, v in value.items() if k != "default"}
+    if "blocks" in patterns and isinstance(patterns["blocks"], Mapping | None):
+        patterns.update(_flat(patterns.pop("blocks") or {}))
     default = patterns.pop("default", value.get("default"))
     if not patterns:
-        return default
+        return default  # type: ignore[no-any-return]
     return ByKey(tuple(sorted(patterns.items())), default)
 
 
-def walk(*roots: Node) -> Iterator[Node]:
-    """Every node of the graphs once, children before parents. Iterative: graphs may be deep."""
+def _flat(blocks: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested names joined by dots: a command line's `blocks.model.layers=0.3` is the block `model.layers`."""
+    flat: dict[str, Any] = {}
+    for name, value in blocks.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def walk(*roots: Node, skip: Container[Node] = ()) -> Iterator[Node]:
+    """Every node of the graphs once, children before parents. Iterative: graphs may be deep.
+
+    What is in `skip` is left out, with all that only it needs; it may grow meanwhile.
+    """
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
         node, expanded = stack.pop()
-        if node in seen:
+        if node in seen or node in skip:
             continue
         if expanded or not node.children:
             seen.add(node)

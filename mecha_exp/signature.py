@@ -176,7 +176,7 @@ class ParameterSpec:
         return isinstance(value, int | float) and not math.isnan(value)
 
     def _expected(self) -> str:
-        return _SCALARS.get(self.interface, "a number")
+        return _SCALARS.get(self.interface, "a model" if self.is_model else "a number")
 
 
 @dataclass(frozen=True)
@@ -210,14 +210,14 @@ class Signature:
         named: dict[str, Any] = {}
         rest = list(args)
         for spec in self.parameters:
-            if spec.variadic:
+            if spec.variadic and rest:
                 named[spec.name], rest = rest, []
             elif rest and not self._after_variadic(spec):
                 named[spec.name] = rest.pop(0)
         if rest:
             raise RecipeError(f"takes {len(self.names)} arguments at most ({', '.join(self.names)})")
         for name, value in kwargs.items():
-            if named.get(name):
+            if name in named:
                 raise RecipeError(f"the argument '{name}' is given twice")
             named[name] = value
         return named
@@ -296,12 +296,29 @@ class Signature:
         shared: dict[str, str] = {}
         for name, value in bound:
             if self[name].spaces is None:
-                nodes = value if isinstance(value, tuple) else (value,)
-                shared.update({node.merge_space: name for node in nodes})
+                many = isinstance(value, tuple)
+                for index, node in enumerate(value if isinstance(value, tuple) else (value,)):
+                    if node is not UNKNOWN:
+                        shared.setdefault(node.merge_space, f"{name}[{index}]" if many else name)
         if len(shared) > 1:
-            listed = ", ".join(f"'{name}' is a {space}" for space, name in shared.items())
-            problems.append(f"the models must share one merge space, but {listed}")
+            _, odd, *_ = shared.values()
+            listed = ", ".join(f"'{name}' has a {space}" for space, name in shared.items())
+            problems.append(f"{odd}: the models must share one merge space, but {listed}")
         return self.space or next(iter(shared), "weight")
+
+
+@dataclass(frozen=True, eq=False)
+class _Unknown(Node):
+    def identity(self) -> tuple[Any, ...]:
+        return ()
+
+    @property
+    def merge_space(self) -> str:
+        return "param"
+
+
+UNKNOWN = _Unknown()
+"""Stands for an argument whose own problems are already reported, so that nothing more is said of it."""
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
@@ -331,6 +348,10 @@ def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
             f"{owner}: the parameter '{parameter.name}' has no annotation. Write "
             f"`{parameter.name}: Parameter(Tensor)`."
         )
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        raise RecipeError(
+            f"the parameter '{parameter.name}' of '{owner}' takes any name. Name each argument."
+        )
     declared = annotation if isinstance(annotation, _Declared) else _Declared(annotation, None, Bounds())
     variadic = parameter.kind is inspect.Parameter.VAR_POSITIONAL
     spaces = declared.spaces
@@ -358,11 +379,14 @@ def _interface(annotation: Any, owner: str, name: str) -> Any:
 
 
 def _check_node(spec: ParameterSpec, node: Node, where: str, problems: list[str]) -> None:
+    if node is UNKNOWN:
+        return
     if isinstance(node, LiteralNode):
         wrong = spec.check(node.value)
         if wrong:
             problems.append(f"{where}: {wrong}")
-        return
+        if wrong or not spec.is_tensor or node.value is None:
+            return
     if not spec.is_tensor:
         problems.append(f"{where}: expected {spec._expected()}, got {_describe(node)}")
     elif spec.spaces is not None and node.merge_space not in spec.spaces:

@@ -19,7 +19,7 @@ def lerp(a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(Tensor, "p
 
 @merge_method(elementwise=True, register=False)
 def add_scaled(
-    a: Parameter(Tensor, ("weight", "delta")),
+    a: Parameter(Tensor),
     d: Parameter(Tensor, ("weight", "delta")),
     alpha: Parameter(Tensor, "param"),
 ) -> Return(Tensor):
@@ -65,7 +65,7 @@ def scale(a: Parameter(Tensor, "delta"), alpha: Parameter(Tensor) = 1.0) -> Retu
 
 @merge_method(composite=True)
 def add_difference(
-    a: Parameter(Tensor, ("weight", "delta")),
+    a: Parameter(Tensor),
     b: Parameter(Tensor, ("weight", "delta")),
     c: Parameter(Tensor, "weight") = None,
     alpha: Parameter(Tensor) = 1.0,

@@ -203,8 +203,11 @@ class _Workers:
         torch.set_num_threads(1)
         scratch = Scratch()
         with torch.inference_mode():
-            while (task := self._take()) is not None:
+            while True:
                 try:
+                    task = self._take()  # it prepares the next key, which can fail as well
+                    if task is None:
+                        return
                     task(scratch)
                 except BaseException as error:
                     self._fail(error)

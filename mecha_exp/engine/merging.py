@@ -14,7 +14,7 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planning import Job, Plan, plan
 from mecha_exp.engine.sinks import Sink, open_sink
 from mecha_exp.engine.tiles import Progress, Tally
-from mecha_exp.nodes import ModelNode, Node
+from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,11 @@ def merge(
 
 
 def recipe_metadata(recipe: Node) -> dict[str, str]:
-    """What an output file says of its origin in its header."""
+    """What an output file says of its origin in its header; nothing where a model has no path to name."""
     from mecha_exp.recipe.text import serialize
 
+    if any(isinstance(model.source, InMemory) for model in models_of(recipe)):
+        return {"format": "pt"}
     return {"format": "pt", "mecha_recipe": serialize(recipe)}
 
 

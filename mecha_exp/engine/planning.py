@@ -13,7 +13,7 @@ from mecha_exp.checkpoint import TensorInfo, check_writable, dtype_name, is_arit
 from mecha_exp.engine.fusion import FusedPass, choose_ways, how_run
 from mecha_exp.engine.inputs import Source, open_sources
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.program import Pass, Program, at_key, compile_program, expand
+from mecha_exp.engine.program import Extent, Pass, Program, at_key, compile_program, expand
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
@@ -42,6 +42,10 @@ class Job:
     metadata: Mapping[str, str] = field(default_factory=dict)
     statistics: bool = False
     durable: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.output, str):
+            object.__setattr__(self, "output", Path(self.output))
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,8 @@ class Plan:
     def bytes_of(self, key: KeyPlan) -> int:
         """How many bytes are read for one key."""
         if key.program is None:
-            return sum(self.sources[model].info(key.key).nbytes for _, model in key.copies)
+            held = [source for source in self.sources.values() if key.key in source]
+            return sum(source.info(key.key).nbytes for source in held) if key.copies else 0
         passes = [p for stage in key.program.stages for p in stage.passes]
         return sum(self.sources[model].info(key.key).nbytes for p in passes for model in p.models)
 
@@ -309,6 +314,12 @@ class _Planner:
             return KeyPlan(key, shape, None, (), copies=copies)
         roots = self._roots_at(key, infos, wanted)
         program = self._program(roots.nodes)
+        for output in roots.outputs:
+            if program.extents[program.roots[output.root]] is Extent.SMALL:
+                raise RecipeError(
+                    f"the recipe {self._jobs[output.job].recipe!r} gives one number for a key, not a tensor, "
+                    "so it makes no model. Use it as an argument of another method."
+                )
         return KeyPlan(key, shape, program, roots.outputs, roots.statistics)
 
     def _roots_at(self, key: str, infos: list[TensorInfo | None], wanted: list[bool]) -> _Roots:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from mecha_exp.errors import MechaError, MergeError
+from mecha_exp.errors import MechaError, MergeError, RecipeError
 from mecha_exp.method import Kind, MergeMethod, Reduction
 from mecha_exp.nodes import ByKey, LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.signature import ParameterSpec, Tile
@@ -100,23 +100,30 @@ def at_key(roots: Sequence[Node], key: str) -> tuple[Node, ...]:
     return rewrite(roots, value)
 
 
-def rewrite(roots: Sequence[Node], replace: Callable[[Node], Node]) -> tuple[Node, ...]:
-    """The graphs rebuilt from the leaves up, with `replace` applied to every node."""
-    new: dict[Node, Node] = {}
-    for node in walk(*roots):
+def rewrite(
+    roots: Sequence[Node], replace: Callable[[Node], Node], new: dict[Node, Node] | None = None
+) -> tuple[Node, ...]:
+    """The graphs rebuilt from the leaves up, with `replace` applied to every node.
+
+    `new` remembers what became of each node, and that a result stays as it is.
+    """
+    new = {} if new is None else new
+    for node in walk(*roots, skip=new):
+        rebuilt = node
         if isinstance(node, MergeNode):
             arguments = tuple(
                 (name, tuple(new[v] for v in value) if isinstance(value, tuple) else new[value])
                 for name, value in node.arguments
             )
-            new[node] = replace(MergeNode(node.method, arguments, node.space))
-        else:
-            new[node] = replace(node)
+            rebuilt = MergeNode(node.method, arguments, node.space)
+        new[node] = replace(rebuilt)
+        new.setdefault(new[node], new[node])
     return tuple(new[root] for root in roots)
 
 
 def expand(roots: Sequence[Node]) -> tuple[Node, ...]:
     """The graphs with every composite method replaced by what it is composed of."""
+    expanded: dict[Node, Node] = {}
 
     def primitive(node: Node) -> Node:
         if not isinstance(node, MergeNode) or node.method.kind is not Kind.COMPOSITE:
@@ -126,9 +133,14 @@ def expand(roots: Sequence[Node]) -> tuple[Node, ...]:
             spec.name: _composite_argument(spec, given.get(spec.name))
             for spec in node.method.signature.parameters
         }
-        return expand([_run(node.method, values)])[0]
+        result = _run(node.method, values)
+        if not isinstance(result, Node):
+            raise RecipeError(
+                f"the composite '{node.method.identifier}' returned {type(result).__name__}, not a node"
+            )
+        return rewrite([result], primitive, expanded)[0]
 
-    return rewrite(roots, primitive)
+    return rewrite(roots, primitive, expanded)
 
 
 def compile_program(roots: Sequence[Node], compute_dtype: torch.dtype) -> Program:
@@ -204,8 +216,8 @@ class Call:
             value = given.value if given is not None else () if spec.variadic else spec.default
             if spec.is_tensor and isinstance(value, float | int):
                 return torch.tensor(value, dtype=self._dtype)
-            if spec.is_tensor and isinstance(value, torch.Tensor) and value.numel() == 1:
-                return value.to(self._dtype).reshape(())
+            if spec.is_tensor and isinstance(value, torch.Tensor):
+                return value.to(self._dtype).reshape(()) if value.numel() == 1 else given
             return list(value) if isinstance(value, tuple) and spec.interface is list else value
         return given
 

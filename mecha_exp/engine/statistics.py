@@ -89,5 +89,5 @@ def blocks_of(keys: Iterable[str]) -> list[str]:
 
 def _statistics(sums: list[float]) -> Statistics:
     norm, input_norm = math.sqrt(sums[0]), math.sqrt(sums[1])
-    cosine = sums[2] / (norm * input_norm) if norm * input_norm else math.nan
-    return Statistics(norm, input_norm, math.sqrt(sums[3]), max(-1.0, min(1.0, cosine)))
+    cosine = max(-1.0, min(1.0, sums[2] / (norm * input_norm))) if norm * input_norm else math.nan
+    return Statistics(norm, input_norm, math.sqrt(sums[3]), cosine)

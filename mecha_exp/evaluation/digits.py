@@ -9,6 +9,9 @@ from safetensors.torch import load
 from torch import Tensor
 from torch.nn import functional as F
 
+from mecha_exp.errors import ConfigError, some
+from mecha_exp.evaluation.registry import evaluator
+
 # mypy does not see the packages that live beside mecha_exp in the checkout.
 from mecha_exp.examples.digits.network import (  # type: ignore[import-not-found, unused-ignore]
     TASKS,
@@ -16,11 +19,15 @@ from mecha_exp.examples.digits.network import (  # type: ignore[import-not-found
     network_shapes,
 )
 
-from ..errors import ConfigError, some
-
 __all__ = ["digits", "fits"]
 
 
+def fits(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether keys of these shapes are the demo's network, so that `digits` can measure it."""
+    return not _misfits(shapes)
+
+
+@evaluator("digits", metric="accuracy", fits=fits)
 def digits(state_dict: Mapping[str, Tensor]) -> dict[str, float]:
     """Measure a state dict of the demo's network on the demo's test images.
 
@@ -57,11 +64,6 @@ def digits(state_dict: Mapping[str, Tensor]) -> dict[str, float]:
         metrics[f"accuracy_{task}"] = _mean(right[torch.isin(labels, torch.tensor(classes))])
     metrics["loss"] = F.cross_entropy(logits, labels).item()
     return metrics
-
-
-def fits(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether keys of these shapes are the demo's network, so that `digits` can measure it."""
-    return not _misfits(shapes)
 
 
 def _misfits(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from mecha_exp.errors import Problems, RecipeError, did_you_mean
 from mecha_exp.method import MergeMethod, resolve_method
-from mecha_exp.nodes import LiteralNode, ModelNode, Node, by_key
-from mecha_exp.signature import ParameterSpec
+from mecha_exp.nodes import ModelNode, Node, by_key
+from mecha_exp.signature import UNKNOWN, ParameterSpec
 
 NODE_WORDS = ("method", "model", "mecha")
 
@@ -54,7 +54,7 @@ class _Builder:
             return None
         words = [word for word in NODE_WORDS if word in config]
         if len(words) != 1:
-            near = did_you_mean(next(iter(config), ""), NODE_WORDS) if not words else ""
+            near = did_you_mean(str(next(iter(config), "")), NODE_WORDS) if not words else ""
             self._problems.add(
                 f"{where}: expected exactly one of 'method:', 'model:' and 'mecha:', got "
                 f"{list(config)}.{near}"
@@ -91,7 +91,7 @@ class _Builder:
             self._problems.add(f"{where}.method: {error}")
             return None
         arguments = {
-            name: self._argument(method, name, value, f"{where}.{name}")
+            str(name): self._argument(method, str(name), value, f"{where}.{name}")
             for name, value in config.items()
             if name != "method"
         }
@@ -112,10 +112,10 @@ class _Builder:
     def _one(self, spec: ParameterSpec, value: Any, where: str) -> Any:
         is_node = isinstance(value, Mapping) and any(word in value for word in NODE_WORDS)
         if is_node or (spec.is_model and isinstance(value, str | Mapping)):
-            return self.node(value, where) or LiteralNode(None)
+            return self.node(value, where) or UNKNOWN
         return by_key(value) if isinstance(value, Mapping) else value
 
     def _check_names(self, config: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
         for name in config:
             if name not in known:
-                self._problems.add(f"{where}: unknown word '{name}'.{did_you_mean(name, known)}")
+                self._problems.add(f"{where}: unknown word '{name}'.{did_you_mean(str(name), known)}")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import parse_dtype
-from mecha_exp.errors import MechaError, RecipeError
+from mecha_exp.errors import MechaError, RecipeError, did_you_mean
 from mecha_exp.method import resolve_method
 from mecha_exp.nodes import (
     ByKey,
@@ -38,9 +38,19 @@ from mecha_exp.nodes import (
 
 VERSION_LINE = "version 0.1.0"
 _CONSTANTS: dict[str, Scalar] = {"null": None, "true": True, "false": False}
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
 _TOKEN = re.compile(
-    r'\s*(?:(?P<name>[^\s="]+|"(?:[^"\\]|\\.)*")=)?(?P<value>"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^\s"]+)'
+    rf'\s*(?:(?P<name>[^\s="]+|{_QUOTED})=)?(?P<value>{_QUOTED}|\[(?:{_QUOTED}|[^"\]])*\]|[^\s"\[][^\s"]*)'
 )
+_ITEM = re.compile(rf"\s*(?P<item>{_QUOTED}|[^,]+?)\s*(?:,|$)")
+_BARE = re.compile(r'[^\s="\\]+')
+_COMMANDS = {
+    "literal": ("a value", ("model_config", "merge_space", "dtype", "shape")),
+    "model": ("a path in quotes", ("model_config", "merge_space")),
+    "merge": ("the name of a method in quotes", ()),
+}
+_SINGLE, _SPREAD = "singleton-mecha", "convert_singleton"
+"""How sd-mecha writes a value that is the same for all keys: a model of one key, and its conversion."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
@@ -54,9 +64,9 @@ def serialize(recipe: Node) -> str:
     references: dict[Node, str] = {}
     for node in walk(recipe):
         references[node] = _write_node(node, references, lines)
-    if not isinstance(recipe, MergeNode | ModelNode):
+    if references[recipe] != f"&{len(lines) - 1}":  # a number, which has no line where it is an argument
         _add(f"literal {references[recipe]}", lines)
-    return "\n".join([VERSION_LINE, *lines]) + "\n"
+    return "\n".join([VERSION_LINE, *lines])
 
 
 def deserialize(text: str) -> Node:
@@ -65,9 +75,9 @@ def deserialize(text: str) -> Node:
     Raises:
         RecipeError: with the line, the column and the line's text.
     """
-    lines = text.splitlines()
-    if not lines or lines[0].strip() != VERSION_LINE:
-        found = repr(lines[0]) if lines else "an empty text"
+    lines = text.split("\n")  # a path may hold the other characters that splitlines() splits at
+    if lines[0].strip() != VERSION_LINE:
+        found = repr(lines[0]) if text else "an empty text"
         raise RecipeError(f"line 1: expected '{VERSION_LINE}', found {found}")
     results: list[Any] = []
     for number, line in enumerate(lines[1:], 2):
@@ -89,16 +99,20 @@ def _write_node(node: Node, references: Mapping[Node, str], lines: dict[str, int
     words = ["merge", _quote(node.method.identifier)]
     by_name = []
     positional = True
+    arguments = dict(node.arguments)
     for spec in node.method.signature.parameters:
-        given = dict(node.arguments).get(spec.name)
+        given = arguments.get(spec.name)
         if isinstance(given, tuple):
-            words += [references[child] for child in given]
+            listed = [references[child] for child in given]
+            words += listed if positional else [f"{spec.name}=[{','.join(listed)}]"]
+            positional = False
         elif given is None:
-            positional = positional and spec.variadic
+            positional = False
         elif positional and spec.required:
             words.append(references[given])
         else:
             by_name.append(f"{spec.name}={references[given]}")
+            positional = False
     return _add(" ".join(words + by_name), lines)
 
 
@@ -106,15 +120,17 @@ def _write_literal(node: LiteralNode, lines: dict[str, int]) -> str:
     value = node.value
     if isinstance(value, ByKey):
         pairs = [*value.patterns, *([] if value.default is None else [("default", value.default)])]
-        return _add("dict " + " ".join(f"{_quote(k)}={_write_scalar(v)}" for k, v in pairs), lines)
-    if isinstance(value, torch.Tensor):
+        written = _add("dict " + " ".join(f"{_name(k)}={_write_scalar(v)}" for k, v in pairs), lines)
+    elif isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        numbers = ",".join(repr(v) for v in value.reshape(-1).tolist())
+        numbers = ",".join(_write_scalar(v) for v in value.reshape(-1).tolist())
         shape = ",".join(map(str, value.shape))
         return _add(f'literal [{numbers}] dtype="{dtype}" shape=[{shape}] merge_space="{node.space}"', lines)
-    if isinstance(value, tuple):
-        return "[" + ",".join(_write_scalar(v) for v in value) + "]"
-    return _write_scalar(value)
+    elif isinstance(value, tuple):
+        written = "[" + ",".join(_write_scalar(v) for v in value) + "]"
+    else:
+        written = _write_scalar(value)
+    return written if node.space == "param" else _add(f'literal {written} merge_space="{node.space}"', lines)
 
 
 def _write_scalar(value: Scalar) -> str:
@@ -131,70 +147,89 @@ def _quote(text: str) -> str:
     return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
 
 
+def _name(text: str) -> str:
+    return text if _BARE.fullmatch(text) else _quote(text)
+
+
 def _add(line: str, lines: dict[str, int]) -> str:
     return f"&{lines.setdefault(line, len(lines))}"
 
 
 def _read_line(line: str, number: int, results: list[Any]) -> Any:
-    column = 0
+    start = column = _next(line, 0)
     try:
-        command, column = _next_word(line, 0)
+        command = line.split(maxsplit=1)[0]
+        column = _next(line, start + len(command))
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        while line[column:].strip():
+        while column < len(line):
             match = _TOKEN.match(line, column)
             if match is None:
                 raise RecipeError("a quote or a bracket is not closed")
-            name, value = match["name"], _read_value(match["value"], results)
-            if name is None:
+            value = _read_value(match["value"], results)
+            if match["name"] is None:
                 args.append(value)
+            elif (name := _unquote(match["name"])) in kwargs:
+                raise RecipeError(f"'{name}' is given twice")
             else:
-                kwargs[_unquote(name)] = value
-            column = match.end()
+                kwargs[name] = value
+            column = _next(line, match.end())
+        column = start
         return _run_line(command, args, kwargs)
-    except (MechaError, ValueError) as error:
+    except (MechaError, ValueError, TypeError, RuntimeError) as error:  # the last two are torch's
         raise RecipeError(f"line {number}, column {column + 1}: {error}\n    {line}") from None
 
 
-def _next_word(line: str, start: int) -> tuple[str, int]:
-    match = re.compile(r"\s*(\S+)").match(line, start)
-    assert match is not None
-    return match[1], match.end()
+def _next(line: str, column: int) -> int:
+    """Where the next word begins, or the end of the line."""
+    return len(line) - len(line[column:].lstrip())
 
 
 def _run_line(command: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if command == "dict":
+        if args or not kwargs:
+            raise RecipeError("expected pairs of a key pattern and a value, such as conv1=0.3")
         return by_key(kwargs)
-    if command == "literal":
-        return _read_literal(args, kwargs)
-    if command == "model":
-        return ModelNode(str(args[0]), kwargs.get("merge_space") or "weight")
+    if command not in _COMMANDS:
+        raise RecipeError(f"unknown command '{command}': expected dict, literal, model or merge")
+    if not args or (command in ("model", "merge") and not isinstance(args[0], str)):
+        raise RecipeError(f"expected {_COMMANDS[command][0]} after '{command}'")
     if command == "merge":
-        return resolve_method(str(args[0]))(*args[1:], **kwargs)
-    raise RecipeError(f"unknown command '{command}': expected dict, literal, model or merge")
+        is_plain = args[0] == _SPREAD and len(args) == 2 and not kwargs
+        return args[1] if is_plain else resolve_method(args[0])(*args[1:], **kwargs)
+    _, known = _COMMANDS[command]
+    for name in kwargs:
+        if name not in known:
+            raise RecipeError(f"unknown word '{name}'.{did_you_mean(name, known)}")
+    for name, value in zip(known, args[1:], strict=False):
+        kwargs.setdefault(name, value)
+    if command == "model":
+        return ModelNode(args[0], kwargs.get("merge_space") or "weight")
+    return _read_literal(args[0], kwargs)
 
 
-def _read_literal(args: list[Any], kwargs: dict[str, Any]) -> Node:
-    (value,) = args
-    space = kwargs.get("merge_space") or "param"
-    if "dtype" in kwargs:
-        value = torch.tensor(value, dtype=parse_dtype(kwargs["dtype"])).reshape(kwargs["shape"])
-    return LiteralNode(value, space)
+def _read_literal(value: Any, words: Mapping[str, Any]) -> Node:
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, ByKey) and words.get("model_config") == _SINGLE:
+        value = value("key")
+    if "dtype" in words:
+        value = torch.tensor(value, dtype=parse_dtype(words["dtype"])).reshape(words.get("shape", [-1]))
+    return LiteralNode(value, words.get("merge_space") or "param")
 
 
 def _read_value(token: str, results: list[Any]) -> Any:
     if token in _CONSTANTS:
         return _CONSTANTS[token]
     if token.startswith("&"):
-        index = int(token[1:])
+        index = int(token[1:]) if token[1:].isdecimal() else -1
         if not 0 <= index < len(results):
             raise RecipeError(f"{token} refers to a line that does not come before this one")
         return results[index]
     if token.startswith('"'):
         return _unquote(token)
     if token.startswith("["):
-        inside = token[1:-1].strip()
-        return [_read_value(part.strip(), results) for part in inside.split(",")] if inside else []
+        return [_read_value(part["item"], results) for part in _ITEM.finditer(token[1:-1].strip())]
     return _read_number(token)
 
 

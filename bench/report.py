@@ -1,0 +1,63 @@
+"""What every benchmark shares: medians of processes, the machine's description, one section of RESULTS.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+def seconds(command: Sequence[str], cwd: Path, environment: dict[str, str] | None = None) -> float:
+    """The wall time of one run of a command that must succeed."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **(environment or {})}, capture_output=True, text=True
+    )
+    elapsed = time.perf_counter() - started
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return elapsed
+
+
+def median_and_spread(values: Sequence[float]) -> str:
+    """The median, and the smallest and largest, in seconds."""
+    return f"{statistics.median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
+
+
+def machine() -> str:
+    """The machine that a table was measured on."""
+    cpu = platform.processor() or platform.machine()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+        cpu = next(m[1] for m in re.finditer(r"model name\s*: (.*)", text))
+    except (OSError, StopIteration):
+        pass
+    return (
+        f"{cpu}, {os.cpu_count()} cores; {platform.system()}; Python {platform.python_version()}, "
+        f"torch {torch.__version__}"
+    )
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of a Markdown table, the first one being its head."""
+    head, *body = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
+
+
+def save_section(title: str, text: str) -> None:
+    """Put a section into RESULTS.md, in place of the one of that title."""
+    old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# What was measured\n"
+    parts = re.split(r"(?m)^(?=## )", old)
+    section = f"## {title}\n\n{text.strip()}\n\n"
+    kept = [part for part in parts if not part.startswith(f"## {title}\n")]
+    RESULTS.write_text("".join([*kept[:1], *kept[1:], section]).rstrip() + "\n", encoding="utf-8")

@@ -1,0 +1,8 @@
+"""`python -m mecha_exp`: a verb such as `ui`, or else the Hydra application."""
+
+import sys
+
+from mecha_exp.app.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

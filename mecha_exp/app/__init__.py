@@ -1,0 +1,1 @@
+"""The application: from a command line to merged, measured and tracked models."""

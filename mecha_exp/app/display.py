@@ -1,0 +1,105 @@
+"""What a person sees on the terminal: progress, plans, results, errors."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from mecha_exp.engine import Plan
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def show_error(message: str) -> None:
+    """An error, on standard error."""
+    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(planned: Plan) -> Iterator[Callable[[str, int], None]]:
+    """A bar with bytes, rate, time left and the current key; on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda key, nbytes: None
+        return
+    columns = (
+        TextColumn("merging"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[key]}"),
+    )
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("merge", total=planned.bytes_read, key="")
+        yield lambda key, nbytes: bar.update(task, advance=nbytes, key=key[-40:])
+
+
+def show_plan(planned: Plan, names: Sequence[str], hyperparameters: dict[str, Any]) -> None:
+    """What a merge would do."""
+    inputs = _table("input", "keys", "bytes", "file")
+    for name, source in zip(names, planned.sources.values(), strict=True):
+        size = sum(source.info(key).nbytes for key in source.keys())
+        inputs.add_row(name, str(len(source.keys())), human_bytes(size), source.name)
+    settings = _table("hyperparameter", "value")
+    for name, value in hyperparameters.items():
+        settings.add_row(name, str(value))
+    work = _table("keys", "stages", "passes over the data", "whole tensors held")
+    for (stages, passes, whole), keys in Counter(_amount_of_work(k.program) for k in planned.keys).items():
+        work.add_row(str(keys), str(stages), str(passes), str(whole))
+    for table in (inputs, settings, work):
+        out.print(table)
+    for job, layout in zip(planned.jobs, planned.layouts, strict=True):
+        target = "kept in memory" if isinstance(job.output, dict) else str(job.output)
+        dtypes = ", ".join(f"{count} {d}" for d, count in Counter(d for d, _ in layout.values()).items())
+        out.print(f" output   {len(layout)} keys ({dtypes}): {escape(target)}", soft_wrap=True)
+    out.print(f" reads    {human_bytes(planned.bytes_read)}")
+    out.print(f" writes   {human_bytes(planned.bytes_written)}")
+    out.print(
+        f" memory   about {human_bytes(planned.memory)} of buffers for {planned.options.threads} workers"
+    )
+    for warning in planned.warnings:
+        out.print(f" warning  {escape(warning)}", soft_wrap=True)
+    out.print(" Nothing was merged. Leave out debug=plan to do it.")
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def human_bytes(count: float) -> str:
+    """A size for people: 2.1 GB, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _amount_of_work(program: Any) -> tuple[int, int, int]:
+    if program is None:
+        return 0, 1, 0
+    return (
+        len(program.stages),
+        sum(len(stage.passes) for stage in program.stages),
+        program.whole_tensors,
+    )

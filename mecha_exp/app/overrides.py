@@ -1,0 +1,288 @@
+"""The command line, checked before Hydra starts: names that nothing knows, sweeps that change nothing.
+
+Hydra stops at the first wrong name and shows where in its own words; and it would run a sweep over a key
+that the recipe does not use as so many identical jobs. Here the configuration is composed once for each
+choice of groups, and everything wrong is reported at once with the nearest valid name, before any folder is
+made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra import compose
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from mecha_exp.errors import ConfigError, Problems, did_you_mean
+
+CONFIG_MODULE = "mecha_exp.conf"
+CONFIG_NAME = "config"
+VERSION_BASE = "1.3"
+OPEN_NODES = ("blocks",)
+"""Nodes that take any key: an override there need not say `+`."""
+
+_VALUE_FLAGS = {"--cfg", "--config-path", "--config-name", "--config-dir", "--package"}
+_VALUE_FLAGS |= {"-c", "-cp", "-cn", "-cd", "-p"}
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_MAX_COMBINATIONS = 200  # of groups that are composed to check names; a larger sweep is checked in part
+
+
+def reorder(arguments: Sequence[str]) -> list[str]:
+    """The arguments with every flag before every override, so that `-m` may stand anywhere.
+
+    >>> reorder(["recipe=ties", "-m", "alpha=0.3,0.5"])
+    ['-m', 'recipe=ties', 'alpha=0.3,0.5']
+    """
+    flags: list[str] = []
+    overrides: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if not word.startswith("-"):
+            overrides.append(_opened(word))
+            continue
+        flags.append(word)
+        if word in _VALUE_FLAGS:
+            flags.extend(itertools.islice(rest, 1))
+    return flags + overrides
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What a command line asks for.
+
+    Attributes:
+        arguments: for Hydra, reordered.
+        is_sweep: whether it is a multirun.
+        swept: the keys with several values, in the order in which they were given.
+        config: the configuration of the first point, with Hydra's part.
+        points: the settings of every grid point, as far as they are listed here and not by a sweeper.
+    """
+
+    arguments: list[str]
+    is_sweep: bool
+    swept: list[str]
+    config: DictConfig
+    points: list[DictConfig]
+
+
+def check(arguments: Sequence[str]) -> CommandLine:
+    """Read a command line and check its names.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+    """
+    flags = get_args_parser().parse_args(list(arguments))
+    with _composer(flags.config_dir):
+        try:
+            return _check(list(arguments), list(flags.overrides), bool(flags.multirun))
+        except HydraException as error:
+            raise ConfigError(_in_our_words(error)) from None
+
+
+@contextmanager
+def _composer(config_dir: str | None) -> Iterator[None]:
+    """Hydra's composer over the packaged configuration and a folder of the user's, as its own start-up does.
+
+    Hydra's public `initialize` functions take one place only.
+    """
+    places = create_config_search_path(f"pkg://{CONFIG_MODULE}")
+    if config_dir:
+        before_schema = SearchPathQuery(provider="schema", path=None)  # which must be last
+        places.prepend("command-line", f"file://{Path(config_dir).absolute()}", before_schema)
+    current = GlobalHydra.instance()
+    before, current.hydra = current.hydra, None
+    hydra.version.setbase(VERSION_BASE)
+    Hydra.create_main_hydra2("mecha_exp", places)
+    try:
+        yield
+    finally:
+        current.hydra = before
+
+
+def _check(arguments: list[str], words: list[str], multirun: bool) -> CommandLine:
+    groups = GlobalHydra.instance().config_loader().list_groups("")
+    parsed = OverridesParser.create().parse_overrides(words)
+    problems = Problems()
+    for override in parsed:
+        if _is_group(override, groups):
+            _check_options(override, problems)
+    problems.raise_as(ConfigError)
+    chosen = [o for o in parsed if _is_group(o, groups)]
+    fixed = [str(o.input_line) for o in parsed if o.is_hydra_override() and not o.is_sweep_override()]
+    first = _compose([*next(_choose(chosen)), *fixed])
+    is_sweep = multirun or first.hydra.mode == RunMode.MULTIRUN
+    if is_sweep:
+        given = {o.key_or_group for o in parsed}
+        preset = [f"{k}={v}" for k, v in (first.hydra.sweeper.params or {}).items() if k not in given]
+        parsed += OverridesParser.create().parse_overrides(preset)
+        chosen = [o for o in parsed if _is_group(o, groups)]
+    elif swept := [o.input_line for o in parsed if o.is_sweep_override()]:
+        raise ConfigError(f"{', '.join(map(str, swept))} has several values: add -m to run each of them.")
+    swept_keys = [o.key_or_group for o in parsed if o.is_sweep_override()]
+    points = list(_points(chosen, [o for o in parsed if o not in chosen], fixed, problems))
+    problems.raise_as(ConfigError)
+    _check_used([k for k in swept_keys if k not in groups], points, problems)
+    _check_distinct_outputs(is_sweep, points, problems)
+    problems.raise_as(ConfigError)
+    return CommandLine(arguments, is_sweep, swept_keys, points[0], points)
+
+
+def _points(
+    chosen: list[Override], values: list[Override], fixed: list[str], problems: Problems
+) -> Iterator[DictConfig]:
+    """The configuration of every grid point, composed once for each choice of groups."""
+    plain = [o for o in values if not o.is_hydra_override()]
+    grids = [[(o, v) for v in _values(o)] for o in plain]
+    for choice in itertools.islice(_choose(chosen), _MAX_COMBINATIONS):
+        base = _compose([*choice, *fixed])
+        for override in plain:
+            _check_name(base, override, problems)
+        if problems:
+            continue
+        for settings in itertools.product(*grids):
+            config = base.copy()
+            for override, value in settings:
+                OmegaConf.update(config, override.key_or_group, value, force_add=True)
+            yield config
+
+
+def _choose(chosen: list[Override]) -> Iterator[list[str]]:
+    """Every combination of options of the chosen groups, as overrides."""
+    for words in itertools.product(*(_words(o) for o in chosen)):
+        yield list(words)
+
+
+def _words(override: Override) -> list[str]:
+    """An override for each value of a sweep; one that is no sweep as it was typed."""
+    if not override.is_discrete_sweep():
+        return [str(override.input_line)]
+    return [f"{override.get_key_element()}={text}" for text in override.sweep_string_iterator()]
+
+
+def _values(override: Override) -> list[Any]:
+    if override.is_discrete_sweep():
+        return list(override.sweep_iterator())
+    if override.is_interval_sweep():  # for sweepers that search: any value of it stands for all
+        return [override.value().start]  # type: ignore[union-attr]
+    return [override.value()]
+
+
+def _is_group(override: Override, groups: list[str]) -> bool:
+    return override.key_or_group in groups or "/" in override.key_or_group
+
+
+def _check_options(override: Override, problems: Problems) -> None:
+    loader = GlobalHydra.instance().config_loader()
+    group = override.key_or_group
+    options = loader.get_group_options(group)
+    for name in _values(override):
+        if isinstance(name, str) and name not in options:
+            problems.add(f"{group}={name}: there is no such {group}.{did_you_mean(str(name), options)}")
+
+
+def _check_name(config: DictConfig, override: Override, problems: Problems) -> None:
+    """Whether a key that is set exists; `+key` may be new."""
+    if override.is_add() or override.is_force_add():
+        return
+    node: Any = config
+    path = override.key_or_group.split(".")
+    for depth, part in enumerate(path):
+        if isinstance(node, ListConfig) and part.isdecimal() and int(part) < len(node):
+            node = node._get_node(int(part))
+        elif isinstance(node, DictConfig) and part in node.keys():  # `in node` says no to a missing value
+            node = node._get_node(part)
+        else:
+            known = [str(k) for k in node if k != "hydra"] if isinstance(node, DictConfig) else []
+            where = ".".join(path[:depth]) or f"the recipe{_recipe_of(config)}"
+            problems.add(f"{override.key_or_group}: {where} has no '{part}'.{did_you_mean(part, known)}")
+            return
+
+
+def _recipe_of(config: DictConfig) -> str:
+    name = config.hydra.runtime.choices.get("recipe")
+    return f" '{name}'" if name else ""
+
+
+def _check_used(keys: list[str], points: list[DictConfig], problems: Problems) -> None:
+    """A swept hyperparameter must reach the recipe, or the sweep would be one merge many times."""
+    for key in keys:
+        if "." in key:
+            continue
+        idle = [p for p in points if key not in _used_by(p)]
+        if idle:
+            recipe = _recipe_of(idle[0])
+            used = sorted(_used_by(idle[0]))
+            problems.add(
+                f"{key} is swept, but the recipe{recipe} does not use it, so every point would be the same "
+                f"merge. It uses {', '.join(used) or 'no hyperparameter'}."
+            )
+
+
+def _used_by(config: DictConfig) -> set[str]:
+    """The top-level hyperparameters that the recipe refers to, directly or through another one."""
+    raw = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(raw, dict)
+    used: set[str] = set()
+    waiting = [raw.get("recipe")]
+    while waiting:
+        for reference in _REFERENCE.findall(str(waiting.pop())):
+            key = reference.partition(".")[0]
+            if key not in used:
+                used.add(key)
+                waiting.append(raw.get(key))
+    return {key for key in used if key not in ("models", "blocks", "recipe")}
+
+
+def _check_distinct_outputs(is_sweep: bool, points: list[DictConfig], problems: Problems) -> None:
+    paths = [str(p.output.path) for p in points if p.output.save and p.output.path]
+    if is_sweep and len(points) > 1 and len(set(paths)) < len(paths):
+        problems.add(
+            f"output.path={paths[0]} is the same for several points, which would overwrite each other. Put "
+            "a swept value into it, as in 'output.path=merged-${alpha}.safetensors'."
+        )
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    return compose(CONFIG_NAME, overrides=overrides, return_hydra_config=True)
+
+
+def _opened(word: str) -> str:
+    """`blocks.x=1` as `++blocks.x=1`."""
+    is_open = any(word.startswith(f"{node}.") for node in OPEN_NODES)
+    return f"++{word}" if is_open else word
+
+
+def _in_our_words(error: HydraException) -> str:
+    if isinstance(error, OverrideParseException):
+        return f"'{error.override}' cannot be read: {str(error.message).splitlines()[0]}."
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines) or type(error).__name__
+
+
+def program_name() -> str:
+    """How the program was called, for messages."""
+    return "mecha-exp" if Path(sys.argv[0]).stem == "mecha-exp" else "python -m mecha_exp"
+
+
+def start_hydra(arguments: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
+    """Hand the command line to Hydra, which composes each point and calls `task` with it."""
+    sys.argv = [sys.argv[0], *arguments]
+    hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(
+        task
+    )()

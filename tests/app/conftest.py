@@ -1,0 +1,42 @@
+"""The application, run in this process in a folder of its own."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from outcome import Outcome
+
+from mecha_exp.app.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def app(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Runs the application in this process; tracking is off unless a test asks for it."""
+
+    def run(*arguments: str, tracked: bool = False) -> Outcome:
+        untracked = [] if tracked or (arguments and arguments[0] in ("track", "ui")) else ["tracking=none"]
+        monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
+        try:
+            status = main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def files_in() -> Callable[[Path], list[str]]:
+    """Lists every file below a folder, with slashes on every platform."""
+    return lambda folder: sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())

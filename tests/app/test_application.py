@@ -1,0 +1,303 @@
+"""What the command line offers, beside the demo (test_demo.py); what goes wrong is in test_bad_input.py."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from mecha_exp import deserialize, evaluator, merge
+from mecha_exp.app.overrides import reorder
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (folder / "outputs" / "runs").iterdir()
+    return run
+
+
+def test_a_single_run_shows_its_metrics_and_where_they_are(app, folder):
+    outcome = app("recipe=weighted_sum", "alpha=0.2")
+
+    assert outcome.status == 0
+    assert "accuracy" in outcome.out
+    assert "merged in" in outcome.out
+    assert str(only_run(folder).relative_to(folder)) in outcome.out
+    assert (only_run(folder) / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-m", "recipe=ties", "alpha=0.3,0.5"],
+        ["recipe=ties", "-m", "alpha=0.3,0.5"],
+        ["recipe=ties", "alpha=0.3,0.5", "--multirun"],
+    ],
+)
+def test_the_multirun_flag_may_stand_anywhere(arguments):
+    assert reorder(arguments)[1:] == ["recipe=ties", "alpha=0.3,0.5"]
+    assert reorder(arguments)[0] in ("-m", "--multirun")
+
+
+def test_a_flag_keeps_its_value_when_the_arguments_are_reordered():
+    assert reorder(["a=1", "--config-dir", "mine", "b=2"]) == ["--config-dir", "mine", "a=1", "b=2"]
+
+
+def test_no_output_keeps_no_model_and_measures_it_all_the_same(app, folder):
+    app("output=none")
+
+    assert not list(folder.rglob("*.safetensors"))
+    metrics = json.loads((only_run(folder) / "metrics.json").read_text())
+    assert 0.8 < metrics["accuracy"] < 1
+    assert metrics["weights/distance/base"] > 0
+
+
+def test_an_output_path_is_relative_to_the_current_folder(app, folder):
+    app("output.path=models/merged.safetensors")
+
+    assert (folder / "models" / "merged.safetensors").is_file()
+    assert not (only_run(folder) / "model.safetensors").exists()
+
+
+def test_a_sweep_may_name_each_output_after_its_point(app, folder):
+    outcome = app("alpha=0.1,0.2", "output.path=m-${alpha}.safetensors", "-m")
+
+    assert outcome.status == 0
+    assert (folder / "m-0.1.safetensors").is_file()
+    assert (folder / "m-0.2.safetensors").is_file()
+
+
+def test_the_output_dtype_can_be_chosen(app, folder):
+    app("output.dtype=bfloat16", "output.path=m.safetensors")
+
+    assert {t.dtype for t in load_file(folder / "m.safetensors").values()} == {torch.bfloat16}
+
+
+def test_models_of_ones_own_are_looked_for_in_the_current_folder_and_in_models_dir(app, folder):
+    (folder / "elsewhere").mkdir()
+    save_file({"w": torch.zeros(4)}, folder / "a.safetensors")
+    save_file({"w": torch.ones(4)}, folder / "elsewhere" / "b.safetensors")
+
+    outcome = app(
+        "recipe=weighted_sum",
+        "models.dir=elsewhere",
+        "models.base=a.safetensors",
+        "models.experts=[b.safetensors]",
+        "alpha=0.25",
+        "output.path=m.safetensors",
+    )
+
+    assert outcome.status == 0, outcome.err
+    assert load_file(folder / "m.safetensors")["w"].tolist() == [0.25] * 4
+
+
+def test_models_that_are_not_the_demos_are_measured_by_their_weights(app, folder):
+    save_file({"w": torch.tensor([3.0, 4.0])}, folder / "a.safetensors")
+    save_file({"w": torch.tensor([3.0, 4.5])}, folder / "b.safetensors")
+
+    app("recipe=weighted_sum", "models.base=a.safetensors", "models.experts=[b.safetensors]", "alpha=1.0")
+
+    metrics = json.loads((only_run(folder) / "metrics.json").read_text())
+    assert metrics["weights/distance/a"] == pytest.approx(0.5)
+    assert metrics["weights/relative_change/a"] == pytest.approx(0.1)
+    assert metrics["weights/distance/b"] == 0
+    assert "accuracy" not in metrics
+
+
+def test_an_evaluator_that_is_asked_for_must_fit(app, folder):
+    save_file({"w": torch.zeros(2)}, folder / "a.safetensors")
+
+    outcome = app(
+        "recipe=n_average", "models.base=a.safetensors", "models.experts=[a.safetensors]", "evaluator=digits"
+    )
+
+    assert outcome.status != 0
+    assert "evaluator=digits cannot measure this model" in outcome.err
+
+
+def test_the_plan_says_what_would_be_done_and_does_nothing(app, folder):
+    outcome = app("recipe=ties", "k=0.5", "blocks=digits_late", "debug=plan")
+
+    assert outcome.status == 0
+    for words in (
+        "base.safetensors",
+        "expert_7_9",
+        "212.0 kB",
+        "0.5",
+        "conv1",
+        "passes over the data",
+        "memory",
+    ):
+        assert words in outcome.out
+    assert "Nothing was merged" in outcome.out
+    assert list(folder.iterdir()) == []
+
+
+def test_the_plan_of_a_sweep_shows_its_first_point(app, folder):
+    outcome = app("alpha=0.1,0.2,0.3", "debug=plan", "-m")
+
+    assert "This is the first of 3 points; swept: alpha." in outcome.out
+
+
+def test_block_weights_reach_their_blocks_only(app, folder):
+    app("recipe=weighted_sum", "alpha=1.0", "blocks.conv1=0", "output.path=m.safetensors")
+
+    merged = load_file(folder / "m.safetensors")
+    base, expert = (load_file(DIGITS / f"{name}.safetensors") for name in ("base", "expert_0_3"))
+    assert torch.equal(merged["conv1.weight"], base["conv1.weight"])
+    assert torch.equal(merged["fc1.weight"], expert["fc1.weight"])
+
+
+def test_the_recipe_in_a_models_header_makes_the_same_bytes_again(app, folder):
+    app("recipe=ties", "alpha=0.7", "output.path=m.safetensors")
+    with safe_open(folder / "m.safetensors", "pt") as file:
+        text = file.metadata()["mecha_recipe"]
+
+    merge(deserialize(text), "again.safetensors")
+
+    assert Path("again.safetensors").read_bytes() == Path("m.safetensors").read_bytes()
+
+
+def test_a_recipe_file_is_a_recipe(app, folder):
+    app("recipe=ties", "alpha=0.7", "output.path=m.safetensors")
+    (folder / "my.mecha").write_text((only_run(folder) / "recipe.mecha").read_text())
+
+    outcome = app("recipe=mecha", "recipe.path=my.mecha", "output.path=again.safetensors")
+
+    assert outcome.status == 0, outcome.err
+    assert Path("again.safetensors").read_bytes() == Path("m.safetensors").read_bytes()
+
+
+def test_a_broken_recipe_file_is_an_error_with_line_and_column(app, folder):
+    (folder / "my.mecha").write_text('version 0.1.0\nmerge "weighted_sum" &0\n')
+
+    outcome = app("recipe=mecha", "recipe.path=my.mecha")
+
+    assert outcome.status != 0
+    assert "line 2, column" in outcome.err
+
+
+def test_an_experiment_is_a_sweep_without_being_told_so(app, folder):
+    outcome = app("experiment=alpha_by_k", "k=0.2,0.5", "hydra.sweeper.params.alpha='0.5,0.8'")
+
+    assert outcome.status == 0, outcome.err
+    assert "alpha_by_k" in outcome.out
+    assert len(list(folder.rglob("run.json"))) == 4
+
+
+def test_the_same_command_gives_the_same_bytes(app, folder):
+    for name in ("a", "b"):
+        app("recipe=dare_ties", "density=0.3", f"output.path={name}.safetensors")
+
+    assert Path("a.safetensors").read_bytes() == Path("b.safetensors").read_bytes()
+
+
+def test_another_seed_gives_another_merge(app, folder):
+    for seed in (1, 2):
+        app("recipe=dare_ties", f"seed={seed}", f"output.path={seed}.safetensors")
+
+    assert Path("1.safetensors").read_bytes() != Path("2.safetensors").read_bytes()
+
+
+def test_configuration_of_ones_own_is_found_by_config_dir(app, folder):
+    (folder / "mine" / "recipe").mkdir(parents=True)
+    (folder / "mine" / "recipe" / "half.yaml").write_text(
+        "# @package _global_\nshare: 0.5\nrecipe:\n  method: weighted_sum\n  a: ${models.base}\n"
+        "  b: ${models.experts.1}\n  alpha: ${share}\n"
+    )
+
+    outcome = app("recipe=half", "--config-dir", "mine", "share=0.1")
+
+    assert outcome.status == 0, outcome.err
+
+
+def test_help_shows_how_to_begin_and_what_there_is_to_choose(as_a_user, tmp_path):
+    outcome = as_a_user("--help", cwd=tmp_path)
+
+    assert outcome.status == 0
+    for words in ("recipe=ties alpha=0.3,0.5,0.7 -m", "experiment=alpha_curve", "weighted_sum", "tile_size"):
+        assert words in outcome.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_configuration_can_be_shown(as_a_user, tmp_path):
+    outcome = as_a_user("recipe=slerp", "--cfg", "job", "--resolve", cwd=tmp_path)
+
+    assert outcome.status == 0
+    assert "method: slerp" in outcome.out
+    assert "a: pkg://mecha_exp.examples.digits/expert_0_3.safetensors" in outcome.out
+
+
+@pytest.mark.parametrize("verb", ["ui", "track"])
+def test_every_verb_explains_itself(as_a_user, tmp_path, verb):
+    outcome = as_a_user(verb, "--help", cwd=tmp_path)
+
+    assert outcome.status == 0
+    assert "example: python -m mecha_exp" in outcome.out
+
+
+def test_the_dashboard_answers_and_ends_with_its_parent(app, folder, free_port):
+    app("output=none", tracked=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "mecha_exp", "ui", "--port", str(free_port)]
+
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as server:
+        try:
+            answer = _first_answer(f"http://127.0.0.1:{free_port}/health")
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=20)
+
+    assert answer == b"OK"
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{free_port}/health", timeout=2)
+
+
+def _first_answer(address: str) -> bytes:
+    for _ in range(120):
+        try:
+            with urllib.request.urlopen(address, timeout=2) as answer:
+                return answer.read()
+        except OSError:
+            time.sleep(0.5)
+    raise TimeoutError(address)
+
+
+def test_inputs_that_are_called_alike_are_told_apart_by_their_folders(app, folder):
+    for name, value in (("one", 1.0), ("two", 2.0)):
+        (folder / name).mkdir()
+        save_file({"w": torch.full((3,), value)}, folder / name / "model.safetensors")
+
+    app(
+        "recipe=weighted_sum",
+        "models.base=one/model.safetensors",
+        "models.experts=[two/model.safetensors]",
+        "alpha=0.25",
+    )
+
+    metrics = json.loads((only_run(folder) / "metrics.json").read_text())
+    assert metrics["weights/relative_change/one"] == pytest.approx(0.25)
+    assert metrics["weights/relative_change/two"] == pytest.approx(0.375)
+
+
+def test_an_evaluator_that_raises_fails_its_point_with_its_traceback(app, folder):
+    @evaluator("test_broken", metric="x")
+    def broken(state_dict):
+        raise ZeroDivisionError("the score is broken")
+
+    outcome = app("alpha=0.1,0.2", "output=none", "evaluator.name=test_broken", "-m")
+
+    assert outcome.status != 0
+    assert "2 of 2 points failed" in outcome.out
+    assert "ZeroDivisionError: the score is broken" in outcome.out

@@ -1,0 +1,227 @@
+"""Whatever is wrong with a command is said before anything is written, with where and how to mend it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+
+
+def _model(path: Path, **shapes: tuple[int, ...]) -> str:
+    save_file({key: torch.ones(shape) for key, shape in shapes.items()}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["recipe=tise"], "recipe=tise: there is no such recipe. Did you mean 'ties'?"),
+        (["alhpa=0.3"], "alhpa: the recipe 'ties' has no 'alhpa'. Did you mean 'alpha'?"),
+        (["recipe.kk=0.3"], "recipe.kk: recipe has no 'kk'. Did you mean 'k'?"),
+        (["engine.worker=1"], "engine.worker: engine has no 'worker'. Did you mean 'workers'?"),
+        (["alpha=abc"], "recipe.alpha: expected a number, got 'abc'"),
+        (["k=1.5"], "recipe.k: 1.5 is out of range [0, 1]"),
+        (["vote_sgn=7"], "recipe.vote_sgn: expected true or false, got 7"),
+        (["recipe=dare_ties", "density=0"], "recipe.density: 0 is out of range (0, 1]"),
+        (["recipe=dare_ties", "weights=[1,2]"], "2 weights are given for 3 models"),
+        (
+            ["recipe.method=tise_sum"],
+            "recipe.method: unknown merge method 'tise_sum'. Did you mean 'ties_sum'",
+        ),
+        (["alpha=0.3,0.5"], "alpha=0.3,0.5 has several values: add -m to run each of them"),
+        (["recipe=model_stock", "alpha=0.1,0.2", "-m"], "the recipe 'model_stock' has no 'alpha'"),
+        (
+            ["recipe=ties,n_average", "alpha=0.1,0.2", "-m"],
+            "alpha: the recipe 'n_average' has no 'alpha'",
+        ),
+        (
+            ["recipe=weighted_sum", "+seed=1,2", "-m"],
+            "seed is swept, but the recipe 'weighted_sum' does not use it, so every point would be the same "
+            "merge. It uses alpha.",
+        ),
+        (["models.base=no_base.safetensors"], "the model 'no_base.safetensors' does not exist. Looked in"),
+        (
+            ["models.base=bse.safetensors", "models.dir=pkg://mecha_exp.examples.digits"],
+            "Did you mean 'base.safetensors'",
+        ),
+        (["models.base=pkg://mecha_exp.examples.digits/x.safetensors"], "x.safetensors does not exist"),
+        (["models.base=pkg://no.such.package/x.safetensors"], "there is no package 'no.such.package'"),
+        (["models.experts=[]"], "recipe.models: at least one value is needed"),
+        (["recipe=slerp", "models.experts=[a.safetensors]"], "needs more experts than models.experts lists"),
+        (["recipe=mecha"], "recipe.path"),
+        (["recipe=mecha", "recipe.path=no.mecha"], "'no.mecha' does not exist"),
+        (["engine.compute_dtype=int8"], "engine.compute_dtype: expected float32 or float64, got torch.int8"),
+        (["engine.workers=0"], "engine.workers: expected a positive whole number, got 0"),
+        (["engine.on_missing=bas"], "engine.on_missing: unknown choice 'bas'. Did you mean 'base'?"),
+        (["output.dtype=float15"], "unknown dtype 'float15'. Did you mean 'float16'"),
+        (["evaluator.name=digit"], "unknown evaluator 'digit'. Did you mean 'digits'?"),
+        (["blocks.conv9=0.1"], "the pattern 'conv9' matches none of the 8 keys"),
+        (
+            ["alpha=0.1,0.2", "output.path=m.safetensors", "-m"],
+            "output.path=m.safetensors is the same for several points",
+        ),
+        (["alpha=0.1,", "-m"], "'alpha=0.1,' cannot be read"),
+    ],
+)
+def test_a_wrong_word_is_an_error_with_its_place_and_the_nearest_right_one(app, folder, arguments, message):
+    outcome = app(*arguments)
+
+    assert outcome.status != 0
+    assert message in outcome.err.replace("\n", " ")
+    assert list(folder.iterdir()) == []
+
+
+def test_all_problems_of_a_recipe_are_reported_together(app, folder):
+    outcome = app("alpha=abc", "k=7", "vote_sgn=maybe")
+
+    assert outcome.status != 0
+    for name in ("recipe.alpha", "recipe.k", "recipe.vote_sgn"):
+        assert name in outcome.err
+
+
+def test_a_file_that_is_no_checkpoint(app, folder):
+    (folder / "m.safetensors").write_text("not a model")
+
+    outcome = app("models.base=m.safetensors")
+
+    assert outcome.status != 0
+    assert "m.safetensors" in outcome.err
+    assert not (folder / "outputs").exists()
+
+
+def test_a_truncated_file(app, folder):
+    whole = (DIGITS / "base.safetensors").read_bytes()
+    (folder / "m.safetensors").write_bytes(whole[:-1000])
+
+    outcome = app("models.base=m.safetensors")
+
+    assert outcome.status != 0
+    assert "m.safetensors: truncated" in outcome.err
+    assert not (folder / "outputs").exists()
+
+
+def test_shapes_that_differ_are_listed_up_to_ten_with_their_number(app, folder):
+    wide = _model(folder / "wide.safetensors", **{f"layer{i:02}": (3, 3) for i in range(12)})
+    narrow = _model(folder / "narrow.safetensors", **{f"layer{i:02}": (3, 2) for i in range(12)})
+
+    outcome = app("recipe=weighted_sum", f"models.base={wide}", f"models.experts=[{narrow}]")
+
+    assert outcome.status != 0
+    assert "12 keys have shapes that differ between the inputs" in outcome.err
+    assert "layer00: [3, 3] in" in outcome.err
+    assert "layer09" in outcome.err
+    assert "layer10" not in outcome.err
+    assert "and 2 more" in outcome.err
+
+
+def test_a_missing_key_is_named_with_its_file_and_what_to_do(app, folder):
+    whole = _model(folder / "whole.safetensors", a=(2,), b=(2,))
+    part = _model(folder / "part.safetensors", a=(2,))
+
+    outcome = app("recipe=weighted_sum", f"models.base={whole}", f"models.experts=[{part}]")
+
+    assert outcome.status != 0
+    assert "part.safetensors lacks 1 of the 2 keys that the other inputs have: b" in outcome.err
+    assert "on_missing=skip" in outcome.err
+
+
+def test_an_output_that_is_an_input_is_refused_before_it_is_touched(app, folder):
+    base = folder / "base.safetensors"
+    base.write_bytes((DIGITS / "base.safetensors").read_bytes())
+
+    outcome = app("models.base=base.safetensors", "output.path=base.safetensors")
+
+    assert outcome.status != 0
+    assert "which would be destroyed" in outcome.err
+    assert base.read_bytes() == (DIGITS / "base.safetensors").read_bytes()
+
+
+def test_an_output_folder_that_is_a_file(app, folder):
+    (folder / "taken").write_text("a file")
+
+    outcome = app("output.path=taken/merged.safetensors")
+
+    assert outcome.status != 0
+    assert "taken" in outcome.err
+    assert not (folder / "outputs").exists()
+
+
+def test_nan_in_an_input_names_the_file_and_the_key(app, folder):
+    save_file({"w": torch.tensor([1.0, float("nan")])}, folder / "bad.safetensors")
+    _model(folder / "good.safetensors", w=(2,))
+
+    outcome = app("recipe=weighted_sum", "models.base=good.safetensors", "models.experts=[bad.safetensors]")
+
+    assert outcome.status != 0
+    assert "bad.safetensors: the key 'w' has values that are not finite" in outcome.err
+    assert "on_nonfinite=keep" in outcome.err
+    assert not list(folder.rglob("outputs/**/*.safetensors"))
+
+
+def test_one_bad_point_does_not_stop_the_others(app, folder):
+    outcome = app("alpha=0.3,abc,0.5", "output=none", "-m")
+
+    assert outcome.status != 0
+    assert "1 of 3 points failed" in outcome.out
+    assert "alpha=abc: recipe.alpha: expected a number, got 'abc'" in outcome.out
+    rows = next(folder.rglob("sweep.csv")).read_text().splitlines()
+    assert [row.split(",")[2] for row in rows[1:4]] == ["FINISHED", "FAILED", "FINISHED"]
+    assert next(folder.rglob("sweep.png")).is_file()
+
+
+def test_a_failed_point_is_a_failed_run_with_its_error(app, folder):
+    from mlflow.tracking import MlflowClient
+
+    app("alpha=0.3,abc", "output=none", "-m", tracked=True)
+
+    client = MlflowClient(f"sqlite:///{(folder / 'outputs/mlflow.db').as_posix()}")
+    experiment = client.get_experiment_by_name("mecha_exp")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert runs["alpha=abc"].info.status == "FAILED"
+    assert "expected a number" in runs["alpha=abc"].data.tags["error"]
+    assert runs["alpha=0.3"].info.status == "FINISHED"
+    assert runs["ties by alpha"].info.status == "FAILED"
+
+
+def test_a_server_that_does_not_answer_costs_no_merge_and_can_be_told_later(app, folder):
+    outcome = app("tracking.uri=http://127.0.0.1:9", tracked=True)
+
+    assert outcome.status != 0
+    assert "the MLflow server at http://127.0.0.1:9 does not answer" in outcome.err
+    (run,) = (folder / "outputs" / "runs").iterdir()
+    assert f"python -m mecha_exp track {run.relative_to(folder)}" in outcome.err.replace("\n", " ")
+    assert (run / "model.safetensors").is_file()
+
+    later = app("track", str(run))
+
+    assert later.status == 0
+    assert "logged 'ties'" in later.out
+
+
+def test_the_same_of_a_sweep(app, folder):
+    outcome = app("alpha=0.3,0.5", "output=none", "tracking.uri=http://127.0.0.1:9", "-m", tracked=True)
+
+    assert outcome.status != 0
+    assert outcome.err.count("does not answer") == 1
+    (sweep,) = (folder / "outputs" / "multiruns").iterdir()
+
+    later = app("track", str(sweep))
+
+    assert later.status == 0
+    assert "logged 2 points" in later.out
+
+
+def test_tracking_a_folder_that_holds_no_run(app, folder):
+    outcome = app("track", ".")
+
+    assert outcome.status != 0
+    assert "holds no finished run" in outcome.err
+
+
+def test_the_dashboard_of_a_folder_where_nothing_was_tracked(app, folder):
+    outcome = app("ui")
+
+    assert outcome.status != 0
+    assert "nothing has been tracked in this folder yet" in outcome.err

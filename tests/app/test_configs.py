@@ -1,0 +1,120 @@
+"""Every file under conf/ composes, and every recipe is the formula that its name promises."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mecha_exp.app.point import prepare, resolve
+from mecha_exp.engine import run_plan
+from mecha_exp.random import uniforms
+
+CONF = Path(__file__).parents[2] / "conf"
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+OPTIONS = sorted(
+    (path.parent.relative_to(CONF).as_posix(), path.stem)
+    for path in CONF.glob("**/*.yaml")
+    if path.parent != CONF and not path.is_relative_to(CONF / "hydra")
+)
+RECIPES = [name for group, name in OPTIONS if group == "recipe" and name != "mecha"]
+
+base, *experts = (
+    {key: tensor.double() for key, tensor in load_file(DIGITS / f"{name}.safetensors").items()}
+    for name in ("base", "expert_0_3", "expert_4_6", "expert_7_9")
+)
+
+
+def composed(*overrides: str):
+    with initialize_config_module("mecha_exp.conf", version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def test_every_option_composes(group: str, name: str):
+    config = composed(f"{group}={name}")
+
+    assert config.recipe is not None
+    assert OmegaConf.to_yaml(config)
+
+
+@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def test_every_option_says_what_it_is_in_its_first_lines(group: str, name: str):
+    lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+
+    comments = [line for line in lines if line.startswith("#") and "@package" not in line]
+    assert comments, "a configuration file begins with a comment for people"
+
+
+def deltas(key: str) -> list[Tensor]:
+    return [expert[key] - base[key] for expert in experts]
+
+
+def slerp(a: Tensor, b: Tensor, t: float) -> Tensor:
+    omega = torch.arccos((a * b).sum() / (a.norm() * b.norm()))
+    direction = (
+        torch.sin((1 - t) * omega) * a / a.norm() + torch.sin(t * omega) * b / b.norm()
+    ) / omega.sin()
+    return direction * ((1 - t) * a.norm() + t * b.norm())
+
+
+def ties(key: str, alpha: float = 1.0, k: float = 0.2) -> Tensor:
+    trimmed = []
+    for d in deltas(key):
+        t = d.abs().flatten().kthvalue(max(int((1 - k) * d.numel()), 1)).values
+        trimmed.append(torch.where(d.abs() >= t, d, 0))
+    stacked = torch.stack(trimmed)
+    agree = stacked.sign() == stacked.sign().sum(0).sign()
+    return base[key] + alpha * (stacked * agree).sum(0) / agree.sum(0).clamp(min=1)
+
+
+def dare_ties(key: str, alpha: float = 0.5, density: float = 0.5) -> Tensor:
+    kept = []
+    for i, d in enumerate(deltas(key)):
+        draws = torch.from_numpy(uniforms(key, 0, d.numel(), seed=0, stream=i)).reshape(d.shape)
+        kept.append(torch.where(draws < density, d / density, 0))
+    positive = sum(kept) >= 0
+    return base[key] + alpha * sum(torch.where((d > 0) == positive, d, 0) for d in kept)
+
+
+def model_stock(key: str) -> Tensor:
+    ds = deltas(key)
+    cosine = sum(torch.cosine_similarity(a, b, dim=-1) for a, b in pairwise(ds)) / 2
+    t = (3 * cosine / (1 + 2 * cosine)).unsqueeze(-1)  # one for each row
+    return base[key] + torch.nan_to_num(t * sum(ds) / 3, nan=0, posinf=0, neginf=0)
+
+
+FORMULAS: dict[str, Callable[[str], Tensor]] = {
+    "weighted_sum": lambda key: 0.5 * base[key] + 0.5 * experts[0][key],
+    "add_difference": lambda key: experts[0][key] + experts[1][key] - base[key],
+    "n_average": lambda key: sum(e[key] for e in experts) / 3,
+    "slerp": lambda key: slerp(experts[0][key], experts[1][key], 0.5),
+    "slerp_then_sum": lambda key: (
+        0.67 * slerp(experts[0][key], experts[1][key], 0.5) + 0.33 * experts[2][key]
+    ),
+    "task_arithmetic": lambda key: base[key] + 0.3 * sum(deltas(key)),
+    "ties": ties,
+    "dare_ties": dare_ties,
+    "model_stock": model_stock,
+}
+
+
+def test_every_recipe_has_a_formula_here():
+    assert sorted(FORMULAS) == RECIPES
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_merges_the_demo_as_its_formula_says(name: str, tmp_path: Path):
+    config = composed(f"recipe={name}", "output=none", "engine.compute_dtype=float64")
+    point = prepare(resolve(config), tmp_path)
+    with point.plan() as (planned, merged):
+        run_plan(planned)
+
+    assert merged.keys() == base.keys()
+    for key, tensor in merged.items():
+        torch.testing.assert_close(tensor, FORMULAS[name](key).float(), rtol=1e-6, atol=1e-8)

@@ -1,0 +1,146 @@
+"""The command of the README, as a newcomer types it, and what it leaves behind."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+COMMAND = ("recipe=ties", "alpha=0.3,0.5,0.7", "-m")
+NAMES = ["alpha=0.3", "alpha=0.5", "alpha=0.7"]
+
+
+@pytest.fixture(scope="module")
+def demo(as_a_user, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("demo")
+    return folder, as_a_user(*COMMAND, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def client(demo):
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(f"sqlite:///{(demo[0] / 'outputs/mlflow.db').as_posix()}")
+
+
+@pytest.fixture(scope="module")
+def runs(client):
+    experiment = client.get_experiment_by_name("mecha_exp")
+    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+
+
+def sweep_folder(demo) -> Path:
+    return next((demo[0] / "outputs/multiruns").iterdir())
+
+
+def test_it_succeeds_and_shows_a_table_with_the_best_point_and_the_inputs(demo):
+    outcome = demo[1]
+
+    assert outcome.status == 0, outcome.err
+    for word in (
+        "alpha",
+        "accuracy",
+        "0.3",
+        "0.5",
+        "0.7",
+        "*",
+        "base",
+        "expert_0_3",
+        "python -m mecha_exp ui",
+    ):
+        assert word in outcome.out
+    assert outcome.err == ""
+
+
+def test_it_writes_into_outputs_only(demo, files_in):
+    assert {name.split("/")[0] for name in files_in(demo[0])} == {"outputs"}
+
+
+@pytest.mark.parametrize("point", ["0", "1", "2"])
+def test_every_point_has_a_folder_with_its_model_and_its_record(demo, files_in, point):
+    names = files_in(sweep_folder(demo) / point)
+
+    for name in ("model.safetensors", "metrics.json", "recipe.yaml", "recipe.mecha", "mecha_exp.log"):
+        assert name in names
+    assert ".hydra/config.yaml" in names
+
+
+def test_merging_beats_every_model_that_was_merged(demo):
+    record = json.loads((sweep_folder(demo) / "2/run.json").read_text())
+
+    best_input = max(measured["accuracy"] for measured in record["references"].values())
+    assert record["metrics"]["accuracy"] > best_input + 0.03
+
+
+def test_the_models_differ_and_have_the_keys_of_the_base(demo):
+    models = [load_file(sweep_folder(demo) / point / "model.safetensors") for point in "012"]
+
+    assert len(models[0]) == 8
+    assert all(model.keys() == models[0].keys() for model in models)
+    assert not torch.equal(models[0]["fc1.weight"], models[1]["fc1.weight"])
+
+
+def test_the_table_is_a_csv_file_too(demo):
+    with (sweep_folder(demo) / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+
+    points = [row for row in rows if row["status"] == "FINISHED"]
+    assert [row["alpha"] for row in points] == ["0.3", "0.5", "0.7"]
+    assert next(row["name"] for row in rows if row["status"] == "REFERENCE") == "base"
+
+
+def test_the_figure_is_a_picture(demo):
+    assert (sweep_folder(demo) / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_mlflow_has_one_parent_and_a_child_for_each_point(runs):
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+
+    assert [run.info.run_name for run in children] == NAMES
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parents[0].info.run_id}
+    assert all(run.info.status == "FINISHED" for run in runs)
+    assert parents[0].data.tags["best"] == "alpha=0.7"
+
+
+def test_a_child_has_its_hyperparameters_inputs_metrics_and_tags(runs):
+    child = next(run for run in runs if run.info.run_name == "alpha=0.5")
+
+    assert child.data.params["alpha"] == "0.5"
+    assert child.data.params["k"] == "0.2"
+    assert child.data.params["method"] == "add_difference_ties"
+    assert child.data.params["input/base"].endswith("base.safetensors")
+    for metric in (
+        "accuracy",
+        "accuracy_0_3",
+        "weights/distance/base",
+        "weights/cosine/expert_0_3",
+        "weights/relative_change/base",
+        "time/merge_seconds",
+        "io/bytes_per_second",
+        "memory/peak_bytes",
+        "nonfinite_values",
+    ):
+        assert metric in child.data.metrics
+    assert len(child.data.tags["signature"]) == 64
+    assert len(child.data.tags["fingerprint/base"]) == 64
+    assert child.data.tags["version/torch"] == torch.__version__
+    assert len(child.data.tags["git/commit"]) == 40
+    assert child.data.tags["git/dirty"] in ("true", "false")
+
+
+def test_the_artifacts_are_the_configuration_the_recipe_the_tables_and_the_figure(client, runs):
+    by_name = {run.info.run_name: run.info.run_id for run in runs}
+
+    child = {a.path for a in client.list_artifacts(by_name["alpha=0.3"])}
+    parent = {a.path for a in client.list_artifacts(by_name["ties by alpha"])}
+    assert {"recipe.yaml", "recipe.mecha", "weight_stats.csv", "metrics.json", "config"} <= child
+    assert {"sweep.csv", "sweep.png"} <= parent
+
+
+def test_the_points_differ_in_their_signatures(runs):
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+
+    assert len({run.data.tags["signature"] for run in children}) == 3

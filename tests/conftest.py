@@ -1,0 +1,54 @@
+"""What several test files share: models as real files in a temporary folder."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from outcome import Outcome
+from safetensors.torch import save_file
+from state_dicts import StateDict, random_model
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[[str, StateDict], str]:
+    """Writes a state dict to a safetensors file and returns its path."""
+
+    def write(name: str, tensors: StateDict) -> str:
+        path = tmp_path / f"{name}.safetensors"
+        save_file(tensors, path)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def models(save: Callable[[str, StateDict], str]) -> Callable[..., list[str]]:
+    """Writes that many different `random_model`s and returns their paths."""
+    return lambda count, **more: [save(f"model_{i}", random_model(i, **more)) for i in range(count)]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def as_a_user() -> Callable[..., Outcome]:
+    """Runs the application in a process of its own."""
+
+    def run(*arguments: str, cwd: Path) -> Outcome:
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
+        command = [sys.executable, "-m", "mecha_exp", *arguments]
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180)
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run
