@@ -203,7 +203,7 @@ def test_a_sweep_over_fractions_compiles_once():
     def sources(alpha):
         job = mx.Job(mx.add_difference_ties(*M, k=0.2, alpha=alpha), {})
         with mx.plan([job], mx.EngineOptions(fuse="always")) as plan:
-            return {way.source for way in plan.ways.values()}
+            return {way.structure for way in plan.ways.values()}
 
     assert sources(0.3) == sources(0.7) == sources(1.0)
 
@@ -299,13 +299,13 @@ def test_without_numba_torch_gives_the_same_bytes(monkeypatch):
 PROGRAM = """
 import hashlib, torch, mecha_exp as mx
 from mecha_exp.engine.compiling import compiled
+from mecha_exp.engine.tiles import loop_text
 tensors = [{"w": torch.linspace(-1, 1, 1001) * m} for m in (1, 3)]
 job = mx.Job(mx.weighted_sum(*map(mx.model, tensors), alpha=0.3), {})
 options = mx.EngineOptions(fuse="always")
 mx.merge_many([job], options)
 with mx.plan([job], options) as plan:
-    (way,) = plan.ways.values()
-    stats = compiled(way.source, way.signature).stats
+    stats = compiled(loop_text(plan, plan.keys[0], *plan.ways)).stats
 print(hashlib.sha256(job.output["w"].numpy().tobytes()).hexdigest(), sum(stats.cache_hits.values()))
 """
 

@@ -12,17 +12,26 @@ import hashlib
 import importlib.util
 import logging
 import os
+import platform
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 CACHE_VARIABLE = "MECHA_EXP_CACHE"
 """Names the folder of compiled loops; `off` keeps none."""
 
 Loop: TypeAlias = Callable[..., None]
+
+
+class LoopText(NamedTuple):
+    """A Python function `loop` in numba's subset, and the types of its parameters."""
+
+    source: str
+    signature: str
+
 
 _log = logging.getLogger(__name__)
 _compiling = threading.Lock()
@@ -35,17 +44,27 @@ def can_compile() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def compiled(source: str, signature: str) -> Loop | None:
-    """The function `loop` of a source as machine code; None, and a line in the log, where that fails."""
+@functools.cache
+def converts_half() -> bool:
+    """Whether the processor converts float16 itself, rather than calling a function that may not be there."""
+    import llvmlite.binding
+
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return bool(llvmlite.binding.get_host_cpu_features().get("f16c"))
+    return platform.machine().lower() in ("arm64", "aarch64")
+
+
+def compiled(text: LoopText) -> Loop | None:
+    """A loop as machine code; None, and a line in the log, where that fails."""
     with _compiling:
-        return _compiled(source, signature)
+        return _compiled(text)
 
 
-def compile_ahead(loops: Iterable[tuple[str, str]]) -> None:
-    """Begin to compile sources and signatures while other things are done."""
-    pending = list(dict.fromkeys(loops))
+def compile_ahead(texts: Iterable[LoopText]) -> None:
+    """Begin to compile loops while other things are done."""
+    pending = list(dict.fromkeys(texts))
     if pending:
-        threading.Thread(target=lambda: [compiled(*loop) for loop in pending], daemon=True).start()
+        threading.Thread(target=lambda: [compiled(text) for text in pending], daemon=True).start()
 
 
 def cache_folder() -> Path | None:
@@ -68,30 +87,30 @@ def _user_caches() -> Path:
 
 
 @functools.cache
-def _compiled(source: str, signature: str) -> Loop | None:
+def _compiled(text: LoopText) -> Loop | None:
     _prepare()
     try:
         folder = cache_folder()
-        path = _keep_source(folder, source) if folder else None
+        path = _keep_source(folder, text.source) if folder else None
         if path is not None:
             try:
-                return _jit(source, signature, str(path), cache=True)
+                return _jit(text, str(path), cache=True)
             except Exception as error:  # whatever a broken file makes pickle, the loader or the system raise
                 _log.debug("the compiled loop in %s cannot be used: %s", folder, error)
-        return _jit(source, signature, "<fused loop>", cache=False)
+        return _jit(text, "<fused loop>", cache=False)
     except Exception as error:
         _log.warning("a fused loop cannot be compiled, so it runs eagerly: %s", error)
         return None
 
 
-def _jit(source: str, signature: str, filename: str, cache: bool) -> Loop:
+def _jit(text: LoopText, filename: str, cache: bool) -> Loop:
     import numba
 
     namespace: dict[str, Any] = {
         "__name__": __name__
     }  # a module that can be imported, or numba keeps nothing
-    exec(compile(source, filename, "exec"), namespace)
-    make = numba.njit(signature, nogil=True, error_model="numpy", cache=cache)
+    exec(compile(text.source, filename, "exec"), namespace)
+    make = numba.njit(text.signature, nogil=True, error_model="numpy", cache=cache)
     loop: Loop = make(namespace["loop"])
     return loop
 

@@ -16,13 +16,13 @@ from typing import TypeAlias
 import torch
 
 from mecha_exp.engine.compiling import compile_ahead
-from mecha_exp.engine.fusion import FusedPass
 from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.partials import Partials, open_partials
 from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.program import Extent, Program
 from mecha_exp.engine.sinks import Sink
-from mecha_exp.engine.tiles import KeyPass, Progress, Scratch, Tally, Work, block_of
+from mecha_exp.engine.tiles import KeyPass, block_of, loop_text
+from mecha_exp.engine.work import Progress, Scratch, Tally, Work
 from mecha_exp.errors import MergeError
 from mecha_exp.nodes import LiteralNode, MergeNode, Node
 from mecha_exp.signature import Tile
@@ -52,8 +52,13 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
 
 def compile_loops(plan: Plan) -> None:
     """Begin to compile what a plan needs, while its outputs are being opened."""
-    fused = [way for way in plan.ways.values() if isinstance(way, FusedPass)]
-    compile_ahead((way.source, way.signature) for way in fused)
+    compile_ahead(
+        text
+        for key in plan.keys
+        for stage in (key.program.stages if key.program else ())
+        for trip in stage.passes
+        if (text := loop_text(plan, key, trip)) is not None
+    )
 
 
 class _Run:

@@ -72,6 +72,43 @@ def magnitude(context, value):
     return result(value), build
 
 
+@intrinsic
+def from_half(context, value):
+    """A float16, given by its bits, as a float32."""
+
+    def build(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.int16), build
+
+
+@intrinsic
+def to_half(context, value):
+    """The bits of a float32 rounded to float16, to the nearest, ties to even."""
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.int16(types.float32), build
+
+
+@intrinsic
+def from_bfloat16(context, value):
+    """A bfloat16, given by its bits, as a float32."""
+
+    def build(context, builder, signature, args):
+        wide = builder.zext(args[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(wide, wide.type(16)), ir.FloatType())
+
+    return types.float32(types.int16), build
+
+
+@njit(nogil=True, error_model="numpy")
+def to_bfloat16(value):
+    """The bits of a float32 rounded to bfloat16, to the nearest, ties to even."""
+    return np.int16(np.uint32(bits(as_bfloat16(value))) >> np.uint32(16))
+
+
 @njit(nogil=True, error_model="numpy")
 def clamped(value, low, high):
     """At least low, then at most high; NaN stays."""
@@ -85,7 +122,7 @@ def as_bfloat16(value):
     raw = np.uint32(bits(value))
     rounded = np.uint32(raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1)))
     kept = number(np.int32(rounded & np.uint32(0xFFFF0000)))
-    return kept if value == value else value
+    return kept if value == value else number(np.int32(bits(value) | np.int32(0x400000)))
 
 
 @njit(nogil=True, error_model="numpy")

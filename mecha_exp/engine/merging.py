@@ -13,7 +13,7 @@ from mecha_exp.engine.execution import compile_loops, execute
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planning import Job, Plan, plan
 from mecha_exp.engine.sinks import Sink, open_sink
-from mecha_exp.engine.tiles import Progress, Tally
+from mecha_exp.engine.work import Progress, Tally
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
 
 

@@ -4,8 +4,8 @@ An aten operation is written as the loop says it for one element, with {0}, {1},
 for the type of the result; functions that Python does not have are in `intrinsics`. It must give torch's bits
 for every input, NaN, infinities, denormals and -0.0 included, in the middle of a tile as at its end; a test
 tries each of them. So what different kernels round differently is not here: library functions (exp, sin, pow
-and sqrt, which MKL does not round to the nearest), fused multiply-adds (lerp,
-addcmul, add with alpha), and maximum, which may choose either zero.
+and sqrt, which MKL does not round to the nearest), fused multiply-adds (lerp, addcmul, add
+with alpha), and maximum, which may choose either zero.
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,9 @@ NUMBERS = {
 
 ROUNDED = {torch.float16: "as_half", torch.bfloat16: "as_bfloat16"}
 """How a float32 is rounded to a narrower dtype."""
+
+STORED = {torch.float16: "half", torch.bfloat16: "bfloat16"}
+"""What a loop reads and writes as it lies in a file, by `from_...` and `to_...`."""
 
 
 @dataclass(frozen=True)

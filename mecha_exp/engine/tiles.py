@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -12,59 +11,18 @@ import numpy as np
 import torch
 
 from mecha_exp.checkpoint import torch_dtype
-from mecha_exp.engine.compiling import Loop, compiled
+from mecha_exp.engine.compiling import Loop, LoopText, compiled
 from mecha_exp.engine.fusion import FusedPass
 from mecha_exp.engine.partials import REDUCTION_BLOCK, Counts, Partials, Sums, is_by_entry
 from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.program import Extent, Pass
-from mecha_exp.engine.sinks import Sink
+from mecha_exp.engine.recording import Trace
+from mecha_exp.engine.work import Buffer, Scratch, Work
+from mecha_exp.engine.writing import loop_dtype
 from mecha_exp.errors import MergeError
 from mecha_exp.method import Kind
 from mecha_exp.nodes import MergeNode, ModelNode, Node
 from mecha_exp.signature import Tile
-
-Progress = Callable[[str, int], None]
-"""Told the key and the number of bytes read, after each tile."""
-
-
-@dataclass
-class Tally:
-    """What a merge has met so far; the workers share it.
-
-    Attributes:
-        nonfinite: of each job the number of values of its output that are NaN or infinite.
-        disagreeing: copied keys of which the inputs hold different bytes.
-        moments: of each job and input the `moments` of each key.
-    """
-
-    nonfinite: dict[int, int] = field(default_factory=dict)
-    disagreeing: list[str] = field(default_factory=list)
-    moments: dict[tuple[int, ModelNode], dict[str, torch.Tensor]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class Scratch:
-    """The buffers of one worker, which serve one tile after another."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[object, torch.dtype], torch.Tensor] = {}
-
-    def take(self, name: object, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """A buffer of `count` elements, with whatever the last tile has left in it."""
-        buffer = self._buffers.get((name, dtype))
-        if buffer is None or buffer.numel() < count:
-            buffer = self._buffers[name, dtype] = torch.empty(count, dtype=dtype)
-        return buffer[:count] if buffer.numel() > count else buffer
-
-
-@dataclass(frozen=True)
-class Work:
-    """What all tiles of a merge have in common."""
-
-    plan: Plan
-    sinks: Mapping[int, Sink]
-    tally: Tally
-    progress: Progress
 
 
 class KeyPass:
@@ -90,8 +48,8 @@ class KeyPass:
         self._values, self._partials = values, partials
         self._checked = work.plan.options.on_nonfinite == "error"
         self._columns = (key.shape[-1] if key.shape else 1) if trip.by_rows else None
-        self._infos = {model: work.plan.sources[model].info(key.key) for model in trip.models}
-        self._item_bytes = sum(torch_dtype(info.dtype).itemsize for info in self._infos.values())
+        self._stored = {model: stored_dtype(work.plan, key, model) for model in trip.models}
+        self._item_bytes = sum(dtype.itemsize for dtype in self._stored.values())
 
     @property
     def block(self) -> int:
@@ -106,8 +64,9 @@ class KeyPass:
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
         """Everything that is done with one tile."""
-        if self._loop is not None:
-            values, peaks = self._run_loop(tile, scratch)
+        loop = self._loop
+        if loop is not None:
+            values, peaks = self._run_loop(loop, tile, scratch)
         else:
             values, peaks = self._run_methods(tile, scratch), {}
         for node in self._trip.kept:
@@ -119,37 +78,43 @@ class KeyPass:
     # fused
 
     @cached_property
-    def _loop(self) -> Callable[..., None] | None:
+    def _loop(self) -> _Loop | None:
         """The compiled loop with the small values of this key; None where the pass runs eagerly."""
-        fused = self._plan.ways.get(self._trip)
-        if not isinstance(fused, FusedPass):
+        fused, text = self._plan.ways.get(self._trip), loop_text(self._plan, self._key, self._trip)
+        if text is None or not isinstance(fused, FusedPass):
             return None
-        loop = compiled(fused.source, fused.signature)
+        code = compiled(text)
         arguments = fused.arguments(self._values, self._key.key)
-        if loop is None or arguments is None:
+        if code is None or arguments is None:
             return None
-        return _bound(loop, *arguments)
+        return _Loop(fused.trace, *_tile_dtypes(self._plan, self._key, self._trip, fused), code, *arguments)
 
-    def _run_loop(self, tile: Tile, scratch: Scratch) -> tuple[dict[Node, torch.Tensor], dict[Node, float]]:
-        assert self._loop is not None
-        trace = self._plan.ways[self._trip].trace  # type: ignore[union-attr]
-        count = tile.stop - tile.start
-        inputs = [self._read(node, place, tile, scratch) for place, node in enumerate(trace.inputs)]
-        values = {
-            node: scratch.take(("output", place), self._dtype, count)
-            for place, (node, _) in enumerate(trace.outputs)
-        }
-        whole = torch.int32 if self._dtype.itemsize == 4 else torch.int64
-        peaks = torch.zeros(len(inputs) + len(values), dtype=torch.int64)
-        totals = [self._total(node, len(refs), tile) for node, refs in trace.terms]
-        arrays = [t.numpy() for t in (peaks, *inputs, *values.values(), *totals)]
-        self._loop(tile.start, count, *arrays)
-        found = peaks.to(whole).view(self._dtype).tolist()
-        for node, tensor, peak in zip(trace.inputs, inputs, found, strict=False):
-            self._check(node, tensor, peak, tile)
-        rest = {**dict(zip(trace.inputs, inputs, strict=True)), **values}
-        self._reduce(tile, rest, [n for n, _ in self._trip.reductions if not is_by_entry(n)])
-        return values, dict(zip(values, found[len(inputs) :], strict=True))
+    def _run_loop(
+        self, loop: _Loop, tile: Tile, scratch: Scratch
+    ) -> tuple[dict[Node, torch.Tensor], dict[Node, float]]:
+        trace, count = loop.trace, tile.stop - tile.start
+        inputs = [
+            self._read_as(dtype, node, place, tile, scratch)
+            for place, (node, dtype) in enumerate(zip(trace.inputs, loop.read, strict=True))
+        ]
+        outputs = [scratch.take(("output", place), dtype, count) for place, dtype in enumerate(loop.written)]
+        peaks = scratch.take("peaks", torch.int64, len(inputs) + len(outputs))
+        totals = [self._total(node, len(refs), tile).numpy() for node, refs in trace.terms]
+        tiles = [buffer.array for buffer in (*inputs, *outputs)]
+        loop.code(tile.start, count, loop.floats, loop.integers, peaks.array, *tiles, *totals)
+        found = peaks.array.astype(np.int32 if self._dtype.itemsize == 4 else np.int64)
+        largest = found.view(np.float32 if self._dtype.itemsize == 4 else np.float64).tolist()
+        for node, buffer, peak in zip(trace.inputs, inputs, largest, strict=False):
+            self._check(node, buffer.tensor, peak, tile)
+        values = {node: buffer.tensor for (node, _), buffer in zip(trace.outputs, outputs, strict=True)}
+        self._reduce(tile, values, [n for n, _ in self._trip.reductions if not is_by_entry(n)])
+        return values, dict(zip(values, largest[len(inputs) :], strict=True))
+
+    def _read_as(self, dtype: torch.dtype, node: Node, place: int, tile: Tile, scratch: Scratch) -> Buffer:
+        """A tile in the dtype that the loop wants, which is the stored one or that of the arithmetic."""
+        if dtype is self._dtype or not isinstance(node, ModelNode):
+            return self._read(node, place, tile, scratch)
+        return self._read_stored(node, ("input", place), tile, scratch)
 
     def _total(self, node: MergeNode, terms: int, tile: Tile) -> torch.Tensor:
         """Where the loop adds up the terms of a reduction."""
@@ -170,7 +135,7 @@ class KeyPass:
                 result = self._program.calls[node](values, tile, columns)
                 values[node] = self._flat(node, result, tile)
             elif self._program.extents[node] is not Extent.SMALL:
-                values[node] = self._read(node, place, tile, scratch)
+                values[node] = self._read(node, place, tile, scratch).tensor
                 if self._checked and isinstance(node, ModelNode):
                     self._check(node, values[node], peak_of(values[node]), tile)
         self._reduce(tile, values, [node for node, _ in self._trip.reductions])
@@ -202,15 +167,23 @@ class KeyPass:
 
     # both
 
-    def _read(self, node: Node, place: int, tile: Tile, scratch: Scratch) -> torch.Tensor:
+    def _read(self, node: Node, place: int, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile of a model or of a whole tensor, in the dtype of the arithmetic."""
         if not isinstance(node, ModelNode):
-            return self._values[node].view(-1)[tile.start : tile.stop]
-        count, stored = tile.stop - tile.start, torch_dtype(self._infos[node].dtype)
-        values = scratch.take(("input", place), self._dtype, count)
-        raw = values if stored is self._dtype else scratch.take("raw", stored, count)
-        self._plan.sources[node].read_into(tile.key, tile.start, raw)
-        return values if raw is values else values.copy_(raw)
+            return Buffer.of(self._values[node].view(-1)[tile.start : tile.stop])
+        stored = self._stored[node]
+        if stored is self._dtype:
+            return self._read_stored(node, ("input", place), tile, scratch)
+        converted = scratch.take(("input", place), self._dtype, tile.stop - tile.start)
+        converted.tensor.copy_(self._read_stored(node, "stored", tile, scratch).tensor)
+        return converted
+
+    def _read_stored(self, model: ModelNode, name: object, tile: Tile, scratch: Scratch) -> Buffer:
+        """A tile of a model as it lies in its file."""
+        buffer = scratch.take(name, self._stored[model], tile.stop - tile.start)
+        start = tile.start * buffer.tensor.element_size()
+        self._plan.sources[model].read_bytes_into(tile.key, start, buffer.view)
+        return buffer
 
     def _check(self, node: Node, values: torch.Tensor, peak: float, tile: Tile) -> None:
         if self._checked and isinstance(node, ModelNode) and not np.isfinite(peak):
@@ -229,8 +202,8 @@ class KeyPass:
             if output.root == number:
                 dtype = torch_dtype(output.dtype)
                 stored = values
-                if dtype is not self._dtype:
-                    stored = scratch.take("stored", dtype, values.numel()).copy_(values)
+                if dtype is not values.dtype:
+                    stored = scratch.take("written", dtype, values.numel()).tensor.copy_(values)
                 if not peak < _overflows_from(dtype, self._dtype):
                     self._count_nonfinite(output.job, stored, tile)
                 self._work.sinks[output.job].write(tile.key, tile.start, stored)
@@ -239,6 +212,7 @@ class KeyPass:
         count = int((~stored.to(self._dtype).isfinite()).sum())
         if not count:
             return
+        stored.masked_fill_(stored.isnan(), torch.nan)  # kernels leave NaN with bits of their own
         if self._plan.options.strict:
             raise MergeError(
                 f"the key '{tile.key}' of the output has {count} values that are not finite in "
@@ -268,8 +242,43 @@ def _overflows_from(dtype: torch.dtype, compute_dtype: torch.dtype) -> float:
     return torch.finfo(dtype).max if dtype.itemsize < compute_dtype.itemsize else torch.inf
 
 
-def _bound(loop: Loop, floats: Any, integers: Any) -> Callable[..., None]:
-    def call(start: int, count: int, peaks: Any, *arrays: Any) -> None:
-        loop(start, count, floats, integers, peaks, *arrays)
+@dataclass(frozen=True)
+class _Loop:
+    """A compiled loop, the dtypes of its tiles and its small values."""
 
-    return call
+    trace: Trace
+    read: tuple[torch.dtype, ...]
+    written: tuple[torch.dtype, ...]
+    code: Loop
+    floats: Any
+    integers: Any
+
+
+def loop_text(plan: Plan, key: KeyPlan, trip: Pass) -> LoopText | None:
+    """The loop for a pass over a key; None where it runs eagerly."""
+    way = plan.ways.get(trip)
+    return way.typed(*_tile_dtypes(plan, key, trip, way)) if isinstance(way, FusedPass) else None
+
+
+def _tile_dtypes(
+    plan: Plan, key: KeyPlan, trip: Pass, way: FusedPass
+) -> tuple[tuple[torch.dtype, ...], tuple[torch.dtype, ...]]:
+    """How the loop takes each input and gives each output: as stored where it can, to spare a conversion."""
+    compute = way.compute_dtype
+    read = (
+        loop_dtype(stored_dtype(plan, key, node), compute) if isinstance(node, ModelNode) else compute
+        for node in way.trace.inputs
+    )
+    used_here = {*trip.kept, *(c for n, _ in trip.reductions if not is_by_entry(n) for c in n.children)}
+    written = []
+    for node, _ in way.trace.outputs:
+        roots = {number for number, root in trip.outputs if root is node}
+        wanted = {torch_dtype(output.dtype) for output in key.outputs if output.root in roots}
+        single = len(wanted) == 1 and node not in used_here
+        written.append(loop_dtype(wanted.pop(), compute) if single else compute)
+    return tuple(read), tuple(written)
+
+
+def stored_dtype(plan: Plan, key: KeyPlan, model: ModelNode) -> torch.dtype:
+    """The dtype that a model has for a key."""
+    return torch_dtype(plan.sources[model].info(key.key).dtype)
