@@ -27,8 +27,8 @@ from mecha_exp.engine.writing import LoopWriter
 from mecha_exp.nodes import Node
 from mecha_exp.random import philox_key
 
-WORTH_COMPILING = 200_000_000
-"""Operations on elements that take torch about as long as it takes to get a loop compiled."""
+WORTH_COMPILING = 1_000_000_000
+"""Operations on elements that take torch on two cores about as long as numba takes to be there."""
 
 TOO_SMALL = "too small to be worth compiling"
 _MOST_OPERATIONS = 16  # of a method, to tell a tiny merge without tracing it

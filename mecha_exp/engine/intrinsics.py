@@ -141,9 +141,9 @@ def as_half(value):
 @njit(nogil=True, error_model="numpy")
 def tally(bins, count, total):
     """Count the bins of a strip."""
-    limit = np.uint32(len(total))
+    limit = np.uint64(len(total))
     for i in range(count):
-        place = np.uint32(bins[i])
+        place = np.uint64(np.int64(bins[i]))  # a negative bin is far outside
         if place < limit:
             total[place] += 1
 

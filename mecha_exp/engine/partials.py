@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from mecha_exp.errors import MergeError
 from mecha_exp.method import Reduction
 from mecha_exp.nodes import MergeNode
 
@@ -96,6 +97,8 @@ class Counts(Partials):
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
         (bins,), counts = results, self.mine()
+        if bins.is_floating_point():
+            raise MergeError(f"'{self._method.identifier}' gives bins of {bins.dtype}, not whole numbers")
         inside = bins[(bins >= 0) & (bins < len(counts))]
         counts += torch.bincount(inside, minlength=len(counts))
 

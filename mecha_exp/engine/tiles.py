@@ -142,12 +142,7 @@ class KeyPass:
         return values
 
     def _flat(self, node: MergeNode, result: torch.Tensor, tile: Tile) -> torch.Tensor:
-        if result.numel() != tile.stop - tile.start:
-            raise MergeError(
-                f"the merge method '{node.method.identifier}' gave {result.numel()} values for a tile of "
-                f"{tile.stop - tile.start} of the key '{tile.key}', so it is not {node.method.kind.value}. "
-                "Declare it without that."
-            )
+        _check_count(node, result, tile, node.method.kind.value)
         return result.reshape(-1).to(self._dtype)
 
     def _reduce(
@@ -163,7 +158,10 @@ class KeyPass:
                 part = {c: values[c][start - tile.start : stop - tile.start] for c in large}
                 part = {**self._values, **part}
                 place = Tile(tile.key, start, stop)
-                partials.add(start, self._program.calls[node].partial(part, place, partials.state))
+                results = self._program.calls[node].partial(part, place, partials.state)
+                for result in results if is_by_entry(node) else ():
+                    _check_count(node, result, place, "a reduction by entries")
+                partials.add(start, results)
 
     # both
 
@@ -222,6 +220,15 @@ class KeyPass:
         with self._work.tally.lock:
             nonfinite = self._work.tally.nonfinite
             nonfinite[job] = nonfinite.get(job, 0) + count
+
+
+def _check_count(node: MergeNode, result: torch.Tensor, tile: Tile, declared: str) -> None:
+    if result.numel() != tile.stop - tile.start:
+        raise MergeError(
+            f"the merge method '{node.method.identifier}' gave {result.numel()} values for a tile of "
+            f"{tile.stop - tile.start} of the key '{tile.key}', so it is not {declared}. "
+            "Declare it without that."
+        )
 
 
 def block_of(key: KeyPlan, trip: Pass) -> int:

@@ -31,8 +31,8 @@ def trace_program(program: Program, compute_dtype: torch.dtype) -> dict[Pass, Tr
         for stage in program.stages:
             try:
                 traces.update(toy.run(stage))
-            except MechaError as error:
-                reason = reason or str(error)
+            except Exception as error:  # of a user's function, on numbers that mean nothing
+                reason = reason or f"it cannot be tried on a few numbers: {error}"
     return {p: traces.get(p, reason) for stage in program.stages for p in stage.passes}
 
 

@@ -115,9 +115,9 @@ class LoopWriter:
             for name in ("key0_", "key1_", "stream"):
                 yield f"{name}{number} = integers[{integers}]"
                 integers += 1
-        for number, (node, _) in enumerate(trace.terms):
+        for number, (node, refs) in enumerate(trace.terms):
             if not _sums(node):
-                yield f"bins{number} = np.empty({LANES}, np.int32)"
+                yield f"bins{number} = np.empty({LANES}, np.{NUMBERS[self._bin_dtype(refs)]})"
         for lanes in self._lanes.values():
             yield f"{lanes} = np.empty({LANES}, np.float64)"
         whole = "int32" if self._dtype.itemsize == 4 else "int64"
@@ -149,7 +149,11 @@ class LoopWriter:
                 if _sums(node):
                     yield f"{self._lanes[number, column]}[j] += {self._converted(ref, torch.float64)}"
                 else:
-                    yield f"bins{number}[j] = {self._converted(ref, torch.int32)}"
+                    yield f"bins{number}[j] = {self._converted(ref, self._bin_dtype(refs))}"
+
+    def _bin_dtype(self, refs: Sequence[Ref]) -> torch.dtype:
+        own = self._trace.expressions[refs[0].number].dtype
+        return own if own is torch.int64 else torch.int32
 
     def _value(self, expression: Expression) -> str:
         if expression.operation == INPUT:
