@@ -8,11 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from outcome import Outcome
 from safetensors.torch import save_file
 from state_dicts import StateDict, random_model
 
 REPOSITORY = Path(__file__).parents[1]
+
+settings.register_profile("any machine", deadline=None)  # how long an example takes is not what is tested
+settings.load_profile("any machine")
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_the_commands_run(text: str, models: Path, as_a_user):
 def test_the_programs_run(text: str, models: Path):
     before = set(models.iterdir())
 
-    exec(compile(text, "example", "exec"), {})
+    exec(compile(text, "example", "exec"), {"__name__": "example"})
 
     assert set(models.iterdir()) > before, "each example writes a model"
 

@@ -16,7 +16,6 @@ _HYDRA_ANSWERS = (
     "--help",
     "-h",
     "--hydra-help",
-    "--version",
     "--cfg",
     "-c",
     "--info",
@@ -33,7 +32,9 @@ def main() -> int:
 
     arguments = sys.argv[1:]
     run: Callable[[list[str]], int] = _hydra
-    if arguments and arguments[0] in VERBS:
+    if arguments == ["--version"]:
+        run = _version
+    elif arguments and arguments[0] in VERBS:
         run = importlib.import_module(VERBS[arguments[0]]).main
         arguments = arguments[1:]
     try:
@@ -48,6 +49,13 @@ def main() -> int:
 
         show_error("interrupted: nothing half-written was kept. The same command starts again.")
         return 130
+
+
+def _version(arguments: list[str]) -> int:
+    import mecha_exp
+
+    sys.stdout.write(f"mecha_exp {mecha_exp.__version__}\n")
+    return 0
 
 
 def _hydra(arguments: list[str]) -> int:

@@ -21,6 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from mecha_exp.app.record import Record
 from mecha_exp.engine import Plan
 
 out = Console(highlight=False)
@@ -30,6 +31,14 @@ err = Console(stderr=True, highlight=False)
 def show_error(message: str) -> None:
     """An error, on standard error."""
     err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+
+
+def show_point(record: Record, number: int, points: int) -> None:
+    """A line for a point of a sweep that is done."""
+    measured = record.metrics.get(record.metric or "")
+    score = f"{record.metric} {measured:.4g}" if measured is not None else record.status.lower()
+    took = (record.ended - record.started) / 1000
+    out.print(f"[{number}/{points}] {record.name}: {score}, {took:.1f} s", markup=False, soft_wrap=True)
 
 
 @contextmanager

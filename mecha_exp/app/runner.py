@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from mecha_exp.app import overrides
 from mecha_exp.app import sweep as sweeps
-from mecha_exp.app.display import human_bytes, out, progress_bar, show_error, show_plan
+from mecha_exp.app.display import human_bytes, out, progress_bar, show_error, show_plan, show_point
 from mecha_exp.app.overrides import CommandLine
 from mecha_exp.app.point import prepare, resolve, run
 from mecha_exp.app.record import FAILED, Record
@@ -68,6 +68,8 @@ def run_point(cfg: DictConfig) -> float | None:
     record.ended = _now()
     record.save(folder)
     _track(cfg, folder, record, sweep)
+    if sweep:
+        show_point(record, int(hydra.job.num) + 1, sweep.points)
     return record.metrics.get(record.metric or "")
 
 
@@ -153,7 +155,8 @@ def _show_result(record: Record, folder: Path) -> None:
     out.print(
         f"merged in {m['time/merge_seconds']:.2f} s: {human_bytes(m['io/bytes_read'])} read, "
         f"{human_bytes(m['io/bytes_written'])} written, {human_bytes(m['io/bytes_per_second'])}/s, "
-        f"peak memory {human_bytes(m['memory/peak_bytes'])}"
+        f"peak memory {human_bytes(m['memory/peak_bytes'])}",
+        soft_wrap=True,
     )
     out.print(f"the run       {folder}", soft_wrap=True)
 

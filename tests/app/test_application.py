@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import mecha_exp
 from mecha_exp import deserialize, evaluator, merge
 from mecha_exp.app.overrides import reorder
 
@@ -235,6 +236,10 @@ def test_the_configuration_can_be_shown(as_a_user, tmp_path):
     assert outcome.status == 0
     assert "method: slerp" in outcome.out
     assert "a: pkg://mecha_exp.examples.digits/expert_0_3.safetensors" in outcome.out
+
+
+def test_the_version_is_that_of_the_package(as_a_user, tmp_path):
+    assert as_a_user("--version", cwd=tmp_path).out == f"mecha_exp {mecha_exp.__version__}\n"
 
 
 @pytest.mark.parametrize("verb", ["ui", "track"])

@@ -54,6 +54,11 @@ def test_it_succeeds_and_shows_a_table_with_the_best_point_and_the_inputs(demo):
     assert outcome.err == ""
 
 
+def test_it_says_what_each_point_came_to_as_it_is_done(demo):
+    for number, name in enumerate(NAMES, 1):
+        assert f"[{number}/3] {name}: accuracy 0.8" in demo[1].out
+
+
 def test_it_writes_into_outputs_only(demo, files_in):
     assert {name.split("/")[0] for name in files_in(demo[0])} == {"outputs"}
 

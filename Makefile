@@ -1,0 +1,57 @@
+# For Unix; the README has the plain pip lines for Windows. Needs Python 3.10 or newer, and nothing else.
+
+PYTHON ?= python3
+PYTHONS ?= python3.11 python3.10 python3.12 python3.13
+BIN := .venv/bin
+# setuptools warns whoever makes an editable install of what we mean to do.
+INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --no-input \
+  --disable-pip-version-check --constraint constraints.txt
+DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
+
+.PHONY: help demo test lint format constraints clean
+
+help: ## list the targets (the default)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@echo "PYTHON=... names the interpreter for .venv, as in: make demo PYTHON=python3.12"
+
+demo: .venv/.app ## install into .venv, then run an ablation on the bundled models
+	@echo '$(DEMO)'
+	@PATH="$(BIN):$$PATH" $(DEMO)
+
+test: .venv/.test lint ## install with the test extras, then run everything CI checks
+	$(BIN)/python -m pytest
+
+lint: .venv/.test ## check style and types
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+format: .venv/.test ## mend the style where that can be done automatically
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)
+	$(BIN)/python .ci/constraints.py $(PYTHONS)
+
+clean: ## remove .venv and what building and testing left; outputs/ is kept
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "mecha_exp needs Python 3.10 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)"; \
+	  echo "Name another, for example: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; } >&2
+	@echo "Making an environment in .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear .venv
+	@$(INSTALL) pip
+	@touch $@
+
+.venv/.app: .venv/.python pyproject.toml constraints.txt
+	@echo "Installing mecha_exp and what it needs into .venv (minutes the first time: torch and MLflow are large)"
+	@$(INSTALL) --build-constraint constraints.txt -e .
+	@touch $@
+
+.venv/.test: .venv/.python pyproject.toml constraints.txt
+	@echo "Installing mecha_exp with its test extras into .venv (minutes the first time: torch and MLflow are large)"
+	@$(INSTALL) --build-constraint constraints.txt -e '.[test]'
+	@touch .venv/.app $@

@@ -1,0 +1,175 @@
+"""What a user installs is whole: every file, importable from any folder, and light until it is used."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+import mecha_exp
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+FOLDERS = PROJECT["tool"]["setuptools"]["package-dir"]
+SHIPPED = {".py", ".yaml", ".safetensors", ".mecha", ".typed"}
+
+
+class Installed(NamedTuple):
+    """An environment that has the wheel, and not the checkout."""
+
+    scripts: Path
+    environment: dict[str, str]
+
+    def run(self, program: str, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+        command = [str(self.scripts / program), *arguments]
+        return subprocess.run(command, cwd=folder, env=self.environment, capture_output=True, text=True)
+
+
+def source_files() -> Iterator[str]:
+    """The files under the mapped folders that belong into the wheel, as they are named there."""
+    for package, folder in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in SHIPPED:
+                yield package.replace(".", "/") + "/" + path.relative_to(ROOT / folder).as_posix()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is packaged: building leaves files behind, and finds those that earlier builds left."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ["pyproject.toml", "MANIFEST.in", "LICENSE", "README.md"]:
+        shutil.copy(ROOT / name, folder)
+    for name in FOLDERS.values():
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made as a release is: from the source archive."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    subprocess.run(command, check=True)
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel in a new environment, which borrows the dependencies from the present one."""
+    place = tmp_path_factory.mktemp("environment")
+    venv.create(place, symlinks=os.name != "nt")
+    scripts = place / ("Scripts" if os.name == "nt" else "bin")
+    ask = [str(scripts / "python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    library = Path(subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip())
+    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (library / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed), encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "--python", str(place)]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--ignore-installed", str(wheel)], check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return Installed(scripts, environment)
+
+
+def test_every_package_is_listed():
+    homes = {
+        ".".join([package, *path.parent.relative_to(ROOT / folder).parts])
+        for package, folder in FOLDERS.items()
+        for path in (ROOT / folder).rglob("*.py")
+    }
+
+    assert homes == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_the_wheel_has_every_file(wheel):
+    packed = set(zipfile.ZipFile(wheel).namelist())
+
+    assert set(source_files()) - packed == set()
+    assert {
+        "mecha_exp/py.typed",
+        "mecha_exp/conf/recipe/ties.yaml",
+        "mecha_exp/methods/ties.py",
+        "mecha_exp/examples/digits/base.safetensors",
+    } <= packed
+
+
+def test_the_wheel_puts_nothing_else_at_top_level(wheel):
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+
+    assert tops == {"mecha_exp", f"mecha_exp-{mecha_exp.__version__}.dist-info"}
+
+
+def test_the_wheel_carries_the_licence(wheel):
+    [licence] = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/LICENSE")]
+
+    assert zipfile.ZipFile(wheel).read(licence) == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_version_is_the_same_everywhere(wheel):
+    [distribution] = metadata.distributions(name="mecha_exp", path=[str(wheel)])
+
+    assert mecha_exp.__version__ == distribution.version == PROJECT["project"]["version"]
+
+
+def test_the_installed_wheel_is_what_runs(installed, tmp_path):
+    code = "import mecha_exp.methods; print(mecha_exp.__file__, *mecha_exp.__path__, sep='\\n')"
+
+    answer = installed.run("python", "-c", code, folder=tmp_path)
+
+    homes = [Path(line).resolve() for line in answer.stdout.splitlines()]
+    assert len(homes) == 2, answer.stderr
+    assert all(installed.scripts.parent.resolve() in home.parents for home in homes)
+
+
+def test_the_installed_wheel_merges_the_demo_in_any_folder(installed, tmp_path):
+    words = ["-m", "mecha_exp", "recipe=weighted_sum", "tracking=none"]
+
+    answer = installed.run("python", *words, folder=tmp_path)
+
+    assert answer.returncode == 0, answer.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+    assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["runs"]
+    [run] = (tmp_path / "outputs" / "runs").iterdir()
+    assert {"model.safetensors", "metrics.json", ".hydra"} <= {path.name for path in run.iterdir()}
+
+
+def test_the_console_script_helps(installed, tmp_path):
+    answer = installed.run("mecha-exp", "--help", folder=tmp_path)
+
+    assert answer.returncode == 0, answer.stderr
+    assert "recipe=ties" in answer.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def imported(*arguments: str) -> set[str]:
+    """The top-level modules that a Python command imports."""
+    command = [sys.executable, "-X", "importtime", *arguments]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    return set(re.findall(r"^import time: .*\| +(\w+)", answer.stderr, re.MULTILINE))
+
+
+def test_importing_the_package_costs_nothing():
+    modules = imported("-c", "import mecha_exp")
+
+    assert "mecha_exp" in modules
+    assert not modules & {"torch", "numpy", "numba", "hydra", "omegaconf", "mlflow", "matplotlib"}
+
+
+def test_asking_for_help_costs_little():
+    modules = imported("-m", "mecha_exp", "--help")
+
+    assert {"mecha_exp", "hydra"} <= modules
+    assert not modules & {"torch", "numba", "mlflow", "matplotlib"}
