@@ -89,12 +89,19 @@ class MergeMethod:
 class Reduction(MergeMethod):
     """A method whose result for a key is one small value, made from partial results of fixed blocks.
 
-    The function gets a block of each tensor as a flat tile and returns a tensor of any small shape; the
-    engine adds the partial results up in the order of the blocks, so that the sum has the same bits whatever
-    the tiles and threads. With several rounds the function also gets `state`: None in the first round, then
-    what `finish` made of the round before.
+    Most are told entry by entry, and then the engine can fuse the function with whatever makes its
+    arguments: with `sums` the function returns what each entry adds to a sum (or a tuple, for several sums),
+    with `histogram` the number of the bin in which each entry is counted. Any other function gets a block of
+    each tensor as a flat tile and returns a tensor of any small shape.
+
+    The engine adds everything up in a fixed order, so that the result has the same bits whatever the tiles
+    and threads. With several rounds the function also gets `state`: None in the first round, then what
+    `finish` made of the round before.
 
     Attributes:
+        sums: whether the function returns terms of sums. The total is a number or, for a tuple, a vector.
+        histogram: how many bins there are, if the function returns bins; entries outside of them are not
+            counted. The total is a vector of counts.
         rounds: how often the data is looked at, given the dtype of the arithmetic.
         finish: (total, state, count, dtype, **hyperparameters) -> the next state or, in the last round, the
             value; `count` is the number of elements of the key, `dtype` that of the arithmetic.
@@ -106,8 +113,12 @@ class Reduction(MergeMethod):
         identifier: str,
         rounds: Callable[[torch.dtype], int],
         finish: Callable[..., torch.Tensor] | None,
+        sums: bool = False,
+        histogram: int | None = None,
     ) -> None:
         super().__init__(function, identifier, Kind.REDUCTION)
+        self.sums = sums
+        self.histogram = histogram
         self.rounds = rounds
         self.finish = finish
 
@@ -168,6 +179,8 @@ def reduction(function: Callable[..., Any], /) -> Reduction: ...
 @overload
 def reduction(
     *,
+    sums: bool = False,
+    histogram: int | None = None,
     rounds: Callable[[torch.dtype], int] = ...,
     finish: Callable[..., torch.Tensor] | None = None,
     register: bool = True,
@@ -176,22 +189,26 @@ def reduction(
     function: Callable[..., Any] | None = None,
     /,
     *,
+    sums: bool = False,
+    histogram: int | None = None,
     rounds: Callable[[torch.dtype], int] = lambda _: 1,
     finish: Callable[..., torch.Tensor] | None = None,
     register: bool = True,
 ) -> Reduction | Callable[[Callable[..., Any]], Reduction]:
-    """Make a reduction of a function of blocks; see `Reduction`.
+    """Make a reduction of a function of entries or of blocks; see `Reduction`.
 
-    >>> @reduction
+    >>> @reduction(sums=True)
     ... def dot(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor, "param"):
-    ...     return torch.dot(a.double(), b.double())
+    ...     return a.double() * b.double()
 
     Raises:
-        RecipeError: as `merge_method`.
+        RecipeError: as `merge_method`; or both `sums` and `histogram` are given.
     """
+    if sums and histogram:
+        raise RecipeError("a reduction either sums or counts in a histogram, not both")
 
     def decorate(fn: Callable[..., Any]) -> Reduction:
-        made = Reduction(fn, fn.__name__, rounds, finish)
+        made = Reduction(fn, fn.__name__, rounds, finish, sums, histogram)
         _registered(made, register)
         return made
 

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="valid-type"
 """Random numbers that depend on where they are used and on nothing else.
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") is a function from a
@@ -40,12 +41,17 @@ def uniform(
 
 def uniforms(key: str, start: int, stop: int, seed: int, stream: int) -> NDArray[np.float32]:
     """Draws `start` to `stop` of the sequence that belongs to (seed, key, stream), as float32 in [0, 1)."""
-    digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
-    philox_key = (int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little"))
     first = start // 4
-    words = philox(np.arange(first, -(-stop // 4), dtype=np.uint64), stream, philox_key)
+    words = philox(np.arange(first, -(-stop // 4), dtype=np.uint64), stream, philox_key(key, seed))
     drawn = words.reshape(-1)[start - 4 * first : stop - 4 * first]
-    return (drawn >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+    draws: NDArray[np.float32] = (drawn >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+    return draws
+
+
+def philox_key(key: str, seed: int) -> tuple[int, int]:
+    """The two words that the draws for a tensor's name are made from."""
+    digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
 def philox(blocks: NDArray[np.uint64], stream: int, key: tuple[int, int]) -> NDArray[np.uint32]:

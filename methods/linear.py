@@ -9,8 +9,12 @@ from mecha_exp.method import is_constant, spread
 
 @merge_method(elementwise=True, register=False)
 def lerp(a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(Tensor, "param")) -> Return(Tensor):
-    """a + alpha (b - a), exact at both ends."""
-    return torch.lerp(a, b, alpha)
+    """a + alpha (b - a), exact at both ends: the nearer one is what the other is blended into.
+
+    As `torch.lerp`, which rounds differently at the end of a tile.
+    """
+    difference = b - a
+    return torch.where(alpha.abs() < 0.5, a + alpha * difference, b - (1 - alpha) * difference)
 
 
 @merge_method(elementwise=True, register=False)
@@ -20,7 +24,7 @@ def add_scaled(
     alpha: Parameter(Tensor, "param"),
 ) -> Return(Tensor):
     """a + alpha d."""
-    return torch.addcmul(a, d, alpha)
+    return a + alpha * d
 
 
 @merge_method(composite=True)

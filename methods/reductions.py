@@ -9,16 +9,16 @@ from mecha_exp.nodes import Node
 DIGIT_BITS = 16
 
 
-@reduction
+@reduction(sums=True)
 def dot(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor, "param"):
     """The inner product <a, b> over the whole tensor, accumulated in float64."""
-    return (a.double() * b.double()).sum()
+    return a.double() * b.double()
 
 
-@reduction
+@reduction(sums=True)
 def squared_norm(a: Parameter(Tensor)) -> Return(Tensor, "param"):
     """|a|^2 over the whole tensor, accumulated in float64."""
-    return a.double().square().sum()
+    return a.double().square()
 
 
 @merge_method(elementwise=True, register=False)
@@ -37,16 +37,30 @@ def norm(a: Parameter(Tensor)) -> Return(Tensor, "param"):
 def _narrow(total: Tensor, state: Tensor | None, count: int, dtype: torch.dtype, k: float) -> Tensor:
     """The next digit of the k-th magnitude, from the histogram of that digit."""
     rounds_left, prefix, rank = state.tolist() if state is not None else (_rounds(dtype), 0, _rank(count, k))
-    cumulated = total.cumsum(0)
-    digit = int(torch.searchsorted(cumulated, rank))
+    digit, before = _find(total, rank)
     prefix = (prefix << DIGIT_BITS) | digit
     if rounds_left == 1:
         return torch.tensor(prefix, dtype=_bits_dtype(dtype)).view(dtype)
-    before = int(cumulated[digit - 1]) if digit else 0
     return torch.tensor([rounds_left - 1, prefix, rank - before])
 
 
-@reduction(rounds=lambda dtype: _rounds(dtype), finish=_narrow)
+def _find(counts: Tensor, rank: int) -> tuple[int, int]:
+    """The bin of the `rank`-th entry, and how many entries lie in the bins before it."""
+    chunks = counts.view(
+        1 << (DIGIT_BITS // 2), -1
+    )  # the sums of chunks first: most bins are never summed up
+    chunk, before = _search(chunks.sum(1), rank)
+    digit, inside = _search(chunks[chunk], rank - before)
+    return chunk * chunks.shape[1] + digit, before + inside
+
+
+def _search(counts: Tensor, rank: int) -> tuple[int, int]:
+    cumulated = counts.cumsum(0)
+    found = int(torch.searchsorted(cumulated, rank))
+    return found, int(cumulated[found - 1]) if found else 0
+
+
+@reduction(histogram=1 << DIGIT_BITS, rounds=lambda dtype: _rounds(dtype), finish=_narrow)
 def kth_magnitude(
     a: Parameter(Tensor), k: Parameter(float, ge=0, le=1), *, state: Tensor | None = None
 ) -> Return(Tensor, "param"):
@@ -58,11 +72,11 @@ def kth_magnitude(
     """
     bits = a.abs().view(_bits_dtype(a.dtype))
     if state is None:
-        return torch.bincount(bits >> (8 * a.dtype.itemsize - DIGIT_BITS), minlength=1 << (DIGIT_BITS - 1))
-    rounds_left, prefix, _ = state.tolist()
+        return bits >> (8 * a.dtype.itemsize - DIGIT_BITS)
+    rounds_left, prefix, _ = state.unbind()
     shift = DIGIT_BITS * (rounds_left - 1)
-    inside = bits[(bits >> (shift + DIGIT_BITS)) == prefix]
-    return torch.bincount((inside >> shift) & ((1 << DIGIT_BITS) - 1), minlength=1 << DIGIT_BITS)
+    digit = (bits >> shift) & ((1 << DIGIT_BITS) - 1)
+    return torch.where((bits >> (shift + DIGIT_BITS)) == prefix, digit, -1)
 
 
 def _rounds(dtype: torch.dtype) -> int:

@@ -10,42 +10,25 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, torch_dtype
+from mecha_exp.engine.compiling import compile_ahead
 from mecha_exp.engine.inputs import Source
+from mecha_exp.engine.partials import Partials, open_partials
 from mecha_exp.engine.planning import KeyPlan, Plan
-from mecha_exp.engine.program import Extent, Pass, Program
+from mecha_exp.engine.program import Extent, Program
 from mecha_exp.engine.sinks import Sink
+from mecha_exp.engine.tiles import KeyPass, block_of, loop_text
+from mecha_exp.engine.work import Progress, Scratch, Tally, Work
 from mecha_exp.errors import MergeError
-from mecha_exp.method import Kind, Reduction
-from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node
+from mecha_exp.nodes import LiteralNode, MergeNode, Node
 from mecha_exp.signature import Tile
 
-REDUCTION_BLOCK = 1 << 16
-"""Elements in a block of a reduction. It is no setting: the partial sums, so the bits, depend on it."""
-
-Progress = Callable[[str, int], None]
-"""Told the key and the number of bytes read, after each tile."""
-
-
-@dataclass
-class Tally:
-    """What a merge has met so far; the workers share it.
-
-    Attributes:
-        nonfinite: of each job the number of values of its output that are NaN or infinite.
-        disagreeing: copied keys of which the inputs hold different bytes.
-        moments: of each job and input the `moments` of each key.
-    """
-
-    nonfinite: dict[int, int] = field(default_factory=dict)
-    disagreeing: list[str] = field(default_factory=list)
-    moments: dict[tuple[int, ModelNode], dict[str, torch.Tensor]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+Task: TypeAlias = Callable[[Scratch], None]
+"""Done by a worker, with the worker's buffers."""
 
 
 def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key, nbytes: None) -> Tally:
@@ -55,18 +38,27 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         MergeError: a value that is not finite, a method that failed; the first one, where there are many.
         CheckpointError: reading or writing failed.
     """
-    tally = Tally()
+    work = Work(plan, sinks, Tally(), progress)
     runs: Iterator[_Run] = (
-        _KeyRun(key, plan, sinks, tally, progress)
-        if key.program is not None
-        else _CopyRun(key, plan, sinks, tally, progress)
+        _KeyRun(key, work) if key.program is not None else _CopyRun(key, work)
         for key in plan.keys
         if key.numel and (key.outputs or key.copies or key.statistics)
     )
     _Workers(runs, plan.options.threads, plan.options.memory_budget).run()
     for source in plan.sources.values():
         source.check_unchanged()
-    return tally
+    return work.tally
+
+
+def compile_loops(plan: Plan) -> None:
+    """Begin to compile what a plan needs, while its outputs are being opened."""
+    compile_ahead(
+        text
+        for key in plan.keys
+        for stage in (key.program.stages if key.program else ())
+        for trip in stage.passes
+        if (text := loop_text(plan, key, trip)) is not None
+    )
 
 
 class _Run:
@@ -74,64 +66,57 @@ class _Run:
 
     whole_bytes = 0
 
-    def advance(self) -> Sequence[Callable[[], None]] | None:
+    def advance(self) -> Sequence[Task] | None:
         raise NotImplementedError
 
 
 class _CopyRun(_Run):
     """A key that is not arithmetic: the bytes of the first input, compared with those of the others."""
 
-    def __init__(
-        self, key: KeyPlan, plan: Plan, sinks: dict[int, Sink], tally: Tally, progress: Progress
-    ) -> None:
-        self._key, self._plan, self._sinks = key.key, plan, sinks
-        self._copies, self._tally, self._progress = key.copies, tally, progress
+    def __init__(self, key: KeyPlan, work: Work) -> None:
+        self._key, self._copies, self._work = key.key, key.copies, work
         self._done = False
 
-    def advance(self) -> Sequence[Callable[[], None]] | None:
+    def advance(self) -> Sequence[Task] | None:
         if self._done:
             return None
         self._done = True
         return [self._copy]
 
-    def _copy(self) -> None:
-        held = [source for source in self._plan.sources.values() if self._key in source]
+    def _copy(self, scratch: Scratch) -> None:
+        plan, sinks, tally = self._work.plan, self._work.sinks, self._work.tally
+        held = [source for source in plan.sources.values() if self._key in source]
         contents = {id(source): _all_bytes(source, self._key) for source in held}
         for job, model in self._copies:
-            if job in self._sinks:
-                data = contents[id(self._plan.sources[model])]
-                self._sinks[job].write_bytes(self._key, 0, memoryview(data))
-        self._progress(self._key, sum(map(len, contents.values())))
+            if job in sinks:
+                sinks[job].write_bytes(self._key, 0, memoryview(contents[id(plan.sources[model])]))
+        self._work.progress(self._key, sum(map(len, contents.values())))
         if len(set(map(bytes, contents.values()))) > 1:
-            with self._tally.lock:
-                self._tally.disagreeing.append(self._key)
+            with tally.lock:
+                tally.disagreeing.append(self._key)
 
 
 class _KeyRun(_Run):
     """A key that is computed by its program."""
 
-    def __init__(
-        self, key: KeyPlan, plan: Plan, sinks: dict[int, Sink], tally: Tally, progress: Progress
-    ) -> None:
+    def __init__(self, key: KeyPlan, work: Work) -> None:
         assert key.program is not None
-        self._key, self._plan, self._sinks, self._tally = key, plan, sinks, tally
+        self._key, self._work = key, work
         self._program: Program = key.program
-        self._progress = progress
-        self._dtype = plan.options.compute_dtype
+        self._dtype = work.plan.options.compute_dtype
         self._stage = -1
         self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node
-        self._partials: dict[MergeNode, _Partials] = {}
-        self._everything = Tile(key.key, 0, key.numel)
-        self.whole_bytes = plan.whole_bytes_of(key)
+        self._partials: dict[MergeNode, Partials] = {}
+        self.whole_bytes = work.plan.whole_bytes_of(key)
         for node in self._program.extents:
             if isinstance(node, LiteralNode) and isinstance(node.value, torch.Tensor):
                 self._values[node] = self._whole_literal(node.value)
 
-    def advance(self) -> Sequence[Callable[[], None]] | None:
+    def advance(self) -> Sequence[Task] | None:
         """End the stage that has run, and begin the next one that has tiles."""
         while True:
-            for node, sums in self._partials.items():
-                self._values[node] = sums.finish(self._program.calls[node].hyperparameters, self._dtype)
+            for node, partials in self._partials.items():
+                self._values[node] = partials.finish(self._program.calls[node].hyperparameters, self._dtype)
             self._partials = {}
             self._stage += 1
             if self._stage == len(self._program.stages):
@@ -142,35 +127,24 @@ class _KeyRun(_Run):
             if tiles:
                 return tiles
 
-    def _begin(self) -> list[Callable[[], None]]:
+    def _begin(self) -> list[Task]:
         stage = self._program.stages[self._stage]
         for node in stage.before:
             self._values[node] = self._run_whole(node)
-        tiles: list[Callable[[], None]] = []
+        tasks: list[Task] = []
         for trip in stage.passes:
-            block = self._block(trip)
             for node, _ in trip.reductions:
-                self._partials[node] = _Partials(node, self._values.get(node), self._key.numel)
-            for node in trip.kept:
-                self._values[node] = torch.empty(self._key.shape, dtype=self._dtype)
-            size = -(-max(self._plan.options.tile_size, block) // block) * block
-            for start in range(0, self._key.numel, size):
-                stop = min(start + size, self._key.numel)
-                tiles.append(partial(self._run_tile, trip, Tile(self._key.key, start, stop)))
-        return tiles
-
-    def _block(self, trip: Pass) -> int:
-        """What the boundaries of a pass's tiles are multiples of."""
-        columns = self._columns if trip.by_rows else 1
-        return max(1, REDUCTION_BLOCK // columns) * columns if trip.reductions else columns
-
-    @property
-    def _columns(self) -> int:
-        return self._key.shape[-1] if self._key.shape else 1
+                state = self._values.get(node)
+                self._partials[node] = open_partials(node, state, self._key.numel, block_of(self._key, trip))
+            for kept in trip.kept:
+                self._values[kept] = torch.empty(self._key.shape, dtype=self._dtype)
+            run = KeyPass(self._work, self._key, trip, self._values, self._partials)
+            tasks += [partial(run.run, tile) for tile in run.tiles()]
+        return tasks
 
     def _run_whole(self, node: MergeNode) -> torch.Tensor:
         """A small value, or a method of whole tensors."""
-        result = self._program.calls[node](self._values, self._everything)
+        result = self._program.calls[node](self._values, Tile(self._key.key, 0, self._key.numel))
         if self._program.extents[node] is Extent.SMALL:
             return result.to(torch.float64)
         if tuple(result.shape) != self._key.shape:
@@ -180,97 +154,10 @@ class _KeyRun(_Run):
             )
         return result.to(self._dtype).contiguous()
 
-    def _run_tile(self, trip: Pass, tile: Tile) -> None:
-        values = self._tile_values(trip, tile)
-        for node, _ in trip.reductions:
-            self._reduce(trip, node, values, tile)
-        for node in trip.kept:
-            self._values[node].view(-1)[tile.start : tile.stop] = values[node]
-        for number, node in trip.outputs:
-            self._write(number, values[node], tile)
-        self._progress(
-            self._key.key,
-            sum((tile.stop - tile.start) * torch_dtype(self._info(m).dtype).itemsize for m in trip.models),
-        )
-
-    def _tile_values(self, trip: Pass, tile: Tile) -> dict[Node, torch.Tensor]:
-        """Every value of a pass for one tile, flat; small values as they are."""
-        values = dict(self._values)
-        columns = self._columns if trip.by_rows else None
-        for node in trip.nodes:
-            if isinstance(node, ModelNode):
-                values[node] = self._load(node, tile)
-            elif self._program.extents[node] is Extent.WHOLE:
-                values[node] = self._values[node].view(-1)[tile.start : tile.stop]
-            elif isinstance(node, MergeNode):
-                rows = columns if node.method.kind is Kind.ROWWISE else None
-                result = self._program.calls[node](values, tile, rows)
-                values[node] = self._flat(node, result, tile)
-        return values
-
-    def _flat(self, node: MergeNode, result: torch.Tensor, tile: Tile) -> torch.Tensor:
-        if result.numel() != tile.stop - tile.start:
-            raise MergeError(
-                f"the merge method '{node.method.identifier}' gave {result.numel()} values for a tile of "
-                f"{tile.stop - tile.start} of the key '{tile.key}', so it is not {node.method.kind.value}. "
-                "Declare it without that."
-            )
-        return result.reshape(-1).to(self._dtype)
-
-    def _load(self, model: ModelNode, tile: Tile) -> torch.Tensor:
-        source = self._plan.sources[model]
-        raw = torch.empty(tile.stop - tile.start, dtype=torch_dtype(self._info(model).dtype))
-        source.read_into(tile.key, tile.start, raw)
-        values = raw.to(self._dtype)
-        if self._plan.options.on_nonfinite == "error" and not _all_finite(values):
-            count = int((~values.isfinite()).sum())
-            raise MergeError(
-                f"{source.name}: the key '{tile.key}' has values that are not finite ({count} NaN or "
-                f"infinite among its elements {tile.start} to {tile.stop}). on_nonfinite=keep merges them "
-                "as they are."
-            )
-        return values
-
-    def _info(self, model: ModelNode) -> TensorInfo:
-        return self._plan.sources[model].info(self._key.key)
-
-    def _reduce(self, trip: Pass, node: MergeNode, values: dict[Node, torch.Tensor], tile: Tile) -> None:
-        """The partial results of each block of a tile; blocks are fixed, so tiles leave no trace."""
-        sums = self._partials[node]
-        block = self._block(trip)
-        large = [c for c in node.children if self._program.extents[c] is not Extent.SMALL]
-        extra = {"state": sums.state} if node.method.signature.has_state else {}
-        for start in range(tile.start, tile.stop, block):
-            stop = min(start + block, tile.stop)
-            part = {**values, **{c: values[c][start - tile.start : stop - tile.start] for c in large}}
-            result = self._program.calls[node](part, Tile(tile.key, start, stop), **extra)
-            sums.add(start // block, result)
-
-    def _write(self, number: int, values: torch.Tensor, tile: Tile) -> None:
-        for output in self._key.outputs:
-            if output.root == number:
-                stored = values.to(torch_dtype(output.dtype))
-                if not _all_finite(values) or stored.dtype.itemsize < values.dtype.itemsize:
-                    self._count_nonfinite(output.job, stored, tile)
-                self._sinks[output.job].write(tile.key, tile.start, stored)
-
-    def _count_nonfinite(self, job: int, stored: torch.Tensor, tile: Tile) -> None:
-        count = int((~stored.to(self._dtype).isfinite()).sum())
-        if not count:
-            return
-        if self._plan.options.strict:
-            raise MergeError(
-                f"the key '{tile.key}' of the output has {count} values that are not finite in "
-                f"{stored.dtype} (elements {tile.start} to {tile.stop}). Write a wider dtype, lower the "
-                "strength, or drop strict."
-            )
-        with self._tally.lock:
-            self._tally.nonfinite[job] = self._tally.nonfinite.get(job, 0) + count
-
     def _collect_statistics(self) -> None:
-        with self._tally.lock:
+        with self._work.tally.lock:
             for job, model, root in self._key.statistics:
-                by_key = self._tally.moments.setdefault((job, model), {})
+                by_key = self._work.tally.moments.setdefault((job, model), {})
                 by_key[self._key.key] = self._values[self._program.roots[root]]
 
     def _whole_literal(self, value: torch.Tensor) -> torch.Tensor:
@@ -284,39 +171,6 @@ class _KeyRun(_Run):
         return value.to(self._dtype).contiguous()
 
 
-class _Partials:
-    """The partial results of one round of a reduction, by block.
-
-    Whole numbers add up exactly in any order and are added as they come; fractions are kept apart and
-    added in the order of the blocks.
-    """
-
-    def __init__(self, node: MergeNode, state: torch.Tensor | None, count: int) -> None:
-        assert isinstance(node.method, Reduction)
-        self._method = node.method
-        self._count = count
-        self._blocks: dict[int, torch.Tensor] = {}
-        self._lock = threading.Lock()
-        self.state = state
-
-    def add(self, block: int, result: torch.Tensor) -> None:
-        """The result of one block, from any thread."""
-        with self._lock:
-            if result.is_floating_point():
-                self._blocks[block] = result
-            elif 0 in self._blocks:
-                self._blocks[0] += result
-            else:
-                self._blocks[0] = result
-
-    def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
-        """The state for the next round, or the value of the reduction."""
-        total = torch.stack([self._blocks[i] for i in sorted(self._blocks)]).sum(0)
-        if self._method.finish is None:
-            return total
-        return self._method.finish(total, state=self.state, count=self._count, dtype=dtype, **hyperparameters)
-
-
 class _Workers:
     """Threads that share a queue of tiles and take the next key when it is empty."""
 
@@ -324,7 +178,7 @@ class _Workers:
         self._runs = runs
         self._threads = threads
         self._budget = budget
-        self._queue: deque[Callable[[], None]] = deque()
+        self._queue: deque[Task] = deque()
         self._next: _Run | None = next(runs, None)
         self._active = 0  # keys that have begun and not ended
         self._whole_bytes = 0
@@ -352,17 +206,18 @@ class _Workers:
 
     def _work(self) -> None:
         torch.set_num_threads(1)
+        scratch = Scratch()
         with torch.inference_mode():
             while True:
                 try:
-                    item = self._take()  # it prepares the next key, which can fail as well
-                    if item is None:
+                    task = self._take()  # it prepares the next key, which can fail as well
+                    if task is None:
                         return
-                    item()
+                    task(scratch)
                 except BaseException as error:
                     self._fail(error)
 
-    def _take(self) -> Callable[[], None] | None:
+    def _take(self) -> Task | None:
         with self._changed:
             while self._error is None:
                 if self._queue:
@@ -384,7 +239,7 @@ class _Workers:
             or (self._whole_bytes + run.whole_bytes <= self._budget)
         )
 
-    def _advance(self, run: _Run) -> None:
+    def _advance(self, run: _Run, scratch: Scratch) -> None:
         tiles = run.advance()
         with self._changed:
             if tiles is None:
@@ -395,13 +250,13 @@ class _Workers:
                 self._queue.extend(partial(self._tile, run, tile, left) for tile in tiles)
             self._changed.notify_all()
 
-    def _tile(self, run: _Run, tile: Callable[[], None], left: list[int]) -> None:
-        tile()
+    def _tile(self, run: _Run, tile: Task, left: list[int], scratch: Scratch) -> None:
+        tile(scratch)
         with self._changed:
             left[0] -= 1
             last = left[0] == 0
         if last:
-            self._advance(run)
+            self._advance(run, scratch)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -414,9 +269,3 @@ def _all_bytes(source: Source, key: str) -> bytearray:
     data = bytearray(source.info(key).nbytes)
     source.read_bytes_into(key, 0, memoryview(data))
     return data
-
-
-def _all_finite(values: torch.Tensor) -> bool:
-    """Whether no value is NaN or infinite; one pass, since a NaN is its own minimum and maximum."""
-    low, high = torch.aminmax(values)
-    return bool(low.isfinite() & high.isfinite())

@@ -94,7 +94,7 @@ class MemorySource:
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         raw = self._tensors[key].reshape(-1).view(torch.uint8)[start : start + len(view)]
-        view[:] = memoryview(raw.numpy())
+        view[:] = raw.numpy().data
 
     def check_unchanged(self) -> None:
         pass

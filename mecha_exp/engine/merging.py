@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from mecha_exp.engine.execution import Progress, Tally, execute
+from mecha_exp.engine.execution import compile_loops, execute
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planning import Job, Plan, plan
 from mecha_exp.engine.sinks import Sink, open_sink
+from mecha_exp.engine.work import Progress, Tally
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
 
 
@@ -63,6 +64,7 @@ def run_plan(
     """Run a plan that is still open; `started` is when its wall time began."""
     started = time.perf_counter() if started is None else started
     sinks: dict[int, Sink] = {}
+    compile_loops(planned)
     try:
         for number, (job, layout) in enumerate(zip(planned.jobs, planned.layouts, strict=True)):
             if job.output is not None:

@@ -12,6 +12,7 @@ from mecha_exp.errors import ConfigError, did_you_mean
 
 ON_MISSING = ("error", "skip", "base")
 ON_NONFINITE = ("error", "keep")
+FUSE = ("auto", "always", "never")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class EngineOptions:
     Attributes:
         compute_dtype: the arithmetic, float32 or float64.
         workers: threads; None is one for each core.
+        fuse: whether passes are compiled into loops: `auto` where that takes less time than it saves,
+            `always` or `never`. The bytes are the same.
         tile_size: elements that pass through an elementwise chain at a time.
         memory_budget: bytes that the tensors of whole-tensor methods may take at once.
         on_missing: a key that one of the inputs lacks is an error, or left out of the output (`skip`), or
@@ -32,6 +35,7 @@ class EngineOptions:
 
     compute_dtype: torch.dtype = torch.float32
     workers: int | None = None
+    fuse: str = "auto"
     tile_size: int = 1 << 18
     memory_budget: int = 2 << 30
     on_missing: str = "error"
@@ -48,7 +52,7 @@ class EngineOptions:
             _require_positive(name, getattr(self, name))
         if self.workers is not None:
             _require_positive("workers", self.workers)
-        for name, known in (("on_missing", ON_MISSING), ("on_nonfinite", ON_NONFINITE)):
+        for name, known in (("on_missing", ON_MISSING), ("on_nonfinite", ON_NONFINITE), ("fuse", FUSE)):
             choice = getattr(self, name)
             if choice not in known:
                 raise ConfigError(f"{name}: unknown choice '{choice}'.{did_you_mean(choice, known)}")

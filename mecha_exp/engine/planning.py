@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint import TensorInfo, check_writable, dtype_name, is_arithmetic, stored_bytes
+from mecha_exp.engine.fusion import FusedPass, choose_ways, how_run
 from mecha_exp.engine.inputs import Source, open_sources
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.program import Extent, Program, at_key, compile_program, expand
+from mecha_exp.engine.program import Extent, Pass, Program, at_key, compile_program, expand
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
@@ -92,6 +93,7 @@ class Plan:
         keys: what is done for each key, in the order of the first input's file.
         layouts: of each job the dtype and shape of every key of its output.
         warnings: what is odd and not wrong.
+        ways: of each pass the loop that it is fused into, or why it runs eagerly.
     """
 
     jobs: tuple[Job, ...]
@@ -100,6 +102,7 @@ class Plan:
     keys: tuple[KeyPlan, ...]
     layouts: tuple[Layout, ...]
     warnings: tuple[str, ...]
+    ways: Mapping[Pass, FusedPass | str] = field(default_factory=dict, repr=False)
 
     @property
     def bytes_read(self) -> int:
@@ -114,6 +117,15 @@ class Plan:
             for job, layout in zip(self.jobs, self.layouts, strict=True)
             if job.output is not None
         )
+
+    @property
+    def fused(self) -> dict[str, int]:
+        """How the elements go through the passes: "fused", "eager: why" or "whole", and how many do."""
+        counts: dict[str, int] = {}
+        for key in self.keys:
+            for how in how_run(key.program, self.ways) if key.program else ():
+                counts[how] = counts.get(how, 0) + key.numel
+        return counts
 
     @property
     def memory(self) -> int:
@@ -183,8 +195,18 @@ class _Planner:
         self._check_shapes(keys)
         self._check_outputs()
         plans = tuple(self._plan_key(key, [key in names for names in wanted]) for key in keys)
+        elements: dict[Program, int] = {}
+        for key in plans:
+            if key.program:
+                elements[key.program] = elements.get(key.program, 0) + key.numel
         made = Plan(
-            self._jobs, self._options, self._sources, plans, self._layouts(plans), tuple(self._warnings)
+            self._jobs,
+            self._options,
+            self._sources,
+            plans,
+            self._layouts(plans),
+            tuple(self._warnings),
+            choose_ways(elements, self._options),
         )
         self._check_memory(made)
         self._check_room(made)

@@ -34,7 +34,7 @@ class Extent(enum.Enum):
     WHOLE = "whole"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pass:
     """One trip over a key's data.
 
@@ -66,7 +66,7 @@ class Stage:
     passes: tuple[Pass, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """What is done for each key of one structure.
 
@@ -151,7 +151,9 @@ def compile_program(roots: Sequence[Node], compute_dtype: torch.dtype) -> Progra
         layout.place(node)
     count = max(layout.ready.values(), default=0) + 1
     stages = tuple(_stage(index, roots, nodes, layout) for index in range(count))
-    calls = {node: Call(node, layout.extents, compute_dtype) for node in nodes if isinstance(node, MergeNode)}
+    calls: dict[Node, Call] = {
+        node: Call(node, layout.extents, compute_dtype) for node in nodes if isinstance(node, MergeNode)
+    }
     return Program(tuple(roots), stages, layout.extents, calls)
 
 
@@ -173,17 +175,26 @@ class Call:
         }
 
     def __call__(
-        self,
-        values: Mapping[Node, torch.Tensor],
-        tile: Tile,
-        columns: int | None = None,
-        **extra: Any,
+        self, values: Mapping[Node, torch.Tensor], tile: Tile, columns: int | None = None
     ) -> torch.Tensor:
         """The result for one tile; `columns` gives a row-wise method its rows."""
+        return self._checked(self._run(values, tile, columns))
+
+    def partial(
+        self, values: Mapping[Node, torch.Tensor], tile: Tile, state: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        """What a reduction makes of one tile, or of one block; several tensors if it takes several sums."""
+        extra = {"state": state} if self.method.signature.has_state else {}
+        result = self._run(values, tile, None, **extra)
+        return [self._checked(r) for r in (result if isinstance(result, tuple | list) else (result,))]
+
+    def _run(self, values: Mapping[Node, torch.Tensor], tile: Tile, columns: int | None, **extra: Any) -> Any:
         arguments = {name: self._value(value, values, columns) for name, value in self._arguments.items()}
         if self.method.signature.wants_tile:
             extra[self.method.signature.wants_tile] = tile
-        result = _run(self.method, arguments, tile.key, **extra)
+        return _run(self.method, arguments, tile.key, **extra)
+
+    def _checked(self, result: Any) -> torch.Tensor:
         if not isinstance(result, torch.Tensor):
             raise MergeError(f"'{self.method.identifier}' returned {type(result).__name__}, not a tensor")
         return result

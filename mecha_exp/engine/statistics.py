@@ -1,3 +1,4 @@
+# mypy: disable-error-code="valid-type"
 """How far a merged model is from its inputs, measured in the pass that makes it.
 
 The sums of one key are a few numbers, and those of a model, a component or a block are the sums of its
@@ -10,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mecha_exp.checkpoint import torch_dtype
@@ -25,11 +25,11 @@ def as_stored(a: Parameter(Tensor), dtype: Parameter(str)) -> Return(Tensor):
     return a.to(torch_dtype(dtype)).to(a.dtype)
 
 
-@reduction(register=False)
+@reduction(sums=True, register=False)
 def moments(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor, "param"):
     """[|a|^2, |b|^2, <a, b>, |a - b|^2] over the whole tensor, accumulated in float64."""
     a, b = a.double(), b.double()
-    return torch.stack([a.square().sum(), b.square().sum(), (a * b).sum(), (a - b).square().sum()])
+    return a.square(), b.square(), a * b, (a - b).square()
 
 
 @dataclass(frozen=True)

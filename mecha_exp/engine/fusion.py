@@ -1,0 +1,149 @@
+"""Fused loops: all that a pass does to one element, in one compiled loop over the tile.
+
+    trace (what torch would do)  ->  source of a loop  ->  machine code, kept by source  ->  a call per tile
+
+The loop says the same operations in the same order with the same rounding as torch, so it gives the same
+bits; it only leaves out the memory between them. `writing` shows what it looks like.
+Fractions are arguments of the loop and not part of it: a sweep over alpha compiles once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mecha_exp.engine.compiling import LoopText, can_compile
+from mecha_exp.engine.options import EngineOptions
+from mecha_exp.engine.program import Extent, Pass, Program
+from mecha_exp.engine.recording import Computed, Given, Trace
+from mecha_exp.engine.tracing import trace_program
+from mecha_exp.engine.writing import LoopWriter
+from mecha_exp.nodes import Node
+from mecha_exp.random import philox_key
+
+WORTH_COMPILING = 1_000_000_000
+"""Operations on elements that take torch on two cores about as long as numba takes to be there."""
+
+TOO_SMALL = "too small to be worth compiling"
+_MOST_OPERATIONS = 16  # of a method, to tell a tiny merge without tracing it
+
+
+@dataclass(frozen=True, eq=False)
+class FusedPass:
+    """A pass as a loop: its source, and what to call it with.
+
+    Attributes:
+        trace: what the pass computes.
+        program: that the pass belongs to.
+        compute_dtype: the dtype of the tiles that go in and out.
+    """
+
+    trace: Trace
+    program: Program
+    compute_dtype: torch.dtype
+    _texts: dict[tuple[tuple[torch.dtype, ...], ...], LoopText] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def structure(self) -> str:
+        """The same for all passes that do the same."""
+        return self.typed((), ()).source
+
+    def typed(self, read: tuple[torch.dtype, ...], written: tuple[torch.dtype, ...]) -> LoopText:
+        """The loop for tiles of these dtypes, by input and by output; see `loop_dtype`."""
+        if (read, written) not in self._texts:
+            writer = LoopWriter(self.trace, self.compute_dtype, read, written)
+            text = LoopText("\n".join(writer.module()) + "\n", writer.signature())
+            self._texts[read, written] = text
+        return self._texts[read, written]
+
+    @property
+    def operations(self) -> int:
+        """How many operations an element goes through."""
+        return len(self.trace.expressions)
+
+    def arguments(
+        self, values: Mapping[Node, torch.Tensor], key: str
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+        """The small values for one key, fractions and whole numbers; None if one of them is not a number."""
+        known: dict[Computed, Any] = {}
+        floats: list[float] = []
+        integers: list[int] = []
+        for small, dtype in self.trace.arguments:
+            value = _evaluate(small, values, known)
+            if value.ndim or value.dtype is not dtype:
+                return None
+            (floats if dtype.is_floating_point else integers).append(value.item())
+        for node in self.trace.draws:
+            given = self.program.calls[node].hyperparameters
+            integers += [*philox_key(key, given["seed"]), given["stream"]]
+        return np.array(floats, np.float64), np.array(integers, np.int64)
+
+
+def choose_ways(elements: Mapping[Program, int], options: EngineOptions) -> dict[Pass, FusedPass | str]:
+    """How each pass of the programs is run: as a loop, or eagerly for the reason given.
+
+    Args:
+        elements: how many elements go through each program.
+        options: `fuse` and `compute_dtype` count.
+    """
+    passes = {program: [p for stage in program.stages for p in stage.passes] for program in elements}
+    reason = _reason_against(
+        sum(n * sum(len(p.nodes) for p in passes[o]) for o, n in elements.items()), options
+    )
+    if reason:
+        return {p: reason for each in passes.values() for p in each}
+    ways: dict[Pass, FusedPass | str] = {}
+    work: dict[str, int] = {}
+    for program, count in elements.items():
+        for trip, trace in trace_program(program, options.compute_dtype).items():
+            way = trace if isinstance(trace, str) else FusedPass(trace, program, options.compute_dtype)
+            ways[trip] = way
+            if isinstance(way, FusedPass):
+                work[way.structure] = work.get(way.structure, 0) + count * way.operations
+    if options.fuse == "always":
+        return ways
+    return {
+        trip: way if isinstance(way, str) or work[way.structure] >= WORTH_COMPILING else TOO_SMALL
+        for trip, way in ways.items()
+    }
+
+
+def _reason_against(node_elements: int, options: EngineOptions) -> str | None:
+    """Why nothing at all is fused."""
+    if options.fuse == "never":
+        return "fuse=never"
+    if options.fuse == "auto" and node_elements * _MOST_OPERATIONS < WORTH_COMPILING:
+        return TOO_SMALL
+    return None if can_compile() else "numba is not installed"
+
+
+def how_run(program: Program, ways: Mapping[Pass, FusedPass | str]) -> list[str]:
+    """How each pass and each whole-tensor method of a program is run, in words."""
+    words = ["whole" for stage in program.stages for n in stage.before if program.extents[n] is Extent.WHOLE]
+    for stage in program.stages:
+        for trip in stage.passes:
+            way = ways.get(trip, TOO_SMALL)
+            words.append(f"eager: {way}" if isinstance(way, str) else "fused")
+    return words
+
+
+def _evaluate(small: Any, values: Mapping[Node, torch.Tensor], known: dict[Computed, Any]) -> Any:
+    """A small value, run by torch where it is computed."""
+    if isinstance(small, Given):
+        return values[small.node]
+    if isinstance(small, list):
+        return [_evaluate(s, values, known) for s in small]
+    if not isinstance(small, Computed):
+        return small
+    if small not in known:
+        args = [_evaluate(a, values, known) for a in small.args]
+        kwargs = {name: _evaluate(a, values, known) for name, a in small.kwargs.items()}
+        result = small.function(*args, **kwargs)
+        known[small] = result if small.index is None else result[small.index]
+    return known[small]

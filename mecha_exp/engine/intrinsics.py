@@ -1,0 +1,183 @@
+# mypy: ignore-errors
+"""What a fused loop calls and Python does not have. Only loops import it, since numba may be missing."""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_REINTERPRETED = {
+    types.float32: types.int32,
+    types.float64: types.int64,
+    types.int32: types.float32,
+    types.int64: types.float64,
+}
+_LLVM = {
+    types.float32: ir.FloatType(),
+    types.float64: ir.DoubleType(),
+    types.int32: ir.IntType(32),
+    types.int64: ir.IntType(64),
+}
+_HALF_LIMIT = np.float32(65520)  # from here on a float16 is infinite
+_HALF_NORMAL = np.float32(2**-14)
+_ROUNDER = np.float32(0.5)  # float32 has steps of 2^-24 from here on, as float16 has below 2^-14
+
+
+@intrinsic
+def bits(context, value):
+    """The bits of a fraction as a whole number of that size, or the other way round."""
+    result = _REINTERPRETED[value]
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], _LLVM[result])
+
+    return result(value), build
+
+
+number = bits
+
+
+@intrinsic
+def shifted_right(context, value, places):
+    """value >> places as in torch: all sign where places are out of range."""
+    return _shift(value, places, lambda b, v, p: b.ashr(v, p), lambda b, v, last: b.ashr(v, last))
+
+
+@intrinsic
+def shifted_left(context, value, places):
+    """value << places as in torch: 0 where places are out of range."""
+    return _shift(value, places, lambda b, v, p: b.shl(v, p), lambda b, v, last: v.type(0))
+
+
+def _shift(value, places, inside, outside):
+    def build(context, builder, signature, args):
+        number, count = args
+        last = number.type(number.type.width - 1)
+        fits = builder.icmp_unsigned("<=", count, last)
+        safe = builder.select(fits, count, last)
+        return builder.select(fits, inside(builder, number, safe), outside(builder, number, last))
+
+    return value(value, places), build
+
+
+@intrinsic
+def magnitude(context, value):
+    """The bits of abs(value): they sort as it does, infinity and NaN last."""
+    result = _REINTERPRETED[value]
+
+    def build(context, builder, signature, args):
+        raw = builder.bitcast(args[0], _LLVM[result])
+        return builder.and_(raw, raw.type((1 << (raw.type.width - 1)) - 1))
+
+    return result(value), build
+
+
+@intrinsic
+def from_half(context, value):
+    """A float16, given by its bits, as a float32."""
+
+    def build(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.int16), build
+
+
+@intrinsic
+def to_half(context, value):
+    """The bits of a float32 rounded to float16, to the nearest, ties to even."""
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.int16(types.float32), build
+
+
+@intrinsic
+def from_bfloat16(context, value):
+    """A bfloat16, given by its bits, as a float32."""
+
+    def build(context, builder, signature, args):
+        wide = builder.zext(args[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(wide, wide.type(16)), ir.FloatType())
+
+    return types.float32(types.int16), build
+
+
+@njit(nogil=True, error_model="numpy")
+def to_bfloat16(value):
+    """The bits of a float32 rounded to bfloat16, to the nearest, ties to even."""
+    return np.int16(np.uint32(bits(as_bfloat16(value))) >> np.uint32(16))
+
+
+@njit(nogil=True, error_model="numpy")
+def clamped(value, low, high):
+    """At least low, then at most high; NaN stays."""
+    raised = low if value < low else value
+    return high if high < raised else raised
+
+
+@njit(nogil=True, error_model="numpy")
+def as_bfloat16(value):
+    """value rounded to bfloat16, to the nearest, ties to even."""
+    raw = np.uint32(bits(value))
+    rounded = np.uint32(raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1)))
+    kept = number(np.int32(rounded & np.uint32(0xFFFF0000)))
+    return kept if value == value else number(np.int32(bits(value) | np.int32(0x400000)))
+
+
+@njit(nogil=True, error_model="numpy")
+def as_half(value):
+    """value rounded to float16, to the nearest, ties to even."""
+    size = abs(value)
+    raw = np.uint32(bits(size))
+    rounded = np.uint32(raw + np.uint32(0xFFF) + ((raw >> np.uint32(13)) & np.uint32(1)))
+    normal = number(np.int32(rounded & np.uint32(0xFFFFE000)))
+    half = normal if size >= _HALF_NORMAL else np.float32(np.float32(size + _ROUNDER) - _ROUNDER)
+    half = np.float32(np.inf) if size >= _HALF_LIMIT else half
+    signed = number(np.int32(np.uint32(bits(half)) | (np.uint32(bits(value)) & np.uint32(0x80000000))))
+    return signed if value == value else value
+
+
+@njit(nogil=True, error_model="numpy")
+def tally(bins, count, total):
+    """Count the bins of a strip."""
+    limit = np.uint64(len(total))
+    for i in range(count):
+        place = np.uint64(np.int64(bins[i]))  # a negative bin is far outside
+        if place < limit:
+            total[place] += 1
+
+
+@njit(nogil=True, error_model="numpy")
+def folded(lanes):
+    """The sum of the lanes: the second half is added to the first until one is left."""
+    size = len(lanes)
+    while size > 1:
+        size //= 2
+        for i in range(size):
+            lanes[i] += lanes[i + size]
+    return lanes[0]
+
+
+@njit(nogil=True, error_model="numpy")
+def drawn(room, first, count, key0, key1, stream):
+    """Draws first, ..., first + count - 1 of `mecha_exp.random.uniforms`, in a part of `room`."""
+    before = first & 3
+    low32 = np.uint64(0xFFFFFFFF)
+    word = np.uint64(32)
+    for block in range((before + count + 3) >> 2):
+        counter = np.uint64((first >> 2) + block)
+        c0, c1, c2, c3 = counter & low32, counter >> word, np.uint64(stream), np.uint64(0)
+        k0, k1 = np.uint64(key0), np.uint64(key1)
+        for _ in range(10):
+            p0 = np.uint64(0xD2511F53) * c0
+            p1 = np.uint64(0xCD9E8D57) * c2
+            c0, c1, c2, c3 = (p1 >> word) ^ c1 ^ k0, p1 & low32, (p0 >> word) ^ c3 ^ k1, p0 & low32
+            k0 = (k0 + np.uint64(0x9E3779B9)) & low32
+            k1 = (k1 + np.uint64(0xBB67AE85)) & low32
+        place = block << 2
+        room[place] = np.float32(np.int32(c0 >> np.uint64(8))) * np.float32(2**-24)
+        room[place + 1] = np.float32(np.int32(c1 >> np.uint64(8))) * np.float32(2**-24)
+        room[place + 2] = np.float32(np.int32(c2 >> np.uint64(8))) * np.float32(2**-24)
+        room[place + 3] = np.float32(np.int32(c3 >> np.uint64(8))) * np.float32(2**-24)
+    return room[before : before + count]

@@ -1,0 +1,102 @@
+"""The operations that a fused loop knows: to add one is one line of `OPERATIONS`.
+
+An aten operation is written as the loop says it for one element, with {0}, {1}, ... for the operands and {t}
+for the type of the result; functions that Python does not have are in `intrinsics`. It must give torch's bits
+for every input, NaN, infinities, denormals and -0.0 included, in the middle of a tile as at its end; a test
+tries each of them. So what different kernels round differently is not here: library functions (exp, sin, pow
+and sqrt, which MKL does not round to the nearest), fused multiply-adds (lerp, addcmul, add
+with alpha), and maximum, which may choose either zero.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+NUMBERS = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.bool: "boolean",
+    torch.float16: "float32",  # a value that has been rounded, and only to be converted again
+    torch.bfloat16: "float32",
+}
+"""The dtypes that a value in a loop can have, and the types that hold them there."""
+
+ROUNDED = {torch.float16: "as_half", torch.bfloat16: "as_bfloat16"}
+"""How a float32 is rounded to a narrower dtype."""
+
+STORED = {torch.float16: "half", torch.bfloat16: "bfloat16"}
+"""What a loop reads and writes as it lies in a file, by `from_...` and `to_...`."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How an operation is written for one element.
+
+    Attributes:
+        text: with {0}, {1}, ... for the operands, {t} for the type of the result.
+        converted: to which dtype the operands are converted first: that of the `result`, or the `common` one
+            that promotion finds for the operands.
+        arity: how many operands there are; an operation with further ones is another operation.
+        whole: whether it is for whole numbers and truth values only.
+    """
+
+    text: str
+    converted: str = "result"
+    whole: bool = False
+
+    @property
+    def arity(self) -> int:
+        return sum(f"{{{place}}}" in self.text for place in range(4))
+
+
+def _compare(sign: str) -> Operation:
+    return Operation(f"{{0}} {sign} {{1}}", converted="common")
+
+
+def _bitwise(text: str) -> Operation:
+    return Operation(text, whole=True)
+
+
+OPERATIONS = {
+    "add": Operation("{0} + {1}"),
+    "sub": Operation("{0} - {1}"),
+    "rsub": Operation("{1} - {0}"),
+    "mul": Operation("{0} * {1}"),
+    "div": Operation("{0} / {1}"),
+    "neg": Operation("-{0}"),
+    "abs": Operation("abs({0})"),
+    "sign": Operation("{t}({0} > {t}(0)) - {t}({0} < {t}(0))"),
+    "square": Operation("{0} * {0}"),
+    "reciprocal": Operation("{t}(1) / {0}"),
+    "clamp_min": Operation("{1} if {0} < {1} else {0}"),
+    "clamp_max": Operation("{1} if {1} < {0} else {0}"),
+    "clamp": Operation("clamped({0}, {1}, {2})"),
+    "where": Operation("{1} if {0} else {2}"),
+    "eq": _compare("=="),
+    "ne": _compare("!="),
+    "lt": _compare("<"),
+    "le": _compare("<="),
+    "gt": _compare(">"),
+    "ge": _compare(">="),
+    "isnan": Operation("{0} != {0}", converted="common"),
+    "logical_and": Operation("{0} and {1}"),
+    "logical_or": Operation("{0} or {1}"),
+    "logical_not": Operation("not {0}"),
+    "logical_xor": Operation("{0} != {1}"),
+    "bitwise_and": _bitwise("{0} & {1}"),
+    "bitwise_or": _bitwise("{0} | {1}"),
+    "bitwise_xor": _bitwise("{0} ^ {1}"),
+    "bitwise_not": _bitwise("{0} ^ {t}(-1)"),
+    "__rshift__": _bitwise("shifted_right({0}, {1})"),
+    "__lshift__": _bitwise("shifted_left({0}, {1})"),
+    "bitwise_right_shift": _bitwise("shifted_right({0}, {1})"),
+    "bitwise_left_shift": _bitwise("shifted_left({0}, {1})"),
+    "bits": Operation("bits({0})", converted="common"),  # view(dtype) of the same size
+    "number": Operation("number({0})", converted="common"),  # and back
+    "zeros_like": Operation("0"),
+    "ones_like": Operation("1"),
+    "cast": Operation("{0}"),
+}
+"""How each aten operation is written; both `x.gt(y)` and `x.gt(1)` are "gt"."""

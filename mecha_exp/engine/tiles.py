@@ -1,0 +1,291 @@
+"""One pass over one key, tile by tile: read, compute - fused or eagerly -, accumulate, write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from mecha_exp.checkpoint import torch_dtype
+from mecha_exp.engine.compiling import Loop, LoopText, compiled
+from mecha_exp.engine.fusion import FusedPass
+from mecha_exp.engine.partials import REDUCTION_BLOCK, Counts, Partials, Sums, is_by_entry
+from mecha_exp.engine.planning import KeyPlan, Plan
+from mecha_exp.engine.program import Extent, Pass
+from mecha_exp.engine.recording import Trace
+from mecha_exp.engine.work import Buffer, Scratch, Work
+from mecha_exp.engine.writing import loop_dtype
+from mecha_exp.errors import MergeError
+from mecha_exp.method import Kind
+from mecha_exp.nodes import MergeNode, ModelNode, Node
+from mecha_exp.signature import Tile
+
+
+class KeyPass:
+    """A pass over a key: `tiles` gives its tiles, `run` does one of them, in any order and from any thread.
+
+    Attributes:
+        values: of the program so far, by node; those that the pass keeps whole are filled in.
+        partials: of the reductions of the pass, which it adds to.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        key: KeyPlan,
+        trip: Pass,
+        values: dict[Node, torch.Tensor],
+        partials: Mapping[MergeNode, Partials],
+    ) -> None:
+        assert key.program is not None
+        self._work, self._plan, self._key, self._trip = work, work.plan, key, trip
+        self._program = key.program
+        self._dtype = work.plan.options.compute_dtype
+        self._values, self._partials = values, partials
+        self._checked = work.plan.options.on_nonfinite == "error"
+        self._columns = (key.shape[-1] if key.shape else 1) if trip.by_rows else None
+        self._stored = {model: stored_dtype(work.plan, key, model) for model in trip.models}
+        self._item_bytes = sum(dtype.itemsize for dtype in self._stored.values())
+
+    @property
+    def block(self) -> int:
+        """What the boundaries of tiles are multiples of."""
+        return block_of(self._key, self._trip)
+
+    def tiles(self) -> list[Tile]:
+        """The tiles, in order."""
+        block, count = self.block, self._key.numel
+        size = -(-max(self._plan.options.tile_size, block) // block) * block
+        return [Tile(self._key.key, start, min(start + size, count)) for start in range(0, count, size)]
+
+    def run(self, tile: Tile, scratch: Scratch) -> None:
+        """Everything that is done with one tile."""
+        loop = self._loop
+        if loop is not None:
+            values, peaks = self._run_loop(loop, tile, scratch)
+        else:
+            values, peaks = self._run_methods(tile, scratch), {}
+        for node in self._trip.kept:
+            self._values[node].view(-1)[tile.start : tile.stop] = values[node]
+        for number, node in self._trip.outputs:
+            self._write(number, values[node], peaks.get(node), tile, scratch)
+        self._work.progress(tile.key, (tile.stop - tile.start) * self._item_bytes)
+
+    # fused
+
+    @cached_property
+    def _loop(self) -> _Loop | None:
+        """The compiled loop with the small values of this key; None where the pass runs eagerly."""
+        fused, text = self._plan.ways.get(self._trip), loop_text(self._plan, self._key, self._trip)
+        if text is None or not isinstance(fused, FusedPass):
+            return None
+        code = compiled(text)
+        arguments = fused.arguments(self._values, self._key.key)
+        if code is None or arguments is None:
+            return None
+        return _Loop(fused.trace, *_tile_dtypes(self._plan, self._key, self._trip, fused), code, *arguments)
+
+    def _run_loop(
+        self, loop: _Loop, tile: Tile, scratch: Scratch
+    ) -> tuple[dict[Node, torch.Tensor], dict[Node, float]]:
+        trace, count = loop.trace, tile.stop - tile.start
+        inputs = [
+            self._read_as(dtype, node, place, tile, scratch)
+            for place, (node, dtype) in enumerate(zip(trace.inputs, loop.read, strict=True))
+        ]
+        outputs = [scratch.take(("output", place), dtype, count) for place, dtype in enumerate(loop.written)]
+        peaks = scratch.take("peaks", torch.int64, len(inputs) + len(outputs))
+        totals = [self._total(node, len(refs), tile).numpy() for node, refs in trace.terms]
+        tiles = [buffer.array for buffer in (*inputs, *outputs)]
+        loop.code(tile.start, count, loop.floats, loop.integers, peaks.array, *tiles, *totals)
+        found = peaks.array.astype(np.int32 if self._dtype.itemsize == 4 else np.int64)
+        largest = found.view(np.float32 if self._dtype.itemsize == 4 else np.float64).tolist()
+        for node, buffer, peak in zip(trace.inputs, inputs, largest, strict=False):
+            self._check(node, buffer.tensor, peak, tile)
+        values = {node: buffer.tensor for (node, _), buffer in zip(trace.outputs, outputs, strict=True)}
+        self._reduce(tile, values, [n for n, _ in self._trip.reductions if not is_by_entry(n)])
+        return values, dict(zip(values, largest[len(inputs) :], strict=True))
+
+    def _read_as(self, dtype: torch.dtype, node: Node, place: int, tile: Tile, scratch: Scratch) -> Buffer:
+        """A tile in the dtype that the loop wants, which is the stored one or that of the arithmetic."""
+        if dtype is self._dtype or not isinstance(node, ModelNode):
+            return self._read(node, place, tile, scratch)
+        return self._read_stored(node, ("input", place), tile, scratch)
+
+    def _total(self, node: MergeNode, terms: int, tile: Tile) -> torch.Tensor:
+        """Where the loop adds up the terms of a reduction."""
+        partials = self._partials[node]
+        if isinstance(partials, Sums):
+            return partials.rows(tile.start, tile.stop, terms)
+        assert isinstance(partials, Counts)
+        return partials.mine()
+
+    # eager
+
+    def _run_methods(self, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
+        """Every value of the pass for one tile, flat; small values as they are."""
+        values = dict(self._values)
+        for place, node in enumerate(self._trip.nodes):
+            if isinstance(node, MergeNode) and self._program.extents[node] is Extent.TILE:
+                columns = self._columns if node.method.kind is Kind.ROWWISE else None
+                result = self._program.calls[node](values, tile, columns)
+                values[node] = self._flat(node, result, tile)
+            elif self._program.extents[node] is not Extent.SMALL:
+                values[node] = self._read(node, place, tile, scratch).tensor
+                if self._checked and isinstance(node, ModelNode):
+                    self._check(node, values[node], peak_of(values[node]), tile)
+        self._reduce(tile, values, [node for node, _ in self._trip.reductions])
+        return values
+
+    def _flat(self, node: MergeNode, result: torch.Tensor, tile: Tile) -> torch.Tensor:
+        _check_count(node, result, tile, node.method.kind.value)
+        return result.reshape(-1).to(self._dtype)
+
+    def _reduce(
+        self, tile: Tile, values: Mapping[Node, torch.Tensor], reductions: Sequence[MergeNode]
+    ) -> None:
+        """Add what the tile gives to reductions: entry by entry, or by blocks, which no tile cuts."""
+        for node in reductions:
+            partials = self._partials[node]
+            large = [c for c in node.children if self._program.extents[c] is not Extent.SMALL]
+            size = tile.stop - tile.start if is_by_entry(node) else self.block
+            for start in range(tile.start, tile.stop, size):
+                stop = min(start + size, tile.stop)
+                part = {c: values[c][start - tile.start : stop - tile.start] for c in large}
+                part = {**self._values, **part}
+                place = Tile(tile.key, start, stop)
+                results = self._program.calls[node].partial(part, place, partials.state)
+                for result in results if is_by_entry(node) else ():
+                    _check_count(node, result, place, "a reduction by entries")
+                partials.add(start, results)
+
+    # both
+
+    def _read(self, node: Node, place: int, tile: Tile, scratch: Scratch) -> Buffer:
+        """A tile of a model or of a whole tensor, in the dtype of the arithmetic."""
+        if not isinstance(node, ModelNode):
+            return Buffer.of(self._values[node].view(-1)[tile.start : tile.stop])
+        stored = self._stored[node]
+        if stored is self._dtype:
+            return self._read_stored(node, ("input", place), tile, scratch)
+        converted = scratch.take(("input", place), self._dtype, tile.stop - tile.start)
+        converted.tensor.copy_(self._read_stored(node, "stored", tile, scratch).tensor)
+        return converted
+
+    def _read_stored(self, model: ModelNode, name: object, tile: Tile, scratch: Scratch) -> Buffer:
+        """A tile of a model as it lies in its file."""
+        buffer = scratch.take(name, self._stored[model], tile.stop - tile.start)
+        start = tile.start * buffer.tensor.element_size()
+        self._plan.sources[model].read_bytes_into(tile.key, start, buffer.view)
+        return buffer
+
+    def _check(self, node: Node, values: torch.Tensor, peak: float, tile: Tile) -> None:
+        if self._checked and isinstance(node, ModelNode) and not np.isfinite(peak):
+            count = int((~values.isfinite()).sum())
+            raise MergeError(
+                f"{self._plan.sources[node].name}: the key '{tile.key}' has values that are not finite "
+                f"({count} NaN or infinite among its elements {tile.start} to {tile.stop}). "
+                "on_nonfinite=keep merges them as they are."
+            )
+
+    def _write(
+        self, number: int, values: torch.Tensor, peak: float | None, tile: Tile, scratch: Scratch
+    ) -> None:
+        peak = peak_of(values) if peak is None else peak
+        for output in self._key.outputs:
+            if output.root == number:
+                dtype = torch_dtype(output.dtype)
+                stored = values
+                if dtype is not values.dtype:
+                    stored = scratch.take("written", dtype, values.numel()).tensor.copy_(values)
+                if not peak < _overflows_from(dtype, self._dtype):
+                    self._count_nonfinite(output.job, stored, tile)
+                self._work.sinks[output.job].write(tile.key, tile.start, stored)
+
+    def _count_nonfinite(self, job: int, stored: torch.Tensor, tile: Tile) -> None:
+        count = int((~stored.to(self._dtype).isfinite()).sum())
+        if not count:
+            return
+        stored.masked_fill_(stored.isnan(), torch.nan)  # kernels leave NaN with bits of their own
+        if self._plan.options.strict:
+            raise MergeError(
+                f"the key '{tile.key}' of the output has {count} values that are not finite in "
+                f"{stored.dtype} (elements {tile.start} to {tile.stop}). Write a wider dtype, lower the "
+                "strength, or drop strict."
+            )
+        with self._work.tally.lock:
+            nonfinite = self._work.tally.nonfinite
+            nonfinite[job] = nonfinite.get(job, 0) + count
+
+
+def _check_count(node: MergeNode, result: torch.Tensor, tile: Tile, declared: str) -> None:
+    if result.numel() != tile.stop - tile.start:
+        raise MergeError(
+            f"the merge method '{node.method.identifier}' gave {result.numel()} values for a tile of "
+            f"{tile.stop - tile.start} of the key '{tile.key}', so it is not {declared}. "
+            "Declare it without that."
+        )
+
+
+def block_of(key: KeyPlan, trip: Pass) -> int:
+    """The elements in a block of a pass: whole rows, of about `REDUCTION_BLOCK` elements for reductions."""
+    columns = (key.shape[-1] if key.shape else 1) if trip.by_rows else 1
+    return max(1, REDUCTION_BLOCK // columns) * columns if trip.reductions else columns
+
+
+def peak_of(values: torch.Tensor) -> float:
+    """The largest magnitude, or NaN if there is one."""
+    low, high = (float(v) for v in torch.aminmax(values))
+    return max(-low, high) if low == low else low
+
+
+@lru_cache
+def _overflows_from(dtype: torch.dtype, compute_dtype: torch.dtype) -> float:
+    """A magnitude below which a number stays finite in `dtype`: what its largest one is, or infinity."""
+    return torch.finfo(dtype).max if dtype.itemsize < compute_dtype.itemsize else torch.inf
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A compiled loop, the dtypes of its tiles and its small values."""
+
+    trace: Trace
+    read: tuple[torch.dtype, ...]
+    written: tuple[torch.dtype, ...]
+    code: Loop
+    floats: Any
+    integers: Any
+
+
+def loop_text(plan: Plan, key: KeyPlan, trip: Pass) -> LoopText | None:
+    """The loop for a pass over a key; None where it runs eagerly."""
+    way = plan.ways.get(trip)
+    return way.typed(*_tile_dtypes(plan, key, trip, way)) if isinstance(way, FusedPass) else None
+
+
+def _tile_dtypes(
+    plan: Plan, key: KeyPlan, trip: Pass, way: FusedPass
+) -> tuple[tuple[torch.dtype, ...], tuple[torch.dtype, ...]]:
+    """How the loop takes each input and gives each output: as stored where it can, to spare a conversion."""
+    compute = way.compute_dtype
+    read = (
+        loop_dtype(stored_dtype(plan, key, node), compute) if isinstance(node, ModelNode) else compute
+        for node in way.trace.inputs
+    )
+    used_here = {*trip.kept, *(c for n, _ in trip.reductions if not is_by_entry(n) for c in n.children)}
+    written = []
+    for node, _ in way.trace.outputs:
+        roots = {number for number, root in trip.outputs if root is node}
+        wanted = {torch_dtype(output.dtype) for output in key.outputs if output.root in roots}
+        single = len(wanted) == 1 and node not in used_here
+        written.append(loop_dtype(wanted.pop(), compute) if single else compute)
+    return tuple(read), tuple(written)
+
+
+def stored_dtype(plan: Plan, key: KeyPlan, model: ModelNode) -> torch.dtype:
+    """The dtype that a model has for a key."""
+    return torch_dtype(plan.sources[model].info(key.key).dtype)

@@ -1,0 +1,77 @@
+"""What the workers of a merge share, and the buffers that each has for itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mecha_exp.engine.operations import STORED
+from mecha_exp.engine.planning import Plan
+from mecha_exp.engine.sinks import Sink
+from mecha_exp.nodes import ModelNode
+
+Progress = Callable[[str, int], None]
+"""Told the key and the number of bytes read, after each tile."""
+
+
+@dataclass
+class Tally:
+    """What a merge has met so far; the workers share it.
+
+    Attributes:
+        nonfinite: of each job the number of values of its output that are NaN or infinite.
+        disagreeing: copied keys of which the inputs hold different bytes.
+        moments: of each job and input the `moments` of each key.
+    """
+
+    nonfinite: dict[int, int] = field(default_factory=dict)
+    disagreeing: list[str] = field(default_factory=list)
+    moments: dict[tuple[int, ModelNode], dict[str, torch.Tensor]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory for one tile, as torch, a compiled loop and a file see it."""
+
+    tensor: torch.Tensor
+    array: Any
+    view: memoryview
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Buffer:
+        raw = tensor.view(torch.uint8).numpy()
+        array = tensor.view(torch.int16) if tensor.dtype in STORED else tensor
+        return cls(tensor, None if tensor.dtype.itemsize == 1 else array.numpy(), raw.data)
+
+
+class Scratch:
+    """The buffers of one worker, which serve one tile after another."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[object, torch.dtype], torch.Tensor] = {}
+        self._buffers: dict[tuple[object, torch.dtype], Buffer] = {}
+
+    def take(self, name: object, dtype: torch.dtype, count: int) -> Buffer:
+        """A buffer of `count` elements, with whatever the last tile has left in it."""
+        buffer = self._buffers.get((name, dtype))
+        if buffer is None or buffer.tensor.shape[0] != count:
+            memory = self._memory.get((name, dtype))
+            if memory is None or memory.numel() < count:
+                memory = self._memory[name, dtype] = torch.empty(count, dtype=dtype)
+            buffer = self._buffers[name, dtype] = Buffer.of(memory[:count])
+        return buffer
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all tiles of a merge have in common."""
+
+    plan: Plan
+    sinks: Mapping[int, Sink]
+    tally: Tally
+    progress: Progress
