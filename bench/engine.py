@@ -78,6 +78,7 @@ def main() -> None:
     )
     parser.add_argument("--case", nargs="*", choices=[case.name for case in CASES], help="only these")
     parser.add_argument("--repeat", type=int, default=5, help="runs of each (default: %(default)s)")
+    parser.add_argument("--peer-repeat", type=int, help="runs of each peer (default: as many)")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/mecha_exp_bench"), help="of the models")
     parser.add_argument("--environments", type=Path, default=Path(".bench"), help="of the peers")
     parser.add_argument("--no-peers", action="store_true", help="mecha_exp and the floor only")
@@ -89,24 +90,27 @@ def main() -> None:
     cases = [case for case in CASES if not options.case or case.name in options.case]
     rows = [["work", "floor", "mecha_exp", "of the floor", "peak memory", "sd-mecha", "mergekit"]]
     for case in cases:
-        rows.append(row(case, options.size, options.folder, pythons, options.repeat))
+        repeat = (options.repeat, options.peer_repeat or options.repeat)
+        rows.append(row(case, options.size, options.folder, pythons, repeat))
         say(" | ".join(rows[-1]))
-    text = f"{table(rows)}\n\n{machine()}; models of size {options.size}; medians of {options.repeat}."
+    runs = f"medians of {options.repeat} (peers: {options.peer_repeat or options.repeat})"
+    text = f"{table(rows)}\n\n{machine()}; models of size {options.size}; {runs}."
     say(text)
     if options.save:
         save_section(f"The engine beside its peers ({options.size})", text)
 
 
-def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: int) -> list[str]:
-    """Measure one case with every tool, taking turns."""
+def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: tuple[int, int]) -> list[str]:
+    """Measure one case with every tool, taking turns; `repeat` is for us and for the peers."""
     inputs = make_models(folder, case.inputs, case.size or size)
     output = folder / "output.safetensors"
     measured = {tool: Measured() for tool in case.tools if tool in pythons}
     floors = []
-    for _ in range(repeat):
+    for turn in range(max(repeat)):
         floors.append(floor(inputs, output, case.outputs))
         for tool, result in measured.items():
-            if not result.seconds or result.seconds[0] < LONG_SECONDS:
+            is_long = bool(result.seconds) and result.seconds[0] > LONG_SECONDS
+            if turn < repeat[tool != "mecha_exp"] and not is_long:
                 run(pythons[tool], tool, case.name, output, inputs, result)
     best = statistics.median(floors)
     mine = measured["mecha_exp"]

@@ -510,3 +510,11 @@ def test_a_plan_tells_what_will_be_done(models):
         assert planned.bytes_read > planned.bytes_written > 0
         assert planned.memory > 0
         assert planned.whole_bytes == 0
+
+
+def test_a_difference_is_not_compared_with_the_models_it_comes_from(models):
+    a, b = models(2)
+
+    report = merge_many([Job(mecha_exp.subtract(a, b), {}, statistics=True)])
+
+    assert report.moments == ({},)

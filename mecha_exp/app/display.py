@@ -72,7 +72,10 @@ def show_plan(planned: Plan, names: Sequence[str], hyperparameters: dict[str, An
     work = _table("keys", "stages", "passes over the data", "whole tensors held")
     for (stages, passes, whole), keys in Counter(_amount_of_work(k.program) for k in planned.keys).items():
         work.add_row(str(keys), str(stages), str(passes), str(whole))
-    for table in (inputs, settings, work):
+    ways = _table("elements", "each pass over them is run")
+    for way, elements in planned.fused.items():
+        ways.add_row(f"{elements:,}", way)
+    for table in (inputs, settings, work, ways):
         out.print(table)
     for job, layout in zip(planned.jobs, planned.layouts, strict=True):
         target = "kept in memory" if isinstance(job.output, dict) else str(job.output)
