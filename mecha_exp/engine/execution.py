@@ -8,6 +8,7 @@ blocks, and every tile has its place in the output, so the order of the work lea
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from mecha_exp.checkpoint import TensorInfo, torch_dtype
 from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.program import Extent, Pass, Program
+from mecha_exp.engine.resuming import Resumption
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.errors import MergeError
 from mecha_exp.method import Kind, Reduction
@@ -27,6 +29,9 @@ from mecha_exp.signature import Tile
 
 REDUCTION_BLOCK = 1 << 16
 """Elements in a block of a reduction. It is no setting: the partial sums, so the bits, depend on it."""
+
+INTERRUPT_SECONDS = 0.5
+"""How long an interrupted merge waits for its workers."""
 
 Progress = Callable[[str, int], None]
 """Told the key and the number of bytes read, after each tile."""
@@ -37,14 +42,16 @@ class Tally:
     """What a merge has met so far; the workers share it.
 
     Attributes:
-        nonfinite: of each job the number of values of its output that are NaN or infinite.
+        nonfinite: of each job and key the number of values of the output that are NaN or infinite.
         disagreeing: copied keys of which the inputs hold different bytes.
         moments: of each job and input the `moments` of each key.
+        resumed: the keys that an interrupted run had finished.
     """
 
-    nonfinite: dict[int, int] = field(default_factory=dict)
+    nonfinite: dict[tuple[int, str], int] = field(default_factory=dict)
     disagreeing: list[str] = field(default_factory=list)
     moments: dict[tuple[int, ModelNode], dict[str, torch.Tensor]] = field(default_factory=dict)
+    resumed: list[KeyPlan] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -56,14 +63,15 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         CheckpointError: reading or writing failed.
     """
     tally = Tally()
+    resumption = Resumption(plan, sinks, tally, progress)
     runs: Iterator[_Run] = (
         _KeyRun(key, plan, sinks, tally, progress)
         if key.program is not None
         else _CopyRun(key, plan, sinks, tally, progress)
         for key in plan.keys
-        if key.numel and (key.outputs or key.copies or key.statistics)
+        if key.numel and (key.outputs or key.copies or key.statistics) and not resumption.skips(key)
     )
-    _Workers(runs, plan.options.threads, plan.options.memory_budget).run()
+    _Workers(runs, plan.options.threads, plan.options.memory_budget, resumption.finish).run()
     for source in plan.sources.values():
         source.check_unchanged()
     return tally
@@ -72,6 +80,7 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
 class _Run:
     """One key on its way through its stages: `advance` gives the tiles of the next stage, or None."""
 
+    key: KeyPlan
     whole_bytes = 0
 
     def advance(self) -> Sequence[Callable[[], None]] | None:
@@ -84,6 +93,7 @@ class _CopyRun(_Run):
     def __init__(
         self, key: KeyPlan, plan: Plan, sinks: dict[int, Sink], tally: Tally, progress: Progress
     ) -> None:
+        self.key = key
         self._key, self._plan, self._sinks = key.key, plan, sinks
         self._copies, self._tally, self._progress = key.copies, tally, progress
         self._done = False
@@ -114,6 +124,7 @@ class _KeyRun(_Run):
         self, key: KeyPlan, plan: Plan, sinks: dict[int, Sink], tally: Tally, progress: Progress
     ) -> None:
         assert key.program is not None
+        self.key = key
         self._key, self._plan, self._sinks, self._tally = key, plan, sinks, tally
         self._program: Program = key.program
         self._progress = progress
@@ -265,7 +276,8 @@ class _KeyRun(_Run):
                 "strength, or drop strict."
             )
         with self._tally.lock:
-            self._tally.nonfinite[job] = self._tally.nonfinite.get(job, 0) + count
+            nonfinite = self._tally.nonfinite
+            nonfinite[job, tile.key] = nonfinite.get((job, tile.key), 0) + count
 
     def _collect_statistics(self) -> None:
         with self._tally.lock:
@@ -320,8 +332,11 @@ class _Partials:
 class _Workers:
     """Threads that share a queue of tiles and take the next key when it is empty."""
 
-    def __init__(self, runs: Iterator[_Run], threads: int, budget: int) -> None:
+    def __init__(
+        self, runs: Iterator[_Run], threads: int, budget: int, finished: Callable[[KeyPlan], None]
+    ) -> None:
         self._runs = runs
+        self._finished = finished
         self._threads = threads
         self._budget = budget
         self._queue: deque[Callable[[], None]] = deque()
@@ -340,11 +355,13 @@ class _Workers:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join()
-        except BaseException as error:  # Ctrl-C: stop the workers after the tile that they are at
+                while thread.is_alive():
+                    thread.join(INTERRUPT_SECONDS)  # without a limit Windows does not hear Ctrl-C
+        except BaseException as error:  # Ctrl-C: the workers stop after the tile that they are at
             self._fail(error)
+            limit = time.monotonic() + INTERRUPT_SECONDS  # and what takes longer is left to itself
             for thread in threads:
-                thread.join()
+                thread.join(max(0.0, limit - time.monotonic()))
         finally:
             torch.set_num_threads(intra_op)
         if self._error is not None:
@@ -386,6 +403,8 @@ class _Workers:
 
     def _advance(self, run: _Run) -> None:
         tiles = run.advance()
+        if tiles is None:
+            self._finished(run.key)
         with self._changed:
             if tiles is None:
                 self._active -= 1
