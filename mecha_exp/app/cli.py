@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 VERBS = {
+    "clean": "mecha_exp.app.clean",
     "track": "mecha_exp.app.track",
     "ui": "mecha_exp.app.ui",
 }
@@ -47,7 +48,7 @@ def main() -> int:
     except KeyboardInterrupt:
         from mecha_exp.app.display import show_error
 
-        show_error("interrupted: nothing half-written was kept. The same command starts again.")
+        show_error("interrupted. The same command starts again.")
         return 130
 
 
