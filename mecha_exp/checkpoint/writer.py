@@ -67,7 +67,7 @@ class CheckpointWriter:
         header, self._offsets = encode_header(tensors, metadata)
         self.nbytes = len(header) + sum(self._sizes.values())
         self._written = dict.fromkeys(self._sizes, 0)
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._writing = 0  # threads that are using the file
         self._flushing = threading.Lock()
         self._flushed_at = time.monotonic()
@@ -236,7 +236,8 @@ class CheckpointWriter:
         finally:
             with self._changed:
                 self._writing -= 1
-                self._changed.notify_all()
+                if self._file is None:
+                    self._changed.notify_all()
 
     def _open_partial(self) -> PositionalFile:
         if self._file is None:
