@@ -77,13 +77,15 @@ class Resumption:
 
     def _note(self, job: int, key: KeyPlan) -> Note:
         tally = self.tally
-        moments = [tally.moments[job, model][key.key].tolist() for j, model, _ in key.statistics if j == job]
-        found = {
-            "nonfinite": tally.nonfinite.get((job, key.key), 0),
-            "disagreeing": key.program is None and key.key in tally.disagreeing,
-            "moments": moments,
-        }
-        return {name: value for name, value in found.items() if value}
+        note: Note = {}
+        if count := tally.nonfinite.get((job, key.key)):
+            note["nonfinite"] = count
+        if key.program is None and key.key in tally.disagreeing:
+            note["disagreeing"] = True
+        models = [model for j, model, _ in key.statistics if j == job]
+        if models:
+            note["moments"] = [tally.moments[job, model][key.key].tolist() for model in models]
+        return note
 
     def _recall(self, job: int, key: KeyPlan, note: Note) -> None:
         tally = self.tally
