@@ -6,6 +6,7 @@ python endless.py N app ARGUMENT...     through the command line
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -35,4 +36,7 @@ if __name__ == "__main__":
 
         sys.argv[1:] = sys.argv[3:]
         sys.exit(main())
-    merge(endless(sys.argv[2], sys.argv[3]), sys.argv[4], EngineOptions(workers=1))
+    try:
+        merge(endless(sys.argv[2], sys.argv[3]), sys.argv[4], EngineOptions(workers=1))
+    except KeyboardInterrupt:
+        os._exit(130)  # an ordinary exit waits for the method

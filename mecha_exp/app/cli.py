@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 import sys
+import threading
 from collections.abc import Callable
 
 VERBS = {
@@ -27,8 +30,29 @@ _HYDRA_ANSWERS = (
 """Flags that Hydra answers by itself, before anything runs."""
 
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
+
 def main() -> int:
     """Run the command line; returns the exit status."""
+    status = _run()
+    if status == INTERRUPTED:
+        _leave_workers(status)
+    return status
+
+
+def _leave_workers(status: int) -> None:
+    """End at once where a worker is in a long computation, which an ordinary exit would wait for."""
+    engine = sys.modules.get("mecha_exp.engine.execution")
+    if engine and any(thread.name == engine.WORKER_NAME for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _run() -> int:
     from mecha_exp.errors import MechaError
 
     arguments = sys.argv[1:]
@@ -49,7 +73,7 @@ def main() -> int:
         from mecha_exp.app.display import show_error
 
         show_error("interrupted. The same command starts again.")
-        return 130
+        return INTERRUPTED
 
 
 def _version(arguments: list[str]) -> int:

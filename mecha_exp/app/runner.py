@@ -66,7 +66,8 @@ def run_point(cfg: DictConfig) -> float | None:
         record.parameters = point.hyperparameters
         run(point, record, folder, progress_bar)
     except KeyboardInterrupt:
-        record.status, record.error = FAILED, "interrupted"
+        record.status, record.error, record.ended = FAILED, "interrupted", _now()
+        record.save(folder)
         raise
     except MechaError as error:
         record.status, record.error = FAILED, str(error)

@@ -143,8 +143,9 @@ class CheckpointWriter:
         self._close(keep=False)
 
     def suspend(self) -> None:
-        """Stop here: as `abort`, but where there is a signature a later writer can go on. Idempotent."""
-        self._close(keep=self._signature is not None)
+        """Stop here: as `abort`, but what is finished is kept where there is a signature. Idempotent."""
+        nothing_done = self._journal is not None and not self._journal.count
+        self._close(keep=self._signature is not None and not nothing_done)
 
     def _leave(self, kind: type[BaseException] | None) -> None:
         """An interrupt is no error: what is done is kept."""

@@ -7,6 +7,7 @@ blocks, and every tile has its place in the output, so the order of the work lea
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import deque
@@ -32,6 +33,9 @@ REDUCTION_BLOCK = 1 << 16
 
 INTERRUPT_SECONDS = 0.5
 """How long an interrupted merge waits for its workers."""
+
+WORKER_NAME = "mecha_exp worker"
+"""Of the threads."""
 
 Progress = Callable[[str, int], None]
 """Told the key and the number of bytes read, after each tile."""
@@ -350,7 +354,9 @@ class _Workers:
         """Work until all keys are done; raises what the first failing tile raised."""
         intra_op = torch.get_num_threads()
         torch.set_num_threads(1)  # a tile is too small to share, and sums must not depend on it
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self._threads)]
+        threads = [
+            threading.Thread(target=self._work, name=WORKER_NAME, daemon=True) for _ in range(self._threads)
+        ]
         try:
             for thread in threads:
                 thread.start()
@@ -360,8 +366,9 @@ class _Workers:
         except BaseException as error:  # Ctrl-C: the workers stop after the tile that they are at
             self._fail(error)
             limit = time.monotonic() + INTERRUPT_SECONDS  # and what takes longer is left to itself
-            for thread in threads:
+            for thread in filter(threading.Thread.is_alive, threads):
                 thread.join(max(0.0, limit - time.monotonic()))
+                atexit.register(thread.join)  # the interpreter cannot end while torch computes
         finally:
             torch.set_num_threads(intra_op)
         if self._error is not None:

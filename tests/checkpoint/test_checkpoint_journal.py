@@ -222,6 +222,25 @@ def test_without_a_signature_an_interrupt_leaves_nothing(tmp_path: Path) -> None
     assert names(tmp_path) == []
 
 
+def test_an_interrupt_before_the_first_key_leaves_nothing(tmp_path: Path) -> None:
+    interrupt(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_an_interrupt_while_the_writer_opens_keeps_what_an_earlier_one_did(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ctrl_c(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_begins_with", ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            open_writer(stopped)
+    with open_writer(stopped) as next_one:
+        assert list(next_one.finished) == ["a", "b"]
+
+
 def test_a_key_with_a_hole_is_not_finished(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
         writer.write("a", 1, torch.zeros(3))
