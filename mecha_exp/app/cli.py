@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 import sys
+import threading
 from collections.abc import Callable
 
 VERBS = {
+    "clean": "mecha_exp.app.clean",
     "track": "mecha_exp.app.track",
     "ui": "mecha_exp.app.ui",
 }
@@ -26,8 +30,29 @@ _HYDRA_ANSWERS = (
 """Flags that Hydra answers by itself, before anything runs."""
 
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
+
 def main() -> int:
     """Run the command line; returns the exit status."""
+    status = _run()
+    if status == INTERRUPTED:
+        _leave_workers(status)
+    return status
+
+
+def _leave_workers(status: int) -> None:
+    """End at once where a worker is in a long computation, which an ordinary exit would wait for."""
+    engine = sys.modules.get("mecha_exp.engine.execution")
+    if engine and any(thread.name == engine.WORKER_NAME for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _run() -> int:
     from mecha_exp.errors import MechaError
 
     arguments = sys.argv[1:]
@@ -47,8 +72,8 @@ def main() -> int:
     except KeyboardInterrupt:
         from mecha_exp.app.display import show_error
 
-        show_error("interrupted: nothing half-written was kept. The same command starts again.")
-        return 130
+        show_error("interrupted. The same command starts again.")
+        return INTERRUPTED
 
 
 def _version(arguments: list[str]) -> int:

@@ -135,6 +135,8 @@ def run(point: Point, record: Record, folder: Path, progress: ProgressBar) -> Re
         names = provenance.input_names(planned)
         with progress(planned) as advance:
             report = run_plan(planned, advance)
+        if report.resumed_keys:
+            log.info("resumed: %d of %d keys were already done", report.resumed_keys, report.keys)
         for warning in report.warnings:
             log.warning(warning)
         tables = _weight_statistics(report, names)
@@ -201,6 +203,8 @@ def _merge_metrics(report: MergeReport) -> dict[str, float]:
         "io/bytes_read": float(report.bytes_read),
         "io/bytes_written": float(report.bytes_written),
         "io/bytes_per_second": report.bytes_per_second,
+        "io/keys": float(report.keys),
+        "io/resumed_keys": float(report.resumed_keys),
         "nonfinite_values": float(sum(report.nonfinite_values)),
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 import time
 import traceback
 from pathlib import Path
@@ -19,11 +21,13 @@ from mecha_exp.app.point import prepare, resolve, run
 from mecha_exp.app.record import FAILED, Record
 from mecha_exp.app.sweep import Sweep, Tracking
 from mecha_exp.app.track import how_to_log_later, log_folder
-from mecha_exp.checkpoint import check_writable
+from mecha_exp.checkpoint import can_resume, check_writable, find_leftovers
 from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError
 from mecha_exp.tracking import Store
 
 log = logging.getLogger(__name__)
+
+_PLAIN = re.compile(r"[\w./\\:-]+")  # what Hydra reads as it is, without quotes
 
 
 def main(arguments: list[str]) -> int:
@@ -38,9 +42,11 @@ def main(arguments: list[str]) -> int:
     folder = Path(line.config.hydra.sweep.dir if line.is_sweep else line.config.hydra.run.dir)
     _require_one_good_point(line, folder)
     tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
-    if line.is_sweep:
-        return _run_sweep(line, folder, tracking)
-    return _run_one(line, folder)
+    try:
+        return _run_sweep(line, folder, tracking) if line.is_sweep else _run_one(line, folder)
+    except KeyboardInterrupt:
+        show_error(f"interrupted. {_how_to_go_on(line, folder)}")
+        return 130
 
 
 def run_point(cfg: DictConfig) -> float | None:
@@ -59,6 +65,10 @@ def run_point(cfg: DictConfig) -> float | None:
         point = prepare(resolve(cfg), folder)
         record.parameters = point.hyperparameters
         run(point, record, folder, progress_bar)
+    except KeyboardInterrupt:
+        record.status, record.error, record.ended = FAILED, "interrupted", _now()
+        record.save(folder)
+        raise
     except MechaError as error:
         record.status, record.error = FAILED, str(error)
         show_error(f"{record.name}: {error}" if sweep else str(error))
@@ -121,6 +131,19 @@ def _run_one(line: CommandLine, folder: Path) -> int:
     return _tracking_status(record.tracking_error, folder, line)
 
 
+def _how_to_go_on(line: CommandLine, folder: Path) -> str:
+    """What an interrupt has left of the work, and the command that takes it up."""
+    named = {str(p.output.path) for p in line.points if p.output.save and p.output.path}
+    below = {leftover.target for leftover in find_leftovers([folder])}
+    if not any(map(can_resume, named | below)):
+        return "The same command starts again."
+    key = "hydra.sweep.dir" if line.is_sweep else "hydra.run.dir"
+    words = [word for word in line.arguments if not word.startswith(f"{key}=")]
+    if line.is_sweep or not named:
+        words.append(f"{key}={folder if _PLAIN.fullmatch(str(folder)) else _quoted(folder)}")
+    return f"What is done is kept. Go on with: {overrides.program_name()} {shlex.join(words)}".rstrip()
+
+
 def _run_sweep(line: CommandLine, folder: Path, tracking: Tracking) -> int:
     title = line.config.name or f"{line.config.hydra.runtime.choices.recipe} by {', '.join(line.swept)}"
     command = ["python", "-m", "mecha_exp", *line.arguments]
@@ -152,6 +175,8 @@ def _show_result(record: Record, folder: Path) -> None:
 
     out.print(Results(record.name, [], [record]).table())
     m = record.metrics
+    if resumed := m["io/resumed_keys"]:
+        out.print(f"resumed: {resumed:.0f} of {m['io/keys']:.0f} keys were already done")
     out.print(
         f"merged in {m['time/merge_seconds']:.2f} s: {human_bytes(m['io/bytes_read'])} read, "
         f"{human_bytes(m['io/bytes_written'])} written, {human_bytes(m['io/bytes_per_second'])}/s, "

@@ -2,17 +2,24 @@
 
 from mecha_exp.checkpoint.dtypes import dtype_name, is_arithmetic, parse_dtype, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.header import Header, TensorInfo, encode_header, read_header
+from mecha_exp.checkpoint.journal import Note
+from mecha_exp.checkpoint.leftovers import Leftover, can_resume, find_leftovers
 from mecha_exp.checkpoint.reader import Checkpoint
-from mecha_exp.checkpoint.writer import CheckpointWriter, check_writable
+from mecha_exp.checkpoint.room import check_writable
+from mecha_exp.checkpoint.writer import CheckpointWriter
 
 __all__ = [
     "Checkpoint",
     "CheckpointWriter",
     "Header",
+    "Leftover",
+    "Note",
     "TensorInfo",
+    "can_resume",
     "check_writable",
     "dtype_name",
     "encode_header",
+    "find_leftovers",
     "is_arithmetic",
     "parse_dtype",
     "read_header",

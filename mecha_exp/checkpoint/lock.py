@@ -9,14 +9,17 @@ import json
 import os
 import platform
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.checkpoint.beside import LOCK, beside
 from mecha_exp.errors import CheckpointError
 
 # A process id alone is not enough: in a restarted container it may be ours again, or a parent's.
 _THIS_PROCESS = uuid.uuid4().hex
+_EMPTY_SECONDS = 10  # a lock that is empty for so long is of a process that was killed while it made it
 
 
 class TargetLock:
@@ -24,7 +27,7 @@ class TargetLock:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._path = target.with_name(f".{target.name}.lock")
+        self._path = beside(target, LOCK)
         self._text = json.dumps(
             {"pid": os.getpid(), "host": platform.node(), "process": _THIS_PROCESS, "id": uuid.uuid4().hex}
         )
@@ -53,7 +56,7 @@ class TargetLock:
 
     def _remove_if_stale(self) -> None:
         found = _read(self._path)
-        if not _is_gone(_owner(found)):
+        if not _is_stale(self._path, found):
             raise self._taken(found)
         if _read(self._path) == found:  # and not replaced in the meantime by whoever saw the same
             self._path.unlink(missing_ok=True)
@@ -65,6 +68,24 @@ class TargetLock:
             f"{self._target} is being written by {who}. Wait for it, choose another output, "
             f"or delete {self._path} if that process is gone."
         )
+
+
+def is_in_use(target: Path) -> bool:
+    """Whether somebody holds the lock of an output, as far as can be told."""
+    path = beside(target, LOCK)
+    return path.exists() and not _is_stale(path, _read(path))
+
+
+def _is_stale(path: Path, text: str) -> bool:
+    return _is_gone(_owner(text)) or (not text and _age(path) > _EMPTY_SECONDS)
+
+
+def _age(path: Path) -> float:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0
+    return 0 if status.st_size else time.time() - status.st_mtime
 
 
 def _read(path: Path) -> str:

@@ -21,6 +21,9 @@ class Checkpoint:
     >>> with Checkpoint("model.safetensors") as checkpoint:
     ...     tile = torch.empty(4096, dtype=torch.float16)
     ...     checkpoint.read_into("layer.weight", 0, tile)
+
+    Attributes:
+        identity: the inode, size and time of change of the file as it was opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -28,7 +31,7 @@ class Checkpoint:
         self.path = Path(path)
         self._file = open_regular(path)
         try:
-            self._opened_as = _identity(self._file.stat())
+            self.identity = _identity(self._file.stat())
             self.header: Header = parse_header(self._file)
         except BaseException:
             self._file.close()
@@ -82,7 +85,7 @@ class Checkpoint:
     def unchanged(self) -> bool:
         """Whether the file at `path` is still the one that was opened: same inode, size and time."""
         try:
-            return _identity(self.path.stat()) == self._opened_as
+            return _identity(self.path.stat()) == self.identity
         except OSError:
             return False
 

@@ -1,25 +1,28 @@
 """Writing a safetensors file tile by tile, so that it is complete or does not exist."""
 
 import contextlib
-import errno
-import glob
 import os
-import shutil
-import tempfile
 import threading
-import uuid
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
+from mecha_exp.checkpoint.beside import JOURNAL, PARTIAL, beside
 from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
 from mecha_exp.checkpoint.files import PositionalFile, byte_view, require_little_endian
 from mecha_exp.checkpoint.header import encode_header
+from mecha_exp.checkpoint.journal import Finished, Journal, Note, read_journal
+from mecha_exp.checkpoint.leftovers import remove_beside
 from mecha_exp.checkpoint.lock import TargetLock
+from mecha_exp.checkpoint.room import allocate, cannot_write, check_writable
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 
-_NO_PREALLOCATION = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+FLUSH_SECONDS = 5.0
+"""How often a durable writer puts on the disk what is finished: after a power failure no more is redone."""
+
+_flush_data = getattr(os, "fdatasync", os.fsync)  # only Linux has the former
 
 
 class CheckpointWriter:
@@ -29,9 +32,20 @@ class CheckpointWriter:
     room is taken at once: a full disk is an error before the work, not after it. `durable` waits for the
     disk at commit, so that the file also survives a power failure.
 
+    With a `signature` a journal of the finished keys lies beside the hidden file. A writer that is killed or
+    interrupted leaves both, and the next one with the same signature, tensors and metadata goes on: the keys
+    in `finished` are there already. After any error, a full disk among them, nothing is left: what is
+    kept would take up the very room that is missing.
+
     >>> with CheckpointWriter("out.safetensors", {"w": ("F16", (2, 2))}, {}) as writer:
     ...     writer.write("w", 0, torch.zeros(4, dtype=torch.float16))
     ...     writer.commit()
+
+    Args:
+        signature: of all that decides the bytes; None where an interrupted run is not gone on with.
+
+    Attributes:
+        finished: the keys that an earlier run had finished, with its notes. Writing them again does nothing.
     """
 
     def __init__(
@@ -41,29 +55,36 @@ class CheckpointWriter:
         metadata: Mapping[str, str],
         *,
         durable: bool = True,
+        signature: str | None = None,
     ) -> None:
         require_little_endian()
         self.path = Path(path).absolute()
+        self.finished: Mapping[str, Note] = {}
         self._durable = durable
+        self._signature = signature
         self._tensors = dict(tensors)
         self._sizes = {key: stored_bytes(*tensor) for key, tensor in tensors.items()}
         header, self._offsets = encode_header(tensors, metadata)
         self.nbytes = len(header) + sum(self._sizes.values())
         self._written = dict.fromkeys(self._sizes, 0)
-        self._counting = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
+        self._writing = 0  # threads that are using the file
+        self._flushing = threading.Lock()
+        self._flushed_at = time.monotonic()
         self._file: PositionalFile | None = None
+        self._journal: Journal | None = None
         self._lock: TargetLock | None = None
         try:
             self._open(header)
-        except BaseException:
-            self.abort()
+        except BaseException as error:
+            self._leave(type(error))
             raise
 
     def __enter__(self) -> "CheckpointWriter":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.abort()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._leave(kind)
 
     def write(self, key: str, start: int, values: torch.Tensor) -> None:
         """Put `values` (1-D, the key's dtype) at element `start` of the flattened tensor `key`."""
@@ -81,37 +102,70 @@ class CheckpointWriter:
         if not 0 <= byte_start <= stop <= self._sizes[key]:
             size = f"{key} has {self._sizes[key]:,} bytes, not [{byte_start}, {stop})"
             raise CheckpointError(f"{self.path}: {size}.")
-        with self._explained():
-            self._open_partial().write(self._offsets[key] + byte_start, view)
-        with self._counting:
+        if key in self.finished:
+            return
+        with self._explained(), self._in_use() as file:
+            file.write(self._offsets[key] + byte_start, view)
+        with self._changed:
             self._written[key] += len(view)
+
+    def finish(self, key: str, note: Note | None = None) -> None:
+        """All of a key has been written: whoever goes on from here finds it, and the note, in `finished`."""
+        self._require(key)
+        if key in self.finished or self._journal is None:
+            return
+        if self._written[key] != self._sizes[key]:
+            raise CheckpointError(f"{self.path}: {key} is not finished, {self._count(key)}.")
+        with self._explained():
+            self._journal.finish(key, note or {})
+            if self._durable and time.monotonic() - self._flushed_at > FLUSH_SECONDS:
+                self._flush()
 
     def commit(self) -> Path:
         """Check that every byte was written, and put the file in its place. Returns its path."""
         file = self._open_partial()
         wrong = [key for key, size in self._sizes.items() if self._written[key] != size]
         if wrong:
-            counts = some(f"{key} ({self._written[key]:,} of {self._sizes[key]:,} bytes)" for key in wrong)
+            counts = some(f"{key} ({self._count(key)})" for key in wrong)
             raise CheckpointError(f"{self.path} is not complete, nothing was saved: {counts}.")
         with self._explained():
             if self._durable:
                 os.fsync(file.descriptor)
             file.close()  # before the rename: Windows does not move an open file
             file.path.replace(self.path)
-        self._file = None
         if self._durable:
             _sync_folder(self.path.parent)
-        self.abort()  # what is left to do is the same: give the lock back
+        self.abort()  # what is left to do is the same: remove the journal, give the lock back
         return self.path
 
     def abort(self) -> None:
         """Throw away what was written, unless it is committed. The target stays as it was. Idempotent."""
-        file, self._file = self._file, None
+        self._close(keep=False)
+
+    def suspend(self) -> None:
+        """Stop here: as `abort`, but what is finished is kept where there is a signature. Idempotent."""
+        nothing_done = self._journal is not None and not self._journal.count
+        self._close(keep=self._signature is not None and not nothing_done)
+
+    def _leave(self, kind: type[BaseException] | None) -> None:
+        """An interrupt is no error: what is done is kept."""
+        if kind is None or issubclass(kind, Exception):
+            self.abort()
+        else:
+            self.suspend()
+
+    def _close(self, keep: bool) -> None:
+        with self._changed:
+            file, self._file = self._file, None
+            self._changed.wait_for(lambda: not self._writing)
         lock, self._lock = self._lock, None
         try:
+            if self._journal is not None:
+                self._journal.close()
             if file is not None:
                 file.close()
-                file.path.unlink(missing_ok=True)
+            if lock is not None and not keep:
+                remove_beside(self.path)
         finally:
             if lock is not None:
                 lock.release()
@@ -121,17 +175,78 @@ class CheckpointWriter:
         with self._explained():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = TargetLock(self.path)
-            for leftover in self.path.parent.glob(f".{glob.escape(self.path.name)}.????????.partial"):
-                leftover.unlink(missing_ok=True)  # of a writer that was killed: we hold the lock now
-            partial = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:8]}.partial")
-            self._file = PositionalFile(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            _allocate(self._file, self.nbytes)
-            self._file.write(0, memoryview(header))
+            finished = self._reopen(header)
+            if self._file is None:
+                remove_beside(self.path)  # of a writer that was killed: we hold the lock now
+                self._file = PositionalFile(self._partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                allocate(self._file, self.nbytes)
+                self._file.write(0, memoryview(header))
+            if self._signature is not None:
+                inode = self._file.stat().st_ino
+                self._journal = Journal(beside(self.path, JOURNAL), self._signature, inode, finished)
+        self.finished = finished.keys
+        self._written |= {key: self._sizes[key] for key in self.finished}
+
+    def _reopen(self, header: bytes) -> Finished:
+        """Open the partial file of an interrupted run, where there is one to go on with."""
+        if self._signature is None or not self._partial.is_file():
+            return Finished()
+        file = PositionalFile(self._partial, os.O_RDWR)
+        try:
+            status = file.stat()
+            finished = read_journal(beside(self.path, JOURNAL), self._signature, status.st_ino)
+            is_whole = status.st_size == self.nbytes and _begins_with(file, header)
+            if is_whole and finished.keys and finished.keys.keys() <= self._sizes.keys():
+                self._file = file
+                return finished
+        finally:
+            if self._file is None:
+                file.close()
+        return Finished()
+
+    @property
+    def _partial(self) -> Path:
+        return beside(self.path, PARTIAL)
+
+    def _flush(self) -> None:
+        """Put on the disk what is finished; the other threads go on meanwhile."""
+        if not self._flushing.acquire(blocking=False):
+            return
+        try:
+            with self._in_use() as file:
+                descriptor = os.dup(file.descriptor)  # closing the file does not wait for the disk
+            try:
+                count = self._journal.count if self._journal else 0
+                _flush_data(descriptor)
+            finally:
+                os.close(descriptor)
+            if self._journal:
+                self._journal.flush(count)
+            self._flushed_at = time.monotonic()
+        finally:
+            self._flushing.release()
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[PositionalFile]:
+        """The open file, which is not closed meanwhile: its descriptor could be another file's then."""
+        with self._changed:
+            file = self._open_partial()
+            self._writing += 1
+        try:
+            yield file
+        finally:
+            with self._changed:
+                self._writing -= 1
+                if self._file is None:
+                    self._changed.notify_all()
 
     def _open_partial(self) -> PositionalFile:
         if self._file is None:
             raise CheckpointError(f"{self.path}: this writer is closed.")
         return self._file
+
+    def _count(self, key: str) -> str:
+        return f"{self._written[key]:,} of {self._sizes[key]:,} bytes"
 
     def _require(self, key: str) -> None:
         if key not in self._sizes:
@@ -142,65 +257,13 @@ class CheckpointWriter:
         try:
             yield
         except OSError as error:
-            raise _cannot_write(self.path, self.nbytes, error) from error
+            raise cannot_write(self.path, self.nbytes, error) from error
 
 
-def check_writable(path: str | os.PathLike[str], nbytes: int) -> None:
-    """Raise CheckpointError unless a file of `nbytes` can be written to `path`. Leaves nothing behind.
-
-    Folders that do not exist yet are no error: the writer creates them.
-    """
-    target = Path(path).absolute()
-    if "\0" in str(target):
-        raise CheckpointError(f"{str(target)!r} is not a file name.")
-    folder = _existing_folder(target)
-    try:
-        if target.is_dir():
-            raise CheckpointError(f"{target} is a folder: name the file to write in it.")
-        if target.exists() and not target.is_file():  # the rename would put a file in place of /dev/null
-            raise CheckpointError(f"{target} is a pipe, a socket or a device: choose another output.")
-        if not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # asking for access rights tells little as root, on Windows and on network drives
-        if shutil.disk_usage(folder).free < nbytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as error:
-        raise _cannot_write(target, nbytes, error) from error
-
-
-def _existing_folder(target: Path) -> Path:
-    return next(parent for parent in target.parents if os.path.lexists(parent))
-
-
-def _cannot_write(target: Path, nbytes: int, error: OSError) -> CheckpointError:
-    folder = _existing_folder(target)
-    room = f"{nbytes / 1e9:,.3f} GB needed"
-    with contextlib.suppress(OSError):
-        room += f", {shutil.disk_usage(folder).free / 1e9:,.3f} GB free"
-    causes = {
-        errno.ENOSPC: f"the disk is full ({room}). Make room or choose another folder",
-        getattr(errno, "EDQUOT", -1): f"your disk quota is used up ({room})",
-        errno.EFBIG: f"the file is larger than its file system or 'ulimit -f' allows ({room})",
-        errno.EACCES: f"no permission to write in {folder}",
-        errno.EPERM: f"no permission to write in {folder}",
-        errno.EROFS: f"{folder} is read-only",
-        errno.ENOTDIR: f"{folder} is not a folder",
-        errno.EEXIST: f"{folder} is not a folder",
-    }
-    cause = causes.get(error.errno or 0, f"{error.strerror or error}")
-    return CheckpointError(f"{target} cannot be written: {cause}.")
-
-
-def _allocate(file: PositionalFile, nbytes: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file.descriptor, 0, nbytes)
-            return
-        except OSError as error:
-            if error.errno not in _NO_PREALLOCATION:
-                raise
-    os.ftruncate(file.descriptor, nbytes)
+def _begins_with(file: PositionalFile, header: bytes) -> bool:
+    found = bytearray(len(header))
+    file.read_into(0, memoryview(found))
+    return found == header
 
 
 def _sync_folder(folder: Path) -> None:

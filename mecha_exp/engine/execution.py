@@ -7,7 +7,9 @@ blocks, and every tile has its place in the output, so the order of the work lea
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,6 +22,7 @@ from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.partials import Partials, open_partials
 from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.program import Extent, Program
+from mecha_exp.engine.resuming import Resumption
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.tiles import KeyPass, block_of, loop_text
 from mecha_exp.engine.work import Progress, Scratch, Tally, Work
@@ -30,6 +33,12 @@ from mecha_exp.signature import Tile
 Task: TypeAlias = Callable[[Scratch], None]
 """Done by a worker, with the worker's buffers."""
 
+INTERRUPT_SECONDS = 0.5
+"""How long an interrupted merge waits for its workers."""
+
+WORKER_NAME = "mecha_exp worker"
+"""Of the threads."""
+
 
 def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key, nbytes: None) -> Tally:
     """Run a plan into the sinks of its jobs (by index). Commits nothing.
@@ -39,12 +48,13 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         CheckpointError: reading or writing failed.
     """
     work = Work(plan, sinks, Tally(), progress)
+    resumption = Resumption(plan, sinks, work.tally, progress)
     runs: Iterator[_Run] = (
         _KeyRun(key, work) if key.program is not None else _CopyRun(key, work)
         for key in plan.keys
-        if key.numel and (key.outputs or key.copies or key.statistics)
+        if key.numel and (key.outputs or key.copies or key.statistics) and not resumption.skips(key)
     )
-    _Workers(runs, plan.options.threads, plan.options.memory_budget).run()
+    _Workers(runs, plan.options.threads, plan.options.memory_budget, resumption.finish).run()
     for source in plan.sources.values():
         source.check_unchanged()
     return work.tally
@@ -64,6 +74,7 @@ def compile_loops(plan: Plan) -> None:
 class _Run:
     """One key on its way through its stages: `advance` gives the tiles of the next stage, or None."""
 
+    key: KeyPlan
     whole_bytes = 0
 
     def advance(self) -> Sequence[Task] | None:
@@ -74,6 +85,7 @@ class _CopyRun(_Run):
     """A key that is not arithmetic: the bytes of the first input, compared with those of the others."""
 
     def __init__(self, key: KeyPlan, work: Work) -> None:
+        self.key = key
         self._key, self._copies, self._work = key.key, key.copies, work
         self._done = False
 
@@ -101,6 +113,7 @@ class _KeyRun(_Run):
 
     def __init__(self, key: KeyPlan, work: Work) -> None:
         assert key.program is not None
+        self.key = key
         self._key, self._work = key, work
         self._program: Program = key.program
         self._dtype = work.plan.options.compute_dtype
@@ -174,8 +187,11 @@ class _KeyRun(_Run):
 class _Workers:
     """Threads that share a queue of tiles and take the next key when it is empty."""
 
-    def __init__(self, runs: Iterator[_Run], threads: int, budget: int) -> None:
+    def __init__(
+        self, runs: Iterator[_Run], threads: int, budget: int, finished: Callable[[KeyPlan], None]
+    ) -> None:
         self._runs = runs
+        self._finished = finished
         self._threads = threads
         self._budget = budget
         self._queue: deque[Task] = deque()
@@ -189,16 +205,21 @@ class _Workers:
         """Work until all keys are done; raises what the first failing tile raised."""
         intra_op = torch.get_num_threads()
         torch.set_num_threads(1)  # a tile is too small to share, and sums must not depend on it
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self._threads)]
+        threads = [
+            threading.Thread(target=self._work, name=WORKER_NAME, daemon=True) for _ in range(self._threads)
+        ]
         try:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join()
-        except BaseException as error:  # Ctrl-C: stop the workers after the tile that they are at
+                while thread.is_alive():
+                    thread.join(INTERRUPT_SECONDS)  # without a limit Windows does not hear Ctrl-C
+        except BaseException as error:  # Ctrl-C: the workers stop after the tile that they are at
             self._fail(error)
-            for thread in threads:
-                thread.join()
+            limit = time.monotonic() + INTERRUPT_SECONDS  # and what takes longer is left to itself
+            for thread in filter(threading.Thread.is_alive, threads):
+                thread.join(max(0.0, limit - time.monotonic()))
+                atexit.register(thread.join)  # the interpreter cannot end while torch computes
         finally:
             torch.set_num_threads(intra_op)
         if self._error is not None:
@@ -241,6 +262,8 @@ class _Workers:
 
     def _advance(self, run: _Run, scratch: Scratch) -> None:
         tiles = run.advance()
+        if tiles is None:
+            self._finished(run.key)
         with self._changed:
             if tiles is None:
                 self._active -= 1

@@ -28,6 +28,10 @@ class Source(Protocol):
     def path(self) -> Path | None:
         """Its file, if it has one."""
 
+    @property
+    def identity(self) -> tuple[str | int, ...] | None:
+        """What is another one when the data may be; None where nothing tells."""
+
     def keys(self) -> Collection[str]:
         """The keys in the order in which they are best read."""
 
@@ -54,6 +58,7 @@ class FileSource:
         self.path: Path | None = path
         self.name = str(path)
         self._file = Checkpoint(path)
+        self.identity: tuple[str | int, ...] | None = (str(path.resolve()), *self._file.identity)
         self.read_into = self._file.read_into
         self.keys = self._file.keys
         self.check_unchanged = self._file.check_unchanged
@@ -73,6 +78,7 @@ class MemorySource:
     """A state dict in memory."""
 
     path: Path | None = None
+    identity: tuple[str | int, ...] | None = None
 
     def __init__(self, model: InMemory) -> None:
         self.name = model.name

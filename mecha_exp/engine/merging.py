@@ -12,6 +12,7 @@ import torch
 from mecha_exp.engine.execution import compile_loops, execute
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planning import Job, Plan, plan
+from mecha_exp.engine.resuming import signature_of
 from mecha_exp.engine.sinks import Sink, open_sink
 from mecha_exp.engine.work import Progress, Tally
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
@@ -22,11 +23,13 @@ class MergeReport:
     """What one merge did.
 
     Attributes:
-        bytes_read, bytes_written: of all inputs and outputs of the pass.
+        bytes_read, bytes_written: of all inputs and outputs of the pass, without the resumed keys.
         seconds: wall time from the plan to the last rename.
         warnings: what was odd and not wrong.
         nonfinite_values: of each job how many values of its output are NaN or infinite.
         moments: of each job and input the sums behind its statistics, by key (see `statistics.summarise`).
+        keys: how many the pass is about.
+        resumed_keys: how many of them an interrupted run had finished, so that they were not made again.
     """
 
     bytes_read: int
@@ -35,6 +38,8 @@ class MergeReport:
     warnings: tuple[str, ...]
     nonfinite_values: tuple[int, ...]
     moments: tuple[dict[ModelNode, dict[str, torch.Tensor]], ...]
+    keys: int = 0
+    resumed_keys: int = 0
 
     @property
     def bytes_per_second(self) -> float:
@@ -48,7 +53,8 @@ def merge_many(
     """Make every job's model in one pass: shared reads and shared sub-results are done once.
 
     Outputs appear together when all are complete; after an error none does, and what lay at their paths is
-    untouched.
+    untouched. After an interrupt (Ctrl-C, a kill) what is done lies hidden beside the outputs, and the same
+    merge goes on from there: see `MergeReport.resumed_keys`.
 
     Raises:
         MechaError: see `plan` and `execute`.
@@ -68,13 +74,15 @@ def run_plan(
     try:
         for number, (job, layout) in enumerate(zip(planned.jobs, planned.layouts, strict=True)):
             if job.output is not None:
-                sinks[number] = open_sink(job.output, layout, job.metadata, job.durable)
+                signature = signature_of(planned, number) if isinstance(job.output, Path) else None
+                sinks[number] = open_sink(job.output, layout, job.metadata, job.durable, signature)
         tally = execute(planned, sinks, progress)
         for sink in sinks.values():
             sink.commit()
-    finally:
+    except BaseException as error:
         for sink in sinks.values():
-            sink.abort()
+            sink.abort() if isinstance(error, Exception) else sink.suspend()
+        raise
     return _report(planned, tally, time.perf_counter() - started)
 
 
@@ -121,13 +129,23 @@ def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
             f"{len(tally.disagreeing)} keys are not floating point and differ between the inputs; they are "
             f"taken from the first one: {some(sorted(tally.disagreeing))}"
         )
-    for job, count in sorted(tally.nonfinite.items()):
-        warnings.append(f"{count} values of the output {planned.jobs[job].output} are not finite")
+    nonfinite = [0] * len(planned.jobs)
+    for (job, _), count in tally.nonfinite.items():
+        nonfinite[job] += count
+    for made, count in zip(planned.jobs, nonfinite, strict=True):
+        if count:
+            warnings.append(f"{count} values of the output {made.output} are not finite")
     moments = tuple(
         {model: by_key for (number, model), by_key in tally.moments.items() if number == job}
         for job in range(len(planned.jobs))
     )
-    nonfinite = tuple(tally.nonfinite.get(job, 0) for job in range(len(planned.jobs)))
     return MergeReport(
-        planned.bytes_read, planned.bytes_written, seconds, tuple(warnings), nonfinite, moments
+        planned.bytes_read - sum(planned.bytes_of(key) for key in tally.resumed),
+        planned.bytes_written - sum(planned.bytes_written_of(key) for key in tally.resumed),
+        seconds,
+        tuple(warnings),
+        tuple(nonfinite),
+        moments,
+        len(planned.keys),
+        len(tally.resumed),
     )

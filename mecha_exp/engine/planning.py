@@ -153,6 +153,14 @@ class Plan:
         passes = [p for stage in key.program.stages for p in stage.passes]
         return sum(self.sources[model].info(key.key).nbytes for p in passes for model in p.models)
 
+    def bytes_written_of(self, key: KeyPlan) -> int:
+        """How many bytes of all outputs a key makes up."""
+        return sum(
+            stored_bytes(*layout[key.key])
+            for job, layout in zip(self.jobs, self.layouts, strict=True)
+            if job.output is not None and key.key in layout
+        )
+
 
 @contextmanager
 def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[Plan]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
-from mecha_exp.checkpoint import CheckpointWriter, torch_dtype
+from mecha_exp.checkpoint import CheckpointWriter, Note, torch_dtype
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 """The dtype (by its safetensors name) and the shape of each key."""
@@ -17,11 +18,18 @@ Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 class Sink(Protocol):
     """Takes tiles of flattened tensors in any order, from any thread."""
 
+    @property
+    def finished(self) -> Mapping[str, Note]:
+        """The keys that an interrupted run has left here complete, with its notes."""
+
     def write(self, key: str, start: int, values: torch.Tensor) -> None:
         """Elements from `start` on of a key, in the key's dtype."""
 
     def write_bytes(self, key: str, start: int, data: memoryview) -> None:
         """Bytes from `start` on of a key."""
+
+    def finish(self, key: str, note: Note) -> None:
+        """All of a key has been written; the note is kept with it."""
 
     def commit(self) -> object:
         """All has been written: make the result appear."""
@@ -29,9 +37,14 @@ class Sink(Protocol):
     def abort(self) -> None:
         """Leave no trace."""
 
+    def suspend(self) -> None:
+        """Leave what a later run can go on with."""
+
 
 class MemorySink:
     """Fills a dictionary that the caller owns; the tensors are there when all has been written."""
+
+    finished: Mapping[str, Note] = MappingProxyType({})
 
     def __init__(self, target: dict[str, torch.Tensor], layout: Layout) -> None:
         self._target = target
@@ -46,17 +59,26 @@ class MemorySink:
         raw = self._tensors[key].view(-1).view(torch.uint8)
         raw[start : start + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
 
+    def finish(self, key: str, note: Note) -> None:
+        pass
+
     def commit(self) -> None:
         self._target.update(self._tensors)
 
     def abort(self) -> None:
         self._tensors.clear()
 
+    suspend = abort
+
 
 def open_sink(
-    output: Path | dict[str, torch.Tensor], layout: Layout, metadata: Mapping[str, str], durable: bool
+    output: Path | dict[str, torch.Tensor],
+    layout: Layout,
+    metadata: Mapping[str, str],
+    durable: bool,
+    signature: str | None,
 ) -> Sink:
-    """The sink for a job's output."""
+    """The sink for a job's output; with a signature it goes on with an interrupted one of the same."""
     if isinstance(output, dict):
         return MemorySink(output, layout)
-    return CheckpointWriter(output, layout, metadata, durable=durable)
+    return CheckpointWriter(output, layout, metadata, durable=durable, signature=signature)

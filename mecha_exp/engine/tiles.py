@@ -219,7 +219,7 @@ class KeyPass:
             )
         with self._work.tally.lock:
             nonfinite = self._work.tally.nonfinite
-            nonfinite[job] = nonfinite.get(job, 0) + count
+            nonfinite[job, tile.key] = nonfinite.get((job, tile.key), 0) + count
 
 
 def _check_count(node: MergeNode, result: torch.Tensor, tile: Tile, declared: str) -> None:

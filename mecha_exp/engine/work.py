@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mecha_exp.engine.operations import STORED
-from mecha_exp.engine.planning import Plan
+from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.nodes import ModelNode
 
@@ -23,14 +23,16 @@ class Tally:
     """What a merge has met so far; the workers share it.
 
     Attributes:
-        nonfinite: of each job the number of values of its output that are NaN or infinite.
+        nonfinite: of each job and key the number of values of the output that are NaN or infinite.
         disagreeing: copied keys of which the inputs hold different bytes.
         moments: of each job and input the `moments` of each key.
+        resumed: the keys that an interrupted run had finished.
     """
 
-    nonfinite: dict[int, int] = field(default_factory=dict)
+    nonfinite: dict[tuple[int, str], int] = field(default_factory=dict)
     disagreeing: list[str] = field(default_factory=list)
     moments: dict[tuple[int, ModelNode], dict[str, torch.Tensor]] = field(default_factory=dict)
+    resumed: list[KeyPlan] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 

@@ -356,7 +356,7 @@ def stale_lock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What is in the lock file of a writer that was killed."""
     folder = tmp_path_factory.mktemp("killed")
     run_python(KILLED, folder / "model.safetensors")
-    found: dict[str, object] = json.loads((folder / ".model.safetensors.lock").read_text())
+    found: dict[str, object] = json.loads((folder / ".model.safetensors.mecha-lock").read_text())
     return found
 
 
@@ -368,23 +368,23 @@ def stale_lock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 def test_a_lock_that_cannot_be_judged_is_respected(
     tmp_path: Path, stale_lock: dict[str, object], changed: dict[str, object]
 ) -> None:
-    lock = tmp_path / ".model.safetensors.lock"
+    lock = tmp_path / ".model.safetensors.mecha-lock"
     lock.write_text(json.dumps(stale_lock | changed))
-    with pytest.raises(CheckpointError, match=r"is being written by .*delete .*\.lock"):
+    with pytest.raises(CheckpointError, match=r"is being written by .*delete .*mecha-lock"):
         CheckpointWriter(tmp_path / "model.safetensors", ONE, {})
     assert lock.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00", "[" * 100_000])
 def test_a_lock_that_cannot_be_read_is_respected(tmp_path: Path, text: str) -> None:
-    (tmp_path / ".model.safetensors.lock").write_text(text)
+    (tmp_path / ".model.safetensors.mecha-lock").write_text(text)
     with pytest.raises(CheckpointError, match="is being written by another process"):
         CheckpointWriter(tmp_path / "model.safetensors", ONE, {})
 
 
 def test_the_process_id_of_a_former_life_is_no_owner(tmp_path: Path, stale_lock: dict[str, object]) -> None:
     ours = stale_lock | {"pid": os.getpid()}  # as in a container that was started again
-    (tmp_path / ".model.safetensors.lock").write_text(json.dumps(ours))
+    (tmp_path / ".model.safetensors.mecha-lock").write_text(json.dumps(ours))
     CheckpointWriter(tmp_path / "model.safetensors", ONE, {}).abort()
     assert names(tmp_path) == []
 

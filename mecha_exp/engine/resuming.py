@@ -1,0 +1,128 @@
+"""Going on with an interrupted merge: what must be the same, which keys are done, what was found in them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from mecha_exp.checkpoint import Note
+from mecha_exp.engine.planning import KeyPlan, Plan
+from mecha_exp.engine.sinks import Sink
+from mecha_exp.method import MergeMethod
+from mecha_exp.nodes import MergeNode, models_of, walk
+
+if TYPE_CHECKING:
+    from mecha_exp.engine.work import Progress, Tally
+
+
+def signature_of(planned: Plan, number: int) -> str | None:
+    """The hash of all that decides the bytes of a job's output, without reading the contents of its inputs.
+
+    An input is known by its path, size, time of change and inode; a merge method by the source file that it
+    is in. None where that cannot be told: models in memory, methods without a source.
+    """
+    from mecha_exp import __version__
+    from mecha_exp.recipe.text import serialize
+
+    job, options = planned.jobs[number], planned.options
+    models = models_of(job.recipe)
+    inputs = [planned.sources[model].identity for model in models]
+    if None in inputs:
+        return None
+    try:
+        code = sorted({_source(method) for method in _methods(planned, number)})
+    except (OSError, TypeError):
+        return None
+    settings = [options.compute_dtype, options.on_missing, options.on_nonfinite, options.strict, job.dtype]
+    versions = [__version__, torch.__version__]
+    text = [serialize(job.recipe), inputs, *map(str, settings), job.statistics, *versions, code]
+    return hashlib.sha256(json.dumps(text).encode()).hexdigest()
+
+
+@dataclass
+class Resumption:
+    """Which keys of a merge an earlier run has finished, and what the report says of them.
+
+    A key counts as finished when every output that wants it has it; otherwise it is made again for all.
+    """
+
+    plan: Plan
+    sinks: Mapping[int, Sink]
+    tally: Tally
+    progress: Progress
+
+    def skips(self, key: KeyPlan) -> bool:
+        """Whether there is nothing left to do for a key; what was found in it then is told again."""
+        jobs = _jobs_of(key)
+        if not all(job in self.sinks and key.key in self.sinks[job].finished for job in jobs):
+            return False
+        for job in jobs:
+            self._recall(job, key, self.sinks[job].finished[key.key])
+        self.tally.resumed.append(key)
+        self.progress(key.key, self.plan.bytes_of(key))
+        return True
+
+    def finish(self, key: KeyPlan) -> None:
+        """All that a key is wanted for is done."""
+        for job in _jobs_of(key):
+            if job in self.sinks:
+                self.sinks[job].finish(key.key, self._note(job, key))
+
+    def _note(self, job: int, key: KeyPlan) -> Note:
+        tally = self.tally
+        note: Note = {}
+        if count := tally.nonfinite.get((job, key.key)):
+            note["nonfinite"] = count
+        if key.program is None and key.key in tally.disagreeing:
+            note["disagreeing"] = True
+        models = [model for j, model, _ in key.statistics if j == job]
+        if models:
+            note["moments"] = [tally.moments[job, model][key.key].tolist() for model in models]
+        return note
+
+    def _recall(self, job: int, key: KeyPlan, note: Note) -> None:
+        tally = self.tally
+        if count := note.get("nonfinite"):
+            tally.nonfinite[job, key.key] = count
+        if note.get("disagreeing") and key.key not in tally.disagreeing:
+            tally.disagreeing.append(key.key)
+        models = [model for j, model, _ in key.statistics if j == job]
+        for model, moments in zip(models, note.get("moments", []), strict=True):
+            by_key = tally.moments.setdefault((job, model), {})
+            by_key[key.key] = torch.tensor(moments, dtype=torch.float64)
+
+
+def _jobs_of(key: KeyPlan) -> set[int]:
+    outputs = {output.job for output in key.outputs}
+    return outputs | {job for job, _ in key.copies} | {job for job, *_ in key.statistics}
+
+
+def _methods(planned: Plan, number: int) -> set[MergeMethod]:
+    """The merge methods that a job comes to, with those that composites are made of."""
+    roots = {
+        (id(key.program), output.root): key.program.roots[output.root]
+        for key in planned.keys
+        if key.program is not None
+        for output in key.outputs
+        if output.job == number
+    }
+    return {node.method for node in walk(*roots.values()) if isinstance(node, MergeNode)}
+
+
+def _source(method: MergeMethod) -> str:
+    """The text of the file that a method is in; of the method alone where it was typed at a prompt.
+
+    Raises:
+        OSError, TypeError: it has none.
+    """
+    path = inspect.getsourcefile(method.__wrapped__)
+    if path is not None and Path(path).is_file():
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return inspect.getsource(method.__wrapped__)

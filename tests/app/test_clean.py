@@ -1,0 +1,114 @@
+"""The verb that deletes what interrupted merges have left behind."""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from outcome import Outcome
+
+from mecha_exp.checkpoint import CheckpointWriter, can_resume
+
+LAYOUT = {"a": ("F32", (4,)), "b": ("F32", (4,))}
+App = Callable[..., Outcome]
+
+
+class Terminal(io.StringIO):
+    """A terminal on which something is typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def leave(target: Path) -> Path:
+    """Be interrupted while writing the target."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(KeyboardInterrupt), CheckpointWriter(target, LAYOUT, {}, signature="s") as writer:
+        writer.write("a", 0, torch.zeros(4))
+        writer.finish("a")
+        raise KeyboardInterrupt
+    return target
+
+
+@pytest.fixture
+def left(folder: Path) -> list[Path]:
+    return [
+        leave(folder / "outputs" / "runs" / "1" / "model.safetensors"),
+        leave(folder / "merged.safetensors"),
+    ]
+
+
+@pytest.fixture
+def clean(app: App, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Runs the verb, with what is typed on a terminal or, for None, without one."""
+
+    def run(*arguments: str, typed: str | None = None) -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.StringIO() if typed is None else Terminal(typed))
+        return app("clean", *arguments, tracked=True)
+
+    return run
+
+
+def test_without_a_terminal_it_lists_and_deletes_nothing(clean: App, left: list[Path]) -> None:
+    done = clean()
+    assert done.status == 0
+    assert all(str(target) in done.out for target in left)
+    assert done.out.count("kB") == 2
+    assert "Nothing was deleted. Add --yes to do it." in done.out
+    assert all(map(can_resume, left))
+
+
+def test_yes_does_not_ask(clean: App, left: list[Path], files_in: Callable[[Path], list[str]]) -> None:
+    done = clean("--yes")
+    assert done.status == 0
+    assert "Deleted what was left of 2 merges" in done.out
+    assert files_in(Path()) == []
+    assert clean("--yes").out == "There is nothing to delete.\n"
+
+
+@pytest.mark.parametrize(("typed", "goes"), [("y\n", True), ("yes\n", True), ("n\n", False), ("\n", False)])
+def test_on_a_terminal_it_asks(clean: App, left: list[Path], typed: str, goes: bool) -> None:
+    done = clean(typed=typed)
+    assert done.status == 0
+    assert "Delete what is left of 2 merges, " in done.out
+    assert [can_resume(target) for target in left] == [not goes] * 2
+
+
+def test_only_the_named_folder_is_looked_at(clean: App, left: list[Path]) -> None:
+    assert clean("outputs", "--yes").status == 0
+    assert [can_resume(target) for target in left] == [False, True]
+
+
+def test_what_is_being_written_is_left_alone(clean: App, folder: Path, left: list[Path]) -> None:
+    with CheckpointWriter(folder / "busy.safetensors", LAYOUT, {}, signature="s") as writer:
+        done = clean("--yes")
+        assert done.status == 0
+        assert "busy.safetensors, in use: left alone" in done.out
+        assert "Deleted what was left of 2 merges" in done.out
+        for key in LAYOUT:
+            writer.write(key, 0, torch.zeros(4))
+        writer.commit()
+
+
+def test_models_and_files_of_others_are_no_leftovers(
+    clean: App, folder: Path, files_in: Callable[[Path], list[str]]
+) -> None:
+    names = [".model.lock", ".x.partial", "model.safetensors", "x.mecha-lock"]
+    for name in names:
+        (folder / name).touch()
+    assert clean("--yes").out == "There is nothing to delete.\n"
+    assert files_in(folder) == sorted(names)
+
+
+def test_a_folder_that_is_none_is_an_error(clean: App) -> None:
+    done = clean("nowhere")
+    assert done.status == 1
+    assert "nowhere is not a folder" in done.err
+
+
+def test_help_has_an_example(clean: App) -> None:
+    done = clean("--help")
+    assert done.status == 0
+    assert "example: python -m mecha_exp clean outputs --yes" in done.out
