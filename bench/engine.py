@@ -51,7 +51,7 @@ CASES = [
     Case("ties", "TIES, 3 experts, k=0.2", 4),
     Case("dare_ties", "DARE-TIES, 3 experts", 4),
     Case("n_average", "n_average of 10 (0.5 GB each)", 10, "half"),
-    Case("ties_sweep", "TIES, 8 alphas in one call", 4, outputs=8, tools=("mecha_exp",)),
+    Case("ties_sweep", "TIES, 8 alphas, 0.5 GB models", 4, "half", outputs=8, tools=("mecha_exp",)),
 ]
 
 
@@ -102,7 +102,11 @@ def main() -> None:
 
 def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: tuple[int, int]) -> list[str]:
     """Measure one case with every tool, taking turns; `repeat` is for us and for the peers."""
-    inputs = make_models(folder, case.inputs, case.size or size)
+    wanted = case.size or size
+    for path in folder.glob("*.safetensors"):  # a memory disk holds the models of one size only
+        if not path.name.startswith(f"{wanted}-"):
+            path.unlink()
+    inputs = make_models(folder, case.inputs, wanted)
     output = folder / "output.safetensors"
     measured = {tool: Measured() for tool in case.tools if tool in pythons}
     floors = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +27,10 @@ from rich.table import Table
 from mecha_exp.app.record import Record
 from mecha_exp.engine import Plan
 
+log = logging.getLogger(__name__)
+LOG_SECONDS = 5.0
+"""How often a merge says in the log how far it is."""
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -43,9 +50,9 @@ def show_point(record: Record, number: int, points: int) -> None:
 
 @contextmanager
 def progress_bar(planned: Plan) -> Iterator[Callable[[str, int], None]]:
-    """A bar with bytes, rate, time left and the current key; on a terminal only."""
+    """A bar with bytes, rate, time left and the current key on a terminal; elsewhere lines in the log."""
     if not sys.stderr.isatty():
-        yield lambda key, nbytes: None
+        yield _Milestones(planned.bytes_read)
         return
     columns = (
         TextColumn("merging"),
@@ -58,6 +65,27 @@ def progress_bar(planned: Plan) -> Iterator[Callable[[str, int], None]]:
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("merge", total=planned.bytes_read, key="")
         yield lambda key, nbytes: bar.update(task, advance=nbytes, key=key[-40:])
+
+
+class _Milestones:
+    """Progress as a line in the log every few seconds."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._began = self._said = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __call__(self, key: str, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+            now = time.monotonic()
+            if now - self._said < LOG_SECONDS:
+                return
+            self._said = now
+            rate = self._done / (now - self._began)
+        done, total = human_bytes(self._done), human_bytes(self._total)
+        left = (self._total - self._done) / rate
+        log.info("%s of %s, %s/s, %.0f s left, at %s", done, total, human_bytes(rate), left, key)
 
 
 def show_plan(planned: Plan, names: Sequence[str], hyperparameters: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import mecha_exp
 from mecha_exp import deserialize, evaluator, merge
+from mecha_exp.app import display
 from mecha_exp.app.overrides import reorder
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -306,3 +308,12 @@ def test_an_evaluator_that_raises_fails_its_point_with_its_traceback(app, folder
     assert outcome.status != 0
     assert "2 of 2 points failed" in outcome.out
     assert "ZeroDivisionError: the score is broken" in outcome.out
+
+
+def test_the_log_says_how_far_a_long_merge_is(app, folder, monkeypatch):
+    monkeypatch.setattr(display, "LOG_SECONDS", 0.0)
+
+    app("output=none")
+
+    log = (only_run(folder) / "mecha_exp.log").read_text()
+    assert re.search(r"[\d.]+ [kM]B of 2\.5 MB, .*/s, \d+ s left, at conv", log)
