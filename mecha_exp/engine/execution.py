@@ -200,6 +200,7 @@ class _Workers:
         self._whole_bytes = 0
         self._error: BaseException | None = None
         self._changed = threading.Condition()
+        self._ended = threading.Semaphore(0)
 
     def run(self) -> None:
         """Work until all keys are done; raises what the first failing tile raised."""
@@ -211,21 +212,28 @@ class _Workers:
         try:
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(INTERRUPT_SECONDS)  # without a limit Windows does not hear Ctrl-C
+            for _ in threads:  # an interrupted join() takes its thread for ended, and without a limit
+                while not self._ended.acquire(timeout=INTERRUPT_SECONDS):  # Windows does not hear Ctrl-C
+                    pass
         except BaseException as error:  # Ctrl-C: the workers stop after the tile that they are at
             self._fail(error)
             limit = time.monotonic() + INTERRUPT_SECONDS  # and what takes longer is left to itself
             for thread in filter(threading.Thread.is_alive, threads):
                 thread.join(max(0.0, limit - time.monotonic()))
-                atexit.register(thread.join)  # the interpreter cannot end while torch computes
+                if thread.is_alive():
+                    atexit.register(thread.join)  # the interpreter cannot end while torch computes
         finally:
             torch.set_num_threads(intra_op)
         if self._error is not None:
             raise self._error
 
     def _work(self) -> None:
+        try:
+            self._work_on()
+        finally:
+            self._ended.release()
+
+    def _work_on(self) -> None:
         torch.set_num_threads(1)
         scratch = Scratch()
         with torch.inference_mode():
