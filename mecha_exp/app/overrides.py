@@ -63,6 +63,36 @@ def reorder(arguments: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Grid(Sequence[DictConfig]):
+    """The configurations of the grid points, each made when it is asked for.
+
+    Attributes:
+        bases: a configuration for each choice of groups.
+        settings: what is set on top of each base: (key, value) pairs.
+    """
+
+    bases: list[DictConfig]
+    settings: list[tuple[tuple[str, Any], ...]]
+
+    def __len__(self) -> int:
+        return len(self.bases) * len(self.settings)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        base, setting = divmod(index, len(self.settings))
+        config = self.bases[base].copy()
+        for key, value in self.settings[setting]:
+            OmegaConf.update(config, key, value, force_add=True)
+        return config
+
+    @property
+    def first_of_each(self) -> list[DictConfig]:
+        """The first point of each choice of groups."""
+        return [self[number * len(self.settings)] for number in range(len(self.bases))]
+
+
+@dataclass(frozen=True)
 class CommandLine:
     """What a command line asks for.
 
@@ -71,14 +101,14 @@ class CommandLine:
         is_sweep: whether it is a multirun.
         swept: the keys with several values, in the order in which they were given.
         config: the configuration of the first point, with Hydra's part.
-        points: the settings of every grid point, as far as they are listed here and not by a sweeper.
+        points: the grid, as far as it is listed here and not by a sweeper.
     """
 
     arguments: list[str]
     is_sweep: bool
     swept: list[str]
     config: DictConfig
-    points: list[DictConfig]
+    points: Grid
 
 
 def check(arguments: Sequence[str]) -> CommandLine:
@@ -135,31 +165,23 @@ def _check(arguments: list[str], words: list[str], multirun: bool) -> CommandLin
     elif swept := [o.input_line for o in parsed if o.is_sweep_override()]:
         raise ConfigError(f"{', '.join(map(str, swept))} has several values: add -m to run each of them.")
     swept_keys = [o.key_or_group for o in parsed if o.is_sweep_override()]
-    points = list(_points(chosen, [o for o in parsed if o not in chosen], fixed, problems))
+    points = _grid(chosen, [o for o in parsed if o not in chosen], fixed, problems)
     problems.raise_as(ConfigError)
-    _check_used([k for k in swept_keys if k not in groups], points, problems)
+    _check_used([k for k in swept_keys if k not in groups], points.first_of_each, problems)
     _check_distinct_outputs(is_sweep, points, problems)
     problems.raise_as(ConfigError)
     return CommandLine(arguments, is_sweep, swept_keys, points[0], points)
 
 
-def _points(
-    chosen: list[Override], values: list[Override], fixed: list[str], problems: Problems
-) -> Iterator[DictConfig]:
-    """The configuration of every grid point, composed once for each choice of groups."""
+def _grid(chosen: list[Override], values: list[Override], fixed: list[str], problems: Problems) -> Grid:
+    """The grid, composed once for each choice of groups; names that a choice does not know are noted."""
     plain = [o for o in values if not o.is_hydra_override()]
-    grids = [[(o, v) for v in _values(o)] for o in plain]
-    for choice in itertools.islice(_choose(chosen), _MAX_COMBINATIONS):
-        base = _compose([*choice, *fixed])
-        for override in plain:
-            _check_name(base, override, problems)
-        if problems:
-            continue
-        for settings in itertools.product(*grids):
-            config = base.copy()
-            for override, value in settings:
-                OmegaConf.update(config, override.key_or_group, value, force_add=True)
-            yield config
+    choices = itertools.islice(_choose(chosen), _MAX_COMBINATIONS)
+    bases = [_compose([*choice, *fixed]) for choice in choices]
+    for base, override in itertools.product(bases, plain):
+        _check_name(base, override, problems)
+    axes = [[(o.key_or_group, value) for value in _values(o)] for o in plain]
+    return Grid(bases, list(itertools.product(*axes)))
 
 
 def _choose(chosen: list[Override]) -> Iterator[list[str]]:
@@ -219,7 +241,7 @@ def _recipe_of(config: DictConfig) -> str:
     return f" '{name}'" if name else ""
 
 
-def _check_used(keys: list[str], points: list[DictConfig], problems: Problems) -> None:
+def _check_used(keys: list[str], points: Sequence[DictConfig], problems: Problems) -> None:
     """A swept hyperparameter must reach the recipe, or the sweep would be one merge many times."""
     for key in keys:
         if "." in key:
@@ -249,7 +271,9 @@ def _used_by(config: DictConfig) -> set[str]:
     return {key for key in used if key not in ("models", "blocks", "recipe")}
 
 
-def _check_distinct_outputs(is_sweep: bool, points: list[DictConfig], problems: Problems) -> None:
+def _check_distinct_outputs(is_sweep: bool, points: Grid, problems: Problems) -> None:
+    if not any(p.output.path for p in points.first_of_each):
+        return
     paths = [str(p.output.path) for p in points if p.output.save and p.output.path]
     if is_sweep and len(points) > 1 and len(set(paths)) < len(paths):
         problems.add(
