@@ -144,7 +144,7 @@ def run(python: Path, tool: str, case: str, output: Path, inputs: Sequence[Path]
     command = [str(python), str(CASES_SCRIPT), tool, case, str(output), *map(str, inputs)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)} if tool == "mecha_exp" else dict(os.environ)
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None
         printed = process.stdout.read().decode()

@@ -61,6 +61,11 @@ class Problems:
         if message not in self._messages:
             self._messages.append(message)
 
+    def add_all(self, problems: Iterable[str]) -> None:
+        """Note every one of them."""
+        for problem in problems:
+            self.add(problem)
+
     def raise_as(self, kind: type[MechaError]) -> None:
         """Raise one `kind` that holds every message, or do nothing where there is none."""
         if len(self._messages) == 1:

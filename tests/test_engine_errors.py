@@ -387,3 +387,25 @@ def test_options_are_checked(options, said):
         EngineOptions(**options)
 
     assert str(error.value).startswith(said)
+
+
+def test_a_key_that_is_no_floating_point_in_one_of_the_inputs(save):
+    floats = save("floats", {"w": torch.ones(3)})
+    integers = save("integers", {"w": torch.ones(3, dtype=torch.int64)})
+
+    with pytest.raises(CheckpointError) as caught:
+        merge(mecha_exp.weighted_sum(floats, integers))
+
+    assert "1 keys have kinds of numbers that differ between the inputs" in str(caught.value)
+    assert f"w: floating point in {floats}, I64 in {integers}" in str(caught.value)
+
+
+def test_missing_keys_shapes_and_outputs_are_reported_together(save):
+    whole = save("whole", {"a": torch.ones(3), "b": torch.ones(2)})
+    other = save("other", {"a": torch.ones(4)})
+
+    with pytest.raises(CheckpointError) as caught:
+        merge(mecha_exp.weighted_sum(whole, other), whole)
+
+    for words in ("3 problems", "lacks 1 of the 2 keys", "shapes that differ", "which would be destroyed"):
+        assert words in str(caught.value)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, check_writable, dtype_name, is_arithmetic, stored_bytes
+from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes
+from mecha_exp.engine import checks
 from mecha_exp.engine.fusion import FusedPass, choose_ways, how_run
 from mecha_exp.engine.inputs import Source, open_sources
 from mecha_exp.engine.options import EngineOptions
@@ -18,8 +19,6 @@ from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
 from mecha_exp.nodes import ByKey, LiteralNode, ModelNode, Node, models_of, walk
-
-SHOWN_KEYS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,118 +196,70 @@ class _Planner:
 
     def plan(self) -> Plan:
         """Check, then lay out every key."""
-        self._check_recipes()
-        keys = self._all_keys()
+        keys = list(dict.fromkeys(key for source in self._sources.values() for key in source.keys()))
+        self._check_recipes(keys)
+        self._check_inputs(keys)
         wanted = self._keys_of_jobs(keys)
-        self._check_shapes(keys)
-        self._check_outputs()
         plans = tuple(self._plan_key(key, [key in names for names in wanted]) for key in keys)
         elements: dict[Program, int] = {}
         for key in plans:
             if key.program:
                 elements[key.program] = elements.get(key.program, 0) + key.numel
-        made = Plan(
-            self._jobs,
-            self._options,
-            self._sources,
-            plans,
-            self._layouts(plans),
-            tuple(self._warnings),
-            choose_ways(elements, self._options),
-        )
-        self._check_memory(made)
+        ways = choose_ways(elements, self._options)
+        layouts = self._layouts(plans)
+        made = Plan(self._jobs, self._options, self._sources, plans, layouts, tuple(self._warnings), ways)
         self._check_room(made)
         return made
 
-    def _check_recipes(self) -> None:
+    def _check_recipes(self, keys: list[str]) -> None:
+        problems = Problems()
         for job, models in zip(self._jobs, self._models, strict=True):
             if not models:
-                raise RecipeError(f"the recipe {job.recipe!r} reads no model, so there is nothing to merge")
-
-    def _all_keys(self) -> list[str]:
-        """The keys of all inputs, in the order of the first file, then of the next."""
-        keys = list(dict.fromkeys(key for source in self._sources.values() for key in source.keys()))
-        problems = Problems()
-        for value in self._per_key:
-            for pattern in value.unmatched(keys):
-                problems.add(
-                    f"the pattern '{pattern}' matches none of the {len(keys)} keys, which are "
-                    f"{some(keys, SHOWN_KEYS)}"
-                )
+                problems.add(f"the recipe {job.recipe!r} reads no model, so there is nothing to merge")
+        problems.add_all(checks.unmatched_patterns(self._per_key, keys))
         problems.raise_as(RecipeError)
-        return keys
+
+    def _check_inputs(self, keys: list[str]) -> None:
+        """Keys, shapes and paths; everything that is wrong with any of them at once."""
+        problems = Problems()
+        for models in self._models:
+            if self._options.on_missing == "error":
+                problems.add_all(checks.missing_keys(models, self._sources, keys))
+            problems.add_all(checks.different_shapes(models, self._sources, keys))
+            problems.add_all(checks.different_kinds(models, self._sources, keys))
+        outputs = [job.output for job in self._jobs if isinstance(job.output, Path)]
+        problems.add_all(checks.clashing_outputs(outputs, self._sources))
+        problems.raise_as(CheckpointError)
+
+    def _check_room(self, made: Plan) -> None:
+        """In memory for whole tensors, and on the disks of the outputs."""
+        for key in made.keys:
+            if made.whole_bytes_of(key) > self._options.memory_budget:
+                raise MergeError(
+                    f"the key '{key.key}' needs {made.whole_bytes_of(key):,} bytes for whole tensors, more "
+                    f"than memory_budget={self._options.memory_budget:,}. Raise engine.memory_budget, or use "
+                    "a method that streams."
+                )
+        sizes = {
+            job.output: size_of(layout)
+            for job, layout in zip(self._jobs, made.layouts, strict=True)
+            if isinstance(job.output, Path)
+        }
+        problems = Problems()
+        problems.add_all(checks.unwritable_outputs(sizes))
+        problems.raise_as(CheckpointError)
 
     def _keys_of_jobs(self, keys: list[str]) -> list[set[str]]:
         """Of each job the keys of its output, after `on_missing`."""
-        problems = Problems()
         wanted = []
         for models in self._models:
-            held = [set(self._sources[m].keys()) for m in models]
+            held = [set(self._sources[model].keys()) for model in models]
             everything, common = set.union(*held), set.intersection(*held)
-            if self._options.on_missing == "error":
-                self._report_missing(keys, models, everything, problems)
             wanted.append(common if self._options.on_missing == "skip" else everything)
             if self._options.on_missing == "skip" and everything != common:
-                left = [k for k in keys if k in everything - common]
+                left = [key for key in keys if key in everything - common]
                 self._warn(f"{len(left)} keys are not in every input and are left out: {some(left)}")
-        problems.raise_as(CheckpointError)
         return wanted
-
-    def _report_missing(
-        self, keys: list[str], models: list[ModelNode], everything: set[str], problems: Problems
-    ) -> None:
-        for model in models:
-            missing = [k for k in keys if k in everything and k not in self._sources[model]]
-            if missing:
-                problems.add(
-                    f"{self._sources[model].name} lacks {len(missing)} of the {len(everything)} keys that "
-                    f"the other inputs have: {some(missing, SHOWN_KEYS)}. Are these models of one "
-                    "architecture? on_missing=skip leaves such keys out, on_missing=base takes them from the "
-                    "first input that has them."
-                )
-
-    def _check_shapes(self, keys: list[str]) -> None:
-        problems = Problems()
-        for models in self._models:
-            wrong = [line for key in keys if (line := self._shape_mismatch(key, models))]
-            if wrong:
-                shown = "".join(f"\n    {line}" for line in wrong[:SHOWN_KEYS])
-                rest = f"\n    and {len(wrong) - SHOWN_KEYS} more" if len(wrong) > SHOWN_KEYS else ""
-                problems.add(
-                    f"{len(wrong)} keys have shapes that differ between the inputs:{shown}{rest}\n    "
-                    "Only models of one architecture can be merged."
-                )
-        problems.raise_as(CheckpointError)
-
-    def _shape_mismatch(self, key: str, models: list[ModelNode]) -> str | None:
-        shapes: dict[tuple[int, ...], str] = {}
-        for model in models:
-            if key in self._sources[model]:
-                shapes.setdefault(self._sources[model].info(key).shape, self._sources[model].name)
-        if len(shapes) <= 1:
-            return None
-        return f"{key}: " + ", ".join(f"{list(shape)} in {name}" for shape, name in shapes.items())
-
-    def _check_outputs(self) -> None:
-        """No output is an input, or another output."""
-        problems = Problems()
-        inputs = {
-            source.path.resolve(): source.path for source in self._sources.values() if source.path is not None
-        }
-        seen: set[Path] = set()
-        for job in self._jobs:
-            if not isinstance(job.output, Path):
-                continue
-            target = job.output.resolve()
-            if target in inputs:
-                problems.add(
-                    f"the output {job.output} is the input {inputs[target]}, which would be destroyed. "
-                    "Write to another path."
-                )
-            if target in seen:
-                problems.add(f"two outputs go to {job.output}. Give each its own path.")
-            seen.add(target)
-        problems.raise_as(CheckpointError)
 
     def _plan_key(self, key: str, wanted: list[bool]) -> KeyPlan:
         first = [
@@ -381,25 +332,6 @@ class _Planner:
             for job, model in key.copies:
                 layouts[job][key.key] = (self._sources[model].info(key.key).dtype, key.shape)
         return tuple(layouts)
-
-    def _check_memory(self, made: Plan) -> None:
-        for key in made.keys:
-            if made.whole_bytes_of(key) > self._options.memory_budget:
-                raise MergeError(
-                    f"the key '{key.key}' needs {made.whole_bytes_of(key):,} bytes for whole tensors, more "
-                    f"than memory_budget={self._options.memory_budget:,}. Raise engine.memory_budget, or use "
-                    "a method that streams."
-                )
-
-    def _check_room(self, made: Plan) -> None:
-        problems = Problems()
-        for job, layout in zip(self._jobs, made.layouts, strict=True):
-            if isinstance(job.output, Path):
-                try:
-                    check_writable(job.output, size_of(layout))
-                except CheckpointError as error:
-                    problems.add(error)
-        problems.raise_as(CheckpointError)
 
     def _warn(self, message: str) -> None:
         if message not in self._warnings:
