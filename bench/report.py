@@ -57,7 +57,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def save_section(title: str, text: str) -> None:
     """Put a section into RESULTS.md, in place of the one of that title."""
     old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# What was measured\n"
-    parts = re.split(r"(?m)^(?=## )", old)
-    section = f"## {title}\n\n{text.strip()}\n\n"
+    parts = [part.strip() for part in re.split(r"(?m)^(?=## )", old)]
     kept = [part for part in parts if not part.startswith(f"## {title}\n")]
-    RESULTS.write_text("".join([*kept[:1], *kept[1:], section]).rstrip() + "\n", encoding="utf-8")
+    sections = [*kept, f"## {title}\n\n{text.strip()}"]
+    RESULTS.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
