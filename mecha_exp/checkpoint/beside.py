@@ -4,7 +4,10 @@ import re
 from pathlib import Path
 
 PARTIAL, JOURNAL, LOCK = "partial", "journal", "lock"
-_NAME = re.compile(rf"\.(?P<target>.+)\.mecha-({PARTIAL}|{JOURNAL}|{LOCK})", re.DOTALL)
+NEW = "-new"
+"""What is added to the name of a journal that is about to take the place of another."""
+
+_NAME = re.compile(rf"\.(?P<target>.+)\.mecha-({PARTIAL}|{JOURNAL}({NEW})?|{LOCK})", re.DOTALL)
 
 
 def beside(target: Path, kind: str) -> Path:

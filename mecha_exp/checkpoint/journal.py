@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.checkpoint.beside import NEW
+
 Note = dict[str, Any]
 """What a writer's user wants to be told again of a finished key: anything that JSON can say."""
 
@@ -43,12 +45,14 @@ class Journal:
     """
 
     def __init__(self, path: Path, signature: str, inode: int, finished: Finished) -> None:
-        self._file = path.open("wb", buffering=0)
         self._lock = threading.Lock()
         self._count = len(finished.keys)
         lines = [_line([signature, inode, _boot()])]
         lines += [_line([key, note]) for key, note in finished.keys.items()]
-        self._write(b"".join([*lines, _line(finished.flushed)]))
+        fresh = path.with_name(path.name + NEW)  # a kill while it is written must not cost the old one
+        fresh.write_bytes(b"".join([*lines, _line(finished.flushed)]))
+        fresh.replace(path)
+        self._file = path.open("ab", buffering=0)
 
     @property
     def count(self) -> int:

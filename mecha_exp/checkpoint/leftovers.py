@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mecha_exp.checkpoint.beside import JOURNAL, LOCK, PARTIAL, beside, disk_bytes, target_of
+from mecha_exp.checkpoint.beside import JOURNAL, LOCK, NEW, PARTIAL, beside, disk_bytes, target_of
 from mecha_exp.checkpoint.lock import TargetLock, is_in_use
 
 
@@ -39,7 +39,7 @@ class Leftover:
 
 def remove_beside(target: Path) -> None:
     """Delete the partial file and its journal; for whoever holds the lock."""
-    for kind in (JOURNAL, PARTIAL):  # in this order: a journal without its file means nothing
+    for kind in (JOURNAL + NEW, JOURNAL, PARTIAL):  # in this order: a journal without its file means nothing
         beside(target, kind).unlink(missing_ok=True)
 
 
@@ -55,7 +55,7 @@ def find_leftovers(folders: Iterable[Path]) -> list[Leftover]:
 
 
 def _leftover(target: Path) -> Leftover:
-    files = [beside(target, kind) for kind in (PARTIAL, JOURNAL, LOCK)]
+    files = [beside(target, kind) for kind in (PARTIAL, JOURNAL, JOURNAL + NEW, LOCK)]
     return Leftover(target, sum(map(disk_bytes, files)), is_in_use(target))
 
 

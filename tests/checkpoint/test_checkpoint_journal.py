@@ -356,3 +356,21 @@ def test_an_old_empty_lock_is_of_a_process_that_was_killed_while_it_made_it(tmp_
     os.utime(lock, (time.time() - 60,) * 2)
     open_writer(tmp_path).abort()
     assert names(tmp_path) == []
+
+
+def test_a_writer_that_is_stopped_while_it_renews_the_journal_keeps_the_old_one(tmp_path, monkeypatch):
+    interrupt(tmp_path, "a", "b")
+
+    def stopped(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", stopped)
+        open_writer(tmp_path)
+
+    beside(tmp_path / "model.safetensors", LOCK).unlink(missing_ok=True)  # as when its process is gone
+    with open_writer(tmp_path) as again:
+        assert set(again.finished) == {"a", "b"}
+        make(again, "c")
+        again.commit()
+    assert names(tmp_path) == ["model.safetensors"]
