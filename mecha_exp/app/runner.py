@@ -18,7 +18,9 @@ from mecha_exp.app import sweep as sweeps
 from mecha_exp.app.display import human_bytes, out, progress_bar, show_error, show_plan, show_point
 from mecha_exp.app.overrides import CommandLine
 from mecha_exp.app.point import prepare, resolve, run
+from mecha_exp.app.provenance import input_names
 from mecha_exp.app.record import FAILED, Record
+from mecha_exp.app.results import Results
 from mecha_exp.app.sweep import Sweep, Tracking
 from mecha_exp.app.track import how_to_log_later, log_folder
 from mecha_exp.checkpoint import can_resume, check_writable, find_leftovers
@@ -96,8 +98,6 @@ def _track(cfg: DictConfig, folder: Path, record: Record, sweep: Sweep | None) -
 
 def _show_plan(line: CommandLine) -> int:
     point = prepare(resolve(line.config), Path("outputs/runs/<time>"))
-    from mecha_exp.app.provenance import input_names
-
     with point.plan() as (planned, _):
         show_plan(planned, list(input_names(planned).values()), point.hyperparameters)
     if len(line.points) > 1:
@@ -171,8 +171,6 @@ def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> in
 
 
 def _show_result(record: Record, folder: Path) -> None:
-    from mecha_exp.app.results import Results
-
     out.print(Results(record.name, [], [record]).table())
     m = record.metrics
     if resumed := m["io/resumed_keys"]:

@@ -6,7 +6,6 @@ import json
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
@@ -14,9 +13,7 @@ from mecha_exp.app.display import out
 from mecha_exp.app.record import FAILED, FINISHED, Record, load_all, write_json
 from mecha_exp.app.results import CSV_FILE, FIGURE_FILE, Results
 from mecha_exp.errors import ConfigError, TrackingError
-
-if TYPE_CHECKING:
-    from mecha_exp.tracking import Store
+from mecha_exp.tracking import Store
 
 SWEEP_FILE = "sweep.json"
 
@@ -76,8 +73,6 @@ class Sweep:
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
     """Write down a sweep that is about to run, and open its MLflow run."""
     if tracking.uri:
-        from mecha_exp.tracking import Store
-
         try:
             store = Store(tracking.uri, tracking.experiment)
             sweep.parent_run = store.start(sweep.title, {"command": shlex.join(sweep.command)})
@@ -112,8 +107,6 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     if sweep.tracking_error:
         raise TrackingError(sweep.tracking_error)
     if sweep.parent_run:
-        from mecha_exp.tracking import Store
-
         close_run(sweep, folder, results, Store(str(tracking.uri), tracking.experiment))
     return not failed
 

@@ -15,7 +15,9 @@ from mecha_exp.engine.planning import Job, Plan, plan
 from mecha_exp.engine.resuming import signature_of
 from mecha_exp.engine.sinks import Sink, open_sink
 from mecha_exp.engine.work import Progress, Tally
+from mecha_exp.errors import some
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
+from mecha_exp.recipe.text import serialize
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,6 @@ def merge(
 
     >>> merge(weighted_sum("a.safetensors", "b.safetensors", alpha=0.3), "merged.safetensors")
     """
-
     target = {} if output is None else output if isinstance(output, dict) else Path(output)
     merge_many([Job(recipe, target, dtype, metadata=recipe_metadata(recipe))], options)
     return target
@@ -113,8 +114,6 @@ def merge(
 
 def recipe_metadata(recipe: Node) -> dict[str, str]:
     """What an output file says of its origin in its header; nothing where a model has no path to name."""
-    from mecha_exp.recipe.text import serialize
-
     if any(isinstance(model.source, InMemory) for model in models_of(recipe)):
         return {"format": "pt"}
     return {"format": "pt", "mecha_recipe": serialize(recipe)}
@@ -123,8 +122,6 @@ def recipe_metadata(recipe: Node) -> dict[str, str]:
 def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
     warnings = list(planned.warnings)
     if tally.disagreeing:
-        from mecha_exp.errors import some
-
         warnings.append(
             f"{len(tally.disagreeing)} keys are not floating point and differ between the inputs; they are "
             f"taken from the first one: {some(sorted(tally.disagreeing))}"

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mecha_exp import __version__
 from mecha_exp.checkpoint import Note
 from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.method import MergeMethod
 from mecha_exp.nodes import MergeNode, models_of, walk
+from mecha_exp.recipe.text import serialize
 
 if TYPE_CHECKING:
     from mecha_exp.engine.work import Progress, Tally
@@ -28,9 +30,6 @@ def signature_of(planned: Plan, number: int) -> str | None:
     An input is known by its path, size, time of change and inode; a merge method by the source file that it
     is in. None where that cannot be told: models in memory, methods without a source.
     """
-    from mecha_exp import __version__
-    from mecha_exp.recipe.text import serialize
-
     job, options = planned.jobs[number], planned.options
     models = models_of(job.recipe)
     inputs = [planned.sources[model].identity for model in models]
