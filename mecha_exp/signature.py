@@ -19,7 +19,6 @@ import torch
 from mecha_exp.errors import RecipeError, did_you_mean
 from mecha_exp.nodes import (
     MERGE_SPACES,
-    ByKey,
     InMemory,
     LiteralNode,
     MergeNode,
@@ -27,6 +26,7 @@ from mecha_exp.nodes import (
     Node,
     as_node,
 )
+from mecha_exp.weighting import ByKey
 
 _SCALARS = {float: "a number", int: "a whole number", bool: "true or false", str: "a word"}
 

@@ -31,7 +31,7 @@ from mecha_exp import (
 )
 from mecha_exp.errors import RecipeError
 from mecha_exp.method import all_methods
-from mecha_exp.nodes import by_key
+from mecha_exp.weighting import by_key
 
 numbers = st.floats(allow_nan=False) | st.integers(-(10**12), 10**12)
 words = st.text(st.characters(exclude_categories=["Cs"]))

@@ -8,7 +8,8 @@ from pathlib import Path
 from mecha_exp.checkpoint import check_writable, is_arithmetic
 from mecha_exp.engine.inputs import Source
 from mecha_exp.errors import CheckpointError, some
-from mecha_exp.nodes import ByKey, ModelNode
+from mecha_exp.nodes import ModelNode
+from mecha_exp.weighting import ByKey
 
 SHOWN_KEYS = 10
 

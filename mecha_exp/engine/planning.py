@@ -18,7 +18,8 @@ from mecha_exp.engine.program import Extent, Pass, Program, at_key, compile_prog
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
-from mecha_exp.nodes import ByKey, LiteralNode, ModelNode, Node, models_of, walk
+from mecha_exp.nodes import LiteralNode, ModelNode, Node, models_of, walk
+from mecha_exp.weighting import ByKey
 
 
 @dataclass(frozen=True, eq=False)

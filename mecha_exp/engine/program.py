@@ -22,8 +22,9 @@ import torch
 
 from mecha_exp.errors import MechaError, MergeError, RecipeError
 from mecha_exp.method import Kind, MergeMethod, Reduction
-from mecha_exp.nodes import ByKey, LiteralNode, MergeNode, ModelNode, Node, walk
+from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.signature import ParameterSpec, Tile
+from mecha_exp.weighting import ByKey
 
 
 class Extent(enum.Enum):

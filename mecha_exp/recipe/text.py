@@ -24,17 +24,15 @@ from mecha_exp.checkpoint import parse_dtype
 from mecha_exp.errors import MechaError, RecipeError, did_you_mean
 from mecha_exp.method import resolve_method
 from mecha_exp.nodes import (
-    ByKey,
     InMemory,
     LiteralNode,
     MergeNode,
     ModelNode,
     Node,
-    Scalar,
     as_node,
-    by_key,
     walk,
 )
+from mecha_exp.weighting import ByKey, Scalar, by_key
 
 VERSION_LINE = "version 0.1.0"
 _CONSTANTS: dict[str, Scalar] = {"null": None, "true": True, "false": False}
