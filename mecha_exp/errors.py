@@ -5,6 +5,7 @@
     ├── RecipeError        the graph: merge spaces, arguments, the .mecha text
     ├── CheckpointError    a file: missing, corrupt, a key or a shape that does not fit
     ├── MergeError         the merge itself: not finite, out of memory, a method that failed
+    ├── StoreError         the store of results: a full disk, a newer format
     └── TrackingError      the record of a run could not be kept: a server that does not answer
 
 A message says what is wrong, where, and how to mend it. Where several things are wrong at once they are
@@ -33,6 +34,10 @@ class CheckpointError(MechaError):
 
 class MergeError(MechaError):
     """A merge that was started and could not be finished."""
+
+
+class StoreError(MechaError):
+    """The store of results cannot be read or written."""
 
 
 class TrackingError(MechaError):

@@ -1,0 +1,203 @@
+"""Results by signature, so that nothing is computed twice.
+
+outputs/store/
+    store.json                   the format's version
+    points/SIGNATURE/
+        merge.json               what the merge gave: see `Kept`
+        failure.json             why the last try failed, where it did
+        evaluation-KEY.json      what an evaluator measured; KEY names it, its version and its parameters
+    inputs/SHA256/
+        evaluation-KEY.json      the same for an input, by its content
+    sweeps/KEY.json              the folder in which a sweep with that command lies
+
+Every file appears whole or not at all, and two processes that write the same one write the same thing; so the
+store survives kills and serves several sweeps at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.errors import StoreError
+from mecha_exp.lab.contents import content_of
+
+VERSION = 1
+_VERSION_FILE, _MERGE, _FAILURE = "store.json", "merge.json", "failure.json"
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A merged model on disk.
+
+    Attributes:
+        path: absolute.
+        sha256: of its bytes.
+        size: in bytes.
+    """
+
+    path: str
+    sha256: str
+    size: int
+
+    def is_intact(self) -> bool:
+        """Whether the file is there with the bytes that were written."""
+        path = Path(self.path)
+        try:
+            return path.stat().st_size == self.size and content_of(path) == self.sha256
+        except Exception:  # gone, or not readable: then it is not to be trusted
+            return False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a merge gave, without the model itself.
+
+    Attributes:
+        signature: of the point.
+        parts: what the signature is the hash of (`Signature.parts`).
+        names: the inputs' names, in the order of `parts["inputs"]`.
+        metrics: weight statistics, times, bytes.
+        statistics: the table of weight statistics by block, as CSV; empty where they were not wanted.
+        warnings: what was odd.
+        tags: the commit, the versions of packages.
+        model: the file, where one was written.
+        folder: of the run that made it.
+        made: milliseconds since 1970.
+    """
+
+    signature: str
+    parts: dict[str, Any]
+    names: list[str] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    statistics: str = ""
+    warnings: list[str] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+    model: ModelFile | None = None
+    folder: str = ""
+    made: int = 0
+
+
+class ResultStore:
+    """The results below a folder.
+
+    Raises:
+        StoreError: another version has written it, or it cannot be written; from any method.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        found = _read(self.folder / _VERSION_FILE)
+        version = found.get("version", VERSION) if isinstance(found, dict) else VERSION
+        if version != VERSION:
+            raise StoreError(
+                f"the store {folder} was written by a newer mecha_exp (format {version}; this one reads "
+                f"{VERSION}). Use that version, or another folder with store=..."
+            )
+
+    def __iter__(self) -> Iterator[Kept]:
+        """Every merge that is kept."""
+        for path in sorted((self.folder / "points").glob(f"*/{_MERGE}")):
+            kept = self.find(path.parent.name)
+            if kept is not None:
+                yield kept
+
+    def find(self, signature: str) -> Kept | None:
+        """What the merge of a signature gave, if it is known. The model's file is not looked at."""
+        found = _read(self._point(signature) / _MERGE)
+        try:
+            model = found.pop("model", None)
+            return Kept(**found, model=ModelFile(**model) if model else None)
+        except (AttributeError, TypeError):  # not there, or not what we write
+            return None
+
+    def keep(self, kept: Kept) -> None:
+        """Remember a merge."""
+        self._write(self._point(kept.signature) / _MERGE, asdict(kept))
+        self.forgive(kept.signature)
+
+    def failure(self, signature: str) -> str | None:
+        """Why the last try at a point failed, where it did."""
+        found = _read(self._point(signature) / _FAILURE)
+        return str(found["error"]) if isinstance(found, dict) and "error" in found else None
+
+    def fail(self, signature: str, error: str) -> None:
+        """Remember that a point failed."""
+        self._write(self._point(signature) / _FAILURE, {"error": error})
+
+    def forgive(self, signature: str) -> None:
+        """Forget a failure."""
+        with contextlib.suppress(OSError):
+            (self._point(signature) / _FAILURE).unlink(missing_ok=True)
+
+    def evaluation(self, key: str, signature: str = "", *, content: str = "") -> dict[str, float] | None:
+        """What an evaluator measured of a point, or of an input with that content (its SHA-256)."""
+        found = _read(self._evaluation(key, signature, content))
+        try:
+            return {name: float(value) for name, value in found["metrics"].items()}
+        except (TypeError, KeyError, ValueError, AttributeError):
+            return None
+
+    def keep_evaluation(
+        self, key: str, metrics: dict[str, float], signature: str = "", *, content: str = ""
+    ) -> None:
+        """Remember what an evaluator measured of a point, or of an input."""
+        self._write(self._evaluation(key, signature, content), {"metrics": metrics})
+
+    def sweep_folder(self, key: str) -> Path | None:
+        """Where the sweep of a command lies, if it has been started before and is still there."""
+        found = _read(self.folder / "sweeps" / f"{key}.json")
+        folder = Path(found["folder"]) if isinstance(found, dict) and "folder" in found else None
+        return folder if folder and folder.is_dir() else None
+
+    def keep_sweep(self, key: str, folder: Path) -> None:
+        """Remember where the sweep of a command lies."""
+        self._write(self.folder / "sweeps" / f"{key}.json", {"folder": str(folder.absolute())})
+
+    def _point(self, signature: str) -> Path:
+        return self.folder / "points" / signature
+
+    def _evaluation(self, key: str, signature: str, content: str) -> Path:
+        place = self.folder / "inputs" / content if content else self._point(signature)
+        return place / f"evaluation-{key}.json"
+
+    def _write(self, path: Path, value: dict[str, Any]) -> None:
+        marker = self.folder / _VERSION_FILE
+        try:
+            if not marker.exists():
+                write_whole(marker, json.dumps({"version": VERSION}))
+            write_whole(path, json.dumps(value, indent=1, ensure_ascii=False))
+        except OSError as error:
+            cause = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+            raise StoreError(
+                f"the store {self.folder} cannot be written: {cause}. The result is in the run's folder, but "
+                "it will be computed again. Make room, or choose another folder with store=..."
+            ) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that appears whole, whoever else writes it at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path) -> Any:
+    """The JSON in a file; None where there is none, or where it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

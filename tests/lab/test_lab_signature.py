@@ -1,0 +1,96 @@
+"""Same signature, same bytes: what is in a signature, what is not, and how inputs are read for it."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from mecha_exp import EngineOptions, add_difference_ties, model, weighted_sum
+from mecha_exp.errors import CheckpointError, RecipeError
+from mecha_exp.lab import Signature, content_of, signature_of
+from mecha_exp.lab.contents import unread_bytes
+from mecha_exp.lab.signature import meaning_of
+from mecha_exp.nodes import Node, models_of
+
+
+def signed(
+    recipe: Node, contents: str = "ab", options: EngineOptions | None = None, **output: str
+) -> Signature:
+    by_model = dict(zip(models_of(recipe), contents, strict=True))
+    return signature_of(recipe, by_model, options or EngineOptions(), output)
+
+
+SUM = weighted_sum("a", "b", alpha=0.3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        signed(weighted_sum("a", "b", alpha=0.30000000000000004)),
+        signed(SUM, "ba"),
+        signed(SUM, options=EngineOptions(compute_dtype=torch.float64)),
+        signed(SUM, options=EngineOptions(on_missing="base")),
+        signed(SUM, dtype="BF16"),
+        signed(add_difference_ties("a", "b", alpha=0.3, k=0.2)),
+        signed(weighted_sum("a", "b", alpha={"conv": 0.3, "default": 0.4})),
+    ],
+)
+def test_whatever_changes_the_bytes_changes_the_signature(other):
+    assert other.digest != signed(SUM).digest
+
+
+def test_paths_threads_and_tiles_do_not():
+    moved = weighted_sum("elsewhere/a", "elsewhere/b", alpha=0.3)
+    options = EngineOptions(workers=7, tile_size=4096, memory_budget=10**9, fuse="never")
+
+    assert signed(moved, options=options).digest == signed(SUM).digest
+
+
+def test_the_code_of_every_method_that_a_composite_is_made_of_counts():
+    methods = signed(add_difference_ties("a", "b", "c", alpha=0.3, k=0.2), "abc").methods
+
+    assert {"add_difference_ties", "kth_magnitude"} <= set(methods)
+
+
+def test_comments_and_docstrings_of_a_method_do_not_count():
+    code = "def f(a):\n    return a + 1\n"
+    commented = 'def f(a):\n    """Adds one."""\n    # quickly\n    return a  +  1\n'
+
+    assert meaning_of(commented) == meaning_of(code)
+    assert meaning_of(code.replace("1", "2")) != meaning_of(code)
+
+
+def test_a_model_in_memory_has_no_signature():
+    with pytest.raises(RecipeError, match="save the model to a file first"):
+        signed(weighted_sum(model({"w": torch.ones(2)}), "b", alpha=0.3))
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"one")
+    read: list[int] = []
+
+    first = content_of(path, read.append)
+    again = content_of(path, read.append)
+    assert (first == again, read) == (True, [3])
+    assert unread_bytes([path]) == 0
+
+    path.write_bytes(b"two")
+    os.utime(path, ns=(1, 1))
+    assert unread_bytes([path]) == 3
+    assert content_of(path) != first
+
+
+def test_the_content_of_a_folder_is_that_of_its_files(tmp_path: Path):
+    for folder, part in (("one", b"x"), ("same", b"x"), ("other", b"y")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "part.safetensors").write_bytes(part)
+
+    one, same, other = (content_of(tmp_path / name) for name in ("one", "same", "other"))
+    assert one == same != other
+
+
+def test_a_file_that_is_not_there(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        content_of(tmp_path / "none.safetensors")

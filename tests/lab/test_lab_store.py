@@ -1,0 +1,104 @@
+"""Results by signature on disk: whole files, other versions, models that were changed."""
+
+import hashlib
+import math
+from pathlib import Path
+
+import pytest
+
+from mecha_exp.errors import StoreError
+from mecha_exp.lab import Kept, ModelFile, ResultStore
+from mecha_exp.lab.store import write_whole
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultStore:
+    return ResultStore(tmp_path / "store")
+
+
+def model_file(path: Path, content: bytes = b"weights") -> ModelFile:
+    path.write_bytes(content)
+    return ModelFile(str(path), hashlib.sha256(content).hexdigest(), len(content))
+
+
+def test_what_is_kept_is_found_by_its_signature(store, tmp_path):
+    kept = Kept("a1", {"recipe": "r"}, ["base"], {"x": 0.1}, model=model_file(tmp_path / "m.safetensors"))
+
+    store.keep(kept)
+
+    assert ResultStore(store.folder).find("a1") == kept
+    assert list(store) == [kept]
+    assert store.find("b2") is None
+
+
+def test_a_model_is_trusted_only_with_the_bytes_that_were_written(tmp_path):
+    path = tmp_path / "m.safetensors"
+    model = model_file(path)
+
+    assert model.is_intact()
+    path.write_bytes(b"WEIGHTS")
+    assert not model.is_intact()
+    path.unlink()
+    assert not model.is_intact()
+
+
+def test_evaluations_are_kept_by_evaluator_for_points_and_inputs(store):
+    store.keep_evaluation("digits-1", {"accuracy": 0.5, "loss": math.nan}, "a1")
+    store.keep_evaluation("digits-1", {"accuracy": 0.25}, content="c0ffee")
+
+    found = store.evaluation("digits-1", "a1")
+    assert found is not None
+    assert found["accuracy"] == 0.5
+    assert math.isnan(found["loss"])
+    assert store.evaluation("digits-1", content="c0ffee") == {"accuracy": 0.25}
+    assert store.evaluation("digits-2", "a1") is None
+
+
+def test_a_failure_is_remembered_until_the_point_succeeds(store):
+    store.fail("a1", "it broke")
+    assert store.failure("a1") == "it broke"
+
+    store.keep(Kept("a1", {}))
+    assert store.failure("a1") is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"unknown": 1}', "null"])
+def test_a_damaged_file_is_no_result(store, text):
+    store.keep(Kept("a1", {}))
+    (store.folder / "points" / "a1" / "merge.json").write_text(text)
+
+    assert store.find("a1") is None
+
+
+def test_a_store_of_a_newer_version_is_refused(store):
+    write_whole(store.folder / "store.json", '{"version": 2}')
+
+    with pytest.raises(StoreError, match=r"written by a newer mecha_exp \(format 2; this one reads 1\)"):
+        ResultStore(store.folder)
+
+
+def test_the_folder_of_a_sweep_is_found_while_it_is_there(store, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    store.keep_sweep("k", tmp_path / "sweep")
+
+    assert store.sweep_folder("k") == tmp_path / "sweep"
+    (tmp_path / "sweep").rmdir()
+    assert store.sweep_folder("k") is None
+
+
+def test_a_store_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(StoreError, match="cannot be written"):
+        ResultStore(tmp_path / "file").keep(Kept("a1", {}))
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+
+    with pytest.raises(StoreError, match="the disk is full"):
+        ResultStore(tmp_path / "store").keep(Kept("a1", {}))
+    assert not list((tmp_path / "store").rglob("*.partial"))
