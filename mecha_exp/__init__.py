@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mecha_exp.engine import EngineOptions, Job, MergeReport, merge, merge_many, plan
     from mecha_exp.errors import CheckpointError, ConfigError, MechaError, MergeError, RecipeError
     from mecha_exp.evaluation import evaluator
-    from mecha_exp.method import MergeMethod, merge_method, reduction
+    from mecha_exp.method import MergeMethod, factor, merge_method, reduction
     from mecha_exp.nodes import Node, literal, model
     from mecha_exp.random import uniform
     from mecha_exp.recipe import build_recipe, deserialize, serialize
@@ -24,7 +24,7 @@ _HOMES = {
     "mecha_exp.engine": ["EngineOptions", "Job", "MergeReport", "merge", "merge_many", "plan"],
     "mecha_exp.errors": ["CheckpointError", "ConfigError", "MechaError", "MergeError", "RecipeError"],
     "mecha_exp.evaluation": ["evaluator"],
-    "mecha_exp.method": ["MergeMethod", "merge_method", "reduction"],
+    "mecha_exp.method": ["MergeMethod", "factor", "merge_method", "reduction"],
     "mecha_exp.random": ["uniform"],
     "mecha_exp.nodes": ["Node", "literal", "model"],
     "mecha_exp.recipe": ["build_recipe", "deserialize", "serialize"],
@@ -49,6 +49,7 @@ __all__ = [
     "build_recipe",
     "deserialize",
     "evaluator",
+    "factor",
     "literal",
     "merge",
     "merge_many",

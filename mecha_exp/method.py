@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -41,6 +42,8 @@ class Kind(enum.Enum):
     """Tiles in, one small value per key out."""
     WHOLE = "whole"
     """Whole tensors in their own shape: any function."""
+    FACTOR = "factor"
+    """Whole tensors in, anything out: what whole-tensor methods share, such as a decomposition."""
     COMPOSITE = "composite"
     """Nodes in, a node out: a graph of other methods, built when a merge is planned."""
 
@@ -121,6 +124,23 @@ class Reduction(MergeMethod):
         self.histogram = histogram
         self.rounds = rounds
         self.finish = finish
+
+
+class Factor(MergeMethod):
+    """What whole-tensor methods need of a key and is dear to find: a decomposition, a rotation, an order.
+
+    Its value may have any form: a tensor of any shape, a tuple of some. It is kept until its key is done, and
+    as equal nodes are one node, all methods and all points of a sweep that need it share it.
+
+    Attributes:
+        elements: how many numbers it holds for a tensor of a shape, for the memory budget.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], identifier: str, elements: Callable[[tuple[int, ...]], int]
+    ) -> None:
+        super().__init__(function, identifier, Kind.FACTOR)
+        self.elements = elements
 
 
 _registry: dict[str, MergeMethod] = {}
@@ -213,6 +233,27 @@ def reduction(
         return made
 
     return decorate if function is None else decorate(function)
+
+
+def factor(
+    *, elements: Callable[[tuple[int, ...]], int] = math.prod, register: bool = False
+) -> Callable[[Callable[..., Any]], Factor]:
+    """Make a factor of a function of whole tensors; see `Factor`. Whole-tensor methods take it as a `param`.
+
+    >>> @factor(elements=lambda shape: 2 * math.prod(shape))
+    ... def decomposition(a: Parameter(Tensor)) -> Return(Tensor, "param"):
+    ...     return torch.linalg.svd(a.flatten(1), full_matrices=False)
+
+    Raises:
+        RecipeError: as `merge_method`.
+    """
+
+    def decorate(fn: Callable[..., Any]) -> Factor:
+        made = Factor(fn, fn.__name__, elements)
+        _registered(made, register)
+        return made
+
+    return decorate
 
 
 def resolve_method(identifier: str) -> MergeMethod:

@@ -40,11 +40,13 @@ class Tile:
     Attributes:
         key: the name of the tensor.
         start, stop: the elements of the flattened tensor that the tile holds.
+        shape: of the tensor.
     """
 
     key: str
     start: int
     stop: int
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class _Declared:
     interface: Any
     spaces: tuple[str, ...] | None
     bounds: Bounds | None = None
+    choices: tuple[Any, ...] = ()
+    help: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,12 @@ def Parameter(
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
+    choices: Iterable[bool | str] = (),
+    help: str = "",
 ) -> Any:
     """Declare a parameter of a merge method, as the annotation of a function's parameter.
+
+    What several methods share is declared once and used by name: `Density = Parameter(float, gt=0, le=1)`.
 
     Args:
         interface: `torch.Tensor`, `float`, `int`, `bool`, `str`, or `list[float]` (one number, or one for
@@ -96,11 +104,13 @@ def Parameter(
         merge_space: what the tensor may be: `weight`, `delta`, `param`, or several. None: anything, but the
             same for every parameter that says nothing. A parameter with a default is a `param`.
         ge, gt, le, lt: the range of a hyperparameter, checked before any work.
+        choices: the only words, or truth values, that a `str` parameter may be.
+        help: what it means, for `python -m mecha_exp info methods NAME`.
 
     Raises:
         RecipeError: for a merge space that does not exist.
     """
-    return _Declared(interface, _spaces(merge_space), Bounds(ge, gt, le, lt))
+    return _Declared(interface, _spaces(merge_space), Bounds(ge, gt, le, lt), tuple(choices), help)
 
 
 def Return(interface: Any, merge_space: str | None = None) -> Any:
@@ -124,6 +134,8 @@ class ParameterSpec:
         default: its default value, or `inspect.Parameter.empty`.
         bounds: the range of a number.
         variadic: whether it takes any number of values (`*models`).
+        choices: the only values that it may have, if there are any.
+        help: what it means.
     """
 
     name: str
@@ -132,6 +144,8 @@ class ParameterSpec:
     default: Any
     bounds: Bounds
     variadic: bool
+    choices: tuple[Any, ...] = ()
+    help: str = ""
 
     @property
     def required(self) -> bool:
@@ -160,6 +174,11 @@ class ParameterSpec:
             return None
         if isinstance(value, torch.Tensor):
             return None if self.is_tensor else f"expected {self._expected()}, got a tensor"
+        if self.choices:
+            known = any(
+                value is choice or (isinstance(value, str) and value == choice) for choice in self.choices
+            )
+            return None if known else f"expected {self._expected()}, got {value!r}"
         if not self._accepts(value):
             return f"expected {self._expected()}, got {value!r}"
         if isinstance(value, int | float) and not isinstance(value, bool) and value not in self.bounds:
@@ -176,6 +195,8 @@ class ParameterSpec:
         return isinstance(value, int | float) and not math.isnan(value)
 
     def _expected(self) -> str:
+        if self.choices:
+            return " or ".join(c if isinstance(c, str) else str(c).lower() for c in self.choices)
         return _SCALARS.get(self.interface, "a model" if self.is_model else "a number")
 
 
@@ -360,7 +381,14 @@ def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
     if spaces is None and (has_default or interface is not torch.Tensor):
         spaces = ("param",)
     return ParameterSpec(
-        parameter.name, interface, spaces, parameter.default, declared.bounds or Bounds(), variadic
+        parameter.name,
+        interface,
+        spaces,
+        parameter.default,
+        declared.bounds or Bounds(),
+        variadic,
+        declared.choices,
+        declared.help,
     )
 
 

@@ -156,8 +156,12 @@ class _KeyRun(_Run):
         return tasks
 
     def _run_whole(self, node: MergeNode) -> torch.Tensor:
-        """A small value, or a method of whole tensors."""
-        result = self._program.calls[node](self._values, Tile(self._key.key, 0, self._key.numel))
+        """A small value, a factor, or a method of whole tensors."""
+        tile = Tile(self._key.key, 0, self._key.numel, self._key.shape)
+        if self._program.extents[node] is Extent.FACTOR:
+            factor: torch.Tensor = self._program.calls[node].factor(self._values, tile)
+            return factor
+        result = self._program.calls[node](self._values, tile)
         if self._program.extents[node] is Extent.SMALL:
             return result.to(torch.float64)
         if tuple(result.shape) != self._key.shape:

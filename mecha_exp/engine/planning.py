@@ -143,7 +143,7 @@ class Plan:
         """What the whole tensors of a key take in memory."""
         if key.program is None:
             return 0
-        return key.program.whole_tensors * key.numel * self.options.compute_dtype.itemsize
+        return key.program.whole_elements(key.shape) * self.options.compute_dtype.itemsize
 
     def bytes_of(self, key: KeyPlan) -> int:
         """How many bytes are read for one key."""
@@ -275,9 +275,11 @@ class _Planner:
         roots = self._roots_at(key, infos, wanted)
         program = self._program(roots.nodes)
         for output in roots.outputs:
-            if program.extents[program.roots[output.root]] is Extent.SMALL:
+            extent = program.extents[program.roots[output.root]]
+            if extent in (Extent.SMALL, Extent.FACTOR):
+                what = "one number" if extent is Extent.SMALL else "a factor"
                 raise RecipeError(
-                    f"the recipe {self._jobs[output.job].recipe!r} gives one number for a key, not a tensor, "
+                    f"the recipe {self._jobs[output.job].recipe!r} gives {what} for a key, not a tensor, "
                     "so it makes no model. Use it as an argument of another method."
                 )
         return KeyPlan(key, shape, program, roots.outputs, roots.statistics)

@@ -1,11 +1,11 @@
 """From a recipe to what is done with one key: stages of passes over tiles.
 
 Every value of a recipe has an extent. A TILE is as large as the key's tensor and comes tile by tile, never
-whole; a SMALL value is a number or so per key; a WHOLE one must be held entire. A method's kind decides the
-extent of its result, and reductions and whole-tensor methods cut the program into stages: what they give is
-known only when a pass over the data has ended. Within a stage one tile goes through the whole chain while
-it sits in the cache; tiles that a later stage needs again are computed again, which is cheaper than storing
-them.
+whole; a SMALL value is a number or so per key; a WHOLE one must be held entire, and so must a FACTOR, of
+any form. A method's kind decides the extent of its result; reductions and whole methods cut the program
+into stages: what they give is known only when a pass over the data has ended. Within a stage one tile goes
+through the whole chain while it sits in the cache; tiles that a later stage needs again are computed again,
+which is cheaper than storing them.
 
 Many roots share one program: the points of a sweep have most of their nodes in common, and equal nodes are
 the same object.
@@ -14,6 +14,7 @@ the same object.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from mecha_exp.errors import MechaError, MergeError, RecipeError
-from mecha_exp.method import Kind, MergeMethod, Reduction
+from mecha_exp.method import Factor, Kind, MergeMethod, Reduction
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.signature import ParameterSpec, Tile
 from mecha_exp.weighting import ByKey
@@ -33,6 +34,7 @@ class Extent(enum.Enum):
     SMALL = "small"
     TILE = "tile"
     WHOLE = "whole"
+    FACTOR = "factor"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +90,12 @@ class Program:
         """How many tensors of the key's size are held at once, at most."""
         kept = {node for stage in self.stages for p in stage.passes for node in p.kept}
         return len(kept) + sum(extent is Extent.WHOLE for extent in self.extents.values())
+
+    def whole_elements(self, shape: tuple[int, ...]) -> int:
+        """How many numbers are held at once, at most, for a key of a shape: whole tensors and factors."""
+        methods = (node.method for node in self.extents if isinstance(node, MergeNode))
+        factors = sum(method.elements(shape) for method in methods if isinstance(method, Factor))
+        return self.whole_tensors * math.prod(shape) + factors
 
 
 def at_key(roots: Sequence[Node], key: str) -> tuple[Node, ...]:
@@ -181,6 +189,10 @@ class Call:
         """The result for one tile; `columns` gives a row-wise method its rows."""
         return self._checked(self._run(values, tile, columns))
 
+    def factor(self, values: Mapping[Node, torch.Tensor], tile: Tile) -> Any:
+        """The result of a factor, of any form."""
+        return self._run(values, tile, None)
+
     def partial(
         self, values: Mapping[Node, torch.Tensor], tile: Tile, state: torch.Tensor | None
     ) -> list[torch.Tensor]:
@@ -230,6 +242,8 @@ class Call:
         value = values[operand]
         if self._extents[operand] is Extent.SMALL:
             return value.to(self._dtype)
+        if self._extents[operand] is Extent.FACTOR:
+            return value
         return value.view(-1, columns) if columns is not None else value
 
 
@@ -278,9 +292,18 @@ class _Layout:
             if not large:
                 raise MergeError(f"'{node.method.identifier}' reduces a tensor, but is given only numbers")
             extent, stage = Extent.SMALL, stage + node.method.rounds(self.compute_dtype)
+        elif isinstance(node, MergeNode) and node.method.kind is Kind.FACTOR:
+            extent, stage = Extent.FACTOR, stage + 1
         elif isinstance(node, MergeNode) and node.method.kind is Kind.WHOLE and large:
             extent, stage = Extent.WHOLE, stage + 1
+        if extent in (Extent.TILE, Extent.SMALL):
+            self._refuse_factors(node)
         self.extents[node], self.ready[node] = extent, stage
+
+    def _refuse_factors(self, node: Node) -> None:
+        for child in node.children:
+            if self.extents[child] is Extent.FACTOR:
+                raise MergeError(f"{node!r} works on tiles, but is given the factor {child!r}")
 
     def first_stage(self, node: MergeNode) -> int:
         """The stage of a reduction's first round."""
@@ -318,7 +341,7 @@ def _stage(index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _La
     kept = {
         child: None
         for node in calls
-        if layout.extents[node] is Extent.WHOLE and layout.ready[node] == index + 1
+        if layout.extents[node] in (Extent.WHOLE, Extent.FACTOR) and layout.ready[node] == index + 1
         for child in node.children
         if layout.extents[child] is Extent.TILE
     }

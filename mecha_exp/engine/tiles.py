@@ -60,7 +60,10 @@ class KeyPass:
         """The tiles, in order."""
         block, count = self.block, self._key.numel
         size = -(-max(self._plan.options.tile_size, block) // block) * block
-        return [Tile(self._key.key, start, min(start + size, count)) for start in range(0, count, size)]
+        return [
+            Tile(self._key.key, start, min(start + size, count), self._key.shape)
+            for start in range(0, count, size)
+        ]
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
         """Everything that is done with one tile."""
@@ -157,7 +160,7 @@ class KeyPass:
                 stop = min(start + size, tile.stop)
                 part = {c: values[c][start - tile.start : stop - tile.start] for c in large}
                 part = {**self._values, **part}
-                place = Tile(tile.key, start, stop)
+                place = Tile(tile.key, start, stop, tile.shape)
                 results = self._program.calls[node].partial(part, place, partials.state)
                 for result in results if is_by_entry(node) else ():
                     _check_count(node, result, place, "a reduction by entries")

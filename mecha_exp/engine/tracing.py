@@ -42,7 +42,7 @@ class _ToyRun:
     def __init__(self, program: Program, compute_dtype: torch.dtype) -> None:
         self._program = program
         self._dtype = compute_dtype
-        self._tile = Tile(_TOY_KEY, 0, _TOY_SIZE)
+        self._tile = Tile(_TOY_KEY, 0, _TOY_SIZE, (_TOY_SIZE,))
         self._values: dict[Node, torch.Tensor] = {}  # small ones
 
     def run(self, stage: Stage) -> Iterator[tuple[Pass, Trace | str]]:

@@ -1,0 +1,81 @@
+"""Factors: what whole-tensor methods share of a key, found once for all points of a sweep."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import mecha_exp as mx
+from mecha_exp import Parameter, Return, merge_method
+
+
+@pytest.fixture
+def decomposed():
+    """A factor that counts its calls, and two methods that use it."""
+    calls = []
+
+    def decomposition(a: Parameter(Tensor)) -> Return(Tensor, "param"):
+        calls.append(a.shape)
+        return torch.linalg.svd(a.flatten(1), full_matrices=False)
+
+    def low_rank(a: Parameter(Tensor), svd: Parameter(Tensor, "param"), rank: Parameter(int)) -> Return(
+        Tensor
+    ):
+        u, s, v = svd
+        return (u[:, :rank] * s[:rank] @ v[:rank]).reshape(a.shape)
+
+    def elements(shape):
+        return 2 * math.prod(shape)
+
+    factor = mx.factor(elements=elements)(decomposition)
+    return calls, factor, merge_method(register=False)(low_rank)
+
+
+def test_the_points_of_a_sweep_share_one_factor(decomposed):
+    calls, svd, low_rank = decomposed
+    tensor = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    node = mx.model({"w": tensor})
+    jobs = [mx.Job(low_rank(node, svd(node), rank=rank), {}) for rank in (1, 3, 5)]
+
+    mx.merge_many(jobs)
+
+    assert calls == [(6, 5)]
+    u, s, v = torch.linalg.svd(tensor)
+    for job, rank in zip(jobs, (1, 3, 5), strict=True):
+        torch.testing.assert_close(job.output["w"], u[:, :rank] * s[:rank] @ v[:rank])
+
+
+def test_a_factor_counts_in_the_memory_budget(decomposed):
+    _, svd, low_rank = decomposed
+    node = mx.model({"w": torch.ones(100, 100)})
+    options = mx.EngineOptions(memory_budget=4 * 100 * 100 * 3)
+
+    with pytest.raises(mx.MergeError, match="needs 160,000 bytes for whole tensors"):
+        mx.merge(low_rank(node, svd(node), rank=2), options=options)
+
+
+def test_a_factor_is_no_model_and_no_tile(decomposed):
+    _, svd, _ = decomposed
+    node = mx.model({"w": torch.ones(3, 3)})
+
+    with pytest.raises(mx.RecipeError, match=r"decomposition\(a\) gives a factor for a key, not a tensor"):
+        mx.merge(svd(node))
+    with pytest.raises(mx.MergeError, match=r"works on tiles, but is given the factor decomposition\(a\)"):
+        mx.merge(mx.weighted_sum(node, node, alpha=svd(node)))
+
+
+def test_a_parameter_has_choices_and_a_meaning():
+    def chosen(
+        a: Parameter(Tensor),
+        how: Parameter(str, choices=(True, False, "l1"), help="what is kept equal") = True,
+    ) -> Return(Tensor):
+        return a
+
+    method = merge_method(elementwise=True, register=False)(chosen)
+
+    assert method.signature["how"].help == "what is kept equal"
+    assert method("a", how="l1") and method("a", how=False)
+    for wrong in ("l2", 1, 0.5):
+        with pytest.raises(mx.RecipeError, match="how: expected true or false or l1, got"):
+            method("a", how=wrong)
