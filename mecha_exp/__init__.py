@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mecha_exp.method import MergeMethod, factor, merge_method, reduction
     from mecha_exp.nodes import Node, literal, model
     from mecha_exp.random import uniform
-    from mecha_exp.recipe import build_recipe, deserialize, serialize
+    from mecha_exp.recipe import build_recipe, deserialize, fill, parameter, serialize
     from mecha_exp.signature import Parameter, Return, Tile
 
 __version__ = "0.1.0"
@@ -27,7 +27,7 @@ _HOMES = {
     "mecha_exp.method": ["MergeMethod", "factor", "merge_method", "reduction"],
     "mecha_exp.random": ["uniform"],
     "mecha_exp.nodes": ["Node", "literal", "model"],
-    "mecha_exp.recipe": ["build_recipe", "deserialize", "serialize"],
+    "mecha_exp.recipe": ["build_recipe", "deserialize", "fill", "parameter", "serialize"],
     "mecha_exp.signature": ["Parameter", "Return", "Tile"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -50,11 +50,13 @@ __all__ = [
     "deserialize",
     "evaluator",
     "factor",
+    "fill",
     "literal",
     "merge",
     "merge_many",
     "merge_method",
     "model",
+    "parameter",
     "plan",
     "reduction",
     "serialize",

@@ -95,16 +95,18 @@ class ModelNode(Node):
     Attributes:
         source: a path (resolved against the model folders when the merge is planned), or a state dict.
         space: `weight` for a checkpoint, `delta` for a file of differences.
+        config: the name of its model config, or None: whatever its keys say.
     """
 
     source: str | InMemory
     space: str = "weight"
+    config: str | None = None
 
     def __post_init__(self) -> None:
         _check_space(self.space)
 
     def identity(self) -> tuple[Any, ...]:
-        return (self.source, self.space)
+        return (self.source, self.space, self.config)
 
     @property
     def merge_space(self) -> str:
@@ -127,10 +129,17 @@ class InMemory:
 
 @dataclass(frozen=True, eq=False)
 class LiteralNode(Node):
-    """A leaf: a number, a word, a list of numbers, a tensor, or a value per key (`ByKey`)."""
+    """A leaf: a number, a word, a list of numbers, a tensor, or a value per key (`ByKey`).
+
+    Attributes:
+        value: what it is.
+        space: `param` for a hyperparameter.
+        config: the name of the model config whose keys a `ByKey` has, or None: those of the models beside it.
+    """
 
     value: Literal
     space: str = "param"
+    config: str | None = None
 
     def __post_init__(self) -> None:
         _check_space(self.space)
@@ -138,7 +147,7 @@ class LiteralNode(Node):
             object.__setattr__(self, "value", tuple(self.value))
 
     def identity(self) -> tuple[Any, ...]:
-        return (_literal_identity(self.value), self.space)
+        return (_literal_identity(self.value), self.space, self.config)
 
     @property
     def merge_space(self) -> str:
@@ -146,6 +155,37 @@ class LiteralNode(Node):
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterNode(Node):
+    """A leaf that is not known yet: a model, a recipe or a number that is filled in before the merge.
+
+    See `mecha_exp.recipe.parameters` for making and filling them.
+
+    Attributes:
+        name: what it is filled by.
+        space: the merge space of what may fill it; None: whatever fits where it stands.
+        config: the model config of what may fill it, or None.
+    """
+
+    name: str
+    space: str | None = None
+    config: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.space is not None:
+            _check_space(self.space)
+
+    def identity(self) -> tuple[Any, ...]:
+        return (self.name, self.space, self.config)
+
+    @property
+    def merge_space(self) -> str:
+        return self.space or "weight"
+
+    def __repr__(self) -> str:
+        return f"parameter({self.name!r})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,26 +252,43 @@ def as_node(value: Any, *, model: bool = True) -> Node:
 
 
 def model(
-    source: str | os.PathLike[str] | Mapping[str, torch.Tensor], merge_space: str = "weight"
+    source: str | os.PathLike[str] | Mapping[str, torch.Tensor],
+    config: Any = None,
+    merge_space: str = "weight",
 ) -> ModelNode:
     """A model: the safetensors file at a path, or a state dict in memory.
 
     Args:
         source: a path, relative to the current folder or to the engine's `model_dirs`; or named tensors.
+        config: its model config, or the name of one; None: whatever its keys say. A merge space may stand
+            here too: `model("d.safetensors", "delta")`.
         merge_space: `weight`, or `delta` for a file of differences.
     """
+    config, merge_space = _config_and_space(config, merge_space)
     if isinstance(source, Mapping):
-        return ModelNode(InMemory(source), merge_space)
-    return ModelNode(os.fspath(source), merge_space)
+        return ModelNode(InMemory(source), merge_space, config)
+    return ModelNode(os.fspath(source), merge_space, config)
 
 
-def literal(value: Any, merge_space: str = "param") -> Node:
+def literal(value: Any, config: Any = None, merge_space: str = "param") -> Node:
     """A number, a list of numbers, a tensor, or a mapping of key patterns to numbers.
+
+    Args:
+        value: what it is.
+        config: the model config whose keys a mapping has; a merge space may stand here too.
+        merge_space: `param` for a hyperparameter.
 
     >>> literal({"conv*": 0.3, "default": 0.7})
     """
+    config, merge_space = _config_and_space(config, merge_space)
     node = as_node(value, model=False)
-    return LiteralNode(node.value, merge_space) if isinstance(node, LiteralNode) else node
+    return LiteralNode(node.value, merge_space, config) if isinstance(node, LiteralNode) else node
+
+
+def _config_and_space(config: Any, merge_space: str) -> tuple[str | None, str]:
+    """The name of a model config, and a merge space; the one word that is given may be either."""
+    name = getattr(config, "identifier", config)
+    return (None, name) if name in MERGE_SPACES else (name, merge_space)
 
 
 def walk(*roots: Node, skip: Container[Node] = ()) -> Iterator[Node]:

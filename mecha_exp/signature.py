@@ -24,6 +24,7 @@ from mecha_exp.nodes import (
     MergeNode,
     ModelNode,
     Node,
+    ParameterNode,
     as_node,
 )
 from mecha_exp.weighting import ByKey
@@ -319,7 +320,7 @@ class Signature:
             if self[name].spaces is None:
                 many = isinstance(value, tuple)
                 for index, node in enumerate(value if isinstance(value, tuple) else (value,)):
-                    if node is not UNKNOWN:
+                    if not _is_open(node):
                         shared.setdefault(node.merge_space, f"{name}[{index}]" if many else name)
         if len(shared) > 1:
             _, odd, *_ = shared.values()
@@ -406,8 +407,13 @@ def _interface(annotation: Any, owner: str, name: str) -> Any:
     )
 
 
+def _is_open(node: Node) -> bool:
+    """Whether nothing can be said of a node yet."""
+    return node is UNKNOWN or (isinstance(node, ParameterNode) and node.space is None)
+
+
 def _check_node(spec: ParameterSpec, node: Node, where: str, problems: list[str]) -> None:
-    if node is UNKNOWN:
+    if _is_open(node) or (isinstance(node, ParameterNode) and node.space == "param" and not spec.is_model):
         return
     if isinstance(node, LiteralNode):
         wrong = spec.check(node.value)

@@ -1,6 +1,7 @@
 """What the engine makes: the right bytes, the same bytes however it is run, and a true account of them."""
 
 import math
+import os
 import threading
 from itertools import product
 from pathlib import Path
@@ -413,6 +414,13 @@ def test_relative_paths_are_looked_for_in_the_model_folders(models, tmp_path, mo
     merged = made(mecha_exp.n_average("model_0.safetensors", "model_1.safetensors"), model_dirs=[tmp_path])
 
     assert "conv.weight" in merged
+
+
+def test_models_are_looked_for_in_the_folders_of_the_environment_too(models, tmp_path, monkeypatch):
+    models(2)
+    monkeypatch.setenv("MECHA_MODELS_DIR", os.pathsep.join([str(tmp_path / "nowhere"), str(tmp_path)]))
+
+    assert made(mecha_exp.n_average("model_0", "model_1.safetensors")), "and .safetensors may be left out"
 
 
 def test_a_chain_of_many_merges_is_run(save):

@@ -160,7 +160,7 @@ def test_as_node_says_what_it_cannot_use_and_what_it_can(value):
 
 def test_an_unknown_merge_space_is_met_with_the_nearest():
     with pytest.raises(RecipeError, match=r"unknown merge space 'dleta'\. Did you mean 'delta'"):
-        model(A, "dleta")
+        model(A, merge_space="dleta")
 
 
 def test_a_graph_that_nobody_holds_is_forgotten():

@@ -42,7 +42,7 @@ def signature(recipe: Node, prints: Mapping[ModelNode, str], planned: Plan, dtyp
     """The hash of what decides the bytes: the recipe, the inputs' contents, the arithmetic, the version."""
 
     def by_content(node: Node) -> Node:
-        return ModelNode(prints[node], node.space) if isinstance(node, ModelNode) else node
+        return ModelNode(prints[node], node.space, node.config) if isinstance(node, ModelNode) else node
 
     options = planned.options
     settings = [options.compute_dtype, options.on_missing, options.on_nonfinite, dtype, mecha_exp.__version__]

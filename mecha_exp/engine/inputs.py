@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from mecha_exp.errors import CheckpointError, Problems, did_you_mean
 from mecha_exp.nodes import InMemory, ModelNode
 
 PACKAGE_SCHEME = "pkg://"
+MODELS_DIR_VARIABLE = "MECHA_MODELS_DIR"
 
 
 class Source(Protocol):
@@ -130,16 +132,19 @@ def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterat
 def find_model(path: str, folders: Sequence[Path]) -> Path:
     """The file that a model's path means.
 
-    A path is relative to the current folder, then to each of the model folders; `pkg://some.package/file`
-    is a file inside an installed package.
+    A path is relative to the current folder, then to each of the model folders and to those that the
+    environment variable MECHA_MODELS_DIR lists; `.safetensors` may be left out. `pkg://some.package/file` is
+    a file inside an installed package.
 
     Raises:
         CheckpointError: it is nowhere; the message says where was looked, and what lies there.
     """
     if path.startswith(PACKAGE_SCHEME):
         return packaged(path)
-    tried = [folder / path for folder in (Path(), *folders)]
-    found = next((p for p in tried if p.exists()), None)
+    named = os.environ.get(MODELS_DIR_VARIABLE, "").split(os.pathsep)
+    places = (Path(), *folders, *(Path(folder) for folder in named if folder))
+    tried = [folder / path for folder in places]
+    found = next((p for t in tried for p in (t, Path(f"{t}.safetensors")) if p.exists()), None)
     if found is not None:
         return found
     lying = {p.name for t in tried if t.parent.is_dir() for p in t.parent.glob("*.safetensors")}

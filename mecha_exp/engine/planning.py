@@ -19,6 +19,7 @@ from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
 from mecha_exp.nodes import LiteralNode, ModelNode, Node, models_of, walk
+from mecha_exp.recipe.parameters import require_filled
 from mecha_exp.weighting import ByKey
 
 
@@ -172,6 +173,7 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
         MergeError: whole tensors that do not fit the memory budget.
     """
     options = options or EngineOptions()
+    require_filled(job.recipe for job in jobs)
     with open_sources(models_of(*(job.recipe for job in jobs)), options.model_dirs) as sources:
         yield _Planner(tuple(jobs), options, sources).plan()
 

@@ -84,7 +84,11 @@ def signature_of(
         raise RecipeError("a recipe with a model in memory has no signature: save the model to a file first")
 
     def by_content(node: Node) -> Node:
-        return ModelNode(f"sha256:{contents[node]}", node.space) if isinstance(node, ModelNode) else node
+        return (
+            ModelNode(f"sha256:{contents[node]}", node.space, node.config)
+            if isinstance(node, ModelNode)
+            else node
+        )
 
     settings = {name: str(getattr(options, name)) for name in ENGINE_SETTINGS}
     settings |= {f"output.{name}": value for name, value in output.items()}
