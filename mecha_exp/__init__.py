@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mecha_exp.engine import EngineOptions, Job, MergeReport, merge, merge_many, plan
-    from mecha_exp.errors import CheckpointError, ConfigError, MechaError, MergeError, RecipeError
+    from mecha_exp.errors import (
+        CheckpointError,
+        ConfigError,
+        EvaluationError,
+        MechaError,
+        MergeError,
+        RecipeError,
+    )
     from mecha_exp.evaluation import evaluator
     from mecha_exp.method import MergeMethod, factor, merge_method, reduction
     from mecha_exp.nodes import Node, literal, model
@@ -22,7 +29,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "mecha_exp.engine": ["EngineOptions", "Job", "MergeReport", "merge", "merge_many", "plan"],
-    "mecha_exp.errors": ["CheckpointError", "ConfigError", "MechaError", "MergeError", "RecipeError"],
+    "mecha_exp.errors": [
+        "CheckpointError",
+        "ConfigError",
+        "EvaluationError",
+        "MechaError",
+        "MergeError",
+        "RecipeError",
+    ],
     "mecha_exp.evaluation": ["evaluator"],
     "mecha_exp.method": ["MergeMethod", "factor", "merge_method", "reduction"],
     "mecha_exp.random": ["uniform"],
@@ -36,6 +50,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "EngineOptions",
+    "EvaluationError",
     "Job",
     "MechaError",
     "MergeError",

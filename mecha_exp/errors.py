@@ -6,6 +6,7 @@
     ├── CheckpointError    a file: missing, corrupt, a key or a shape that does not fit
     ├── MergeError         the merge itself: not finite, out of memory, a method that failed
     ├── StoreError         the store of results: a full disk, a newer format
+    ├── EvaluationError    an evaluator that raised, took too long, or did not return numbers
     └── TrackingError      the record of a run could not be kept: a server that does not answer
 
 A message says what is wrong, where, and how to mend it. Where several things are wrong at once they are
@@ -38,6 +39,10 @@ class MergeError(MechaError):
 
 class StoreError(MechaError):
     """The store of results cannot be read or written."""
+
+
+class EvaluationError(MechaError):
+    """A model that is merged and could not be measured."""
 
 
 class TrackingError(MechaError):

@@ -34,7 +34,7 @@ from mecha_exp.errors import ConfigError, Problems, did_you_mean
 CONFIG_MODULE = "mecha_exp.conf"
 CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
-OPEN_NODES = ("blocks",)
+OPEN_NODES = ("blocks", "evaluator")
 """Nodes that take any key: an override there need not say `+`."""
 
 _VALUE_FLAGS = {"--cfg", "--config-path", "--config-name", "--config-dir", "--package"}

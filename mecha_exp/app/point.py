@@ -20,20 +20,21 @@ from omegaconf.errors import OmegaConfBaseException
 from mecha_exp.app import provenance
 from mecha_exp.app.memory import PeakMemory
 from mecha_exp.app.record import FINISHED, Record
-from mecha_exp.checkpoint import Checkpoint, dtype_name, parse_dtype
+from mecha_exp.checkpoint import dtype_name, parse_dtype
 from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
 from mecha_exp.engine.merging import recipe_metadata
 from mecha_exp.engine.statistics import block_of, summarise
 from mecha_exp.errors import ConfigError, did_you_mean
-from mecha_exp.evaluation import Evaluator, find_evaluator
+from mecha_exp.evaluation import Scoring, nan_warning, read_scoring, wants_weight_stats
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
 from mecha_exp.recipe import build_recipe, deserialize, serialize
 
 log = logging.getLogger(__name__)
 
 SECTIONS = ("models", "recipe", "blocks", "engine", "output", "evaluator", "tracking", "experiment", "debug")
-"""The groups of the configuration; every other top-level key is a hyperparameter."""
+"""The groups of the configuration; of the other top-level keys all but `_NAMES` are hyperparameters."""
+_NAMES = ("name", "plugins")
 
 ProgressBar = Callable[[Plan], Any]
 
@@ -59,17 +60,17 @@ class Point:
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """The top-level values that are no group's, and the blocks where there are any."""
-        own = {k: v for k, v in self.config.items() if k not in (*SECTIONS, "name") and v is not None}
+        own = {k: v for k, v in self.config.items() if k not in (*SECTIONS, *_NAMES) and v is not None}
         return {**own, **({"blocks": self.config["blocks"]} if self.config["blocks"] else {})}
 
-    def evaluator(self, planned: Plan) -> Evaluator | None:
+    def scoring(self, planned: Plan) -> Scoring:
         """What measures the result.
 
         Raises:
-            ConfigError: there is no such evaluator, or it cannot measure this model.
+            ConfigError: everything that is wrong with the `evaluator` part of the configuration.
         """
         shapes = {key: shape for key, (_, shape) in planned.layouts[0].items()}
-        return find_evaluator(self.config["evaluator"]["name"], shapes)
+        return read_scoring(self.config["evaluator"], shapes, self.config.get("plugins") or ())
 
     @contextmanager
     def plan(self) -> Iterator[tuple[Plan, dict[str, torch.Tensor]]]:
@@ -80,7 +81,7 @@ class Point:
             merged if self.output is None else self.output,
             self.dtype,
             recipe_metadata(self.recipe),
-            statistics=bool(self.config["evaluator"]["weight_stats"]),
+            statistics=wants_weight_stats(self.config["evaluator"]),
             durable=bool(self.config["output"]["durable"]),
         )
         with plan([job], self.options) as planned:
@@ -131,7 +132,7 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
 def run(point: Point, record: Record, folder: Path, progress: ProgressBar) -> Record:
     """Merge, measure, and write everything but the tracking into the run's folder."""
     with PeakMemory() as memory, point.plan() as (planned, merged):
-        evaluator = point.evaluator(planned)
+        scoring = point.scoring(planned)
         names = provenance.input_names(planned)
         with progress(planned) as advance:
             report = run_plan(planned, advance)
@@ -144,16 +145,16 @@ def run(point: Point, record: Record, folder: Path, progress: ProgressBar) -> Re
         record.tags = provenance.tags(point.recipe, planned, point.dtype)
         record.metrics = {**_merge_metrics(report), **tables.metrics}
     record.metrics["memory/peak_bytes"] = float(memory.peak)
-    if evaluator is not None:
+    if scoring.evaluations:
         files = {names[m]: s.path for m, s in planned.sources.items() if m.merge_space == "weight" and s.path}
-        _evaluate(evaluator, point, merged, files, record)
+        _evaluate(scoring, point, merged, files, record)
     record.status = FINISHED
     _write_files(point, tables.text, folder)
     return record
 
 
 def _evaluate(
-    evaluator: Evaluator,
+    scoring: Scoring,
     point: Point,
     merged: Mapping[str, torch.Tensor],
     references: Mapping[str, Path],
@@ -161,17 +162,13 @@ def _evaluate(
 ) -> None:
     """Measure the result, and the inputs to compare it with."""
     started = time.perf_counter()
-    state_dict = merged if point.output is None else _load(point.output)
-    record.metrics.update(evaluator.score(state_dict))
+    record.metrics.update(scoring.measure(merged if point.output is None else point.output))
     record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
-    record.metric, record.direction = evaluator.metric, evaluator.direction
+    record.metric, record.direction = scoring.metric, scoring.direction
+    if warning := nan_warning(scoring, record.metrics):
+        log.warning("%s: %s", record.name, warning)
     for name, path in references.items():
-        record.references[name] = provenance.cached_score(evaluator, path)
-
-
-def _load(path: Path) -> dict[str, torch.Tensor]:
-    with Checkpoint(path) as checkpoint:
-        return {key: checkpoint.read(key) for key in checkpoint.keys()}
+        record.references[name] = provenance.measure_input(scoring, path)
 
 
 @dataclass(frozen=True)
@@ -224,7 +221,7 @@ def _write_files(point: Point, statistics: str, folder: Path) -> None:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(point.config, sort_keys=False), encoding="utf-8")
     if not any(isinstance(m.source, InMemory) for m in models_of(point.recipe)):
         (folder / "recipe.mecha").write_text(serialize(point.recipe), encoding="utf-8")
-    if point.config["evaluator"]["weight_stats"]:
+    if wants_weight_stats(point.config["evaluator"]):
         (folder / "weight_stats.csv").write_text(statistics, encoding="utf-8")
 
 

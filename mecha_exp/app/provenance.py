@@ -6,22 +6,26 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 import mecha_exp
-from mecha_exp.checkpoint import Checkpoint
 from mecha_exp.engine import Plan
 from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.program import rewrite
-from mecha_exp.evaluation import Evaluator
+from mecha_exp.errors import MechaError
+from mecha_exp.evaluation import Scoring
 from mecha_exp.nodes import ModelNode, Node
 from mecha_exp.recipe import serialize
+
+log = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "numpy", "safetensors", "hydra-core", "omegaconf", "mlflow")
 _HASH_CHUNK = 1 << 22
@@ -80,17 +84,33 @@ def _hash_file(path: str, size: int, mtime_ns: int, inode: int) -> str:
     return digest.hexdigest()
 
 
-def cached_score(evaluator: Evaluator, path: Path) -> dict[str, float]:
-    """What an evaluator says of an input; once for each file and process."""
+def measure_input(scoring: Scoring, path: Path) -> dict[str, float]:
+    """What the evaluators say of an input, once for each file and process; nothing where one fails on it."""
     status = path.stat()
-    return _score(evaluator, path.resolve(), status.st_mtime_ns)
+    wanted = _Wanted(scoring, path.resolve(), (status.st_size, status.st_mtime_ns, status.st_ino))
+    return dict(_measure_input(wanted))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A measurement of a file, equal to another one that would come to the same."""
+
+    scoring: Scoring = field(compare=False)
+    path: Path
+    state: tuple[int, int, int]
+    keys: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", tuple(e.key for e in self.scoring.evaluations))
 
 
 @functools.lru_cache(maxsize=256)
-def _score(evaluator: Evaluator, path: Path, mtime_ns: int) -> dict[str, float]:
-    with Checkpoint(path) as checkpoint:
-        state_dict = {key: checkpoint.read(key) for key in checkpoint.keys()}
-    return evaluator.score(state_dict)
+def _measure_input(wanted: _Wanted) -> dict[str, float]:
+    try:
+        return wanted.scoring.measure(wanted.path)
+    except MechaError as error:
+        log.warning("the input %s cannot be measured for comparison: %s", wanted.path, error)
+        return {}
 
 
 @functools.cache

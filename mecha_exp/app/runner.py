@@ -25,6 +25,7 @@ from mecha_exp.app.sweep import Sweep, Tracking
 from mecha_exp.app.track import how_to_log_later, log_folder
 from mecha_exp.checkpoint import can_resume, check_writable, find_leftovers
 from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError
+from mecha_exp.plugins import load_plugins
 from mecha_exp.tracking import Store
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int:
         MechaError: what is wrong before any work.
     """
     line = overrides.check(arguments)
+    load_plugins(line.config.get("plugins") or ())
     if line.config.get("debug") and line.config.debug.get("plan"):
         return _show_plan(line)
     folder = Path(line.config.hydra.sweep.dir if line.is_sweep else line.config.hydra.run.dir)
@@ -64,6 +66,7 @@ def run_point(cfg: DictConfig) -> float | None:
         _name_of(given, sweep, hydra.runtime.choices.get("recipe")), overrides=given, started=_now()
     )
     try:
+        load_plugins(cfg.get("plugins") or ())
         point = prepare(resolve(cfg), folder)
         record.parameters = point.hyperparameters
         run(point, record, folder, progress_bar)
@@ -112,7 +115,7 @@ def _require_one_good_point(line: CommandLine, folder: Path) -> None:
         try:
             point = prepare(resolve(config), folder)
             with point.plan() as (planned, _):
-                point.evaluator(planned)
+                point.scoring(planned)
                 break
         except MechaError as error:
             problems.add(error)

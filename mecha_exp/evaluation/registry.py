@@ -1,25 +1,31 @@
 """How an evaluator declares itself, and how a configuration finds it.
 
 @evaluator("my_score", metric="score", direction="maximize")
-def my_score(state_dict):
+def my_score(state_dict, *, images: int = 100):
     return {"score": ...}
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.errors import ConfigError, Problems, did_you_mean
 
 Shapes = Mapping[str, tuple[int, ...]]
-Score = Callable[[Mapping[str, torch.Tensor]], dict[str, float]]
+Score = Callable[..., Mapping[str, float]]
 
 BUILTIN = ("mecha_exp.evaluation.digits",)
 DIRECTIONS = ("maximize", "minimize")
+AUTO = "auto"
+WEIGHT_STATS = "weight_stats"
+"""The name of what is measured in the pass that merges, without a state dict."""
+SETTINGS = ("name", "also", "metric", "direction", "timeout", WEIGHT_STATS)
+"""Keys of the configuration's `evaluator` that are no parameters of an evaluator."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +34,11 @@ class Evaluator:
 
     Attributes:
         name: what configurations call it.
-        score: from a state dict to named numbers.
+        score: from a state dict, and parameters by name, to named numbers.
         metric: the one that a sweep is sorted by.
         direction: whether more of it is better: `maximize` or `minimize`.
         fits: whether it can measure a model of these keys and shapes.
+        version: of what it computes; another one makes stored evaluations stale.
     """
 
     name: str
@@ -39,6 +46,36 @@ class Evaluator:
     metric: str
     direction: str
     fits: Callable[[Shapes], bool]
+    version: int | str = 1
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """What it takes beside the state dict."""
+        listed = list(inspect.signature(self.score).parameters.values())[1:]
+        return {p.name: p for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+    def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of all its parameters, defaults included.
+
+        Raises:
+            ConfigError: every one that is unknown, missing, or of another type than it is annotated with.
+        """
+        problems, known = Problems(), self.parameters
+        for name in given:
+            if name not in known:
+                hint = did_you_mean(name, [*known, *SETTINGS])
+                problems.add(f"evaluator.{name}: the evaluator '{self.name}' has no such parameter.{hint}")
+        bound: dict[str, Any] = {}
+        types = _annotations(self.score)
+        for name, parameter in known.items():
+            value = bound[name] = given.get(name, parameter.default)
+            if value is inspect.Parameter.empty:
+                problems.add(f"evaluator.{name}: the evaluator '{self.name}' needs a value for it.")
+            elif name in given and not _is_a(value, types.get(name)):
+                expected = types[name].__name__
+                problems.add(f"evaluator.{name}: expected {expected}, got {value!r}.")
+        problems.raise_as(ConfigError)
+        return bound
 
 
 _registry: dict[str, Evaluator] = {}
@@ -50,20 +87,47 @@ def evaluator(
     metric: str,
     direction: str = "maximize",
     fits: Callable[[Shapes], bool] = lambda shapes: True,
+    version: int | str = 1,
 ) -> Callable[[Score], Score]:
-    """Register a function of a state dict to a dictionary of numbers; see `Evaluator`.
+    """Register a function of a state dict, and parameters, to a dictionary of numbers.
+
+    Args:
+        name: what configurations call it, as in `evaluator.name=my_score`.
+        metric: which of the numbers a sweep is sorted by, and an optimiser's objective.
+        direction: `maximize` where more of it is better, or `minimize`.
+        fits: whether it can measure a model of these keys and shapes; any, by default.
+        version: raise it when the function computes something else: stored numbers are then made anew.
+
+    The function's first parameter is the state dict (key to tensor); the others are set by the keys of the
+    configuration's `evaluator`, are checked against their annotations (`int`, `float`, `str`, `bool`), and
+    have their defaults.
 
     Raises:
-        ConfigError: a direction that is neither `maximize` nor `minimize`.
+        ConfigError: an unknown direction, or a parameter that is called like a setting of the configuration.
+
+    >>> @evaluator("sparsity", metric="zeros")
+    ... def sparsity(state_dict, *, below: float = 0.0):
+    ...     tensors = state_dict.values()
+    ...     return {"zeros": sum(int((t.abs() <= below).sum()) for t in tensors)}
     """
     if direction not in DIRECTIONS:
         raise ConfigError(f"{name}: unknown direction '{direction}'.{did_you_mean(direction, DIRECTIONS)}")
 
     def register(score: Score) -> Score:
-        _registry[name] = Evaluator(name, score, metric, direction, fits)
+        made = Evaluator(name, score, metric, direction, fits, version)
+        if taken := [p for p in made.parameters if p in SETTINGS]:
+            raise ConfigError(f"{name}: call the parameter '{taken[0]}' something else: it is a setting.")
+        _registry[name] = made
         return score
 
     return register
+
+
+def all_evaluators() -> dict[str, Evaluator]:
+    """Every evaluator that is registered, by name."""
+    for module in BUILTIN:
+        importlib.import_module(module)
+    return dict(sorted(_registry.items()))
 
 
 def find_evaluator(name: str | None, shapes: Shapes) -> Evaluator | None:
@@ -74,16 +138,35 @@ def find_evaluator(name: str | None, shapes: Shapes) -> Evaluator | None:
     """
     if name is None:
         return None
-    for module in BUILTIN:
-        importlib.import_module(module)
-    if name == "auto":
-        return next((e for e in _registry.values() if e.score.__module__ in BUILTIN and e.fits(shapes)), None)
-    if name not in _registry:
-        raise ConfigError(f"unknown evaluator '{name}'.{did_you_mean(name, [*_registry, 'auto'])}")
-    found = _registry[name]
+    known = all_evaluators()
+    if name == AUTO:
+        return known["digits"] if known["digits"].fits(shapes) else None
+    if name not in known:
+        hint = did_you_mean(name, [*known, AUTO, WEIGHT_STATS])
+        raise ConfigError(
+            f"unknown evaluator '{name}'.{hint} One of yours is known when its file is among the `plugins`."
+        )
+    found = known[name]
     if not found.fits(shapes):
         raise ConfigError(
             f"evaluator={name} cannot measure this model: its keys and shapes are those of another network. "
             "Use evaluator=none, or an evaluator of your own."
         )
     return found
+
+
+def _annotations(score: Score) -> dict[str, type]:
+    """The annotated types that a value from a configuration can be checked against."""
+    try:
+        hints = typing.get_type_hints(score)
+    except NameError:  # of a type that is imported for type checkers alone
+        return {}
+    return {name: hint for name, hint in hints.items() if hint in (int, float, str, bool)}
+
+
+def _is_a(value: Any, kind: type | None) -> bool:
+    if kind is None:
+        return True
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

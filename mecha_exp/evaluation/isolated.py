@@ -1,0 +1,154 @@
+"""Evaluators in a process of their own, so that one that hangs can be ended.
+
+A thread cannot be stopped from outside, and a signal waits for native code to come back: only a process ends
+when it is told to. One process measures many models; after a timeout the next model gets a new one. It is
+started afresh rather than forked, since threads and CUDA do not survive a fork. A model in memory is sent
+through a pipe, which unlike shared memory has no limit that a container sets; a file is opened by its path.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mecha_exp.checkpoint import dtype_name, torch_dtype
+from mecha_exp.errors import EvaluationError
+
+if TYPE_CHECKING:
+    from mecha_exp.evaluation.scoring import Evaluation
+
+
+@functools.cache
+def evaluation_process(plugins: Sequence[str]) -> EvaluationProcess:
+    """The process that evaluates for this one; started when it is first needed."""
+    process = EvaluationProcess(plugins)
+    atexit.register(process.close)
+    return process
+
+
+class EvaluationProcess:
+    """Measures models one after another, each within a time."""
+
+    def __init__(self, plugins: Sequence[str]) -> None:
+        self._plugins = list(plugins)
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def score(
+        self, evaluation: Evaluation, model: Path | Mapping[str, Tensor], timeout: float
+    ) -> dict[str, float]:
+        """What an evaluator returns for a model.
+
+        Raises:
+            EvaluationError: it raised, did not return numbers, or was not done after `timeout` seconds.
+        """
+        name = evaluation.evaluator.name
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None
+        expired = threading.Event()
+
+        def end() -> None:
+            expired.set()
+            process.kill()
+
+        timer = threading.Timer(timeout, end)
+        timer.start()
+        try:
+            send_request(process.stdin, name, dict(evaluation.parameters), model)
+            kind, result = pickle.load(process.stdout)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            status = self.close()
+            if expired.is_set():
+                raise EvaluationError(
+                    f"the evaluator '{name}' was not done after {timeout:g} s and was ended. Give it more "
+                    "time with evaluator.timeout."
+                ) from None
+            raise EvaluationError(
+                f"the evaluator '{name}' ended its process (status {status}): it crashed, or memory ran out."
+            ) from None
+        except BaseException:  # Ctrl-C: nobody waits for the answer
+            self.close()
+            raise
+        finally:
+            timer.cancel()
+        if kind == "error":
+            raise EvaluationError(result)
+        return dict(result)
+
+    def close(self) -> int | None:
+        """End the process; returns its exit status."""
+        process, self._running = self._running, None
+        if process is None:
+            return None
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(OSError):
+                pipe.close() if pipe else None
+        return process.wait()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """The process, ready for a model."""
+        if self._running is not None and self._running.poll() is None:
+            return self._running
+        path = os.pathsep.join(p or str(Path.cwd()) for p in sys.path)
+        self._running = subprocess.Popen(
+            [sys.executable, "-m", "mecha_exp.evaluation.worker", *self._plugins],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert self._running.stdout is not None
+        try:
+            pickle.load(self._running.stdout)  # it says when it has imported everything
+        except EOFError:
+            self.close()
+            raise EvaluationError("the process for evaluators could not be started: see above.") from None
+        return self._running
+
+
+def send_request(
+    pipe: IO[bytes], name: str, parameters: dict[str, Any], model: Path | Mapping[str, Tensor]
+) -> None:
+    """Write an evaluator's name, its parameters and a model: a path, or headers and then bytes."""
+    if isinstance(model, Path):
+        pickle.dump((name, parameters, str(model.absolute()), []), pipe)
+    else:
+        tensors = [tensor.detach().cpu().contiguous() for tensor in model.values()]
+        headers = [(k, dtype_name(t.dtype), tuple(t.shape)) for k, t in zip(model, tensors, strict=True)]
+        pickle.dump((name, parameters, None, headers), pipe)
+        for tensor in tensors:
+            pipe.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    pipe.flush()
+
+
+def receive_request(pipe: IO[bytes]) -> tuple[str, dict[str, Any], Path | dict[str, Tensor]]:
+    """What `send_request` wrote.
+
+    Raises:
+        EOFError: nobody will ask any more.
+    """
+    name, parameters, path, headers = pickle.load(pipe)
+    if path is not None:
+        return name, parameters, Path(path)
+    model = {}
+    for key, dtype, shape in headers:
+        tensor = torch.empty(shape, dtype=torch_dtype(dtype))
+        view = tensor.view(-1).view(torch.uint8).numpy().data
+        while len(view):
+            count = pipe.readinto(view)  # type: ignore[attr-defined]
+            if not count:
+                raise EOFError
+            view = view[count:]
+        model[key] = tensor
+    return name, parameters, model

@@ -1,0 +1,225 @@
+"""What a configuration wants measured: which evaluators, with which parameters, and which number counts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mecha_exp.checkpoint import Checkpoint
+from mecha_exp.errors import ConfigError, EvaluationError, Problems, did_you_mean, some
+from mecha_exp.evaluation.isolated import evaluation_process
+from mecha_exp.evaluation.registry import (
+    DIRECTIONS,
+    SETTINGS,
+    WEIGHT_STATS,
+    Evaluator,
+    Shapes,
+    find_evaluator,
+)
+
+Model = Path | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluator with the values of its parameters.
+
+    Attributes:
+        evaluator: what measures.
+        parameters: all of them by name, defaults included.
+        prefix: of its metrics' names: nothing for the main evaluator, its name and `/` for the others.
+    """
+
+    evaluator: Evaluator
+    parameters: Mapping[str, Any]
+    prefix: str = ""
+
+    @property
+    def key(self) -> str:
+        """What a stored measurement is found by, fit for a file's name: another one for another evaluator,
+        version, or value of a parameter."""
+        identity = [self.evaluator.name, self.evaluator.version, dict(self.parameters)]
+        text = json.dumps(identity, sort_keys=True, default=str)
+        name = re.sub(r"\W", "_", self.evaluator.name)
+        return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def score(self, state_dict: Mapping[str, Tensor]) -> dict[str, float]:
+        """The evaluator's numbers, checked, without the prefix.
+
+        Raises:
+            EvaluationError: it raised, or returned something else than finite or non-finite numbers by name.
+        """
+        name = self.evaluator.name
+        try:
+            measured = self.evaluator.score(state_dict, **self.parameters)
+        except ConfigError:
+            raise
+        except Exception as error:
+            trace = traceback.format_exc().rstrip()
+            line = f"{type(error).__name__}: {error}"
+            raise EvaluationError(f"the evaluator '{name}' failed: {line}\n{trace}") from error
+        return _checked(self.evaluator, measured)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """All that is measured of a model.
+
+    Attributes:
+        evaluations: the main one first; none where only the weights are looked at.
+        metric: the name of the main metric; None where there is no evaluation.
+        direction: whether more of it is better.
+        timeout: seconds that an evaluator may take for one model; None is any time.
+        weight_stats: whether it is compared with its inputs in the pass that merges.
+        plugins: where the evaluators are defined, for a process of their own.
+    """
+
+    evaluations: tuple[Evaluation, ...]
+    metric: str | None
+    direction: str
+    timeout: float | None
+    weight_stats: bool
+    plugins: tuple[str, ...] = ()
+
+    def measure(self, model: Model) -> dict[str, float]:
+        """The numbers of every evaluator; see `measure_one`."""
+        measured: dict[str, float] = {}
+        if self.timeout is None and self.evaluations:
+            model = load_state_dict(model)
+        for evaluation in self.evaluations:
+            measured.update(self.measure_one(evaluation, model))
+        return measured
+
+    def measure_one(self, evaluation: Evaluation, model: Model) -> dict[str, float]:
+        """The numbers of one evaluator, by their full names.
+
+        Args:
+            evaluation: one of `evaluations`.
+            model: a safetensors file, or a state dict in memory.
+
+        With a timeout the evaluator runs in a process of its own, which is ended when the time is over.
+
+        Raises:
+            EvaluationError: it raised, took too long, or returned something else than numbers by name.
+        """
+        if self.timeout is None:
+            measured = evaluation.score(load_state_dict(model))
+        else:
+            measured = evaluation_process(self.plugins).score(evaluation, model, self.timeout)
+        return {evaluation.prefix + name: value for name, value in measured.items()}
+
+
+def read_scoring(settings: Mapping[str, Any], shapes: Shapes, plugins: Sequence[str] = ()) -> Scoring:
+    """What the `evaluator` part of a configuration means for a model of these keys and shapes.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+    """
+    problems = Problems()
+    evaluations: list[Evaluation] = []
+    rest = {key: value for key, value in settings.items() if key not in SETTINGS}
+    for number, asked in enumerate(_requests(settings, rest)):
+        try:
+            if asked["name"] == WEIGHT_STATS:
+                continue
+            found = find_evaluator(asked.pop("name"), shapes)
+            if found is None:
+                continue
+            evaluations.append(Evaluation(found, found.bind(asked), f"{found.name}/" if number else ""))
+        except ConfigError as error:
+            problems.add(error)
+    metric, direction = _main_metric(settings, evaluations, problems)
+    timeout = settings.get("timeout")
+    if timeout is not None and (isinstance(timeout, bool | str) or not timeout > 0):
+        problems.add(f"evaluator.timeout: expected seconds above 0, or null for any time, got {timeout!r}.")
+    if rest and not evaluations and not problems:
+        known = did_you_mean(next(iter(rest)), SETTINGS)
+        problems.add(f"evaluator.{next(iter(rest))}: no evaluator takes it.{known}")
+    problems.raise_as(ConfigError)
+    stats = wants_weight_stats(settings)
+    return Scoring(tuple(evaluations), metric, direction, timeout, stats, tuple(plugins))
+
+
+def wants_weight_stats(settings: Mapping[str, Any]) -> bool:
+    """Whether a configuration asks for the comparison with the inputs, which the merging pass makes."""
+    named = (settings.get("name"), *(settings.get("also") or ()))
+    return bool(settings.get(WEIGHT_STATS)) or WEIGHT_STATS in named
+
+
+def load_state_dict(model: Model) -> Mapping[str, Tensor]:
+    """A model in memory."""
+    if not isinstance(model, Path):
+        return model
+    with Checkpoint(model) as checkpoint:
+        return {key: checkpoint.read(key) for key in checkpoint.keys()}
+
+
+def _requests(settings: Mapping[str, Any], rest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The main evaluator and the others, each as its name and its parameters."""
+    asked = [{"name": settings.get("name"), **rest}]
+    for other in settings.get("also") or ():
+        if isinstance(other, Mapping) and "name" not in other:
+            raise ConfigError(f"evaluator.also: {dict(other)} does not say which evaluator: give its `name`.")
+        asked.append(dict(other) if isinstance(other, Mapping) else {"name": other})
+    return [request for request in asked if request["name"] is not None]
+
+
+def _main_metric(
+    settings: Mapping[str, Any], evaluations: Sequence[Evaluation], problems: Problems
+) -> tuple[str | None, str]:
+    """The metric that the configuration names, or the main evaluator's own, and its direction."""
+    main = evaluations[0].evaluator if evaluations else None
+    metric, direction = settings.get("metric"), settings.get("direction")
+    if direction is not None and direction not in DIRECTIONS:
+        hint = did_you_mean(str(direction), DIRECTIONS)
+        problems.add(f"evaluator.direction: unknown direction '{direction}'.{hint}")
+    if metric is None or (main and metric == main.metric):
+        return (main.metric if main else None), direction or (main.direction if main else DIRECTIONS[1])
+    owners = {e.prefix + e.evaluator.metric: e.evaluator.direction for e in evaluations}
+    if direction is None and metric not in owners:
+        problems.add(f"evaluator.metric={metric}: say whether more of it is better: evaluator.direction=...")
+    return metric, direction or owners.get(metric, DIRECTIONS[0])
+
+
+def _checked(evaluator: Evaluator, measured: Any) -> dict[str, float]:
+    """What an evaluator returned, if that is numbers by name and its main metric is one of them."""
+    who = f"the evaluator '{evaluator.name}'"
+    if not isinstance(measured, Mapping):
+        raise EvaluationError(f"{who} must return a dictionary of numbers, not {type(measured).__name__}.")
+    numbers: dict[str, float] = {}
+    for name, value in measured.items():
+        try:
+            numbers[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise EvaluationError(f"{who} returned {value!r} for '{name}', which is no number.") from None
+    if evaluator.metric not in numbers:
+        raise EvaluationError(
+            f"{who} did not return its main metric '{evaluator.metric}', only {some(numbers) or 'nothing'}."
+        )
+    return numbers
+
+
+def nan_warning(scoring: Scoring, measured: Mapping[str, float]) -> str | None:
+    """What to say of a main metric that is no usable number; nothing where it is one.
+
+    Raises:
+        EvaluationError: there is no such metric.
+    """
+    if scoring.metric is None:
+        return None
+    if scoring.metric not in measured:
+        hint = did_you_mean(scoring.metric, measured)
+        raise EvaluationError(f"evaluator.metric={scoring.metric}: no evaluator returned it.{hint}")
+    value = measured[scoring.metric]
+    if math.isfinite(value):
+        return None
+    return f"{scoring.metric} is {value}: this point is listed last and never counts as the best"

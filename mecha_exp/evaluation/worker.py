@@ -1,0 +1,52 @@
+"""The other end of `isolated`: `python -m mecha_exp.evaluation.worker PLUGIN...` measures what it is sent."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+from typing import IO
+
+from mecha_exp.errors import EvaluationError, MechaError
+from mecha_exp.evaluation.isolated import receive_request
+from mecha_exp.evaluation.registry import all_evaluators
+from mecha_exp.evaluation.scoring import Evaluation, load_state_dict
+from mecha_exp.plugins import load_plugins
+
+
+def main(plugins: list[str]) -> int:
+    """Answer requests until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's to handle
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what an evaluator prints is no answer
+    load_plugins(plugins)
+    _answer(answers, ("ready", None))
+    while True:
+        try:
+            name, parameters, model = receive_request(sys.stdin.buffer)
+        except EOFError:
+            return 0
+        try:
+            _answer(answers, ("result", _measure(name, parameters, load_state_dict(model))))
+        except MechaError as error:
+            _answer(answers, ("error", str(error)))
+
+
+def _measure(name: str, parameters: dict[str, object], state_dict: object) -> dict[str, float]:
+    known = all_evaluators()
+    if name not in known:
+        raise EvaluationError(
+            f"the evaluator '{name}' is defined in no plugin, so that a process of its own cannot find it. "
+            "Name its file among the `plugins`, or leave evaluator.timeout out."
+        )
+    return Evaluation(known[name], parameters).score(state_dict)  # type: ignore[arg-type]
+
+
+def _answer(pipe: IO[bytes], answer: tuple[str, object]) -> None:
+    pickle.dump(answer, pipe)
+    pipe.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

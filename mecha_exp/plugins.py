@@ -1,0 +1,86 @@
+"""Loading files of the user's own: what they decorate (merge methods, evaluators) is then found by name.
+
+    plugins: [my_evaluator.py, my_methods/, my_package.scoring]
+
+A plugin is a Python file, a folder of them, or an importable module. A configuration that names one runs its
+code, as importing it would: a name in a recipe never does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+from mecha_exp.errors import ConfigError, Problems, did_you_mean
+
+
+def load_plugins(plugins: Iterable[str]) -> None:
+    """Import every plugin that this process has not imported yet.
+
+    Args:
+        plugins: Python files and folders of them, relative to the current folder, or names of modules.
+
+    Raises:
+        ConfigError: all that do not exist or fail when they are imported.
+    """
+    problems = Problems()
+    for plugin in plugins:
+        try:
+            _load(str(plugin))
+        except ConfigError as error:
+            problems.add(error)
+    problems.raise_as(ConfigError)
+
+
+def _load(plugin: str) -> None:
+    path = Path(plugin)
+    if path.is_dir():
+        for file in sorted(path.glob("*.py")):
+            _load_file(file)
+    elif path.suffix == ".py":
+        _load_file(path)
+    else:
+        _import(plugin)
+
+
+def _load_file(path: Path) -> None:
+    if not path.is_file():
+        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise ConfigError(f"plugins: {path} does not exist.{did_you_mean(path.name, beside)}")
+    # Files of one stem in different folders are different modules.
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    name = f"mecha_exp_plugin_{path.stem}_{place}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"plugins: {path} cannot be imported.")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"plugins: {path} cannot be imported: {_where(error)}") from error
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and name.startswith(error.name):
+            raise ConfigError(f"plugins: there is no module, file or folder '{name}'.") from None
+        raise ConfigError(f"plugins: {name} cannot be imported: {_where(error)}") from error
+    except Exception as error:
+        raise ConfigError(f"plugins: {name} cannot be imported: {_where(error)}") from error
+
+
+def _where(error: Exception) -> str:
+    """The error in one line, with the place where it happened."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

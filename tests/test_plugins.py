@@ -1,0 +1,51 @@
+"""Files of the user's own are imported once, and what is wrong with one is said with its place."""
+
+from pathlib import Path
+
+import pytest
+
+from mecha_exp import ConfigError
+from mecha_exp.evaluation import all_evaluators
+from mecha_exp.plugins import load_plugins
+
+DEFINES = (
+    "from mecha_exp import evaluator\nevaluator({name!r}, metric='m')(lambda state_dict: {{'m': 1.0}})\n"
+)
+
+
+def test_a_file_a_folder_and_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "more").mkdir()
+    for place, name in (("one", "test_p1"), ("more/two", "test_p2"), ("test_plugin_module", "test_p3")):
+        (tmp_path / f"{place}.py").write_text(DEFINES.format(name=name))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    load_plugins(["one.py", "more", "test_plugin_module"])
+
+    assert {"test_p1", "test_p2", "test_p3"} <= all_evaluators().keys()
+
+
+def test_a_file_is_imported_once(tmp_path: Path):
+    path = tmp_path / "counts.py"
+    path.write_text(f"with open({str(tmp_path / 'log')!r}, 'a') as f: f.write('x')\n")
+
+    load_plugins([str(path)])
+    load_plugins([str(path)])
+
+    assert (tmp_path / "log").read_text() == "x"
+
+
+def test_what_is_wrong_is_said_at_once_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("\n1 / 0\n")
+
+    with pytest.raises(ConfigError) as error:
+        load_plugins(["brokn.py", "broken.py", "no_such_module"])
+
+    for words in (
+        "brokn.py does not exist. Did you mean 'broken.py'?",
+        "broken.py cannot be imported: ZeroDivisionError: division by zero",
+        "line 2",
+        "there is no module, file or folder 'no_such_module'",
+    ):
+        assert words in str(error.value)
