@@ -20,11 +20,12 @@ from omegaconf.errors import OmegaConfBaseException
 from mecha_exp.app import provenance
 from mecha_exp.app.memory import PeakMemory
 from mecha_exp.app.record import FINISHED, Record
+from mecha_exp.architectures import infer_blocks
 from mecha_exp.checkpoint import dtype_name, parse_dtype
 from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
 from mecha_exp.engine.merging import recipe_metadata
-from mecha_exp.engine.statistics import block_of, summarise
+from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.evaluation import Scoring, nan_warning, read_scoring, wants_weight_stats
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
@@ -189,7 +190,8 @@ def _weight_statistics(report: MergeReport, names: Mapping[ModelNode, str]) -> _
         metrics[f"weights/distance/{name}"] = whole.distance
         metrics[f"weights/relative_change/{name}"] = whole.relative_change
         metrics[f"weights/cosine/{name}"] = whole.cosine
-        for block, s in {"(all)": whole, **summarise(by_key, block_of)}.items():
+        by_block = summarise(by_key, infer_blocks(by_key).__getitem__)
+        for block, s in {"(all)": whole, **by_block}.items():
             rows.writerow([name, block, s.distance, s.relative_change, s.cosine, s.norm, s.input_norm])
     return _Tables(metrics, text.getvalue())
 

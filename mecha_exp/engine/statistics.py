@@ -8,7 +8,7 @@ keys', so that one pass answers for all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -74,22 +74,6 @@ def summarise(
         group = group_of(key)
         totals[group] = totals[group] + sums if group in totals else sums
     return {group: _statistics(sums.tolist()) for group, sums in totals.items()}
-
-
-def block_of(key: str) -> str:
-    """The block that a key of an unknown architecture belongs to: up to its first numbered layer.
-
-    >>> block_of("model.layers.12.self_attn.q_proj.weight"), block_of("conv1.weight")
-    ('model.layers.12', 'conv1')
-    """
-    parts = key.split(".")
-    numbered = next((i for i, part in enumerate(parts[:-1]) if part.isdecimal()), 0)
-    return ".".join(parts[: numbered + 1])
-
-
-def blocks_of(keys: Iterable[str]) -> list[str]:
-    """The blocks of a model, in the order of its keys."""
-    return list(dict.fromkeys(block_of(key) for key in keys))
 
 
 def _statistics(sums: list[float]) -> Statistics:
