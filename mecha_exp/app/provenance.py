@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 import mecha_exp
+from mecha_exp.checkpoint import INDEX
 from mecha_exp.engine import Plan
 from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.program import rewrite
@@ -56,7 +57,7 @@ def signature(recipe: Node, prints: Mapping[ModelNode, str], planned: Plan, dtyp
 
 def input_names(planned: Plan) -> dict[ModelNode, str]:
     """A short name for each input: the file's, or its folder's where several files are called alike."""
-    stems = {model: s.path.stem if s.path else s.name for model, s in planned.sources.items()}
+    stems = {model: _stem(s.path) if s.path else s.name for model, s in planned.sources.items()}
     names: dict[ModelNode, str] = {}
     for model, source in planned.sources.items():
         name = stems[model]
@@ -68,11 +69,23 @@ def input_names(planned: Plan) -> dict[ModelNode, str]:
 
 
 def fingerprint(source: Source) -> str:
-    """The SHA-256 of an input's file; of one that is read again only if it changed."""
-    if source.path is None:
+    """The SHA-256 of an input's file, or of those of its files; they are read again only if they changed."""
+    if not source.files:
         return "in memory"
-    status = source.path.stat()
-    return _hash_file(os.fspath(source.path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
+    prints = [_fingerprint_of(file) for file in source.files]
+    return prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()
+
+
+def _fingerprint_of(file: Path) -> str:
+    status = file.stat()
+    return _hash_file(os.fspath(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _stem(path: Path) -> str:
+    """What a file, or a folder, is called; an index of shards by its folder."""
+    if path.name.endswith(INDEX):
+        return path.absolute().parent.name
+    return path.name if path.is_dir() else path.stem
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,26 +1,34 @@
 """Reading and writing state dicts: safetensors files, tile by tile, checked and atomic."""
 
 from mecha_exp.checkpoint.dtypes import dtype_name, is_arithmetic, parse_dtype, stored_bytes, torch_dtype
+from mecha_exp.checkpoint.folders import INDEX, Component, components_of, load, open_stored
 from mecha_exp.checkpoint.header import Header, TensorInfo, encode_header, read_header
 from mecha_exp.checkpoint.journal import Note
 from mecha_exp.checkpoint.leftovers import Leftover, can_resume, find_leftovers
 from mecha_exp.checkpoint.reader import Checkpoint
 from mecha_exp.checkpoint.room import check_writable
+from mecha_exp.checkpoint.stored import StoredModel
 from mecha_exp.checkpoint.writer import CheckpointWriter
 
 __all__ = [
+    "INDEX",
     "Checkpoint",
     "CheckpointWriter",
+    "Component",
     "Header",
     "Leftover",
     "Note",
+    "StoredModel",
     "TensorInfo",
     "can_resume",
     "check_writable",
+    "components_of",
     "dtype_name",
     "encode_header",
     "find_leftovers",
     "is_arithmetic",
+    "load",
+    "open_stored",
     "parse_dtype",
     "read_header",
     "stored_bytes",

@@ -31,7 +31,7 @@ class Checkpoint:
         self.path = Path(path)
         self._file = open_regular(path)
         try:
-            self.identity = _identity(self._file.stat())
+            self.identity = identity_of(self._file.stat())
             self.header: Header = parse_header(self._file)
         except BaseException:
             self._file.close()
@@ -85,7 +85,7 @@ class Checkpoint:
     def unchanged(self) -> bool:
         """Whether the file at `path` is still the one that was opened: same inode, size and time."""
         try:
-            return _identity(self.path.stat()) == self.identity
+            return identity_of(self.path.stat()) == self.identity
         except OSError:
             return False
 
@@ -104,5 +104,6 @@ class Checkpoint:
             raise CheckpointError(f"{self.path} has no key {key!r}.{hint}") from None
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int]:
+def identity_of(status: os.stat_result) -> tuple[int, int, int]:
+    """The inode, size and time of change of a file."""
     return status.st_ino, status.st_size, status.st_mtime_ns

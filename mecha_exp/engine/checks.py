@@ -65,7 +65,7 @@ def different_kinds(models: Sequence[ModelNode], sources: Sources, keys: Sequenc
 
 def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]:
     """Outputs that are an input, or another output."""
-    inputs = {source.path.resolve(): source.path for source in sources.values() if source.path is not None}
+    inputs = {file.resolve(): file for source in sources.values() for file in source.files}
     seen: set[Path] = set()
     for output in outputs:
         target = output.resolve()

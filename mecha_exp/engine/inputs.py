@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from mecha_exp.checkpoint import Checkpoint, TensorInfo, dtype_name
+from mecha_exp.checkpoint import StoredModel, TensorInfo, dtype_name, open_stored
 from mecha_exp.errors import CheckpointError, Problems, did_you_mean
 from mecha_exp.nodes import InMemory, ModelNode
 
@@ -28,7 +28,11 @@ class Source(Protocol):
 
     @property
     def path(self) -> Path | None:
-        """Its file, if it has one."""
+        """Its file or folder, if it has one."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files that hold its tensors."""
 
     @property
     def identity(self) -> tuple[str | int, ...] | None:
@@ -53,33 +57,11 @@ class Source(Protocol):
         """CheckpointError where the data is no longer what the plan saw."""
 
 
-class FileSource:
-    """A safetensors file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path: Path | None = path
-        self.name = str(path)
-        self._file = Checkpoint(path)
-        self.identity: tuple[str | int, ...] | None = (str(path.resolve()), *self._file.identity)
-        self.read_into = self._file.read_into
-        self.keys = self._file.keys
-        self.check_unchanged = self._file.check_unchanged
-        self.close = self._file.close
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._file
-
-    def info(self, key: str) -> TensorInfo:
-        return self._file.header.tensors[key]
-
-    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
-        self._file.read_bytes_into(self.info(key).offset + start, view)
-
-
 class MemorySource:
     """A state dict in memory."""
 
     path: Path | None = None
+    files: Sequence[Path] = ()
     identity: tuple[str | int, ...] | None = None
 
     def __init__(self, model: InMemory) -> None:
@@ -114,7 +96,7 @@ class MemorySource:
 @contextmanager
 def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterator[dict[ModelNode, Source]]:
     """Open every model, or raise one CheckpointError that names all that cannot be opened."""
-    sources: dict[ModelNode, FileSource | MemorySource] = {}
+    sources: dict[ModelNode, StoredModel | MemorySource] = {}
     problems = Problems()
     try:
         for model in models:
@@ -130,7 +112,7 @@ def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterat
 
 
 def find_model(path: str, folders: Sequence[Path]) -> Path:
-    """The file that a model's path means.
+    """The file or the folder that a model's path means.
 
     A path is relative to the current folder, then to each of the model folders and to those that the
     environment variable MECHA_MODELS_DIR lists; `.safetensors` may be left out. `pkg://some.package/file` is
@@ -163,7 +145,7 @@ def packaged(path: str) -> Path:
         raise CheckpointError(f"'{path}': there is no package '{package}'.") from None
 
 
-def _open(model: ModelNode, folders: Sequence[Path]) -> FileSource | MemorySource:
+def _open(model: ModelNode, folders: Sequence[Path]) -> StoredModel | MemorySource:
     if isinstance(model.source, InMemory):
         return MemorySource(model.source)
-    return FileSource(find_model(model.source, folders))
+    return open_stored(find_model(model.source, folders))

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mecha_exp.checkpoint import Checkpoint
+from mecha_exp.checkpoint import load
 from mecha_exp.errors import ConfigError, EvaluationError, Problems, did_you_mean, some
 from mecha_exp.evaluation.isolated import evaluation_process
 from mecha_exp.evaluation.registry import (
@@ -159,8 +159,7 @@ def load_state_dict(model: Model) -> Mapping[str, Tensor]:
     """A model in memory."""
     if not isinstance(model, Path):
         return model
-    with Checkpoint(model) as checkpoint:
-        return {key: checkpoint.read(key) for key in checkpoint.keys()}
+    return load(model)
 
 
 def _requests(settings: Mapping[str, Any], rest: Mapping[str, Any]) -> list[dict[str, Any]]:
