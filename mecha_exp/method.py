@@ -23,9 +23,9 @@ from typing import Any, overload
 
 import torch
 
+from mecha_exp.binding import Signature, read_signature
 from mecha_exp.errors import RecipeError, did_you_mean
 from mecha_exp.nodes import LiteralNode, MergeNode, Node
-from mecha_exp.signature import Signature, read_signature
 
 BUILTIN_METHODS = "mecha_exp.methods"
 

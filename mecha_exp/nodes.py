@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from mecha_exp.errors import RecipeError, did_you_mean
+from mecha_exp.errors import RecipeError
+from mecha_exp.spaces import is_space, resolve
 from mecha_exp.weighting import ByKey, Scalar, by_key
 
 if TYPE_CHECKING:
     from mecha_exp.method import MergeMethod
-
-MERGE_SPACES = ("weight", "delta", "param")
-"""What a tensor can mean: a parameter, a difference of two, a hyperparameter."""
 
 Literal: TypeAlias = "Scalar | tuple[Scalar, ...] | torch.Tensor | ByKey"
 
@@ -46,7 +44,7 @@ class Node(metaclass=_Interned):
     """What every node of a recipe is: immutable, hashable by identity, with a merge space.
 
     The operators build graphs: `a + d` and `a - d` add and subtract a delta (or take the difference of two
-    weights), `2 * d` scales one.
+    weights), `2 * d` scales one, `a | b` is a where it has the key and b elsewhere.
     """
 
     def identity(self) -> tuple[Any, ...]:
@@ -55,7 +53,7 @@ class Node(metaclass=_Interned):
 
     @property
     def merge_space(self) -> str:
-        """One of `MERGE_SPACES`."""
+        """What the tensors mean: `weight`, `delta`, `param`, or one that is registered."""
         raise NotImplementedError
 
     @property
@@ -74,18 +72,42 @@ class Node(metaclass=_Interned):
 
         return resolve_method(method)(*args, **kwargs)
 
-    def __add__(self, other: Node) -> MergeNode:
+    def __add__(self, other: Any) -> MergeNode:
         return self._call("add_difference", self, other)
 
-    def __sub__(self, other: Node) -> MergeNode:
+    def __radd__(self, other: Any) -> MergeNode:
+        return as_node(other) + self
+
+    def __sub__(self, other: Any) -> MergeNode:
         if self.merge_space == as_node(other).merge_space == "weight":
             return self._call("subtract", self, other)
         return self._call("add_difference", self, other, alpha=-1.0)
 
-    def __mul__(self, alpha: float) -> MergeNode:
+    def __rsub__(self, other: Any) -> MergeNode:
+        return as_node(other) - self
+
+    def __mul__(self, alpha: Any) -> MergeNode:
         return self._call("scale", self, alpha=alpha)
 
     __rmul__ = __mul__
+
+    def __or__(self, other: Any) -> MergeNode:
+        return self._call("fallback", self, other)
+
+    def __ror__(self, other: Any) -> MergeNode:
+        return as_node(other) | self
+
+    def to(self, *, dtype: torch.dtype | str | None = None, device: object = None) -> Node:
+        """The same values rounded to a dtype.
+
+        Args:
+            dtype: a floating one, such as `torch.float16` or "bfloat16".
+            device: is accepted for the sake of scripts written for sd-mecha: where a merge is computed is an
+                option of the engine, and no part of the recipe.
+        """
+        if dtype is None:
+            return self
+        return self._call("cast", self, dtype=str(dtype).removeprefix("torch."))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +125,7 @@ class ModelNode(Node):
     config: str | None = None
 
     def __post_init__(self) -> None:
-        _check_space(self.space)
+        resolve(self.space)
 
     def identity(self) -> tuple[Any, ...]:
         return (self.source, self.space, self.config)
@@ -142,7 +164,7 @@ class LiteralNode(Node):
     config: str | None = None
 
     def __post_init__(self) -> None:
-        _check_space(self.space)
+        resolve(self.space)
         if isinstance(self.value, list):
             object.__setattr__(self, "value", tuple(self.value))
 
@@ -175,7 +197,7 @@ class ParameterNode(Node):
 
     def __post_init__(self) -> None:
         if self.space is not None:
-            _check_space(self.space)
+            resolve(self.space)
 
     def identity(self) -> tuple[Any, ...]:
         return (self.name, self.space, self.config)
@@ -264,7 +286,7 @@ def model(
             here too: `model("d.safetensors", "delta")`.
         merge_space: `weight`, or `delta` for a file of differences.
     """
-    config, merge_space = _config_and_space(config, merge_space)
+    config, merge_space = config_and_space(config, merge_space)
     if isinstance(source, Mapping):
         return ModelNode(InMemory(source), merge_space, config)
     return ModelNode(os.fspath(source), merge_space, config)
@@ -280,15 +302,15 @@ def literal(value: Any, config: Any = None, merge_space: str = "param") -> Node:
 
     >>> literal({"conv*": 0.3, "default": 0.7})
     """
-    config, merge_space = _config_and_space(config, merge_space)
+    config, merge_space = config_and_space(config, merge_space)
     node = as_node(value, model=False)
     return LiteralNode(node.value, merge_space, config) if isinstance(node, LiteralNode) else node
 
 
-def _config_and_space(config: Any, merge_space: str) -> tuple[str | None, str]:
+def config_and_space(config: Any, merge_space: Any) -> tuple[str | None, Any]:
     """The name of a model config, and a merge space; the one word that is given may be either."""
     name = getattr(config, "identifier", config)
-    return (None, name) if name in MERGE_SPACES else (name, merge_space)
+    return (None, name) if is_space(name) else (name, merge_space)
 
 
 def walk(*roots: Node, skip: Container[Node] = ()) -> Iterator[Node]:
@@ -313,11 +335,6 @@ def walk(*roots: Node, skip: Container[Node] = ()) -> Iterator[Node]:
 def models_of(*roots: Node) -> list[ModelNode]:
     """The models that the recipes read, in the order of their arguments."""
     return [node for node in walk(*roots) if isinstance(node, ModelNode)]
-
-
-def _check_space(space: str) -> None:
-    if space not in MERGE_SPACES:
-        raise RecipeError(f"unknown merge space '{space}'.{did_you_mean(space, MERGE_SPACES)}")
 
 
 def _literal_identity(value: Literal) -> Any:

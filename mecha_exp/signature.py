@@ -1,35 +1,61 @@
-"""What a merge method declares of its parameters, and how arguments are checked against it.
+"""What a merge method declares of its parameters and of what it returns.
 
-The signature is the schema: recipes built in code, in YAML and from text all come through `Signature.bind`,
-which reports everything that is wrong at once and names the nearest valid word.
+    @merge_method
+    def blend(a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(Tensor) = 0.5) -> Return(Tensor):
+
+The signature is the schema: how arguments are checked against it is in `binding`.
 """
 
 from __future__ import annotations
 
+import abc
 import inspect
 import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from mecha_exp.errors import RecipeError, did_you_mean
-from mecha_exp.nodes import (
-    MERGE_SPACES,
-    InMemory,
-    LiteralNode,
-    MergeNode,
-    ModelNode,
-    Node,
-    ParameterNode,
-    as_node,
-)
+from mecha_exp.errors import RecipeError
+from mecha_exp.nodes import config_and_space
+from mecha_exp.spaces import MergeSpaceSymbol, checked_spaces, is_space
 from mecha_exp.weighting import ByKey
 
-_SCALARS = {float: "a number", int: "a whole number", bool: "true or false", str: "a word"}
+SCALARS: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", str: "a word"}
+RESERVED = ("key", "key_relation", "cache", "output_reused")
+"""What a method gets in its `**kwargs`: no names for parameters."""
+
+T = TypeVar("T")
+
+
+class StateDict(Mapping[str, T], Generic[T], abc.ABC):
+    """A lazy mapping that a method gets for a parameter declared `StateDict[Tensor]`, or of another type.
+
+    `state_dict[key]` gives the value that the argument has at that key: a model's tensor, read when it is
+    asked for, or the result of the merge that the argument is, computed then. A key that the argument lacks
+    raises `StateDictKeyError`; whoever does not catch it leaves the key out.
+    """
+
+    @property
+    @abc.abstractmethod
+    def model_config(self) -> Any:
+        """The model config of the argument."""
+
+
+class StateDictKeyError(KeyError):
+    """A merge method has no value for a key: the key is left out, or taken from what stands behind `|`."""
+
+
+def skip_key(key: str) -> typing.NoReturn:
+    """Leave a key out, from within a merge method.
+
+    A method is tried on shapes alone before anything is written, so the decision must depend on names and
+    shapes and not on values.
+    """
+    raise StateDictKeyError(key)
 
 
 @dataclass(frozen=True)
@@ -48,17 +74,6 @@ class Tile:
     start: int
     stop: int
     shape: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Declared:
-    """What `Parameter(...)` and `Return(...)` put into an annotation."""
-
-    interface: Any
-    spaces: tuple[str, ...] | None
-    bounds: Bounds | None = None
-    choices: tuple[Any, ...] = ()
-    help: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,9 +99,30 @@ class Bounds:
         return f"{low}, {high}"
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What `Parameter(...)` and `Return(...)` put into an annotation.
+
+    Attributes:
+        spaces: the allowed merge spaces; None where nothing is said.
+        symbol: stands for a space that is shared with others.
+        config: the identifier of a model config.
+        bounds, choices, help: see `Parameter`.
+    """
+
+    interface: Any
+    spaces: tuple[str, ...] | None = None
+    symbol: MergeSpaceSymbol | None = None
+    config: str | None = None
+    bounds: Bounds = Bounds()
+    choices: tuple[Any, ...] = ()
+    help: str = ""
+
+
 def Parameter(
     interface: Any,
-    merge_space: str | Iterable[str] | None = None,
+    merge_space: Any = None,
+    model_config: Any = None,
     *,
     ge: float | None = None,
     gt: float | None = None,
@@ -100,10 +136,13 @@ def Parameter(
     What several methods share is declared once and used by name: `Density = Parameter(float, gt=0, le=1)`.
 
     Args:
-        interface: `torch.Tensor`, `float`, `int`, `bool`, `str`, or `list[float]` (one number, or one for
-            each model); optional by `... | None`.
-        merge_space: what the tensor may be: `weight`, `delta`, `param`, or several. None: anything, but the
-            same for every parameter that says nothing. A parameter with a default is a `param`.
+        interface: `torch.Tensor`, `float`, `int`, `bool`, `str`, `list[float]` (one number, or one for each
+            model), a `TypeVar` (whatever is given), or `StateDict[...]` of one of these; optional by
+            `... | None`.
+        merge_space: what the tensor may be: `weight`, `delta`, `param`, several, or a `MergeSpaceSymbol`.
+            None: anything, but the same for every parameter that says nothing. A parameter with a default is
+            a `param`. A model config may stand here too.
+        model_config: the model config of a `StateDict`, or its identifier.
         ge, gt, le, lt: the range of a hyperparameter, checked before any work.
         choices: the only words, or truth values, that a `str` parameter may be.
         help: what it means, for `python -m mecha_exp info methods NAME`.
@@ -111,17 +150,43 @@ def Parameter(
     Raises:
         RecipeError: for a merge space that does not exist.
     """
-    return _Declared(interface, _spaces(merge_space), Bounds(ge, gt, le, lt), tuple(choices), help)
+    declared = _declared(interface, merge_space, model_config)
+    return replace(declared, bounds=Bounds(ge, gt, le, lt), choices=tuple(choices), help=help)
 
 
-def Return(interface: Any, merge_space: str | None = None) -> Any:
+def Return(interface: Any, merge_space: Any = None, model_config: Any = None) -> Any:
     """Declare what a merge method returns.
 
     Args:
-        interface: `torch.Tensor`.
-        merge_space: `weight`, `delta` or `param`; None: that of the parameters that say nothing.
+        interface: `torch.Tensor`, a scalar type, or a `TypeVar` that a parameter has too.
+        merge_space: one space, or a `MergeSpaceSymbol` that a parameter names; None: that of the parameters
+            that say nothing. A model config may stand here too.
+        model_config: the model config whose keys the method gives, or its identifier.
+
+    Raises:
+        RecipeError: it is a `StateDict` (methods give one key at a time), or several spaces.
     """
-    return _Declared(interface, _spaces(merge_space))
+    declared = _declared(interface, merge_space, model_config)
+    if _is_state_dict(interface):
+        raise RecipeError(
+            "a merge method returns the value of one key: write Return(Tensor), not a StateDict"
+        )
+    if declared.symbol is None and declared.spaces and len(declared.spaces) > 1:
+        raise RecipeError(
+            f"Return: what is returned is of one merge space, not of {', '.join(declared.spaces)}. "
+            "Use a MergeSpaceSymbol that a parameter names too."
+        )
+    return declared
+
+
+def _declared(interface: Any, space: Any, config: Any) -> Declared:
+    if (isinstance(space, str) and not is_space(space) and "-" in space) or (
+        space is not None and hasattr(space, "components")
+    ):  # every config has one in its name
+        space, config = None, space
+    identifier, _ = config_and_space(config, None)
+    symbol = space if isinstance(space, MergeSpaceSymbol) else None
+    return Declared(interface, checked_spaces(space) if space else None, symbol, identifier)
 
 
 @dataclass(frozen=True)
@@ -130,11 +195,14 @@ class ParameterSpec:
 
     Attributes:
         name: as written in the function.
-        interface: `torch.Tensor`, a scalar type, or `list` for numbers.
+        interface: `torch.Tensor`, a scalar type, `list` for numbers, or `object` for anything.
         spaces: the merge spaces that it accepts; None follows the other parameters.
         default: its default value, or `inspect.Parameter.empty`.
         bounds: the range of a number.
         variadic: whether it takes any number of values (`*models`).
+        symbol: the merge space that it shares with others.
+        config: the identifier of the model config that a `StateDict` must have.
+        is_state_dict: whether the method sees a `StateDict` rather than the value of the key.
         choices: the only values that it may have, if there are any.
         help: what it means.
     """
@@ -145,6 +213,9 @@ class ParameterSpec:
     default: Any
     bounds: Bounds
     variadic: bool
+    symbol: MergeSpaceSymbol | None = None
+    config: str | None = None
+    is_state_dict: bool = False
     choices: tuple[Any, ...] = ()
     help: str = ""
 
@@ -155,8 +226,8 @@ class ParameterSpec:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether the method sees a tensor (otherwise a Python value)."""
-        return self.interface is torch.Tensor
+        """Whether the method sees tensors (otherwise Python values)."""
+        return self.interface in (torch.Tensor, object)
 
     @property
     def is_model(self) -> bool:
@@ -169,24 +240,26 @@ class ParameterSpec:
             return next((p for v in value.values if (p := self.check(v))), None)
         if isinstance(value, tuple):
             if self.interface is not list:
-                return f"expected {self._expected()}, got a list: {list(value)}"
+                return f"expected {self.expected}, got a list: {list(value)}"
             return next((p for v in value if (p := self.check(v))), None)
         if value is None and not self.required and self.default is None:
             return None
         if isinstance(value, torch.Tensor):
-            return None if self.is_tensor else f"expected {self._expected()}, got a tensor"
+            return None if self.is_tensor else f"expected {self.expected}, got a tensor"
         if self.choices:
             known = any(
                 value is choice or (isinstance(value, str) and value == choice) for choice in self.choices
             )
-            return None if known else f"expected {self._expected()}, got {value!r}"
+            return None if known else f"expected {self.expected}, got {value!r}"
         if not self._accepts(value):
-            return f"expected {self._expected()}, got {value!r}"
+            return f"expected {self.expected}, got {value!r}"
         if isinstance(value, int | float) and not isinstance(value, bool) and value not in self.bounds:
             return f"{value:g} is out of range {self.bounds}"
         return None
 
     def _accepts(self, value: Any) -> bool:
+        if self.interface is object:
+            return value is not None
         if isinstance(value, bool) or self.interface is bool:
             return isinstance(value, bool) and self.interface is bool
         if self.interface is str:
@@ -195,172 +268,57 @@ class ParameterSpec:
             return isinstance(value, int)
         return isinstance(value, int | float) and not math.isnan(value)
 
-    def _expected(self) -> str:
+    @property
+    def expected(self) -> str:
+        """What it takes, in words."""
         if self.choices:
             return " or ".join(c if isinstance(c, str) else str(c).lower() for c in self.choices)
-        return _SCALARS.get(self.interface, "a model" if self.is_model else "a number")
+        return SCALARS.get(self.interface, "a model" if self.is_model else "a number")
 
 
 @dataclass(frozen=True)
-class Signature:
-    """The parameters of a merge method in order, and the merge space that it returns."""
+class Declaration:
+    """Everything that a function declares.
+
+    Attributes:
+        parameters: in order.
+        returned: the merge space, the symbol and the model config of the result.
+        wants_tile: the name of the parameter that is told where a tile lies.
+        has_state: whether a reduction hands something from one round to the next.
+        wants_key: whether it takes `**kwargs`: the key, its relation to others, and a cache.
+    """
 
     parameters: tuple[ParameterSpec, ...]
-    space: str | None
+    returned: Declared
     wants_tile: str | None
     has_state: bool
-
-    def __getitem__(self, name: str) -> ParameterSpec:
-        return next(p for p in self.parameters if p.name == name)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the parameters, in order."""
-        return [p.name for p in self.parameters]
-
-    @property
-    def variadic(self) -> ParameterSpec | None:
-        """The `*parameter`, if there is one."""
-        return next((p for p in self.parameters if p.variadic), None)
-
-    def by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a Python call under their names, varargs as a list.
-
-        Raises:
-            RecipeError: too many positional arguments, or one given twice.
-        """
-        named: dict[str, Any] = {}
-        rest = list(args)
-        for spec in self.parameters:
-            if spec.variadic and rest:
-                named[spec.name], rest = rest, []
-            elif rest and not self._after_variadic(spec):
-                named[spec.name] = rest.pop(0)
-        if rest:
-            raise RecipeError(f"takes {len(self.names)} arguments at most ({', '.join(self.names)})")
-        for name, value in kwargs.items():
-            if name in named:
-                raise RecipeError(f"the argument '{name}' is given twice")
-            named[name] = value
-        return named
-
-    def arrange(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Values by name as the positional and keyword arguments of a call of the function."""
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        before = self.variadic is not None
-        for spec in self.parameters:
-            if spec.variadic:
-                args.extend(values[spec.name])
-                before = False
-            elif before:
-                args.append(values[spec.name])
-            else:
-                kwargs[spec.name] = values[spec.name]
-        return args, kwargs
-
-    def bind(
-        self, named: Mapping[str, Any]
-    ) -> tuple[tuple[tuple[str, Node | tuple[Node, ...]], ...], str, list[str]]:
-        """Check arguments and turn them into nodes.
-
-        Returns:
-            the bound arguments (see `MergeNode.arguments`), the merge space of the result, and everything
-            that is wrong.
-        """
-        problems = [
-            f"{name}: there is no such argument.{did_you_mean(name, self.names)}"
-            for name in named
-            if name not in self.names
-        ]
-        bound: list[tuple[str, Node | tuple[Node, ...]]] = []
-        for spec in self.parameters:
-            try:
-                value = self._bind_one(spec, named, problems)
-            except RecipeError as error:
-                problems.append(f"{spec.name}: {error}")
-                continue
-            if value is not None:
-                bound.append((spec.name, value))
-        return tuple(bound), self._space(bound, problems), problems
-
-    def _bind_one(
-        self, spec: ParameterSpec, named: Mapping[str, Any], problems: list[str]
-    ) -> Node | tuple[Node, ...] | None:
-        if spec.name not in named or (spec.variadic and not named[spec.name]):
-            if spec.required:
-                what = (
-                    "at least one value is needed" if spec.variadic else "it has no default and must be given"
-                )
-                problems.append(f"{spec.name}: {what}")
-            return None
-        value = named[spec.name]
-        if spec.variadic:
-            values = value if isinstance(value, list | tuple) else [value]
-            nodes = tuple(as_node(v, model=spec.is_model) for v in values)
-            for index, node in enumerate(nodes):
-                _check_node(spec, node, f"{spec.name}[{index}]", problems)
-            return nodes
-        node = as_node(value, model=spec.is_model)
-        _check_node(spec, node, spec.name, problems)
-        if not spec.required and node is as_node(spec.default, model=False):
-            return None
-        if isinstance(node, LiteralNode) and _same_number(node.value, spec.default):
-            return None
-        return node
-
-    def _after_variadic(self, spec: ParameterSpec) -> bool:
-        variadic = self.variadic
-        return variadic is not None and self.parameters.index(spec) > self.parameters.index(variadic)
-
-    def _space(self, bound: list[tuple[str, Node | tuple[Node, ...]]], problems: list[str]) -> str:
-        """The result's merge space: the declared one, or the one that the undeclared parameters share."""
-        shared: dict[str, str] = {}
-        for name, value in bound:
-            if self[name].spaces is None:
-                many = isinstance(value, tuple)
-                for index, node in enumerate(value if isinstance(value, tuple) else (value,)):
-                    if not _is_open(node):
-                        shared.setdefault(node.merge_space, f"{name}[{index}]" if many else name)
-        if len(shared) > 1:
-            _, odd, *_ = shared.values()
-            listed = ", ".join(f"'{name}' has a {space}" for space, name in shared.items())
-            problems.append(f"{odd}: the models must share one merge space, but {listed}")
-        return self.space or next(iter(shared), "weight")
+    wants_key: bool
 
 
-@dataclass(frozen=True, eq=False)
-class _Unknown(Node):
-    def identity(self) -> tuple[Any, ...]:
-        return ()
-
-    @property
-    def merge_space(self) -> str:
-        return "param"
-
-
-UNKNOWN = _Unknown()
-"""Stands for an argument whose own problems are already reported, so that nothing more is said of it."""
-
-
-def read_signature(function: Callable[..., Any]) -> Signature:
-    """The `Signature` that a function's annotations declare.
+def read_declaration(function: Callable[..., Any], owner: str) -> Declaration:
+    """What the annotations of a function say; of a class, those of its `__call__`.
 
     Raises:
         RecipeError: a parameter without an annotation, or of a type that cannot be merged.
     """
-    declared = inspect.signature(function, eval_str=True)
+    declared = inspect.signature(function.__call__ if inspect.isclass(function) else function, eval_str=True)
+    parameters = list(declared.parameters.values())[1 if inspect.isclass(function) else 0 :]
     specs: list[ParameterSpec] = []
-    tile = None
-    for parameter in declared.parameters.values():
+    tile, wants_key = None, False
+    for parameter in parameters:
         if parameter.annotation is Tile:
             tile = parameter.name
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD and not isinstance(
+            parameter.annotation, Declared
+        ):
+            wants_key = True
         elif parameter.name != "state":  # what a reduction hands from one round to the next
-            specs.append(_read_parameter(parameter, getattr(function, "__name__", "merge method")))
+            specs.append(_read_parameter(parameter, owner))
     returned = declared.return_annotation
-    spaces = returned.spaces if isinstance(returned, _Declared) else None
-    has_state = "state" in declared.parameters
-    return Signature(tuple(specs), spaces[0] if spaces else None, tile, has_state)
+    if not isinstance(returned, Declared):
+        returned = Declared(returned)
+    _check_symbol(specs, returned, owner)
+    return Declaration(tuple(specs), returned, tile, "state" in declared.parameters, wants_key)
 
 
 def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
@@ -370,88 +328,72 @@ def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
             f"{owner}: the parameter '{parameter.name}' has no annotation. Write "
             f"`{parameter.name}: Parameter(Tensor)`."
         )
+    if annotation is Parameter:
+        raise RecipeError(
+            f"{owner}: the parameter '{parameter.name}' is annotated with Parameter itself. Say of what: "
+            f"`{parameter.name}: Parameter(Tensor)`."
+        )
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
         raise RecipeError(
             f"the parameter '{parameter.name}' of '{owner}' takes any name. Name each argument."
         )
-    declared = annotation if isinstance(annotation, _Declared) else _Declared(annotation, None, Bounds())
-    variadic = parameter.kind is inspect.Parameter.VAR_POSITIONAL
-    spaces = declared.spaces
-    interface = _interface(declared.interface, owner, parameter.name)
+    if parameter.name in RESERVED:
+        raise RecipeError(
+            f"{owner}: '{parameter.name}' is what a method gets by `**kwargs`. Give another name."
+        )
+    declared = annotation if isinstance(annotation, Declared) else Declared(annotation)
+    interface, is_state_dict = _interface(declared.interface, owner, parameter.name)
     has_default = parameter.default is not inspect.Parameter.empty
-    if spaces is None and (has_default or interface is not torch.Tensor):
+    spaces = declared.spaces
+    if has_default and spaces not in (None, ("param",)) and parameter.default is not None:
+        raise RecipeError(
+            f"{owner}: the parameter '{parameter.name}' has the default {parameter.default!r}, so it is a "
+            f"'param' and not a {' or '.join(spaces or ())}."
+        )
+    if spaces is None and (has_default or interface not in (torch.Tensor, object)):
         spaces = ("param",)
     return ParameterSpec(
         parameter.name,
         interface,
         spaces,
         parameter.default,
-        declared.bounds or Bounds(),
-        variadic,
+        declared.bounds,
+        parameter.kind is inspect.Parameter.VAR_POSITIONAL,
+        declared.symbol,
+        declared.config,
+        is_state_dict,
         declared.choices,
         declared.help,
     )
 
 
-def _interface(annotation: Any, owner: str, name: str) -> Any:
+def _interface(annotation: Any, owner: str, name: str) -> tuple[Any, bool]:
+    """The type of one value, and whether the method sees it in a `StateDict`."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         kinds = [a for a in typing.get_args(annotation) if a is not type(None)]
         annotation = kinds[0] if len(kinds) == 1 else annotation
+    if _is_state_dict(annotation):
+        (inner,) = typing.get_args(annotation) or (T,)
+        return (object if isinstance(inner, TypeVar) else _interface(inner, owner, name)[0]), True
+    if isinstance(annotation, TypeVar):
+        return torch.Tensor, False
     if typing.get_origin(annotation) is list:
-        return list
-    if annotation is torch.Tensor or annotation in _SCALARS:
-        return annotation
+        return list, False
+    if annotation is torch.Tensor or annotation in SCALARS:
+        return annotation, False
     raise RecipeError(
         f"{owner}: the parameter '{name}' is of type {annotation}, which is none of Tensor, float, int, "
-        "bool, str and list[float]."
+        "bool, str, list[float], a TypeVar, and StateDict of one of them."
     )
 
 
-def _is_open(node: Node) -> bool:
-    """Whether nothing can be said of a node yet."""
-    return node is UNKNOWN or (isinstance(node, ParameterNode) and node.space is None)
+def _is_state_dict(annotation: Any) -> bool:
+    return annotation is StateDict or typing.get_origin(annotation) is StateDict
 
 
-def _check_node(spec: ParameterSpec, node: Node, where: str, problems: list[str]) -> None:
-    if _is_open(node) or (isinstance(node, ParameterNode) and node.space == "param" and not spec.is_model):
-        return
-    if isinstance(node, LiteralNode):
-        wrong = spec.check(node.value)
-        if wrong:
-            problems.append(f"{where}: {wrong}")
-        if wrong or not spec.is_tensor or node.value is None:
-            return
-    if not spec.is_tensor:
-        problems.append(f"{where}: expected {spec._expected()}, got {_describe(node)}")
-    elif spec.spaces is not None and node.merge_space not in spec.spaces:
-        hint = (
-            " Take the difference to a base first: subtract(model, base)."
-            if spec.spaces == ("delta",)
-            else ""
+def _check_symbol(specs: Iterable[ParameterSpec], returned: Declared, owner: str) -> None:
+    if returned.symbol is not None and all(spec.symbol is not returned.symbol for spec in specs):
+        raise RecipeError(
+            f"{owner}: the merge space of what is returned is a symbol that no parameter names, so nothing "
+            "tells it. Name it in a Parameter(...)."
         )
-        problems.append(
-            f"{where}: expected a {' or '.join(spec.spaces)}, got the {node.merge_space} "
-            f"{_describe(node)}.{hint}"
-        )
-
-
-def _describe(node: Node) -> str:
-    if isinstance(node, ModelNode):
-        return f"model '{node.source.name if isinstance(node.source, InMemory) else node.source}'"
-    return f"result of '{node.method.identifier}'" if isinstance(node, MergeNode) else repr(node)
-
-
-def _same_number(value: Any, default: Any) -> bool:
-    """Whether 1 stands for the default 1.0, which is one and the same recipe."""
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, default))
-    return numbers and float(value) == float(default) and math.copysign(1, value) == math.copysign(1, default)
-
-
-def _spaces(merge_space: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    if merge_space is None:
-        return None
-    spaces = (merge_space,) if isinstance(merge_space, str) else tuple(merge_space)
-    for space in spaces:
-        if space not in MERGE_SPACES:
-            raise RecipeError(f"unknown merge space '{space}'.{did_you_mean(space, MERGE_SPACES)}")
-    return spaces

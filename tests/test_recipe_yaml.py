@@ -147,8 +147,8 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_place_and_the_nearest
         "recipe.b.models[2]: unknown merge space 'dleta'. Did you mean 'delta'?",
         "recipe.b.models[4].alhpa: there is no such argument. Did you mean 'alpha'?",
         "recipe.b.models[4].b: it has no default and must be given",
-        "recipe.b.models[3]: the models must share one merge space, but 'models[1]' has a weight, "
-        "'models[3]' has a param",
+        "recipe.b.models[3]: the models must share one merge space, but 'models[1]' is a weight "
+        "(model 'a.safetensors'), 'models[3]' is a param (7)",
         "recipe.beta: there is no such argument. Known: a, alpha, b.",
         "recipe.alpha: expected a number, got 'high'",
     ]
@@ -181,7 +181,7 @@ def test_what_is_wrong_in_itself_is_not_blamed_twice():
         ("{method: n_average, models: null}", "recipe.models[0]: expected a model, got None"),
         (
             "{method: slerp, a: a, b: {model: d, merge_space: delta}}",
-            "recipe.b: the models must share one merge space, but 'a' has a weight, 'b' has a delta",
+            "recipe.b: the models must share one merge space, but 'a' is a weight (model 'a'), 'b' is",
         ),
         ("{method: slerp, a: a, b: b, alpha: {blocks: {c: x}}}", "recipe.alpha: expected a number, got 'x'"),
         ("{method: slerp, a: a, b: b, alpha: '0.3'}", "recipe.alpha: expected a number, got '0.3'"),

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mecha_exp.binding import UNKNOWN
 from mecha_exp.errors import Problems, RecipeError, did_you_mean
 from mecha_exp.method import MergeMethod, resolve_method
 from mecha_exp.nodes import ModelNode, Node
-from mecha_exp.signature import UNKNOWN, ParameterSpec
+from mecha_exp.signature import ParameterSpec
 from mecha_exp.weighting import by_key
 
 NODE_WORDS = ("method", "model", "mecha")

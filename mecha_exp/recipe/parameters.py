@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from mecha_exp.binding import UNKNOWN
 from mecha_exp.errors import Problems, RecipeError, did_you_mean
 from mecha_exp.nodes import MergeNode, ModelNode, Node, ParameterNode, as_node, walk
-from mecha_exp.signature import UNKNOWN
 
 
 def parameter(name: str, merge_space: str | None = None, config: Any = None) -> ParameterNode:

@@ -1,0 +1,87 @@
+"""Merge spaces: what a tensor means, and how a method says that its result means what its arguments do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mecha_exp.errors import RecipeError, did_you_mean
+
+
+class MergeSpace(str):
+    """The name of a merge space; `MergeSpace("weight") == "weight"`."""
+
+    __slots__ = ()
+
+    @property
+    def identifier(self) -> str:
+        """The name."""
+        return str(self)
+
+
+class MergeSpaceSymbol:
+    """A merge space to be found: one and the same for every parameter that names this symbol.
+
+    >>> S = MergeSpaceSymbol("weight", "delta")
+    >>> @merge_method
+    ... def blend(a: Parameter(Tensor, S), b: Parameter(Tensor, S)) -> Return(Tensor, S): ...
+
+    Two weights give a weight, two deltas a delta, and one of each is an error.
+    """
+
+    def __init__(self, *merge_spaces: str) -> None:
+        self.merge_spaces = checked_spaces(merge_spaces)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.merge_spaces)
+
+    def __contains__(self, space: object) -> bool:
+        return space in self.merge_spaces
+
+
+_registry: dict[str, MergeSpace] = {name: MergeSpace(name) for name in ("weight", "delta", "param")}
+
+
+def register_merge_space(identifier: str) -> None:
+    """Add a merge space of one's own, for methods whose tensors are none of weight, delta and param.
+
+    Raises:
+        RecipeError: there is one of that name.
+    """
+    if identifier in _registry:
+        raise RecipeError(f"there is a merge space '{identifier}' already")
+    _registry[identifier] = MergeSpace(identifier)
+
+
+def resolve(identifier: str) -> MergeSpace:
+    """The merge space of that name.
+
+    Raises:
+        RecipeError: there is none; the message names the nearest.
+    """
+    try:
+        return _registry[identifier]
+    except KeyError:
+        raise RecipeError(
+            f"unknown merge space '{identifier}'.{did_you_mean(str(identifier), _registry)}"
+        ) from None
+
+
+def get_all() -> list[MergeSpace]:
+    """Every merge space, the built-in ones first: `weight` (a parameter), `delta` (a difference of two),
+    `param` (a hyperparameter)."""
+    return list(_registry.values())
+
+
+def checked_spaces(spaces: str | Iterable[str]) -> tuple[str, ...]:
+    """One name or several as a tuple of known ones.
+
+    Raises:
+        RecipeError: one of them is unknown.
+    """
+    names = (spaces,) if isinstance(spaces, str) else spaces
+    return tuple(resolve(name).identifier for name in names)
+
+
+def is_space(name: object) -> bool:
+    """Whether that is the name of a merge space."""
+    return isinstance(name, str) and name in _registry
