@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from textwrap import dedent
 
 import pytest
@@ -22,6 +23,7 @@ from mecha_exp import (
     model,
     n_average,
     n_model_stock,
+    parameter,
     serialize,
     slerp,
     subtract,
@@ -31,12 +33,20 @@ from mecha_exp import (
 )
 from mecha_exp.errors import RecipeError
 from mecha_exp.method import all_methods
+from mecha_exp.nodes import MERGE_SPACES
 from mecha_exp.weighting import by_key
 
 numbers = st.floats(allow_nan=False) | st.integers(-(10**12), 10**12)
 words = st.text(st.characters(exclude_categories=["Cs"]))
 paths = words.filter(bool) | st.sampled_from(
     ["a=b.safetensors", 'C:\\new\\"x".safetensors', "&0", "null", "#"]
+)
+spaces = st.sampled_from(["weight", "delta", "param"])
+configs = st.none() | words.filter(lambda name: name not in ("structural", *MERGE_SPACES))
+leaves = (
+    st.builds(model, paths)
+    | st.builds(model, paths, configs)
+    | st.builds(parameter, words.filter(bool), st.sampled_from([None, "weight"]), configs)
 )
 patterns = st.dictionaries(
     words.filter(lambda w: w not in ("default", "blocks")), numbers, min_size=1, max_size=4
@@ -72,7 +82,7 @@ def weights(children):
     )  # fmt: skip
 
 
-recipes = st.recursive(paths.map(model), weights, max_leaves=8)
+recipes = st.recursive(leaves, weights, max_leaves=8)
 
 
 @given(recipes)
@@ -91,9 +101,9 @@ def test_so_is_a_literal(value):
         assert deserialize(serialize(recipe)) is recipe
 
 
-@given(patterns, st.none() | numbers)
-def test_so_is_a_value_per_key(per_key, default):
-    recipe = literal(by_key(per_key | ({} if default is None else {"default": default})))
+@given(patterns, st.none() | numbers, configs, spaces)
+def test_so_is_a_value_per_key(per_key, default, config, space):
+    recipe = literal(by_key(per_key | ({} if default is None else {"default": default})), config, space)
 
     assert deserialize(serialize(recipe)) is recipe
 
@@ -144,7 +154,7 @@ def test_the_text_is_lines_that_refer_to_each_other():
         merge "subtract" &1 &0
         merge "add_difference" &0 &2 alpha=0.5
         merge "add_difference" &0 &2
-        dict "a key"=1 fc*=0.3 default=0.7
+        dict a\\ key=1 fc*=0.3 default=0.7
         merge "weighted_sum" &3 &4 alpha=&5""")
 
 
@@ -207,6 +217,53 @@ def test_blank_lines_comments_and_line_ends_of_windows_are_skipped():
     assert deserialize(text) is slerp("a", "b")
 
 
+def test_a_text_may_be_given_as_lines_and_begin_with_blanks_comments_or_a_mark_of_windows():
+    lines = ["\ufeff# mine\n", "\n", "version 0.1.0\n", 'model "a"\n', "\n"]
+
+    assert deserialize(lines) is model("a")
+    assert deserialize(["\ufeffversion 0.1.0", 'model "a"']) is model("a")
+
+
+def test_the_end_of_a_long_line_is_shown_where_the_mistake_is():
+    line = "dict " + " ".join(f"key{i}={i}" for i in range(500)) + " oops"
+
+    with pytest.raises(RecipeError) as error:
+        deserialize(f"version 0.1.0\n{line}")
+
+    _, shown, mark = str(error.value).split("\n")
+    assert shown.endswith("key499=499 oops")
+    assert len(shown) < 200
+    assert mark.index("^") == shown.index("oops")
+
+
+def test_a_model_keeps_its_config_and_an_unknown_structure_is_none():
+    text = 'version 0.1.0\nmodel "a" model_config="sdxl-sgm" merge_space="weight"'
+
+    assert serialize(model("a", "sdxl-sgm")) == text
+    assert deserialize(text) is model("a", "sdxl-sgm")
+    assert deserialize(text.replace("sdxl-sgm", "structural")) is model("a")
+
+
+def test_a_parameter_is_a_line():
+    template = add_difference(
+        parameter("a", config="sdxl-sgm"), parameter("d", "delta"), alpha=parameter("x")
+    )
+
+    assert serialize(template) == dedent("""\
+        version 0.1.0
+        parameter "a" model_config="sdxl-sgm"
+        parameter "d" merge_space="delta"
+        parameter "x"
+        merge "add_difference" &0 &1 alpha=&2""")
+    assert deserialize(serialize(template)) is template
+
+
+def test_the_third_argument_of_add_difference_is_alpha_in_a_text():
+    text = 'version 0.1.0\nmodel "a"\nmodel "d" null "delta"\nmerge "add_difference" &0 &1 0.3'
+
+    assert deserialize(text) is add_difference("a", model("d", "delta"), alpha=0.3)
+
+
 def test_what_sd_mecha_writes_is_read():
     text = dedent("""\
         version 0.1.0
@@ -241,7 +298,10 @@ def test_what_we_write_for_the_common_methods_is_in_the_words_of_sd_mecha():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('modle "a"', "line 3, column 1: unknown command 'modle': expected dict, literal, model or merge"),
+        (
+            'modle "a"',
+            "line 3, column 1: unknown command 'modle': expected dict, literal, model, parameter or merge",
+        ),
         ("model", "column 1: expected a path in quotes after 'model'"),
         ("model 3", "expected a path in quotes after 'model'"),
         ('model "b', "column 7: a quote or a bracket is not closed"),
@@ -263,6 +323,14 @@ def test_what_we_write_for_the_common_methods_is_in_the_words_of_sd_mecha():
         ("dict a=[1,2", "column 6: expected a value, found 'a=[1,2'"),
         ("dict", "expected pairs of a key pattern and a value"),
         ("dict 3 4", "expected pairs of a key pattern and a value"),
+        ("dict a=&0", "column 6: the value of 'a' must be a number or a word, not a list or another line"),
+        ('model "b" "sd1" "weight" 3', "there are 1 words too many"),
+        ('model "b" null merge_space="weight" model_config=null', "column 37: 'model_config' is given twice"),
+        ('model "b" model_config=3', "model_config: expected a word in quotes or null, found 3"),
+        ('parameter "x" "dleta"', "unknown merge space 'dleta'. Did you mean 'delta'?"),
+        ("parameter x", "column 11: expected a value, found 'x'. Words are written in quotes."),
+        ('merge "n_average" models=[&0 &0]', "expected values with commas between them, found [&0 &0]"),
+        ('merge "add_difference" &0 &0 0.5 alpha=1', "'alpha' is given twice"),
     ],
 )
 def test_an_error_says_the_line_the_column_and_the_text(line, said):
@@ -271,7 +339,8 @@ def test_an_error_says_the_line_the_column_and_the_text(line, said):
 
     assert "line 3, column " in str(error.value)
     assert said in str(error.value)
-    assert str(error.value).endswith(f"\n    {line}")
+    column = int(re.search(r"column (\d+)", str(error.value))[1])
+    assert str(error.value).endswith(f"\n    {line}\n    {' ' * (column - 1)}^")
 
 
 @pytest.mark.parametrize(
@@ -279,6 +348,7 @@ def test_an_error_says_the_line_the_column_and_the_text(line, said):
     [
         ("", "line 1: expected 'version 0.1.0', found an empty text"),
         ("version 0.2.0", "line 1: expected 'version 0.1.0', found 'version 0.2.0'"),
+        ("\n\nversion 0.2.0", "line 3: expected 'version 0.1.0', found 'version 0.2.0'"),
         ("version 0.1.0\n# nothing\n\n", "the recipe has no line after its version"),
     ],
 )
@@ -287,9 +357,36 @@ def test_a_text_that_is_no_recipe_is_refused(text, said):
         deserialize(text)
 
 
+pieces = st.sampled_from(
+    [
+        'model "a"', "dict a=1", "literal", 'merge "slerp"', 'merge "n_average"', 'merge "ties_sum"',
+        'merge "convert_singleton"', "&0", "&1", "[", "]", "[1,2]", "[&0]", "[[1]]", ",", "=", '"', '"x"', "parameter",
+        "dtype=", '"float32"', '"int64"', "shape=", "[-1]", "[99999999999999999999]", "1e999", "nan", "null",
+        "models=", "alpha=", 'model_config="structural"', 'model_config="singleton-mecha"', "merge_space=",
+        '"delta"', "\\", "\n", "#", "é", "\u2028",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(pieces, max_size=30).map(" ".join))
+def test_any_words_of_the_format_are_a_recipe_or_a_recipe_error(text):
+    for source in (
+        f"version 0.1.0\n{text}",
+        f'version 0.1.0\nmodel "a"\nmodel "b"\n{text}',
+        f'model "a"\n{text}',
+    ):
+        with contextlib.suppress(RecipeError):
+            deserialize(source)
+
+
 @given(st.text() | st.lists(st.text('dict merge"[]&=,\\01.#null\n ', max_size=30)).map("\n".join))
 def test_any_text_is_a_recipe_or_a_recipe_error(text):
-    for source in (text, f"version 0.1.0\n{text}", f'version 0.1.0\nmodel "a"\nmerge "slerp" {text}'):
+    for source in (
+        text,
+        f"version 0.1.0\n{text}",
+        f'model "a"\n{text}',
+        f'version 0.1.0\nmodel "a"\nmerge "slerp" {text}',
+    ):
         with contextlib.suppress(RecipeError):
             deserialize(source)
 

@@ -1,0 +1,186 @@
+"""Recipe texts of sd-mecha before 0.1.0, which have no version line.
+
+    model "a" "sd1" "base"
+    parameter "b" "BASE" "sd1"
+    dict sd1_txt_default=0 sd1_unet_block_in3=0.7
+    merge "weighted_sum" &0 &1 alpha=&2
+
+A model has an architecture and a type, merge spaces are called BASE and DELTA, `merge` was `call` at first,
+and a dictionary names the components and blocks of an architecture. Here all of it gets today's words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mecha_exp.errors import RecipeError, did_you_mean
+from mecha_exp.method import MergeMethod, resolve_method
+from mecha_exp.nodes import ModelNode, Node, ParameterNode
+from mecha_exp.recipe.text_reader import Arguments, Dialect, call, read_dict
+from mecha_exp.weighting import ByKey
+
+CONFIGS = {
+    "sd1": "sd1-ldm",
+    "sdxl": "sdxl-sgm",
+    "sd3": "sd3-comfyui",
+    "flux": "flux-flux",
+}
+"""The model config of an architecture."""
+
+SPACES = {"BASE": "weight", "DELTA": "delta"}
+RENAMED = {"rotate": {"alpha": "alignment", "beta": "alpha"}}
+"""Arguments that have another name today, by method."""
+
+_CLIP_L = {"in0": "embeddings", "in11": "final_layer_norm", "in*": "encoder.layers.*"}
+_CLIP_G = {"in0": "positional_embedding token_embedding", "in*": "transformer.resblocks.*"}
+_CLIP_G["in31"] = "ln_final text_projection logit_scale"
+
+
+def _unet(last_out: int) -> dict[str, str]:
+    return {
+        "in*": "input_blocks.* time_embed",
+        "mid": "middle_block time_embed",
+        "out*": "output_blocks.* time_embed",
+        f"out{last_out}": "out",
+    }
+
+
+_COMPONENTS = {
+    "sd1": {
+        "txt": ("cond_stage_model.transformer.text_model", _CLIP_L),
+        "unet": ("model.diffusion_model", _unet(last_out=11)),
+    },
+    "sdxl": {
+        "txt": ("conditioner.embedders.0.transformer.text_model", _CLIP_L),
+        "txt2": ("conditioner.embedders.1.model", _CLIP_G),
+        "unet": ("model.diffusion_model", _unet(last_out=8)),
+    },
+}
+"""Of each architecture and component the prefix of its keys, and the parts below it that make up a block."""
+
+_WITHOUT_TIME = {"in0", "in3", "in6", "in9"}
+"""Blocks that have no part in `time_embed`, whose strength is the mean of those of the others."""
+
+_STRENGTH = re.compile(r"(?P<arch>[a-z0-9]+)_(?P<component>[a-z0-9]+)_(?:default|block_(?P<block>\w+))")
+_FIRST_WORD = re.compile(r"\s*(dict|model|lora|parameter|merge|call)\b")
+
+
+def is_legacy(line: str) -> bool:
+    """Whether the first line of a text is one of the old format."""
+    return _FIRST_WORD.match(line) is not None
+
+
+def _model(arguments: Arguments) -> Node:
+    path = arguments.word("a path in quotes after 'model'")
+    words = arguments.take("model_arch", "model_type")
+    config = _config(words.get("model_arch"))
+    kind = words.get("model_type", "base")
+    if kind != "base":
+        raise RecipeError(
+            f"a model of type '{kind}' cannot be read from the old format, only one of type 'base': convert "
+            "it to the keys of the model first."
+        )
+    return ModelNode(path, "weight", config)
+
+
+def _lora(arguments: Arguments) -> Node:
+    arguments.word("a path in quotes after 'lora'")
+    raise RecipeError("a LoRA cannot be read from the old format: convert it to the keys of the model first.")
+
+
+def _parameter(arguments: Arguments) -> Node:
+    name = arguments.word("a name in quotes after 'parameter'")
+    words = arguments.take("merge_space", "model_arch")
+    space = words.get("merge_space", "BASE")
+    if space not in SPACES:
+        raise RecipeError(f"unknown merge space '{space}'.{did_you_mean(str(space), SPACES)}")
+    return ParameterNode(name, SPACES[space], _config(words.get("model_arch")))
+
+
+def _merge(arguments: Arguments) -> Node:
+    method = resolve_method(arguments.word("the name of a method in quotes"))
+    renamed = RENAMED.get(method.identifier, {})
+    named = {
+        renamed.get(name, name): _hyperparameter(method, renamed.get(name, name), value)
+        for name, value in arguments.named.items()
+    }
+    return call(method, arguments, named)
+
+
+def _hyperparameter(method: MergeMethod, name: str, value: Any) -> Any:
+    """A number in the type that the method wants today; a dictionary as strengths by key."""
+    if isinstance(value, Mapping):
+        return strengths(value)
+    if isinstance(value, float | int) and name in method.signature.names:
+        wanted = method.signature[name].interface
+        if wanted is bool:
+            return value > 0
+        if wanted is int and value == int(value):
+            return int(value)
+    return value
+
+
+def strengths(given: Mapping[str, Any]) -> ByKey:
+    """Strengths by component and block as patterns over keys; keys that none of them names have 0.
+
+    >>> strengths({"sd1_txt_default": 0.2}).patterns
+    (('cond_stage_model.transformer.text_model', 0.2),)
+    """
+    patterns: dict[str, list[float]] = {}
+    for name, value in given.items():
+        for pattern in _keys_of(name):
+            patterns.setdefault(pattern, []).append(value)
+    means = {
+        pattern: values[0] if len(values) == 1 else sum(values) / len(values)
+        for pattern, values in patterns.items()
+    }
+    return ByKey(tuple(sorted(means.items())), 0)
+
+
+def _keys_of(name: str) -> Sequence[str]:
+    """The prefixes of the keys that `sd1_txt_default` or `sd1_unet_block_in3` speaks of."""
+    match = _STRENGTH.fullmatch(name)
+    if match is None or match["arch"] not in _COMPONENTS:
+        raise RecipeError(
+            f"'{name}' cannot be read from the old format. Expected <architecture>_<component>_default or "
+            f"<architecture>_<component>_block_<block> of one of {', '.join(_COMPONENTS)}."
+        )
+    components = _COMPONENTS[match["arch"]]
+    if match["component"] not in components:
+        raise RecipeError(
+            f"'{name}': no component '{match['component']}'.{did_you_mean(match['component'], components)}"
+        )
+    prefix, blocks = components[match["component"]]
+    block = match["block"]
+    if block is None:
+        return [prefix]
+    kind = re.sub(r"\d+$", "*", block)
+    number = block.removeprefix(kind.removesuffix("*"))
+    found = [blocks[form].replace("*", number) for form in dict.fromkeys([block, kind]) if form in blocks]
+    if not found:
+        raise RecipeError(f"'{name}': no block '{block}'.{did_you_mean(block, blocks)}")
+    parts = " ".join(found).split()
+    return [f"{prefix}.{part}" for part in parts if part != "time_embed" or block not in _WITHOUT_TIME]
+
+
+def _config(arch: Any) -> str | None:
+    """Today's name of an architecture; of one that has none, nothing, so that its keys are asked."""
+    if arch is not None and not isinstance(arch, str):
+        raise RecipeError(f"expected an architecture in quotes, found {arch!r}")
+    return CONFIGS.get(arch or "")
+
+
+DIALECT = Dialect(
+    {
+        "dict": read_dict,
+        "model": _model,
+        "lora": _lora,
+        "parameter": _parameter,
+        "merge": _merge,
+        "call": _merge,
+    },
+    escapes=False,
+)
+"""Without a version line; a backslash is a backslash, as in a path of Windows."""

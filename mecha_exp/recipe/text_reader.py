@@ -1,0 +1,301 @@
+"""Reading the lines of a recipe text: words, references and calls, and where a mistake is.
+
+What the lines mean is a `Dialect`: that of version 0.1.0 is here, the older one in `text_legacy`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from mecha_exp.checkpoint import parse_dtype
+from mecha_exp.errors import MechaError, RecipeError, did_you_mean
+from mecha_exp.method import MergeMethod, resolve_method
+from mecha_exp.nodes import LiteralNode, ModelNode, Node, ParameterNode, as_node
+from mecha_exp.recipe.text_writer import CONSTANTS
+from mecha_exp.weighting import by_key
+
+SHOWN_COLUMNS = 160
+"""Of a line that a message shows."""
+
+SINGLE, SPREAD = "singleton-mecha", "convert_singleton"
+"""How sd-mecha writes a value that is the same for all keys: a model of one key, and its conversion."""
+
+STRUCTURAL = "structural"
+"""What sd-mecha calls the config of a model whose architecture it does not know."""
+
+POSITIONS = {"add_difference": ("a", "b", "alpha")}
+"""The order of arguments in texts, where it is another one than in Python: sd-mecha has no `c` here."""
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+@dataclass
+class Arguments:
+    """What stands after the command of a line.
+
+    Attributes:
+        values: those without a name, in order.
+        named: the others.
+        columns: where a named one begins.
+    """
+
+    values: list[Any] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, int] = field(default_factory=dict)
+
+    def word(self, expected: str) -> str:
+        """The first value, which must be a word; it is taken away."""
+        if not self.values or not isinstance(self.values[0], str):
+            raise RecipeError(f"expected {expected}")
+        return str(self.values.pop(0))
+
+    def take(self, *known: str) -> dict[str, Any]:
+        """The arguments by name; those without a name have the `known` ones in order."""
+        for name in self.named:
+            if name not in known:
+                raise _Misplaced(f"unknown word '{name}'.{did_you_mean(name, known)}", self.columns[name])
+        if len(self.values) > len(known):
+            raise RecipeError(f"there are {len(self.values) - len(known)} words too many")
+        taken = dict(zip(known, self.values, strict=False))
+        for name in self.named:
+            if name in taken:
+                raise _Misplaced(f"'{name}' is given twice", self.columns[name])
+        return taken | self.named
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What lines mean.
+
+    Attributes:
+        commands: what makes a node, or a dictionary, of the arguments of each command.
+        escapes: whether a backslash gives the next character another meaning.
+    """
+
+    commands: Mapping[str, Callable[[Arguments], Any]]
+    escapes: bool = True
+
+    @cached_property
+    def _string(self) -> str:
+        return r'"(?:[^"\\]|\\.)*"' if self.escapes else r'"[^"]*"'
+
+    @cached_property
+    def _token(self) -> re.Pattern[str]:
+        name = r'(?:[^ \t="\\]|\\.)+' if self.escapes else r'[^ \t="]+'
+        value = rf'{self._string}|\[(?:{self._string}|[^"\]])*\]|[^ \t"\[][^ \t"]*'
+        return re.compile(rf"(?:(?P<name>{name}|{self._string})=)?(?P<value>{value})")
+
+    @cached_property
+    def _item(self) -> re.Pattern[str]:
+        return re.compile(rf'[ \t]*(?P<item>{self._string}|[^ \t,"]+)[ \t]*(?:,|$)')
+
+    def arguments(self, line: str, column: int, results: Sequence[Any]) -> Arguments:
+        """What stands from a column on."""
+        found = Arguments()
+        while column < len(line):
+            match = self._token.match(line, column)
+            if match is None:
+                raise _Misplaced("a quote or a bracket is not closed", column)
+            try:
+                value = self._value(match["value"], results)
+            except RecipeError as error:
+                raise _Misplaced(str(error), column) from None
+            if match["name"] is None:
+                found.values.append(value)
+            elif (name := self._plain(match["name"])) in found.named:
+                raise _Misplaced(f"'{name}' is given twice", column)
+            else:
+                found.named[name], found.columns[name] = value, column
+            column = _next_word(line, match.end())
+        return found
+
+    def _value(self, token: str, results: Sequence[Any]) -> Any:
+        if token in CONSTANTS:
+            return CONSTANTS[token]
+        if token.startswith("&"):
+            index = int(token[1:]) if token[1:].isdecimal() else -1
+            if not 0 <= index < len(results):
+                raise RecipeError(f"{token} refers to a line that does not come before this one")
+            return results[index]
+        if token.startswith('"'):
+            return self._plain(token)
+        if token.startswith("["):
+            return [self._value(item, results) for item in self._items(token[1:-1].rstrip())]
+        return _number(token)
+
+    def _items(self, listed: str) -> Iterator[str]:
+        end = 0
+        while end < len(listed):
+            match = self._item.match(listed, end)
+            if match is None:
+                raise RecipeError(f"expected values with commas between them, found [{listed}]")
+            yield match["item"]
+            end = match.end()
+
+    def _plain(self, token: str) -> str:
+        """A token without its quotes and backslashes."""
+        plain = token[1:-1] if token.startswith('"') else token
+        return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), plain) if self.escapes else plain
+
+
+class _Misplaced(RecipeError):
+    """What is wrong at a column of a line."""
+
+    def __init__(self, message: str, column: int) -> None:
+        super().__init__(message)
+        self.column = column
+
+
+def read(lines: Iterable[str], dialect: Dialect) -> Node:
+    """The recipe of the last line.
+
+    Raises:
+        RecipeError: with the line, the column and the line's text.
+    """
+    results: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        if says_something(line):
+            results.append(_read_line(line, number, results, dialect))
+    if not results:
+        raise RecipeError("the recipe has no line after its version")
+    return as_node(as_argument(results[-1]))
+
+
+def says_something(line: str) -> bool:
+    """Whether a line is neither blank nor a comment."""
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def _read_line(line: str, number: int, results: Sequence[Any], dialect: Dialect) -> Any:
+    start = _next_word(line, 0)
+    try:
+        command = re.split(r"[ \t]", line[start:], maxsplit=1)[0]
+        if command not in dialect.commands:
+            *most, last = dialect.commands
+            raise RecipeError(f"unknown command '{command}': expected {', '.join(most)} or {last}")
+        arguments = dialect.arguments(line, _next_word(line, start + len(command)), results)
+        return dialect.commands[command](arguments)
+    except (MechaError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # the last are torch's
+        column = error.column if isinstance(error, _Misplaced) else start
+        raise RecipeError(f"line {number}, column {column + 1}: {error}\n{_excerpt(line, column)}") from None
+
+
+def _excerpt(line: str, column: int) -> str:
+    """The line, or what of a long one is near the column, with a mark below the column."""
+    first = max(0, min(column - SHOWN_COLUMNS // 2, len(line) - SHOWN_COLUMNS))
+    shown = line[first : first + SHOWN_COLUMNS].replace("\t", " ")
+    return f"    {shown}\n    {' ' * (column - first)}^"
+
+
+_WORD = re.compile(r"[^ \t]")
+
+
+def _next_word(line: str, column: int) -> int:
+    """Where the next word begins, or the end of the line."""
+    match = _WORD.search(line, column)
+    return match.start() if match else len(line)
+
+
+def _number(token: str) -> float | int:
+    for kind in (int, float):
+        try:
+            return kind(token)
+        except ValueError:
+            continue
+    raise RecipeError(f"expected a value, found {token!r}. Words are written in quotes.")
+
+
+def read_dict(arguments: Arguments) -> Mapping[str, Any]:
+    """A dictionary; what it means depends on the line that refers to it."""
+    if arguments.values or not arguments.named:
+        raise RecipeError("expected pairs of a key pattern and a value, such as conv1=0.3")
+    for name, value in arguments.named.items():
+        if isinstance(value, Node | Mapping | list):
+            message = f"the value of '{name}' must be a number or a word, not a list or another line"
+            raise _Misplaced(message, arguments.columns[name])
+    return arguments.named
+
+
+def call(method: MergeMethod, arguments: Arguments, named: Mapping[str, Any]) -> Node:
+    """A call of a merge method with arguments as texts order them."""
+    values = [as_argument(value) for value in arguments.values]
+    named = {name: as_argument(value) for name, value in named.items()}
+    order = POSITIONS.get(method.identifier)
+    if order is None or len(values) > len(order):
+        return method(*values, **named)
+    for name in order[: len(values)]:
+        if name in named:
+            raise RecipeError(f"'{name}' is given twice")
+    return method(**dict(zip(order, values, strict=False)), **named)
+
+
+def as_argument(value: Any) -> Any:
+    """A dictionary as a value by key, all else as it is."""
+    return by_key(value) if isinstance(value, Mapping) else value
+
+
+def _model(arguments: Arguments) -> Node:
+    path = arguments.word("a path in quotes after 'model'")
+    words = arguments.take("model_config", "merge_space")
+    return ModelNode(path, _space(words) or "weight", _config(words))
+
+
+def _parameter(arguments: Arguments) -> Node:
+    name = arguments.word("a name in quotes after 'parameter'")
+    words = arguments.take("merge_space", "model_config")
+    return ParameterNode(name, _space(words), _config(words))
+
+
+def _literal(arguments: Arguments) -> Node:
+    if not arguments.values:
+        raise RecipeError("expected a value after 'literal'")
+    value = arguments.values.pop(0)
+    words = arguments.take("model_config", "merge_space", "dtype", "shape")
+    if isinstance(value, Node):
+        return value
+    config = _config(words)
+    if isinstance(value, Mapping):
+        is_single = config == SINGLE and list(value) == ["key"]
+        value, config = (value["key"], None) if is_single else (by_key(value), config)
+    if "dtype" in words:
+        value = torch.tensor(value, dtype=parse_dtype(words["dtype"])).reshape(words.get("shape", [-1]))
+    return LiteralNode(value, _space(words) or "param", config)
+
+
+def _merge(arguments: Arguments) -> Any:
+    name = arguments.word("the name of a method in quotes after 'merge'")
+    if name == SPREAD and len(arguments.values) == 1 and not arguments.named:
+        return arguments.values[0]
+    return call(resolve_method(name), arguments, arguments.named)
+
+
+def _config(words: Mapping[str, Any]) -> str | None:
+    config = words.get("model_config")
+    if config is not None and not isinstance(config, str):
+        raise RecipeError(f"model_config: expected a word in quotes or null, found {config!r}")
+    return None if config == STRUCTURAL else config
+
+
+def _space(words: Mapping[str, Any]) -> str | None:
+    space = words.get("merge_space")
+    if space is not None and not isinstance(space, str):
+        raise RecipeError(f"merge_space: expected a word in quotes or null, found {space!r}")
+    return space
+
+
+DIALECT = Dialect(
+    {
+        "dict": read_dict,
+        "literal": _literal,
+        "model": _model,
+        "parameter": _parameter,
+        "merge": _merge,
+    }
+)
+"""Version 0.1.0."""
