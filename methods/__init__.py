@@ -3,6 +3,26 @@
 They use the public API only, so each file is also an example of how to write a method of your own.
 """
 
-from mecha_exp.methods import centres, difference, dropout, linear, reductions, spherical, ties
+from mecha_exp.methods import (
+    centres,
+    difference,
+    dropout,
+    limiting,
+    linear,
+    outliers,
+    reductions,
+    spherical,
+    ties,
+)
 
-__all__ = ["centres", "difference", "dropout", "linear", "reductions", "spherical", "ties"]
+__all__ = [
+    "centres",
+    "difference",
+    "dropout",
+    "limiting",
+    "linear",
+    "outliers",
+    "reductions",
+    "spherical",
+    "ties",
+]

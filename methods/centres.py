@@ -1,46 +1,168 @@
 """Centres of a set of models."""
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.methods.linear import add_scaled, deltas_to
+from mecha_exp.methods.limiting import higher, lower
+from mecha_exp.methods.linear import add_scaled, combination, deltas_to, n_average
+from mecha_exp.methods.parameters import Base, Delta, Experts, Model, RowNorm, Small
+from mecha_exp.methods.reductions import gram, gram_matrix
 
 
-def _row_cosine(a: Tensor, b: Tensor, eps: float) -> Tensor:
+def row_cosine(a: Tensor, b: Tensor, eps: float) -> Tensor:
     """The cosine of each row of a with that row of b, of shape [rows, 1]; norms below eps count as eps."""
     norms = [x.norm(dim=-1, keepdim=True).clamp_min(eps) for x in (a, b)]
     return (a * b).sum(dim=-1, keepdim=True) / (norms[0] * norms[1])
 
 
+def stock_share(cosine: Tensor, count: int) -> Tensor:
+    """t = N c / (1 + (N - 1) c), how far to go along the mean of N deltas; 0 where that is not defined."""
+    below = 1 + (count - 1) * cosine
+    return torch.where(below.abs() < 1e-6, 0, count * cosine / below)
+
+
+def consecutive_share(deltas: tuple[Tensor, ...], eps: float) -> Tensor | float:
+    """`stock_share` of each row, from the mean cosine of consecutive deltas."""
+    if len(deltas) == 1:
+        return 1.0
+    cosines = [row_cosine(a, b, eps) for a, b in pairwise(deltas)]
+    return stock_share(sum(cosines) / len(cosines), len(deltas))
+
+
 @merge_method(rowwise=True)
-def model_stock(*deltas: Parameter(Tensor, "delta"), cos_eps: Parameter(float, gt=0) = 1e-6) -> Return(
-    Tensor, "delta"
-):
+def model_stock(*deltas: Delta, cos_eps: RowNorm = 1e-6) -> Return(Tensor, "delta"):
     """t mean(deltas), with t = N c / (1 + (N - 1) c) and c the mean cosine of consecutive deltas, by row.
 
     A row is a slice along the last axis. Where t is not defined the result is 0; one delta is itself.
     Source: Model Stock, Jang et al. 2024, arXiv:2403.19522; rows as in sd-mecha.
     """
-    n = len(deltas)
-    if n == 1:
+    if len(deltas) == 1:
         return deltas[0]
-    cosines = [_row_cosine(a, b, cos_eps) for a, b in pairwise(deltas)]
-    cosine = sum(cosines) / len(cosines)
-    t = n * cosine / (1 + (n - 1) * cosine)
-    return torch.nan_to_num(t * sum(deltas) / n, nan=0, posinf=0, neginf=0)
+    return consecutive_share(deltas, cos_eps) * sum(deltas) / len(deltas)
 
 
 @merge_method(composite=True)
-def n_model_stock(
-    base: Parameter(Tensor, "weight"),
-    *models: Parameter(Tensor, ("weight", "delta")),
-    cos_eps: Parameter(float, gt=0) = 1e-6,
-) -> Return(Tensor, "weight"):
+def n_model_stock(base: Base, *models: Experts, cos_eps: RowNorm = 1e-6) -> Return(Tensor, "weight"):
     """base + model_stock(model_i - base).
 
     Source: Model Stock, Jang et al. 2024, arXiv:2403.19522.
     """
     return add_scaled(base, model_stock(*deltas_to(base, models), cos_eps=cos_eps), 1.0)
+
+
+@merge_method(elementwise=True, register=False)
+def pairwise_share(products: Small, count: Parameter(int)) -> Return(Tensor, "param"):
+    """`stock_share` from the mean cosine of all pairs."""
+    matrix = gram_matrix(products, count)
+    norms = matrix.diagonal().sqrt()
+    pairs = [
+        (matrix[i, j] / (norms[i] * norms[j]).clamp_min(1e-6)).clamp(-1, 1)
+        for i, j in combinations(range(count), 2)
+    ]
+    return stock_share(torch.stack(pairs).mean(), count)
+
+
+@merge_method(rowwise=True, register=False)
+def stock_of_rows(*deltas: Delta) -> Return(Tensor, "delta"):
+    """`stock_share` times the mean, by row, from the mean cosine of all pairs."""
+    pairs = []
+    for a, b in combinations(deltas, 2):
+        norms = a.norm(dim=-1, keepdim=True) * b.norm(dim=-1, keepdim=True)
+        pairs.append(((a * b).sum(-1, keepdim=True) / norms.clamp_min(1e-6)).clamp(-1, 1))
+    return stock_share(sum(pairs) / len(pairs), len(deltas)) * sum(deltas) / len(deltas)
+
+
+@merge_method(composite=True)
+def model_stock_pairwise(
+    base: Base,
+    *models: Experts,
+    filter_wise: Parameter(bool, help="an angle for each row (a slice along the last axis)") = False,
+) -> Return(Tensor, "weight"):
+    """base + t mean(deltas), t = N c / (1 + (N - 1) c), c the mean cosine of all pairs of deltas.
+
+    Over the whole tensor or by row. Where t is not defined the result is the base; one model is itself.
+    Source: Model Stock, Jang et al. 2024, arXiv:2403.19522; all pairs as in mergekit.
+    """
+    deltas = deltas_to(base, models)
+    if len(deltas) == 1:
+        return add_scaled(base, deltas[0], 1.0)
+    if filter_wise:
+        return add_scaled(base, stock_of_rows(*deltas), 1.0)
+    return add_scaled(base, n_average(*deltas), pairwise_share(gram(*deltas), count=len(deltas)))
+
+
+Iterations = Parameter(int, ge=0, help="iterations at most")
+Nearest = Parameter(float, gt=0, help="distances below it count as it")
+Progress = Parameter(float, ge=0, help="relative change of the sum of distances that ends the iteration")
+
+
+@merge_method(elementwise=True, register=False)
+def median_shares(
+    products: Small,
+    count: Parameter(int),
+    eps: Parameter(float),
+    maxiter: Parameter(int),
+    ftol: Parameter(float),
+) -> Return(Tensor, "param"):
+    """The coefficients of `geometric_median`, from the inner products of what leads from the first model on.
+
+    Weiszfeld's iteration stays in the span of the models, so N numbers are all that changes.
+    """
+    matrix = products.new_zeros(count, count)
+    matrix[1:, 1:] = gram_matrix(products, count - 1)
+    every = torch.eye(count, dtype=matrix.dtype)
+
+    def distances(shares: Tensor) -> Tensor:
+        apart = every - shares
+        return ((apart @ matrix) * apart).sum(1).clamp_min(0).sqrt()
+
+    shares = torch.full([count], 1 / count, dtype=matrix.dtype)
+    away = distances(shares)
+    for _ in range(maxiter):
+        before = away.mean()
+        shares = 1 / away.clamp_min(eps)
+        shares = shares / shares.sum()
+        away = distances(shares)
+        if (before - away.mean()).abs() <= ftol * away.mean():
+            break
+    return shares
+
+
+@merge_method(composite=True)
+def geometric_median(
+    *models: Model, eps: Nearest = 1e-6, maxiter: Iterations = 100, ftol: Progress = 1e-20
+) -> Return(Tensor):
+    """The point whose distances to all models have the smallest sum, over the whole tensor.
+
+    Weiszfeld's iteration from the mean: weights 1 / max(distance, eps), normalised. Only inner products are
+    needed for it, so the tensors are read twice in all.
+    Source: Weiszfeld 1937; Pillutla et al. 2022, arXiv:1912.13445; sd-mecha.
+    """
+    if len(models) == 1:
+        return models[0]
+    apart = [difference(model, models[0]) for model in models[1:]]
+    shares = median_shares(gram(*apart), count=len(models), eps=eps, maxiter=maxiter, ftol=ftol)
+    return combination(*models, coefficients=shares)
+
+
+@merge_method(elementwise=True, register=False)
+def difference(a: Model, b: Model) -> Return(Tensor):
+    """a - b, of models in any merge space."""
+    return a - b
+
+
+@merge_method(elementwise=True)
+def median(*models: Model) -> Return(Tensor):
+    """The entry-wise median, of an even number of models the lower of the two in the middle.
+
+    Source: as torch.median.
+    """
+    ordered = list(models)
+    for place in range((len(models) + 1) // 2):  # the smallest one to the front, as often as it takes
+        for other in range(len(models) - 1, place, -1):
+            a, b = ordered[other - 1], ordered[other]
+            ordered[other - 1], ordered[other] = lower(a, b), higher(b, a)
+    return ordered[(len(models) - 1) // 2]

@@ -1,30 +1,256 @@
-"""What a difference between models is made of."""
+"""What a difference between models is made of, and masks that say where to add it."""
+
+import math
+from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
 
 from mecha_exp import Parameter, Return, merge_method
+from mecha_exp.method import is_constant
+from mecha_exp.methods.linear import add_difference, add_scaled, subtract, weighted_sum
+from mecha_exp.methods.parameters import Alpha, Base, Delta, Model, Share, Small, Weight
 from mecha_exp.methods.reductions import dot, squared_norm
 
 
 @merge_method(elementwise=True, register=False)
-def quotient(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor):
+def quotient(a: Model, b: Model) -> Return(Tensor):
     """a / b."""
     return a / b
 
 
 @merge_method(elementwise=True, register=False)
-def without_share(b: Parameter(Tensor), a: Parameter(Tensor), share: Parameter(Tensor, "param")) -> Return(
-    Tensor
-):
+def without_share(b: Model, a: Model, share: Small) -> Return(Tensor):
     """b - share a; zeros where the share is not a number."""
     return torch.where(share == share, b - a * share, 0)
 
 
 @merge_method(composite=True)
-def perpendicular_component(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor):
+def perpendicular_component(a: Model, b: Model) -> Return(Tensor):
     """What of b is at right angles to a, over the whole tensor: b - a <a, b> / |a|^2; zeros where a is zero.
 
     Source: sd-mecha.
     """
     return without_share(b, a, quotient(dot(a, b), squared_norm(a)))
+
+
+@merge_method(composite=True)
+def add_perpendicular(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
+    """a + alpha d, d being what of b - c is at right angles to a - c.
+
+    Source: sd-mecha.
+    """
+    if is_constant(alpha, 0):
+        return a
+    return add_scaled(a, perpendicular_component(subtract(a, c), subtract(b, c)), alpha)
+
+
+def _quotient_or_zero(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(b == 0, 0, a / b)
+
+
+@merge_method(elementwise=True)
+def train_difference_mask(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "param"):
+    """1.8 alpha |b - a| / (|b - a| + |b - c|), entry by entry, and 0 for 0 / 0.
+
+    Source: supermerger; sd-mecha.
+    """
+    distance = (b - a).abs()
+    return 1.8 * alpha * _quotient_or_zero(distance, distance + (b - c).abs())
+
+
+@merge_method(elementwise=True)
+def add_opposite_mask(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "param"):
+    """2 alpha |a - b| / (|a - b| + |a + b - 2 c|), entry by entry, and 0 for 0 / 0: where a and b go apart.
+
+    Source: sd-mecha.
+    """
+    distance = (a - b).abs()
+    return 2 * alpha * _quotient_or_zero(distance, distance + (a + b - 2 * c).abs())
+
+
+@merge_method(elementwise=True)
+def add_strict_opposite_mask(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "param"):
+    """2 alpha max(0, (c - a) (b - c) / max(|a - c|, |b - c|)^2), and 0 for 0 / 0: only where signs differ.
+
+    Source: sd-mecha.
+    """
+    da, db = a - c, b - c
+    larger = torch.where(da.abs() < db.abs(), db, da)
+    return 2 * alpha * _quotient_or_zero(-da * db, larger.square()).clamp_min(0)
+
+
+@merge_method(elementwise=True, register=False)
+def half(a: Model) -> Return(Tensor):
+    """a / 2."""
+    return a * 0.5
+
+
+@merge_method(composite=True)
+def train_difference(
+    a: Weight,
+    b: Weight,
+    c: Base,
+    alpha: Alpha = 1.0,
+    filter: Parameter(
+        str, choices=("distance", "strict"), help="add more where b is far from a, or only where signs differ"
+    ) = "distance",
+) -> Return(Tensor, "weight"):
+    """a + mask (b - c): b's training from c, added to a as if a had been trained so.
+
+    The mask is `train_difference_mask` (distance), or half of `add_strict_opposite_mask` (strict).
+    Source: supermerger, hako-mikan.
+    """
+    if is_constant(alpha, 0):
+        return a
+    if filter == "distance":
+        mask = train_difference_mask(a, b, c, alpha=alpha)
+    else:
+        mask = half(add_strict_opposite_mask(a, b, c, alpha=alpha))
+    return add_scaled(a, subtract(b, c), mask)
+
+
+@merge_method(elementwise=True, register=False)
+def geometric_mean(a: Model, b: Model, alpha: Small) -> Return(Tensor):
+    """|a|^(1 - alpha) |b|^alpha cos(pi ((1 - alpha) [a < 0] + alpha [b < 0]))."""
+    turn = (1 - alpha) * (a < 0) + alpha * (b < 0)
+    return a.abs() ** (1 - alpha) * b.abs() ** alpha * torch.cos(math.pi * turn)
+
+
+@merge_method(composite=True)
+def geometric_sum(a: Model, b: Model, alpha: Alpha = 0.5) -> Return(Tensor):
+    """Re(a^(1 - alpha) b^alpha), in complex numbers, entry by entry. alpha 0 is a, 1 is b.
+
+    Source: sd-mecha.
+    """
+    if is_constant(alpha, 0) or is_constant(alpha, 1):
+        return weighted_sum(a, b, alpha=alpha)
+    return geometric_mean(a, b, alpha)
+
+
+@merge_method(elementwise=True)
+def multiply_quotient(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
+    """Re(a (b / c)^(alpha m)), m = max(0, -La Lb / max(|La|, |Lb|)^2), Lx = log|x / c|; a where undefined.
+
+    As adding a difference, but of magnitudes: a is multiplied where b has grown and a has shrunk, or so.
+    Source: sd-mecha.
+    """
+    la, lb = a.abs().log() - c.abs().log(), b.abs().log() - c.abs().log()
+    larger = torch.where(la.abs() < lb.abs(), lb, la).square()
+    opposite = torch.nan_to_num(-la * lb / larger, nan=0).clamp_min(0)
+    power = alpha * opposite
+    ratio = b / c
+    result = a * ratio.abs() ** power * torch.cos(math.pi * power * (ratio < 0))
+    return torch.where(result.isfinite(), result, a)
+
+
+def _less_alike(a: Tensor, b: Tensor, likeness: Tensor, alpha: Tensor) -> Tensor:
+    k = 1 - (likeness - alpha).clamp(0, 1)
+    return torch.where(k < 0.5, a + k * (b - a), b - (1 - k) * (b - a))
+
+
+@merge_method
+def add_cosine_a(a: Weight, b: Weight, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
+    """lerp(a, b, k), k = 1 - clamp(s - alpha, 0, 1), s the cosine of the columns (along axis 0) of a and b.
+
+    Whole tensors: a column's cosine is known only when all its rows have been seen.
+    Source: supermerger (cosineA); sd-mecha.
+    """
+    likeness = _column_cosine(normalize(_rows(a), dim=0), normalize(_rows(b), dim=0))
+    return _less_alike(_rows(a), _rows(b), likeness, alpha).reshape(a.shape)
+
+
+@merge_method
+def add_cosine_b(a: Weight, b: Weight, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
+    """As `add_cosine_a`, s being the mean of the column's cosine and that of the whole tensors.
+
+    A cosine with zeros counts as 0. Source: supermerger (cosineB); sd-mecha.
+    """
+    norms = a.norm() * b.norm()
+    overall = (a * b).sum() / norms if norms > 0 else norms
+    likeness = (_column_cosine(_rows(a), _rows(b)) + overall) / 2
+    return _less_alike(_rows(a), _rows(b), likeness, alpha).reshape(a.shape)
+
+
+def _rows(a: Tensor) -> Tensor:
+    return a if a.ndim else a.reshape(1)
+
+
+def _column_cosine(a: Tensor, b: Tensor) -> Tensor:
+    return cosine_similarity(a, b, dim=0)
+
+
+@merge_method(rowwise=True)
+def extract(
+    a: Base,
+    b: Weight,
+    c: Weight,
+    alpha: Share = 0.5,
+    beta: Parameter(
+        float, ge=0, le=1, help="0 takes what b and c have in common, 1 what they have not"
+    ) = 0.0,
+    gamma: Parameter(float, ge=0, help="how sharply likeness counts") = 0.3,
+) -> Return(Tensor, "weight"):
+    """a + lerp(b - a, c - a, alpha) lerp(d, 1 - d, beta), d = ((cos(b - a, c - a) + 1) / 2)^gamma, by row.
+
+    A row is a slice along the last axis; a cosine with zeros counts as 0.
+    Source: supermerger.
+    """
+    db, dc = b - a, c - a
+    cosine = cosine_similarity(db, dc, dim=-1).clamp(-1, 1).unsqueeze(-1)
+    d = ((cosine + 1) / 2) ** gamma
+    return a + (db + alpha * (dc - db)) * (d + beta * (1 - 2 * d))
+
+
+@merge_method(register=False)
+def smoothed(d: Delta) -> Return(Tensor, "delta"):
+    """The Gaussian (sigma 1) of the median of 3 entries along each axis, mirrored at the edges."""
+    if not d.ndim:
+        return d
+    width = 4  # of the Gaussian's tail, in sigmas
+    places = torch.arange(-width, width + 1, dtype=d.dtype)
+    kernel = torch.exp(-places.square() / 2)
+    kernel = kernel / kernel.sum()
+    smooth = _median_of_neighbours(d)
+    for axis in range(d.ndim):
+        extended = _mirrored(smooth, axis, width)
+        count = d.shape[axis]
+        smooth = sum(k * extended.narrow(axis, i, count) for i, k in enumerate(kernel))
+    return smooth
+
+
+def _median_of_neighbours(d: Tensor) -> Tensor:
+    """The median of the 3^n entries around each entry, a slice of axis 0 at a time."""
+    extended = d
+    for axis in range(d.ndim):
+        extended = _mirrored(extended, axis, 1)
+    offsets = list(product(range(3), repeat=d.ndim - 1))
+    slices = []
+    for row in range(d.shape[0]):
+        around = extended[row : row + 3]
+        windows = [around[(slice(None), *map(_window, offset, d.shape[1:]))] for offset in offsets]
+        slices.append(torch.cat(windows).median(0).values)
+    return torch.stack(slices)
+
+
+def _window(start: int, count: int) -> slice:
+    return slice(start, start + count)
+
+
+def _mirrored(d: Tensor, axis: int, width: int) -> Tensor:
+    """d with `width` more entries at both ends of an axis: d c b a | a b c d | d c b a."""
+    places = torch.arange(-width, d.shape[axis] + width) % (2 * d.shape[axis])
+    return d.index_select(axis, torch.minimum(places, 2 * d.shape[axis] - 1 - places))
+
+
+@merge_method(composite=True)
+def smooth_add(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
+    """a + alpha gaussian(median(b - c)): a difference without its outliers, over all axes of the tensor.
+
+    The median of 3 neighbours along each axis, then a Gaussian of sigma 1. Whole tensors.
+    Source: supermerger.
+    """
+    if is_constant(alpha, 0):
+        return a
+    return add_difference(a, smoothed(subtract(b, c)), alpha=alpha)

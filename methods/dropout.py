@@ -1,75 +1,98 @@
 """Random sparsification of deltas. Masks are a function of (seed, key, model) alone."""
 
+import math
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
-from mecha_exp import Node, Parameter, Return, merge_method, uniform
+from mecha_exp import Node, Parameter, RecipeError, Return, factor, merge_method, uniform
 from mecha_exp.method import is_constant, spread
-from mecha_exp.methods.linear import add_scaled, deltas_to, weighted_total
+from mecha_exp.methods.centres import Iterations, Nearest, Progress
+from mecha_exp.methods.linear import add_scaled, deltas_to
+from mecha_exp.methods.linear import scale as scaled
+from mecha_exp.methods.parameters import (
+    Alpha,
+    Base,
+    Delta,
+    Densities,
+    Dropped,
+    Experts,
+    Kept,
+    Rescale,
+    RowNorm,
+    Scale,
+    Seed,
+    Small,
+    VoteBySize,
+    Weights,
+)
+from mecha_exp.methods.reductions import sum_of_magnitudes
+from mecha_exp.methods.ties import ApplyMedian, ApplyStock, Normalize, merged_deltas, ties_sum_extended
 
 
 @merge_method(elementwise=True, register=False)
 def keep_at_random(
-    delta: Parameter(Tensor, "delta"),
-    draw: Parameter(Tensor, "param"),
-    density: Parameter(float, gt=0, le=1),
-    rescale: Parameter(bool),
+    delta: Delta, draw: Small, density: Parameter(Tensor, "param"), rescale: Parameter(bool)
 ) -> Return(Tensor, "delta"):
     """The entries whose draw is below `density`, divided by it if they are to keep their expectation."""
     kept = torch.where(draw < density, delta, 0)
-    return kept / density if rescale else kept
+    return torch.where(density > 0, kept / density, 0) if rescale else kept
 
 
 @merge_method(elementwise=True, register=False)
-def agreeing_total(*deltas: Parameter(Tensor, "delta"), weights: Parameter(list[float])) -> Return(
-    Tensor, "delta"
-):
-    """The sum of the weighted entries whose sign is that of the sum of them all, a zero sum counting as +."""
-    weighted = [delta * weight for delta, weight in zip(deltas, weights, strict=True)]
-    positive = sum(weighted) >= 0
-    return sum(torch.where((w > 0) == positive, w, 0) for w in weighted)
+def with_total(kept: Delta, before: Small, after: Small) -> Return(Tensor, "delta"):
+    """Scaled so that the magnitudes sum to `before` and not to `after`; left alone if either is tiny."""
+    return kept * torch.where((before < 1e-7) | (after < 1e-7), 1, before / after)
 
 
-def _dropped(base: Node, models: tuple[Node, ...], density: float, rescale: bool, seed: int) -> list[Node]:
+def _dropped(delta: Node, density: Node | float, rescale: bool | str, seed: int, stream: int) -> Node:
+    draw = uniform(delta, seed=seed, stream=stream)
+    kept = keep_at_random(delta, draw, density=density, rescale=rescale is True)
+    if rescale == "l1":
+        return with_total(kept, sum_of_magnitudes(delta), sum_of_magnitudes(kept))
+    return kept
+
+
+def _dare(
+    base: Node, models: tuple[Node, ...], density: float | list[float], rescale: bool | str, seed: int
+) -> list[Node]:
     deltas = deltas_to(base, models)
-    if density == 1:
-        return deltas
-    return [
-        keep_at_random(delta, uniform(delta, seed=seed, stream=i), density=density, rescale=rescale)
-        for i, delta in enumerate(deltas)
-    ]
+    each = enumerate(zip(deltas, spread(density, len(deltas)), strict=True))
+    return [d if share == 1 else _dropped(d, share, rescale, seed, i) for i, (d, share) in each]
 
 
 @merge_method(composite=True)
 def dare_linear(
-    base: Parameter(Tensor, "weight"),
-    *models: Parameter(Tensor, ("weight", "delta")),
-    weights: Parameter(list[float]) = 1.0,
-    density: Parameter(float, gt=0, le=1) = 0.5,
-    rescale: Parameter(bool) = True,
-    scale: Parameter(Tensor) = 1.0,
-    seed: Parameter(int, ge=0) = 0,
+    base: Base,
+    *models: Experts,
+    weights: Weights = 1.0,
+    density: Densities = 0.5,
+    rescale: Rescale = True,
+    scale: Scale = 1.0,
+    seed: Seed = 0,
 ) -> Return(Tensor, "weight"):
-    """base + scale sum_i weights_i drop(model_i - base).
+    """base + scale sum_i w_i drop(model_i - base).
 
-    `drop` keeps each entry with probability `density` and divides what is left by it (`rescale`).
+    `drop` keeps each entry with probability `density`. What is left is divided by it (`rescale` true), left
+    alone (false), or scaled to the L1 norm that there was (l1, as in mergekit).
     Source: DARE, Yu et al. 2023, arXiv:2311.03099.
     """
     if is_constant(scale, 0):
         return base
-    dropped = _dropped(base, models, density, rescale, seed)
-    return add_scaled(base, weighted_total(*dropped, weights=spread(weights, len(models))), scale)
+    dropped = _dare(base, models, density, rescale, seed)
+    return add_scaled(base, merged_deltas(dropped, weights, consensus=False), scale)
 
 
 @merge_method(composite=True)
 def dare_ties(
-    base: Parameter(Tensor, "weight"),
-    *models: Parameter(Tensor, ("weight", "delta")),
-    weights: Parameter(list[float]) = 1.0,
-    density: Parameter(float, gt=0, le=1) = 0.5,
-    rescale: Parameter(bool) = True,
-    scale: Parameter(Tensor) = 1.0,
-    seed: Parameter(int, ge=0) = 0,
+    base: Base,
+    *models: Experts,
+    weights: Weights = 1.0,
+    density: Densities = 0.5,
+    rescale: Rescale = True,
+    scale: Scale = 1.0,
+    seed: Seed = 0,
 ) -> Return(Tensor, "weight"):
     """As `dare_linear`, but of each entry only the models that agree with the sign of the sum are added.
 
@@ -77,5 +100,270 @@ def dare_ties(
     """
     if is_constant(scale, 0):
         return base
-    dropped = _dropped(base, models, density, rescale, seed)
-    return add_scaled(base, agreeing_total(*dropped, weights=spread(weights, len(models))), scale)
+    dropped = _dare(base, models, density, rescale, seed)
+    return add_scaled(base, merged_deltas(dropped, weights, consensus=True), scale)
+
+
+@factor(elements=math.prod)
+def ranks_in_rows(delta: Delta) -> Return(Tensor, "param"):
+    """The place of each magnitude in its row, from 0 for the smallest to 1.
+
+    A row is a slice along the first axis, or all of a tensor of one axis. Of equal magnitudes the later entry
+    has the higher rank.
+    """
+    rows = delta.abs().flatten(1) if delta.ndim > 1 else delta.abs().reshape(1, -1)
+    return _ranks(rows) / max(rows.shape[1] - 1, 1)
+
+
+@factor(elements=math.prod)
+def ranks(delta: Delta) -> Return(Tensor, "param"):
+    """The place of each magnitude in the whole tensor, from 1 for the smallest."""
+    return _ranks(delta.abs().reshape(1, -1)) + 1
+
+
+def _ranks(rows: Tensor) -> Tensor:
+    order = rows.argsort(dim=1, stable=True)
+    places = torch.arange(rows.shape[1]).to(rows).expand_as(rows)
+    return torch.empty_like(rows).scatter_(1, order, places)
+
+
+@merge_method(register=False)
+def probability_by_rank(
+    delta: Delta, rank: Small, density: Parameter(float), epsilon: Parameter(float)
+) -> Return(Tensor, "param"):
+    """density - epsilon for the smallest entry of a row, density + epsilon for the largest."""
+    return (density - epsilon + 2 * epsilon * rank).reshape(delta.shape)
+
+
+def _della(
+    base: Node,
+    models: tuple[Node, ...],
+    density: float | list[float],
+    epsilon: float,
+    rescale: bool | str,
+    seed: int,
+) -> list[Node]:
+    deltas = deltas_to(base, models)
+    kept: list[Node] = []
+    for i, (delta, share) in enumerate(zip(deltas, spread(density, len(deltas)), strict=True)):
+        if share == 1:
+            kept.append(delta)
+            continue
+        if not 0 < share - epsilon <= share + epsilon < 1:
+            raise RecipeError(
+                f"epsilon: {share:g} - {epsilon:g} and {share:g} + {epsilon:g} must lie between 0 and 1, "
+                f"since they are probabilities. Give an epsilon below {min(share, 1 - share):g}."
+            )
+        chances = probability_by_rank(delta, ranks_in_rows(delta), density=share, epsilon=epsilon)
+        kept.append(_dropped(delta, chances, rescale, seed, i))
+    return kept
+
+
+Epsilon = Parameter(
+    float, ge=0, lt=0.5, help="the largest entry of a row is kept with density + epsilon, the smallest with -"
+)
+
+
+@merge_method(composite=True)
+def della_linear(
+    base: Base,
+    *models: Experts,
+    weights: Weights = 1.0,
+    density: Densities = 0.5,
+    epsilon: Epsilon = 0.15,
+    rescale: Rescale = True,
+    normalize: Normalize = False,
+    scale: Scale = 1.0,
+    seed: Seed = 0,
+) -> Return(Tensor, "weight"):
+    """base + scale sum_i w_i drop(model_i - base), larger entries being kept more often.
+
+    The probability goes linearly with the rank of the magnitude in its row (a slice along the first axis),
+    from density - epsilon to density + epsilon. `rescale` is as for `dare_linear`. Ranks need whole tensors.
+    Source: DELLA, Deep et al. 2024, arXiv:2406.11617; mergekit rescales by the L1 norm.
+    """
+    if is_constant(scale, 0):
+        return base
+    kept = _della(base, models, density, epsilon, rescale, seed)
+    return add_scaled(base, merged_deltas(kept, weights, consensus=False, normalize=normalize), scale)
+
+
+@merge_method(composite=True)
+def della(
+    base: Base,
+    *models: Experts,
+    weights: Weights = 1.0,
+    density: Densities = 0.5,
+    epsilon: Epsilon = 0.15,
+    rescale: Rescale = True,
+    normalize: Normalize = True,
+    scale: Scale = 1.0,
+    seed: Seed = 0,
+) -> Return(Tensor, "weight"):
+    """As `della_linear`, but of each entry only the models that agree with the sign of the sum are averaged.
+
+    Source: DELLA, Deep et al. 2024, arXiv:2406.11617; mergekit rescales by the L1 norm.
+    """
+    if is_constant(scale, 0):
+        return base
+    kept = _della(base, models, density, epsilon, rescale, seed)
+    return add_scaled(base, merged_deltas(kept, weights, consensus=True, normalize=normalize), scale)
+
+
+@merge_method(elementwise=True, register=False)
+def below(draw: Small, limit: Parameter(float)) -> Return(Tensor, "param"):
+    """1 where the draw is below the limit, 0 elsewhere."""
+    return (draw < limit).to(draw.dtype)
+
+
+@merge_method(elementwise=True, register=False)
+def in_subset(draw: Small, ends: Parameter(list[float]), index: Parameter(int)) -> Return(Tensor, "param"):
+    """1 where the subset that the draw falls on has the member `index`; subset s ends at `ends[s]`."""
+    inside = torch.zeros_like(draw)
+    for subset in range(1, len(ends)):
+        if subset >> index & 1:
+            inside = inside + ((draw >= ends[subset - 1]) & (draw < ends[subset])).to(draw.dtype)
+    return inside
+
+
+@merge_method(elementwise=True, register=False)
+def mean_where(*deltas_then_masks: Parameter(Tensor, ("delta", "param"))) -> Return(Tensor, "delta"):
+    """The mean of the deltas at whose entries the mask is 1."""
+    half = len(deltas_then_masks) // 2
+    deltas, masks = deltas_then_masks[:half], deltas_then_masks[half:]
+    total = sum(delta * mask for delta, mask in zip(deltas, masks, strict=True))
+    return total / sum(masks).clamp_min(1)
+
+
+def subset_chances(count: int, probability: float, overlap: float, emphasis: float) -> list[float]:
+    """The chance of each subset of `count` models to be what is kept of an entry; bit i is model i.
+
+    Nothing is kept with `probability`. Otherwise overlap 0 keeps exactly one model; between 0 and 1 subsets
+    grow, their log-chance being tan(pi (overlap - 1/2)) times their size. Beyond 1 it goes back again, with
+    period 2. `emphasis` blends in the chances of independent masks.
+    """
+    nearness = overlap % 2 if overlap % 2 <= 1 else 2 - overlap % 2
+    sizes = [bin(subset).count("1") for subset in range(1, 1 << count)]
+    if nearness == 0:
+        chances = [float(size == 1) for size in sizes]
+    else:
+        slope = math.tan(math.pi * (nearness - 0.5))
+        steepest = max(slope * size for size in sizes)
+        chances = [math.exp(slope * size - steepest) for size in sizes]
+    alone = [(1 - probability) ** size * probability ** (count - size) for size in sizes]
+    part = emphasis * (1 - abs(2 * nearness - 1))
+    blended = [
+        (1 - part) * chance / sum(chances) + part * single / (sum(alone) or 1)
+        for chance, single in zip(chances, alone, strict=True)
+    ]
+    return [probability, *((1 - probability) * chance for chance in blended)]
+
+
+@merge_method(composite=True)
+def dropout(
+    a: Base,
+    *models: Experts,
+    probability: Dropped = 0.9,
+    alpha: Alpha = 0.5,
+    rescale: Parameter(float, help="power of (1 - probability) that the kept are divided by") = 1.0,
+    overlap: Parameter(
+        float, help="1: independent masks, 0: of each entry one model at most, between: more or less alike"
+    ) = 1.0,
+    overlap_emphasis: Parameter(
+        float, ge=0, le=1, help="between whole overlaps: how far towards independent masks"
+    ) = 0.0,
+    seed: Seed = 0,
+) -> Return(Tensor, "weight"):
+    """a + alpha m / (1 - probability)^rescale, m the mean of the deltas model_i - a that are kept, by entry.
+
+    sd-mecha 1.1.8 fails for overlaps that are not odd; here they do what its formula says.
+    Source: DARE, Yu et al. 2023, arXiv:2311.03099; overlapping masks of sd-mecha.
+    """
+    if is_constant(alpha, 0) or probability == 1:
+        return a
+    deltas = deltas_to(a, models)
+    draws = [uniform(delta, seed=seed, stream=i) for i, delta in enumerate(deltas)]
+    if overlap % 2 == 1:
+        masks = [below(draw, limit=1 - probability) for draw in draws]
+    else:
+        ends = list(accumulate(subset_chances(len(deltas), probability, overlap, overlap_emphasis)))
+        masks = [in_subset(draws[0], ends=[*ends[:-1], 1.0], index=i) for i in range(len(deltas))]
+    strength = 1 / (1 - probability) ** rescale
+    return add_scaled(a, scaled(mean_where(*deltas, *masks), alpha=strength), alpha)
+
+
+@merge_method(register=False)
+def probability_by_size(
+    delta: Delta, rank: Small, probability: Parameter(float), della_eps: Parameter(float)
+) -> Return(Tensor, "param"):
+    """1 - probability for the middling entry of a tensor, della_eps / 2 more for the largest."""
+    count = delta.numel()
+    centred = rank / count - (count + 1) / (2 * count)
+    return (1 - probability + centred * della_eps).clamp(0, 1).reshape(delta.shape)
+
+
+@merge_method(composite=True)
+def ties_sum_with_dropout(
+    *deltas: Delta,
+    probability: Dropped = 0.9,
+    della_eps: Parameter(float, help="how much more often the largest entry is kept than the smallest") = 0.0,
+    rescale: Parameter(bool, help="divide the result by 1 - probability") = True,
+    k: Kept = 0.2,
+    vote_sgn: VoteBySize = False,
+    apply_stock: ApplyStock = False,
+    cos_eps: RowNorm = 1e-6,
+    apply_median: ApplyMedian = False,
+    eps: Nearest = 1e-6,
+    maxiter: Iterations = 100,
+    ftol: Progress = 1e-20,
+    seed: Seed = 0,
+) -> Return(Tensor, "delta"):
+    """ties_sum_extended(drop(deltas)) / (1 - probability); probability 1 gives zeros.
+
+    `drop` keeps entries with 1 - probability; with `della_eps` the rank of their magnitude in the tensor
+    counts too, which needs whole tensors.
+    Source: DARE, arXiv:2311.03099; DELLA, arXiv:2406.11617; TIES, arXiv:2306.01708; sd-mecha.
+    """
+    if probability == 1:
+        return scaled(deltas[0], alpha=0.0)
+    dropped = []
+    for i, delta in enumerate(deltas):
+        chance: Node | float = 1 - probability
+        if della_eps:
+            chance = probability_by_size(delta, ranks(delta), probability=probability, della_eps=della_eps)
+        dropped.append(_dropped(delta, chance, False, seed, i))
+    settings = {"k": k, "vote_sgn": vote_sgn, "apply_stock": apply_stock, "apply_median": apply_median}
+    limits = {"cos_eps": cos_eps, "eps": eps, "maxiter": maxiter, "ftol": ftol}
+    merged = ties_sum_extended(*dropped, **settings, **limits)
+    return scaled(merged, alpha=1 / (1 - probability)) if rescale else merged
+
+
+@merge_method(composite=True)
+def add_ties_with_dare(
+    base: Base,
+    *models: Experts,
+    probability: Dropped = 0.9,
+    della_eps: Parameter(float, help="how much more often the largest entry is kept than the smallest") = 0.0,
+    rescale: Parameter(bool, help="divide the result by 1 - probability") = True,
+    alpha: Alpha = 1.0,
+    seed: Seed = 0,
+    k: Kept = 1.0,
+    vote_sgn: VoteBySize = False,
+    apply_stock: ApplyStock = False,
+    cos_eps: RowNorm = 1e-6,
+    apply_median: ApplyMedian = False,
+    eps: Nearest = 1e-6,
+    maxiter: Iterations = 100,
+    ftol: Progress = 1e-20,
+) -> Return(Tensor, "weight"):
+    """base + alpha ties_sum_with_dropout(model_i - base).
+
+    Source: DARE, arXiv:2311.03099; TIES, arXiv:2306.01708; sd-mecha.
+    """
+    if is_constant(alpha, 0):
+        return base
+    chances = {"probability": probability, "della_eps": della_eps, "rescale": rescale, "seed": seed}
+    settings = {"k": k, "vote_sgn": vote_sgn, "apply_stock": apply_stock, "apply_median": apply_median}
+    limits = {"cos_eps": cos_eps, "eps": eps, "maxiter": maxiter, "ftol": ftol}
+    merged = ties_sum_with_dropout(*deltas_to(base, models), **chances, **settings, **limits)
+    return add_scaled(base, merged, alpha)

@@ -4,21 +4,21 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.method import is_constant
-from mecha_exp.methods.linear import weighted_sum
-from mecha_exp.methods.reductions import dot, norm
+from mecha_exp.method import is_constant, spread
+from mecha_exp.methods.linear import add_scaled, combination, subtract, weighted_sum
+from mecha_exp.methods.parameters import Base, Model, Small, Weights
+from mecha_exp.methods.reductions import dot, gram, gram_matrix, norm
 
 SMALLEST_SINE = 1e-7
 """Below it the two directions are parallel, or opposite, and no arc between them is defined."""
 
+Part = Parameter(Tensor, help="part of the way from a (0) to b (1), any number")
+
 
 @merge_method(elementwise=True, register=False)
-def slerp_weight(
-    norm_self: Parameter(Tensor, "param"),
-    norm_other: Parameter(Tensor, "param"),
-    product: Parameter(Tensor, "param"),
-    share: Parameter(Tensor, "param"),
-) -> Return(Tensor, "param"):
+def slerp_weight(norm_self: Small, norm_other: Small, product: Small, share: Small) -> Return(
+    Tensor, "param"
+):
     """What slerp multiplies one of its tensors by, `share` being its part of the way: 1 is all of it."""
     omega = torch.arccos((product / (norm_self * norm_other)).clamp(-1, 1))
     length = norm_other + share * (norm_self - norm_other)
@@ -27,24 +27,30 @@ def slerp_weight(
 
 
 @merge_method(elementwise=True, register=False)
-def complement(alpha: Parameter(Tensor, "param")) -> Return(Tensor, "param"):
+def arc_weight(
+    norm_a: Small, norm_b: Small, product: Small, share: Small, threshold: Parameter(float)
+) -> Return(Tensor, "param"):
+    """sin(share omega) / sin(omega), or `share` where the cosine is beyond the threshold or undefined."""
+    cosine = (product / (norm_a * norm_b)).clamp(-1, 1)
+    omega = torch.arccos(cosine)
+    weight = torch.sin(share * omega) / torch.sin(omega)
+    return torch.where((cosine.abs() <= threshold) & (torch.sin(omega) > SMALLEST_SINE), weight, share)
+
+
+@merge_method(elementwise=True, register=False)
+def complement(alpha: Small) -> Return(Tensor, "param"):
     """1 - alpha."""
     return 1 - alpha
 
 
 @merge_method(elementwise=True, register=False)
-def combine(
-    a: Parameter(Tensor),
-    weight_a: Parameter(Tensor, "param"),
-    b: Parameter(Tensor),
-    weight_b: Parameter(Tensor, "param"),
-) -> Return(Tensor):
+def combine(a: Model, weight_a: Small, b: Model, weight_b: Small) -> Return(Tensor):
     """weight_a a + weight_b b."""
     return a * weight_a + b * weight_b
 
 
 @merge_method(composite=True)
-def slerp(a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(Tensor) = 0.5) -> Return(Tensor):
+def slerp(a: Model, b: Model, alpha: Part = 0.5) -> Return(Tensor):
     """Spherical interpolation: the direction along the arc from a to b, the norm linearly.
 
     With omega the angle between a and b as vectors, and ^ for a unit vector:
@@ -58,3 +64,163 @@ def slerp(a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(Tensor) =
     weight_a = slerp_weight(norm_a, norm_b, product, complement(alpha))
     weight_b = slerp_weight(norm_b, norm_a, product, alpha)
     return combine(a, weight_a, b, weight_b)
+
+
+@merge_method(composite=True)
+def slerp_raw(
+    a: Model,
+    b: Model,
+    alpha: Part = 0.5,
+    threshold: Parameter(float, ge=0, le=1, help="a larger |cosine| makes it the weighted sum") = 0.9995,
+) -> Return(Tensor):
+    """(sin((1 - alpha) omega) a + sin(alpha omega) b) / sin(omega), omega the angle between a and b.
+
+    The weighted sum where the cosine of a and b is beyond the threshold. alpha 0 is a, 1 is b.
+    Source: mergekit, where it is called slerp.
+    """
+    if is_constant(alpha, 0) or is_constant(alpha, 1):
+        return weighted_sum(a, b, alpha=alpha)
+    known = norm(a), norm(b), dot(a, b)
+    weight_a = arc_weight(*known, complement(alpha), threshold=threshold)
+    return combine(a, weight_a, b, arc_weight(*known, alpha, threshold=threshold))
+
+
+def _arc(a: Tensor, b: Tensor, alpha: float, axis: int) -> Tensor:
+    """`slerp_raw` of each slice along an axis."""
+    norms = a.norm(dim=axis, keepdim=True) * b.norm(dim=axis, keepdim=True)
+    cosine = ((a * b).sum(axis, keepdim=True) / norms).clamp(-1, 1)
+    omega = torch.arccos(cosine)
+    arc = (torch.sin((1 - alpha) * omega) * a + torch.sin(alpha * omega) * b) / torch.sin(omega)
+    return torch.where(torch.sin(omega) > SMALLEST_SINE, arc, (1 - alpha) * a + alpha * b)
+
+
+@merge_method(rowwise=True, register=False)
+def arc_of_rows(a: Model, b: Model, alpha: Parameter(float)) -> Return(Tensor):
+    """The arc of each slice along the last axis."""
+    return _arc(a, b, alpha, -1)
+
+
+@merge_method(register=False)
+def arc_of_columns(a: Model, b: Model, alpha: Parameter(float)) -> Return(Tensor):
+    """The arc of each slice along the first axis."""
+    return _arc(a, b, alpha, 0)
+
+
+@merge_method(composite=True)
+def nuslerp(
+    a: Model,
+    b: Model,
+    base: Base = None,
+    weight_a: Parameter(float, help="of a") = 1.0,
+    weight_b: Parameter(float, help="of b") = 1.0,
+    flatten: Parameter(bool, help="one arc for the whole tensor, not one for each slice") = True,
+    row_wise: Parameter(bool, help="without flatten: slices along the first axis, not the last") = False,
+) -> Return(Tensor):
+    """`slerp_raw` at alpha = weight_b / (weight_a + weight_b); of deltas if there is a base.
+
+    There is no threshold, and alpha is 0.5 where the weights sum to 0. Slices along the first axis need the
+    whole tensor.
+    Source: mergekit.
+    """
+    total = weight_a + weight_b
+    alpha = weight_b / total if abs(total) > 1e-6 else 0.5
+    if base is not None:
+        a, b = subtract(a, base), subtract(b, base)
+    if flatten:
+        merged = slerp_raw(a, b, alpha=alpha, threshold=1.0)
+    else:
+        merged = (arc_of_columns if row_wise else arc_of_rows)(a, b, alpha=alpha)
+    return merged if base is None else add_scaled(base, merged, 1.0)
+
+
+@merge_method(elementwise=True, register=False)
+def mean_direction(products: Small, weights: Parameter(list[float]), eps: Parameter(float)) -> Return(
+    Tensor, "param"
+):
+    """The coefficients of `multislerp`, from the inner products of its models."""
+    shares = torch.tensor(weights, dtype=products.dtype)
+    matrix = gram_matrix(products, len(weights))
+    norms = matrix.diagonal().sqrt()
+    unit = shares / (norms + eps)
+    length = (unit @ matrix @ unit).clamp_min(0).sqrt()
+    if length < max(eps, SMALLEST_SINE):
+        return shares
+    return unit / length * (shares * norms).sum()
+
+
+@merge_method(composite=True)
+def multislerp(
+    *models: Model,
+    weights: Weights = 1.0,
+    normalize_weights: Parameter(bool, help="divide the weights by their sum") = True,
+    eps: Parameter(float, gt=0, help="added to norms") = 1e-8,
+    base: Base = None,
+) -> Return(Tensor):
+    """m / |m| * sum_i w_i |x_i|, with m = sum_i w_i x_i / |x_i|: the mean direction with the mean norm.
+
+    x_i are the models, or their deltas if there is a base. mergekit adds the mean of the tangents at m, which
+    is 0 at that very point. Where the directions cancel each other out it is the weighted sum; mergekit
+    refuses that for more than two models.
+    Source: multi-SLERP in mergekit, Goddard 2025.
+    """
+    if base is not None:
+        models = tuple(subtract(model, base) for model in models)
+    each = spread(weights, len(models))
+    if normalize_weights:
+        each = spread([weight / (sum(each) or 1.0) for weight in each], len(models))
+    if len(models) == 1:
+        merged = models[0]
+    else:
+        coefficients = mean_direction(gram(*models), weights=each, eps=eps)
+        merged = combination(*models, coefficients=coefficients)
+    return merged if base is None else add_scaled(base, merged, 1.0)
+
+
+@merge_method(elementwise=True, register=False)
+def sphere_mean(
+    products: Small, count: Parameter(int), max_iter: Parameter(int), tol: Parameter(float)
+) -> Return(Tensor, "param"):
+    """The coefficients of `karcher`: the mean stays in the span of the models, so N numbers suffice."""
+    matrix = gram_matrix(products, count)
+    norms = matrix.diagonal().sqrt()
+    share = (norms > tol).to(norms)
+    if not share.any():
+        return torch.zeros_like(norms)
+    share = share / share.sum()
+    cosines = matrix / norms.clamp_min(tol) / norms.clamp_min(tol).unsqueeze(1)
+
+    def length(of: Tensor) -> Tensor:
+        return (of @ cosines @ of).clamp_min(0).sqrt()
+
+    start = share if length(share) > tol else torch.nn.functional.one_hot(share.argmax(), count).to(share)
+    mean = start / length(start)
+    for _ in range(max_iter):
+        towards = (cosines @ mean).clamp(-1, 1)
+        angle = torch.arccos(towards)
+        defined = (angle >= tol) & (torch.sin(angle) > SMALLEST_SINE)
+        pull = torch.where(defined, share * angle / torch.sin(angle), 0)
+        tangent = pull - (pull * towards).sum() * mean
+        step = length(tangent)
+        if step < tol:
+            break
+        mean = torch.cos(step) * mean + torch.sin(step) / step * tangent
+        mean = mean / length(mean)
+    return mean / norms.clamp_min(tol) * norms.mean()
+
+
+@merge_method(composite=True)
+def karcher(
+    *models: Model,
+    max_iter: Parameter(int, ge=0, help="steps at most") = 10,
+    tol: Parameter(float, gt=0, help="angles, steps and norms below it count as 0") = 1e-5,
+) -> Return(Tensor):
+    """The Riemannian (Karcher) mean of the directions on the sphere, times the mean of the norms.
+
+    The point from which the logarithms of all directions sum to zero, found by gradient steps. It lies in the
+    span of the models, so only their inner products are needed: the tensors are read twice in all.
+    Source: Karcher 1977; mergekit.
+    """
+    if len(models) == 1:
+        return models[0]
+    coefficients = sphere_mean(gram(*models), count=len(models), max_iter=max_iter, tol=tol)
+    return combination(*models, coefficients=coefficients)
