@@ -99,7 +99,7 @@ def test_what_several_blocks_share_has_the_mean_of_their_strengths():
         ('parameter "b" "BSAE"', "unknown merge space 'BSAE'. Did you mean 'BASE'?"),
         ('model "b" 3', "expected an architecture in quotes, found 3"),
         ("literal 3", "unknown command 'literal': expected dict, model, lora, parameter, merge or call"),
-        ('merge "slrp" &0 &0', "unknown merge method 'slrp'. Did you mean 'slerp'?"),
+        ('merge "slrp" &0 &0', "unknown merge method 'slrp'. Did you mean 'slerp'"),
     ],
 )
 def test_an_error_says_the_line(line, said):

@@ -309,7 +309,7 @@ def test_what_we_write_for_the_common_methods_is_in_the_words_of_sd_mecha():
         ('model "b" merge_space="dleta"', "unknown merge space 'dleta'. Did you mean 'delta'?"),
         ("merge", "expected the name of a method in quotes after 'merge'"),
         ("merge slerp &0 &0", "column 7: expected a value, found 'slerp'. Words are written in quotes."),
-        ('merge "slrp" &0 &0', "unknown merge method 'slrp'. Did you mean 'slerp'?"),
+        ('merge "slrp" &0 &0', "unknown merge method 'slrp'. Did you mean 'slerp'"),
         ('merge "slerp" &0 &1', "column 18: &1 refers to a line that does not come before this one"),
         ('merge "slerp" &0 &-1', "&-1 refers to a line that does not come before this one"),
         ('merge "slerp" &0 &x', "&x refers to a line that does not come before this one"),

@@ -140,7 +140,7 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_place_and_the_nearest
     """)
 
     assert said == [
-        "recipe.a.method: unknown merge method 'slrp'. Did you mean 'slerp'?",
+        "recipe.a.method: unknown merge method 'slrp'. Did you mean 'slerp' or 'nuslerp' or 'slerp_raw'?",
         "recipe.b.models[0]: expected exactly one of 'method:', 'model:' and 'mecha:', got ['modle']. "
         "Did you mean 'model'?",
         "recipe.b.models[1]: unknown word 'merge_spcae'. Did you mean 'merge_space'?",
