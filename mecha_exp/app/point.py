@@ -21,7 +21,7 @@ from mecha_exp.app import provenance
 from mecha_exp.app.memory import PeakMemory
 from mecha_exp.app.record import FINISHED, Record
 from mecha_exp.architectures import infer_blocks
-from mecha_exp.checkpoint import dtype_name, parse_dtype
+from mecha_exp.checkpoint import dtype_name, parse_dtype, parse_size
 from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
 from mecha_exp.engine.merging import recipe_metadata
@@ -48,8 +48,9 @@ class Point:
         config: the resolved configuration.
         recipe: its graph.
         options: of the engine.
-        output: the model's file, or None where none is kept.
+        output: the model's file or folder, or None where none is kept.
         dtype: of the output; None keeps each key's.
+        shard_size: bytes of a file of the output; None for one file.
     """
 
     config: dict[str, Any]
@@ -57,6 +58,7 @@ class Point:
     options: EngineOptions
     output: Path | None
     dtype: torch.dtype | None
+    shard_size: int | None = None
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -84,6 +86,7 @@ class Point:
             recipe_metadata(self.recipe),
             statistics=wants_weight_stats(self.config["evaluator"]),
             durable=bool(self.config["output"]["durable"]),
+            shard_size=self.shard_size,
         )
         with plan([job], self.options) as planned:
             yield planned, merged
@@ -124,10 +127,11 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
     recipe = build_recipe(config.get("recipe"), load_text=lambda path: _load_text(path, options))
     output = config["output"]
     dtype = None if output["dtype"] in (None, "input") else parse_dtype(output["dtype"])
-    path = None
+    path, shard_size = None, _shard_size(output)
     if output["save"]:
-        path = Path(output["path"]).absolute() if output["path"] else folder / "model.safetensors"
-    return Point(config, recipe, options, path, dtype)
+        own = folder / ("model.safetensors" if shard_size is None else "model")
+        path = Path(output["path"]).absolute() if output["path"] else own
+    return Point(config, recipe, options, path, dtype, shard_size)
 
 
 def run(point: Point, record: Record, folder: Path, progress: ProgressBar) -> Record:
@@ -225,6 +229,15 @@ def _write_files(point: Point, statistics: str, folder: Path) -> None:
         (folder / "recipe.mecha").write_text(serialize(point.recipe), encoding="utf-8")
     if wants_weight_stats(point.config["evaluator"]):
         (folder / "weight_stats.csv").write_text(statistics, encoding="utf-8")
+
+
+def _shard_size(output: Mapping[str, Any]) -> int | None:
+    if output.get("shard_size") is None:
+        return None
+    try:
+        return parse_size(output["shard_size"])
+    except ConfigError as error:
+        raise ConfigError(f"output.shard_size: {error}") from None
 
 
 def _folder(text: str | None) -> Path | None:

@@ -1,10 +1,12 @@
 """Reading and writing state dicts: safetensors files, tile by tile, checked and atomic."""
 
+from mecha_exp.checkpoint.destination import Destination, Template
 from mecha_exp.checkpoint.dtypes import dtype_name, is_arithmetic, parse_dtype, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.folders import INDEX, Component, components_of, load, open_stored
 from mecha_exp.checkpoint.header import Header, TensorInfo, encode_header, read_header
 from mecha_exp.checkpoint.journal import Note
 from mecha_exp.checkpoint.leftovers import Leftover, can_resume, find_leftovers
+from mecha_exp.checkpoint.packing import is_file_name, parse_size
 from mecha_exp.checkpoint.reader import Checkpoint
 from mecha_exp.checkpoint.room import check_writable
 from mecha_exp.checkpoint.stored import StoredModel
@@ -15,10 +17,12 @@ __all__ = [
     "Checkpoint",
     "CheckpointWriter",
     "Component",
+    "Destination",
     "Header",
     "Leftover",
     "Note",
     "StoredModel",
+    "Template",
     "TensorInfo",
     "can_resume",
     "check_writable",
@@ -27,9 +31,11 @@ __all__ = [
     "encode_header",
     "find_leftovers",
     "is_arithmetic",
+    "is_file_name",
     "load",
     "open_stored",
     "parse_dtype",
+    "parse_size",
     "read_header",
     "stored_bytes",
     "torch_dtype",

@@ -111,7 +111,7 @@ def _open_folder(folder: Path) -> StoredModel:
 
 
 def _open_shards(index: Path) -> StoredModel:
-    shards = _read_index(index)
+    shards = read_index(index)
     opened: list[tuple[str, StoredModel, Collection[str] | None]] = []
     try:
         for name, keys in shards.items():
@@ -131,7 +131,7 @@ def _open_shards(index: Path) -> StoredModel:
         raise
 
 
-def _read_index(index: Path) -> dict[str, set[str]]:
+def read_index(index: Path) -> dict[str, set[str]]:
     """The keys that are wanted of each shard, by its file's name."""
     try:
         if index.stat().st_size > _MAX_INDEX_BYTES:

@@ -44,7 +44,9 @@ def remove_beside(target: Path) -> None:
 
 
 def can_resume(path: str | os.PathLike[str]) -> bool:
-    """Whether an interrupted writer has left something at `path` to go on with."""
+    """Whether an interrupted writer has left something at `path`, a file or a folder, to go on with."""
+    if Path(path).is_dir():
+        return any(beside(target, JOURNAL).is_file() for target in _targets_below(Path(path)))
     return beside(Path(path).absolute(), JOURNAL).is_file()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mecha_exp.checkpoint import check_writable, is_arithmetic
+from mecha_exp.checkpoint import Destination, is_arithmetic
 from mecha_exp.engine.inputs import Source
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.nodes import ModelNode
@@ -66,6 +66,7 @@ def different_kinds(models: Sequence[ModelNode], sources: Sources, keys: Sequenc
 def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]:
     """Outputs that are an input, or another output."""
     inputs = {file.resolve(): file for source in sources.values() for file in source.files}
+    folders = {folder: file for resolved, file in inputs.items() for folder in resolved.parents}
     seen: set[Path] = set()
     for output in outputs:
         target = output.resolve()
@@ -74,16 +75,20 @@ def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]
                 f"the output {output} is the input {inputs[target]}, which would be destroyed. Write to "
                 "another path."
             )
+        inside = next((file for folder, file in folders.items() if target == folder), None)
+        if inside is not None and target not in inputs:
+            yield f"the output {output} is the folder of the input {inside}. Write to another folder."
         if target in seen:
             yield f"two outputs go to {output}. Give each its own path."
         seen.add(target)
 
 
-def unwritable_outputs(sizes: Mapping[Path, int]) -> Iterator[str]:
-    """Outputs (with their bytes) for which there is no permission or no room."""
-    for output, nbytes in sizes.items():
+def unwritable_outputs(destinations: Iterable[Destination | None]) -> Iterator[str]:
+    """Outputs for which there is no permission or no room, or where other things are in the way."""
+    for destination in destinations:
         try:
-            check_writable(output, nbytes)
+            if destination is not None:
+                destination.check()
         except CheckpointError as error:
             yield str(error)
 

@@ -13,7 +13,7 @@ from mecha_exp.engine.execution import compile_loops, execute
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planning import Job, Plan, plan
 from mecha_exp.engine.resuming import signature_of
-from mecha_exp.engine.sinks import Sink, open_sink
+from mecha_exp.engine.sinks import MemorySink, Sink
 from mecha_exp.engine.work import Progress, Tally
 from mecha_exp.errors import some
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
@@ -74,10 +74,9 @@ def run_plan(
     sinks: dict[int, Sink] = {}
     compile_loops(planned)
     try:
-        for number, (job, layout) in enumerate(zip(planned.jobs, planned.layouts, strict=True)):
+        for number, job in enumerate(planned.jobs):
             if job.output is not None:
-                signature = signature_of(planned, number) if isinstance(job.output, Path) else None
-                sinks[number] = open_sink(job.output, layout, job.metadata, job.durable, signature)
+                sinks[number] = _open_sink(planned, number)
         tally = execute(planned, sinks, progress)
         for sink in sinks.values():
             sink.commit()
@@ -117,6 +116,15 @@ def recipe_metadata(recipe: Node) -> dict[str, str]:
     if any(isinstance(model.source, InMemory) for model in models_of(recipe)):
         return {"format": "pt"}
     return {"format": "pt", "mecha_recipe": serialize(recipe)}
+
+
+def _open_sink(planned: Plan, number: int) -> Sink:
+    """Where a job's tiles go; a file goes on with what an interrupted run of the same merge has left."""
+    job, destination = planned.jobs[number], planned.destination(number)
+    if destination is not None:
+        return destination.open(job.metadata, job.durable, signature_of(planned, number))
+    assert isinstance(job.output, dict)
+    return MemorySink(job.output, planned.layouts[number])
 
 
 def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:

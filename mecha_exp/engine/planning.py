@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes
+from mecha_exp.checkpoint import Destination, Template, TensorInfo, dtype_name, is_arithmetic, stored_bytes
 from mecha_exp.engine import checks
 from mecha_exp.engine.fusion import FusedPass, choose_ways, how_run
 from mecha_exp.engine.inputs import Source, open_sources
@@ -29,12 +29,13 @@ class Job:
 
     Attributes:
         recipe: its graph.
-        output: a path (written beside it, then renamed), a dictionary to be filled, or None where only the
-            statistics are wanted.
+        output: a path (`*.safetensors` is a file, any other a folder like that of the first input), a
+            dictionary to be filled, or None where only the statistics are wanted.
         dtype: of the output; None keeps the dtype that each key has in the first input.
         metadata: what the output file carries in its header.
         statistics: whether distances and cosines to the inputs are measured in the same pass.
         durable: whether the file is flushed to disk before it appears.
+        shard_size: bytes of a file: a larger model is written to a folder, in shards.
     """
 
     recipe: Node
@@ -43,6 +44,7 @@ class Job:
     metadata: Mapping[str, str] = field(default_factory=dict)
     statistics: bool = False
     durable: bool = True
+    shard_size: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.output, str):
@@ -146,6 +148,15 @@ class Plan:
             return 0
         return key.program.whole_elements(key.shape) * self.options.compute_dtype.itemsize
 
+    def destination(self, job: int) -> Destination | None:
+        """Where a job's model is written to; None where it is not."""
+        made = self.jobs[job]
+        if not isinstance(made.output, Path):
+            return None
+        first = self.sources[models_of(made.recipe)[0]]
+        template = Template.at(first.path, layout_of(first))
+        return Destination(made.output, self.layouts[job], made.shard_size, template)
+
     def bytes_of(self, key: KeyPlan) -> int:
         """How many bytes are read for one key."""
         if key.program is None:
@@ -243,13 +254,8 @@ class _Planner:
                     f"than memory_budget={self._options.memory_budget:,}. Raise engine.memory_budget, or use "
                     "a method that streams."
                 )
-        sizes = {
-            job.output: size_of(layout)
-            for job, layout in zip(self._jobs, made.layouts, strict=True)
-            if isinstance(job.output, Path)
-        }
         problems = Problems()
-        problems.add_all(checks.unwritable_outputs(sizes))
+        problems.add_all(checks.unwritable_outputs(map(made.destination, range(len(self._jobs)))))
         problems.raise_as(CheckpointError)
 
     def _keys_of_jobs(self, keys: list[str]) -> list[set[str]]:
@@ -348,6 +354,11 @@ class _Roots:
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
     statistics: tuple[tuple[int, ModelNode, int], ...]
+
+
+def layout_of(source: Source) -> Layout:
+    """The dtype and shape of every key of an input."""
+    return {key: (source.info(key).dtype, source.info(key).shape) for key in source.keys()}
 
 
 def size_of(layout: Layout) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
-from mecha_exp.checkpoint import CheckpointWriter, Note, torch_dtype
+from mecha_exp.checkpoint import Note, torch_dtype
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 """The dtype (by its safetensors name) and the shape of each key."""
@@ -69,16 +68,3 @@ class MemorySink:
         self._tensors.clear()
 
     suspend = abort
-
-
-def open_sink(
-    output: Path | dict[str, torch.Tensor],
-    layout: Layout,
-    metadata: Mapping[str, str],
-    durable: bool,
-    signature: str | None,
-) -> Sink:
-    """The sink for a job's output; with a signature it goes on with an interrupted one of the same."""
-    if isinstance(output, dict):
-        return MemorySink(output, layout)
-    return CheckpointWriter(output, layout, metadata, durable=durable, signature=signature)

@@ -1,0 +1,169 @@
+"""Writing a model's folder: weights in one file or in shards, their index, the small files beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from mecha_exp.checkpoint.companions import content_of
+from mecha_exp.checkpoint.folders import PIPELINE, SAFETENSORS, read_index
+from mecha_exp.checkpoint.journal import Note
+from mecha_exp.checkpoint.packing import Package, Tensors
+from mecha_exp.checkpoint.room import cannot_write
+from mecha_exp.checkpoint.writer import CheckpointWriter
+from mecha_exp.errors import CheckpointError
+
+
+class FolderWriter:
+    """The folder of one model, which `from_pretrained` loads.
+
+    Every shard is a `CheckpointWriter`, with its own journal where there is a signature. `commit` puts the
+    small files and the shards in their places and the index last (a pipeline's `model_index.json` too): a
+    folder without its index is no model, so there is none before all is there. A model of the same name that
+    lay there is replaced; other files of the folder are left alone.
+
+    Args:
+        folder: where it goes.
+        packages: the weights, as `pack` shares them out.
+        companions: the small files, by where they go in the folder.
+        before: the tensors of the model that the companions are of.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        packages: list[Package],
+        metadata: Mapping[str, str],
+        *,
+        companions: Mapping[str, Path] | None = None,
+        before: Tensors | None = None,
+        durable: bool = True,
+        signature: str | None = None,
+    ) -> None:
+        self.path = folder.absolute()
+        self._packages = packages
+        self._companions = dict(companions or {})
+        self._before = before or {}
+        self._writers: dict[Path, CheckpointWriter] = {}
+        self._places: dict[str, tuple[CheckpointWriter, str]] = {}
+        check_folder(self.path, packages)
+        try:
+            for package in packages:
+                for shard in package.shards:
+                    path = self.path / package.folder / shard.name
+                    writer = CheckpointWriter(
+                        path, shard.tensors, metadata, durable=durable, signature=signature
+                    )
+                    self._writers[path] = writer
+                    self._places |= {package.prefix + key: (writer, key) for key in shard.tensors}
+        except BaseException as error:
+            self.abort() if isinstance(error, Exception) else self.suspend()
+            raise
+        self.finished: Mapping[str, Note] = {
+            key: writer.finished[inner]
+            for key, (writer, inner) in self._places.items()
+            if inner in writer.finished
+        }
+
+    def write(self, key: str, start: int, values: torch.Tensor) -> None:
+        """Put `values` (1-D, the key's dtype) at element `start` of the flattened tensor `key`."""
+        writer, inner = self._places[key]
+        writer.write(inner, start, values)
+
+    def write_bytes(self, key: str, start: int, data: memoryview) -> None:
+        """Put raw bytes at byte `start` of the tensor `key`."""
+        writer, inner = self._places[key]
+        writer.write_bytes(inner, start, data)
+
+    def finish(self, key: str, note: Note) -> None:
+        """All of a key has been written."""
+        writer, inner = self._places[key]
+        writer.finish(inner, note)
+
+    def commit(self) -> Path:
+        """Make the model appear. Returns the folder."""
+        replaced = self._remove_indices()
+        last = {PIPELINE} & self._companions.keys()
+        for name in self._companions.keys() - last:
+            self._copy(name)
+        for writer in self._writers.values():
+            writer.commit()
+        for package in self._packages:
+            if len(package.shards) > 1:
+                self._put(self.path / package.folder / package.index, _index(package))
+        for name in last:
+            self._copy(name)
+        with self._explained():
+            for path in replaced - self._writers.keys():
+                path.unlink(missing_ok=True)
+        return self.path
+
+    def abort(self) -> None:
+        """Throw away what was written and is not committed. Idempotent."""
+        for writer in self._writers.values():
+            writer.abort()
+
+    def suspend(self) -> None:
+        """Stop here, and keep what is finished. Idempotent."""
+        for writer in self._writers.values():
+            writer.suspend()
+
+    def _remove_indices(self) -> set[Path]:
+        """Take away the indices of what is being replaced; returns the shards that they list."""
+        listed: set[Path] = set()
+        with self._explained():
+            (self.path / PIPELINE).unlink(missing_ok=True)
+        for package in self._packages:
+            index = self.path / package.folder / package.index
+            if index.is_file():
+                with contextlib.suppress(CheckpointError):
+                    listed |= {index.parent / name for name in read_index(index)}
+                with self._explained():
+                    index.unlink()
+        return listed
+
+    def _package_of(self, name: str) -> Package | None:
+        folder = name.rpartition("/")[0]
+        return next((package for package in self._packages if package.folder == folder), None)
+
+    def _copy(self, name: str) -> None:
+        with self._explained():
+            content = content_of(self._companions[name], self._package_of(name), self._before)
+        self._put(self.path / name, content)
+
+    def _put(self, path: Path, content: bytes) -> None:
+        """A small file, whole or not at all."""
+        fresh = path.with_name(f".{path.name}.mecha-new")
+        with self._explained():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_bytes(content)
+            fresh.replace(path)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise cannot_write(self.path, 0, error) from error
+
+
+def check_folder(folder: Path, packages: list[Package]) -> None:
+    """Raise CheckpointError where other weights lie in the folder that would be loaded in place of these."""
+    for package in packages:
+        place = folder / package.folder
+        whole, index = place / f"{package.stem}{SAFETENSORS}", place / package.index
+        other = whole if len(package.shards) > 1 else index
+        if other.exists():
+            raise CheckpointError(
+                f"{place} holds {other.name}, which could be loaded in place of the new weights. Delete it, "
+                "or choose another folder."
+            )
+
+
+def _index(package: Package) -> bytes:
+    content = {"metadata": {"total_size": package.nbytes}, "weight_map": dict(sorted(package.places.items()))}
+    return (json.dumps(content, indent=2) + "\n").encode()
