@@ -19,10 +19,19 @@ if TYPE_CHECKING:
         RecipeError,
     )
     from mecha_exp.evaluation import evaluator
+    from mecha_exp.merger import RecipeMerger, merge_and_save
     from mecha_exp.method import MergeMethod, factor, merge_method, reduction
     from mecha_exp.nodes import Node, literal, model
     from mecha_exp.random import uniform
-    from mecha_exp.recipe import build_recipe, deserialize, fill, parameter, serialize
+    from mecha_exp.recipe import (
+        build_recipe,
+        deserialize,
+        deserialize_path,
+        fill,
+        parameter,
+        serialize,
+        serialize_and_save,
+    )
     from mecha_exp.signature import Parameter, Return, Tile
 
 __version__ = "0.1.0"
@@ -38,10 +47,19 @@ _HOMES = {
         "RecipeError",
     ],
     "mecha_exp.evaluation": ["evaluator"],
+    "mecha_exp.merger": ["RecipeMerger", "merge_and_save"],
     "mecha_exp.method": ["MergeMethod", "factor", "merge_method", "reduction"],
     "mecha_exp.random": ["uniform"],
     "mecha_exp.nodes": ["Node", "literal", "model"],
-    "mecha_exp.recipe": ["build_recipe", "deserialize", "fill", "parameter", "serialize"],
+    "mecha_exp.recipe": [
+        "build_recipe",
+        "deserialize",
+        "deserialize_path",
+        "fill",
+        "parameter",
+        "serialize",
+        "serialize_and_save",
+    ],
     "mecha_exp.signature": ["Parameter", "Return", "Tile"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -59,15 +77,18 @@ __all__ = [
     "Node",
     "Parameter",
     "RecipeError",
+    "RecipeMerger",
     "Return",
     "Tile",
     "build_recipe",
     "deserialize",
+    "deserialize_path",
     "evaluator",
     "factor",
     "fill",
     "literal",
     "merge",
+    "merge_and_save",
     "merge_many",
     "merge_method",
     "model",
@@ -75,6 +96,7 @@ __all__ = [
     "plan",
     "reduction",
     "serialize",
+    "serialize_and_save",
     "uniform",
 ]
 

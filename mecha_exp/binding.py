@@ -163,16 +163,19 @@ class Signature(Declaration):
         """The result's merge space: the declared one, or the one that its symbol stands for.
 
         Parameters that say nothing share one symbol, which has no name. A tensor that is given as a
-        value takes the space of what it is merged with.
+        value takes the space of what it is merged with, and a recipe parameter counts as a weight.
         """
         groups: dict[object, dict[str, tuple[str, Node]]] = {}
+        unfilled: set[object] = set()
         for name, value in bound:
             spec = self[name]
             if spec.spaces is not None and spec.symbol is None:
                 continue
             group = groups.setdefault(spec.symbol, {})
             for index, node in enumerate(value if isinstance(value, tuple) else (value,)):
-                if not _is_open(node) and not _is_flexible(node):
+                if _is_open(node):
+                    unfilled.add(spec.symbol)
+                elif not _is_flexible(node):
                     where = f"{name}[{index}]" if isinstance(value, tuple) else name
                     group.setdefault(node.merge_space, (where, node))
         for group in groups.values():
@@ -182,7 +185,8 @@ class Signature(Declaration):
             return self.returned.spaces[0]
         if self.returned.symbol not in groups:
             return "weight"
-        return next(iter(groups[self.returned.symbol]), "param")
+        unsaid = "weight" if self.returned.symbol in unfilled else "param"
+        return next(iter(groups[self.returned.symbol]), unsaid)
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:

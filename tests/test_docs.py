@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mecha_exp.app.cli import VERBS
+
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -41,7 +43,9 @@ def test_the_commands_run(text: str, models: Path, as_a_user):
 
     assert all(line.startswith(PREFIX) for line in commands)
     for line in commands:
-        outcome = as_a_user(*shlex.split(line.removeprefix(PREFIX)), "tracking=none", cwd=models)
+        words = shlex.split(line.removeprefix(PREFIX))
+        untracked = [] if words[0] in VERBS else ["tracking=none"]
+        outcome = as_a_user(*words, *untracked, cwd=models)
         assert outcome.status == 0, outcome.err
 
 

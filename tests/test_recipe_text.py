@@ -33,7 +33,6 @@ from mecha_exp import (
 )
 from mecha_exp.errors import RecipeError
 from mecha_exp.method import all_methods
-from mecha_exp.nodes import MERGE_SPACES
 from mecha_exp.weighting import by_key
 
 numbers = st.floats(allow_nan=False) | st.integers(-(10**12), 10**12)
@@ -42,7 +41,7 @@ paths = words.filter(bool) | st.sampled_from(
     ["a=b.safetensors", 'C:\\new\\"x".safetensors', "&0", "null", "#"]
 )
 spaces = st.sampled_from(["weight", "delta", "param"])
-configs = st.none() | words.filter(lambda name: name not in ("structural", *MERGE_SPACES))
+configs = st.none() | words.filter(lambda name: name not in ("structural", "weight", "delta", "param"))
 leaves = (
     st.builds(model, paths)
     | st.builds(model, paths, configs)
@@ -360,10 +359,10 @@ def test_a_text_that_is_no_recipe_is_refused(text, said):
 pieces = st.sampled_from(
     [
         'model "a"', "dict a=1", "literal", 'merge "slerp"', 'merge "n_average"', 'merge "ties_sum"',
-        'merge "convert_singleton"', "&0", "&1", "[", "]", "[1,2]", "[&0]", "[[1]]", ",", "=", '"', '"x"', "parameter",
-        "dtype=", '"float32"', '"int64"', "shape=", "[-1]", "[99999999999999999999]", "1e999", "nan", "null",
-        "models=", "alpha=", 'model_config="structural"', 'model_config="singleton-mecha"', "merge_space=",
-        '"delta"', "\\", "\n", "#", "é", "\u2028",
+        'merge "convert_singleton"', "&0", "&1", "[", "]", "[1,2]", "[&0]", "[[1]]", ",", "=", '"', '"x"',
+        "parameter", "dtype=", '"float32"', '"int64"', "shape=", "[-1]", "[99999999999999999999]", "1e999",
+        "nan", "null", "models=", "alpha=", 'model_config="structural"', 'model_config="singleton-mecha"',
+        "merge_space=", '"delta"', "\\", "\n", "#", "é", "\u2028",
     ]
 )  # fmt: skip
 

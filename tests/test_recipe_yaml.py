@@ -8,6 +8,7 @@ from mecha_exp import (
     build_recipe,
     model,
     n_average,
+    parameter,
     scale,
     slerp,
     subtract,
@@ -141,8 +142,8 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_place_and_the_nearest
 
     assert said == [
         "recipe.a.method: unknown merge method 'slrp'. Did you mean 'slerp' or 'nuslerp' or 'slerp_raw'?",
-        "recipe.b.models[0]: expected exactly one of 'method:', 'model:' and 'mecha:', got ['modle']. "
-        "Did you mean 'model'?",
+        "recipe.b.models[0]: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:', "
+        "got ['modle']. Did you mean 'model'?",
         "recipe.b.models[1]: unknown word 'merge_spcae'. Did you mean 'merge_space'?",
         "recipe.b.models[2]: unknown merge space 'dleta'. Did you mean 'delta'?",
         "recipe.b.models[4].alhpa: there is no such argument. Did you mean 'alpha'?",
@@ -168,9 +169,12 @@ def test_what_is_wrong_in_itself_is_not_blamed_twice():
         ("3", "recipe: expected a model's path or a mapping with 'method:', got 3"),
         ("null", "recipe: expected a model's path or a mapping with 'method:', got None"),
         ("[a, b]", "recipe: expected a model's path or a mapping with 'method:', got ['a', 'b']"),
-        ("{}", "recipe: expected exactly one of 'method:', 'model:' and 'mecha:', got []"),
-        ("{model: a, method: slerp}", "recipe: expected exactly one of 'method:', 'model:' and 'mecha:'"),
-        ("{1: a}", "recipe: expected exactly one of 'method:', 'model:' and 'mecha:', got [1]"),
+        ("{}", "recipe: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:', got []"),
+        (
+            "{model: a, method: slerp}",
+            "recipe: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:'",
+        ),
+        ("{1: a}", "recipe: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:', got [1]"),
         ("{model: 3}", "recipe.model: expected a path, got 3"),
         ("{mecha: x.mecha}", "recipe.mecha: expected the path of a .mecha file, got 'x.mecha'"),
         ("{method: 3}", "recipe.method: unknown merge method '3'."),
@@ -211,3 +215,14 @@ def test_a_text_recipe_is_loaded_by_whoever_may_open_files():
     assert problems("{mecha: x, pth: y}", load_text=lambda path: deserialize(text)) == [
         "recipe: unknown word 'pth'. Did you mean 'path'?"
     ]
+
+
+def test_a_parameter_is_a_mapping_too():
+    template = build(
+        "{method: slerp, a: {parameter: a, model_config: sdxl-sgm}, b: {parameter: b, merge_space: weight}}"
+    )
+
+    assert template is slerp(parameter("a", config="sdxl-sgm"), parameter("b", "weight"))
+    assert build("{model: a, model_config: sdxl-sgm}") is model("a", "sdxl-sgm")
+    (said,) = problems("{parameter: a, merge_space: dleta}")
+    assert said == "recipe: unknown merge space 'dleta'. Did you mean 'delta'?"

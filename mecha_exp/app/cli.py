@@ -11,6 +11,10 @@ from collections.abc import Callable
 
 VERBS = {
     "clean": "mecha_exp.app.clean",
+    "compose": "mecha_exp.app.compose",
+    "merge": "mecha_exp.app.merge",
+    "plan": "mecha_exp.app.plan",
+    "show": "mecha_exp.app.show",
     "track": "mecha_exp.app.track",
     "ui": "mecha_exp.app.ui",
 }

@@ -88,7 +88,12 @@ class _Milestones:
         log.info("%s of %s, %s/s, %.0f s left, at %s", done, total, human_bytes(rate), left, key)
 
 
-def show_plan(planned: Plan, names: Sequence[str], hyperparameters: dict[str, Any]) -> None:
+def show_plan(
+    planned: Plan,
+    names: Sequence[str],
+    hyperparameters: dict[str, Any],
+    how_to_merge: str = "Leave out debug=plan to do it.",
+) -> None:
     """What a merge would do."""
     inputs = _table("input", "keys", "bytes", "file")
     for name, source in zip(names, planned.sources.values(), strict=True):
@@ -116,7 +121,7 @@ def show_plan(planned: Plan, names: Sequence[str], hyperparameters: dict[str, An
     )
     for warning in planned.warnings:
         out.print(f" warning  {escape(warning)}", soft_wrap=True)
-    out.print(" Nothing was merged. Leave out debug=plan to do it.")
+    out.print(f" Nothing was merged. {how_to_merge}", markup=False)
 
 
 def _table(*headings: str) -> Table:

@@ -1,8 +1,9 @@
 """From YAML to a recipe graph.
 
-A mapping with `method:` is a call, one with `model:` is a leaf, one with `mecha:` loads a text recipe. A
-word where a tensor is expected is a model's path, a list fills a parameter that takes any number of models,
-and a mapping of key patterns where a hyperparameter is expected gives it per key.
+A mapping with `method:` is a call, one with `model:` is a leaf, one with `mecha:` loads a text recipe, one
+with `parameter:` is to be filled. A word where a tensor is expected is a model's path, a list fills a
+parameter that takes any number of models, and a mapping of key patterns where a hyperparameter is expected
+gives it per key.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from mecha_exp.binding import UNKNOWN
 from mecha_exp.errors import Problems, RecipeError, did_you_mean
 from mecha_exp.method import MergeMethod, resolve_method
 from mecha_exp.nodes import ModelNode, Node
+from mecha_exp.recipe.parameters import parameter
 from mecha_exp.signature import ParameterSpec
 from mecha_exp.weighting import by_key
 
-NODE_WORDS = ("method", "model", "mecha")
+NODE_WORDS = ("method", "model", "mecha", "parameter")
 
 
 def build_recipe(config: Any, where: str = "recipe", load_text: Callable[[str], Node] | None = None) -> Node:
@@ -58,19 +60,35 @@ class _Builder:
         if len(words) != 1:
             near = did_you_mean(str(next(iter(config), "")), NODE_WORDS) if not words else ""
             self._problems.add(
-                f"{where}: expected exactly one of 'method:', 'model:' and 'mecha:', got "
+                f"{where}: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:', got "
                 f"{list(config)}.{near}"
             )
             return None
-        return {"method": self._call, "model": self._model, "mecha": self._text}[words[0]](config, where)
+        make = {
+            "method": self._call,
+            "model": self._model,
+            "mecha": self._text,
+            "parameter": self._parameter,
+        }
+        return make[words[0]](config, where)
 
     def _model(self, config: Mapping[str, Any], where: str) -> Node | None:
-        self._check_names(config, ("model", "merge_space"), where)
+        self._check_names(config, ("model", "merge_space", "model_config"), where)
         if not isinstance(config["model"], str):
             self._problems.add(f"{where}.model: expected a path, got {config['model']!r}")
             return None
         try:
-            return ModelNode(config["model"], config.get("merge_space", "weight"))
+            return ModelNode(config["model"], config.get("merge_space", "weight"), config.get("model_config"))
+        except RecipeError as error:
+            self._problems.add(f"{where}: {error}")
+            return None
+
+    def _parameter(self, config: Mapping[str, Any], where: str) -> Node | None:
+        self._check_names(config, ("parameter", "merge_space", "model_config"), where)
+        try:
+            return parameter(
+                str(config["parameter"] or ""), config.get("merge_space"), config.get("model_config")
+            )
         except RecipeError as error:
             self._problems.add(f"{where}: {error}")
             return None

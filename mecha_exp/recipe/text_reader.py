@@ -29,9 +29,6 @@ SINGLE, SPREAD = "singleton-mecha", "convert_singleton"
 STRUCTURAL = "structural"
 """What sd-mecha calls the config of a model whose architecture it does not know."""
 
-POSITIONS = {"add_difference": ("a", "b", "alpha")}
-"""The order of arguments in texts, where it is another one than in Python: sd-mecha has no `c` here."""
-
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
@@ -223,16 +220,9 @@ def read_dict(arguments: Arguments) -> Mapping[str, Any]:
 
 
 def call(method: MergeMethod, arguments: Arguments, named: Mapping[str, Any]) -> Node:
-    """A call of a merge method with arguments as texts order them."""
-    values = [as_argument(value) for value in arguments.values]
-    named = {name: as_argument(value) for name, value in named.items()}
-    order = POSITIONS.get(method.identifier)
-    if order is None or len(values) > len(order):
-        return method(*values, **named)
-    for name in order[: len(values)]:
-        if name in named:
-            raise RecipeError(f"'{name}' is given twice")
-    return method(**dict(zip(order, values, strict=False)), **named)
+    """A call of a merge method."""
+    values = map(as_argument, arguments.values)
+    return method(*values, **{name: as_argument(value) for name, value in named.items()})
 
 
 def as_argument(value: Any) -> Any:

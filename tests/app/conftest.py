@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from outcome import Outcome
 
-from mecha_exp.app.cli import main
+from mecha_exp.app.cli import VERBS, main
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def app(
     """Runs the application in this process; tracking is off unless a test asks for it."""
 
     def run(*arguments: str, tracked: bool = False) -> Outcome:
-        untracked = [] if tracked or (arguments and arguments[0] in ("track", "ui")) else ["tracking=none"]
+        untracked = [] if tracked or (arguments and arguments[0] in VERBS) else ["tracking=none"]
         monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
         try:
             status = main()

@@ -1,0 +1,94 @@
+"""What the verbs on recipe files share: their arguments, and the recipe that these name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.engine.inputs import find_model
+from mecha_exp.errors import CheckpointError, Problems, RecipeError
+from mecha_exp.nodes import Node
+from mecha_exp.recipe import deserialize_path, fill
+from mecha_exp.recipe.files import SUFFIX
+from mecha_exp.recipe.text_writer import CONSTANTS
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name a recipe and fill its parameters."""
+    parser.add_argument(
+        "recipe",
+        type=Path,
+        help="a .mecha file, or a merged model, which carries its recipe in its header",
+    )
+    parser.add_argument(
+        "-p",
+        "--parameter",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="fill a parameter of the recipe with a model's path, another .mecha file, or a number; may be "
+        "repeated",
+    )
+    parser.add_argument(
+        "--models-dir",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="where models and recipes are looked for, after the current folder and before those that the "
+        "environment variable MECHA_MODELS_DIR lists; may be repeated",
+    )
+
+
+def load_recipe(options: argparse.Namespace) -> Node:
+    """The recipe that the arguments name, with its parameters filled.
+
+    Raises:
+        RecipeError: everything that is wrong with it.
+    """
+    recipe = deserialize_path(found(options.recipe, options.models_dir))
+    given: dict[str, Any] = {}
+    problems = Problems()
+    for name, word in options.parameter:
+        if name in given:
+            problems.add(f"the parameter '{name}' is given twice")
+        given[name] = _value(word)
+    problems.raise_as(RecipeError)
+    return filled(recipe, given, options.models_dir)
+
+
+def filled(recipe: Node, given: Mapping[str, Any], folders: Sequence[Path]) -> Node:
+    """The recipe with parameters replaced by values, of which a `.mecha` path is the recipe in that file."""
+    if not given:
+        return recipe
+    is_recipe = {name: isinstance(value, str) and value.endswith(SUFFIX) for name, value in given.items()}
+    return fill(
+        recipe,
+        {
+            name: deserialize_path(found(Path(value), folders)) if is_recipe[name] else value
+            for name, value in given.items()
+        },
+    )
+
+
+def found(path: Path, folders: Sequence[Path]) -> Path:
+    """Where a recipe lies: as models, relative to the current folder or to one of the model folders."""
+    try:
+        return find_model(str(path), folders)
+    except CheckpointError as error:
+        raise RecipeError(str(error).replace("the model", "the recipe", 1)) from None
+
+
+def _value(word: str) -> Any:
+    """What a word of the command line means: a number, true, false, null, or else a path."""
+    if word in CONSTANTS:
+        return CONSTANTS[word]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word

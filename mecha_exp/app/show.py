@@ -1,0 +1,48 @@
+"""`python -m mecha_exp show`: what is in a recipe file, or in the recipe that a merged model carries."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from mecha_exp.app.recipes import add_recipe, load_recipe
+from mecha_exp.app.tree import data_of, tree_of
+from mecha_exp.nodes import Node
+from mecha_exp.recipe import serialize
+
+EXAMPLE = """\
+examples:
+    python -m mecha_exp show recipe.mecha
+    python -m mecha_exp show merged.safetensors                    how was this model made?
+    python -m mecha_exp show merged.safetensors --text > recipe.mecha
+
+A part that is used several times is drawn once, with a number, and then named: &1 (above).
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Print a recipe as a tree, as text, or as JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mecha_exp show",
+        description="Show a recipe as a tree. No model is read but for its header.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_recipe(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--text", action="store_true", help="the recipe as text, as a .mecha file has it")
+    form.add_argument("--json", action="store_true", help="its nodes as JSON, for other programs")
+    options = parser.parse_args(arguments)
+    show_recipe(load_recipe(options), options)
+    return 0
+
+
+def show_recipe(recipe: Node, options: argparse.Namespace) -> None:
+    """Print a recipe in the form that the options ask for."""
+    if options.text:
+        sys.stdout.write(serialize(recipe) + "\n")
+    elif options.json:
+        sys.stdout.write(json.dumps(data_of(recipe), indent=2) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in tree_of(recipe))
