@@ -6,11 +6,12 @@ from mecha_exp.architectures.config import (
     Component,
     KeyInfo,
     KeyPattern,
+    Layout,
     ModelConfig,
 )
 from mecha_exp.architectures.detection import Detection, candidates, detect
-from mecha_exp.architectures.registry import get_all, register, resolve
-from mecha_exp.architectures.schema import from_yaml, to_yaml
+from mecha_exp.architectures.library import from_yaml, get_all, register, resolve
+from mecha_exp.architectures.schema import to_yaml
 from mecha_exp.architectures.structural import StructuralConfig
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Detection",
     "KeyInfo",
     "KeyPattern",
+    "Layout",
     "ModelConfig",
     "StructuralConfig",
     "candidates",

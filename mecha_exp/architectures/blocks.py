@@ -1,46 +1,9 @@
-"""Which keys share one weight: by the rules of a config, or inferred from numbered layers."""
+"""Which keys share one weight where no config says it: what numbered layers tell."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-
-from mecha_exp.architectures.patterns import Pattern
-from mecha_exp.errors import ConfigError
-
-EVERYTHING = "*"
-
-
-def blocks_by_rules(
-    identifier: str,
-    prefix: str,
-    keys: Iterable[str],
-    rules: Sequence[tuple[Pattern, Pattern]],
-    sizes: Mapping[str, int],
-) -> dict[str, str]:
-    """The block of each key: that of the longest rule that it matches, and of equal ones the last.
-
-    A rule's left side is a key below the prefix, or `part.of.a.name.*` for all keys that begin so.
-    """
-    exact: dict[str, str] = {}
-    below: dict[str, str] = {}
-    for left, right in rules:
-        for name, block in left.pairs(right, sizes):
-            if name.endswith(EVERYTHING):
-                below[prefix + name[:-1]] = block
-            else:
-                exact[prefix + name] = block
-    lengths = sorted({len(name) for name in below}, reverse=True)
-    found: dict[str, str] = {}
-    for key in keys:
-        length = next((n for n in lengths if key[:n] in below), None)
-        if key in exact:
-            found[key] = exact[key]
-        elif length is not None:
-            found[key] = below[key[:length]]
-        else:
-            raise ConfigError(f"{identifier}: no block rule matches {key!r}. Add a rule for '*'.")
-    return found
+from collections.abc import Iterable
 
 
 def infer_blocks(keys: Iterable[str]) -> dict[str, str]:
@@ -60,6 +23,15 @@ def infer_blocks(keys: Iterable[str]) -> dict[str, str]:
         key: stack if not number else ".".join(filter(None, (names[stack], number)))
         for key, (stack, number) in placed.items()
     }
+
+
+def in_order(blocks: Iterable[str]) -> list[str]:
+    """Blocks in the order in which they come, those of a stack by number: files sort `10` before `2`."""
+    stacks: dict[str, list[str]] = {}
+    for block in dict.fromkeys(blocks):
+        stack, _, number = block.rpartition(".")
+        stacks.setdefault(stack if number.isdecimal() else block + ".", []).append(block)
+    return [block for stack in stacks.values() for block in sorted(stack, key=_number)]
 
 
 def _stack_and_number(key: str) -> tuple[str, str]:
@@ -83,3 +55,8 @@ def _ends(name: str) -> list[str]:
     """Its last word, its last two words, and so on."""
     words = name.split(".")
     return [".".join(words[i:]) for i in reversed(range(len(words)))]
+
+
+def _number(block: str) -> int:
+    number = block.rpartition(".")[2]
+    return int(number) if number.isdecimal() else 0

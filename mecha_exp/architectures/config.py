@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from mecha_exp.architectures.blocks import blocks_by_rules, infer_blocks
+from mecha_exp.architectures.blocks import in_order, infer_blocks
 from mecha_exp.architectures.patterns import Pattern
+from mecha_exp.architectures.rules import Conversion, Renaming, Rules
 from mecha_exp.errors import ConfigError, did_you_mean
 
 DEFAULT_CONVENTION = "sd-mecha"
@@ -48,28 +49,88 @@ class KeyPattern:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """The names inside a part, however a file prefixes them: what several configs have in common.
+
+    Attributes:
+        sizes: what the sizes in its patterns are where a component does not say otherwise.
+        blocks: rules from names (`down.{0..3}.*`) to blocks (`IN{00..03}`).
+        conventions: rules that go before `blocks` in a convention of that name.
+        blocks_of: the layout whose blocks these are, under other names, instead of `blocks`.
+        conversions: the rules to other layouts, by their names.
+    """
+
+    name: str
+    keys: tuple[KeyPattern, ...]
+    sizes: Mapping[str, int]
+    blocks: Rules = ()
+    conventions: Mapping[str, Rules] = field(default_factory=dict)
+    blocks_of: Layout | None = None
+    conversions: Mapping[str, Conversion] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Component:
     """A part of a model: `vae`, `clip_l`, `diffuser`.
 
     Attributes:
         prefix: what the names of its keys begin with.
-        aliases: other prefixes that files have instead.
-        optional: whether a whole model may lack it.
-        layout: whose names its keys follow below the prefix; parts of one name and equal or convertible
-            layouts can be converted into each other.
-        blocks: rules from names below the prefix (`down.{0..3}.*`) to blocks (`IN{00..03}`); the longest
-            match wins. Without rules blocks are inferred from numbered layers.
-        conventions: rules that come before `blocks` in a convention of that name.
+        keys: its keys, those of its layout first.
+        layout: the layout that its names follow below the prefix, if it has one. Parts of the same name whose
+            layouts are equal or convertible can be converted into each other.
+        dots: what stands for the dots of the layout's names.
+        aliases: how keys may begin, and how they begin instead in some files.
+        optional: whether a whole model may lack it; or the names that it may lack.
+        sizes: numbers for the layout's sizes.
+        blocks: rules in place of those of the layout. Without any, blocks are inferred from numbered layers.
+        conventions: rules that go before `blocks` in a convention of that name.
     """
 
     name: str
-    prefix: str
-    keys: tuple[KeyPattern, ...]
-    aliases: tuple[str, ...] = ()
-    optional: bool = False
-    layout: str | None = None
-    blocks: tuple[tuple[Pattern, Pattern], ...] = ()
-    conventions: Mapping[str, tuple[tuple[Pattern, Pattern], ...]] | None = None
+    prefix: str = ""
+    keys: tuple[KeyPattern, ...] = ()
+    layout: Layout | None = None
+    dots: str = "."
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    optional: bool | tuple[Pattern, ...] = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    blocks: Rules = ()
+    conventions: Mapping[str, Rules] = field(default_factory=dict)
+
+    @property
+    def patterns(self) -> tuple[KeyPattern, ...]:
+        """The patterns of its layout and its own."""
+        return (self.layout.keys if self.layout else ()) + self.keys
+
+    @property
+    def all_conventions(self) -> tuple[str, ...]:
+        """The conventions in which some of its blocks are others."""
+        return (*self._inherited.conventions, *self.conventions)
+
+    def block_rules(self, convention: str) -> Rules:
+        """The rules that give its names, or those that its layout takes its blocks from, their blocks."""
+        inherited = self._inherited
+        usual = self.blocks + inherited.blocks
+        return usual + inherited.conventions.get(convention, ()) + self.conventions.get(convention, ())
+
+    @property
+    def _inherited(self) -> Layout:
+        """Where rules come from that it does not have itself."""
+        nothing = Layout("", (), {})
+        return nothing if self.blocks or self.layout is None else self.layout.blocks_of or self.layout
+
+    def all_sizes(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """The sizes that hold in it: its own before those of the model before those of the layout."""
+        return {**(self.layout.sizes if self.layout else {}), **sizes, **self.sizes}
+
+    def full_name(self, name: str) -> str:
+        """The key of one of its patterns' names."""
+        return self.prefix + (name if self.dots == "." else name.replace(".", self.dots))
+
+    def other_names(self, key: str) -> tuple[str, ...]:
+        """What files may call the key instead."""
+        found = (other + key[len(begin) :] for begin, other in self.aliases.items() if key.startswith(begin))
+        return tuple(found)
 
 
 class ModelConfig:
@@ -143,7 +204,9 @@ class ModelConfig:
 
     def blocks(self, convention: str = DEFAULT_CONVENTION) -> tuple[str, ...]:
         """Every block, in the order of the model."""
-        return tuple(dict.fromkeys(self._block_of(convention).values()))
+        found = set(self._block_of(convention).values())
+        named = (block for part in self.parts for block in self._named_blocks(part, convention))
+        return tuple(dict.fromkeys(block for block in named if block in found))
 
     def layers(self, convention: str = DEFAULT_CONVENTION) -> tuple[str, ...]:
         """The numbered blocks in the order of depth: what a gradient runs over."""
@@ -152,7 +215,7 @@ class ModelConfig:
     @property
     def conventions(self) -> tuple[str, ...]:
         """The names that `convention` may have."""
-        named = (name for part in self.parts for name in part.conventions or ())
+        named = (name for part in self.parts for name in part.all_conventions)
         return tuple(dict.fromkeys([DEFAULT_CONVENTION, *named]))
 
     def resolve_alias(self, key: str) -> str:
@@ -168,6 +231,11 @@ class ModelConfig:
     @cached_property
     def _components(self) -> Mapping[str, Mapping[str, KeyInfo]]:
         return {part.name: _expand(self.identifier, part, self.sizes) for part in self.parts}
+
+    @cached_property
+    def _named(self) -> Mapping[str, Mapping[str, str]]:
+        """For each component its keys by their names in its layout."""
+        return {part.name: names_of(part, self.sizes) for part in self.parts}
 
     @cached_property
     def _keys(self) -> Mapping[str, KeyInfo]:
@@ -201,49 +269,72 @@ class ModelConfig:
         return self._blocks[convention]
 
     def _assign_blocks(self, convention: str) -> Mapping[str, str]:
-        blocks: dict[str, str] = {}
-        for part in self.parts:
-            keys = self._components[part.name]
-            rules = (*part.blocks, *(part.conventions or {}).get(convention, ()))
-            if rules:
-                blocks |= blocks_by_rules(self.identifier, part.prefix, keys, rules, self.sizes)
-            else:
-                blocks |= infer_blocks(keys)
-        return blocks
+        return {key: block for part in self.parts for key, block in self._part_blocks(part, convention)}
+
+    def _part_blocks(self, part: Component, convention: str) -> Iterable[tuple[str, str]]:
+        named = self._named[part.name]
+        if not part.block_rules(convention):
+            return infer_blocks(named.values()).items()
+        blocks = blocks_by_rules(part, named, part.all_sizes(self.sizes), convention)
+        if len(blocks) < len(named):
+            lacking = next(key for name, key in named.items() if name not in blocks)
+            raise ConfigError(
+                f"{self.identifier}: components.{part.name}.blocks: no rule matches {lacking!r}. "
+                "Add one for '*', the rest."
+            )
+        return ((named[name], block) for name, block in blocks.items())
+
+    def _named_blocks(self, part: Component, convention: str) -> Iterable[str]:
+        """A component's blocks in their order: that of its rules, or of its numbered layers."""
+        rules = part.block_rules(convention)
+        if rules:
+            return (block for _, right in rules for block in right.expand(part.all_sizes(self.sizes)))
+        return in_order(infer_blocks(self._named[part.name].values()).values())
 
     def _unknown(self, key: str) -> ConfigError:
         return ConfigError(f"{self.identifier} has no key {key!r}.{did_you_mean(key, self._keys)}")
 
 
+def names_of(part: Component, sizes: Mapping[str, int]) -> Mapping[str, str]:
+    """A component's names in its layout, and the keys that they are in the model."""
+    own = part.all_sizes(sizes)
+    return {name: part.full_name(name) for key in part.patterns for name in key.names.expand(own)}
+
+
 def _expand(identifier: str, part: Component, sizes: Mapping[str, int]) -> Mapping[str, KeyInfo]:
+    own = part.all_sizes(sizes)
+    lackable = part.optional if isinstance(part.optional, tuple) else ()
+    optional = {part.full_name(name) for pattern in lackable for name in pattern.expand(own)}
     keys: dict[str, KeyInfo] = {}
-    expected = 0
-    for pattern in part.keys:
-        shape = tuple(size if isinstance(size, int) else sizes[size] for size in pattern.shape)
-        info = KeyInfo(shape, pattern.dtype, pattern.optional or part.optional)
-        names = pattern.names.expand(sizes)
-        expected += len(names)
-        if not pattern.aliases and not part.aliases:
-            keys |= dict.fromkeys([part.prefix + name for name in names], info)
-            continue
-        others = [[alias for _, alias in pattern.names.pairs(alias, sizes)] for alias in pattern.aliases]
-        for name, *aliases in zip(names, *others, strict=True):
-            keys[part.prefix + name] = info._replace(aliases=tuple(_aliases(part, name, aliases)))
-    if len(keys) < expected:
-        twice = _first_twice(part, sizes)
-        raise ConfigError(f"{identifier}: components.{part.name}.keys: {twice!r} is there twice.")
+    for pattern in part.patterns:
+        shape = tuple(size if isinstance(size, int) else own[size] for size in pattern.shape)
+        info = KeyInfo(shape, pattern.dtype, pattern.optional or part.optional is True)
+        names = [part.full_name(name) for name in pattern.names.expand(own)]
+        twice = next((name for name in names if name in keys), None)
+        if twice is not None:
+            raise ConfigError(f"{identifier}: components.{part.name}.keys: {twice!r} is there twice.")
+        keys |= dict.fromkeys(names, info)
+        for aliases in pattern.aliases:
+            for name, alias in zip(names, aliases.expand(own), strict=True):
+                keys[name] = keys[name]._replace(aliases=(*keys[name].aliases, part.full_name(alias)))
+    for key in optional & keys.keys():
+        keys[key] = keys[key]._replace(optional=True)
+    if part.aliases:
+        for key, info in keys.items():
+            others = [other for name in (key, *info.aliases) for other in part.other_names(name)]
+            keys[key] = info._replace(aliases=(*info.aliases, *others))
     return keys
 
 
-def _aliases(part: Component, name: str, aliases: Iterable[str]) -> Iterable[str]:
-    """Every other name below every prefix."""
-    for prefix in (part.prefix, *part.aliases):
-        for other in (name, *aliases):
-            if (prefix, other) != (part.prefix, name):
-                yield prefix + other
-
-
-def _first_twice(part: Component, sizes: Mapping[str, int]) -> str:
-    seen: set[str] = set()
-    names = (name for pattern in part.keys for name in pattern.names.expand(sizes))
-    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+def blocks_by_rules(
+    part: Component, names: Iterable[str], sizes: Mapping[str, int], convention: str
+) -> dict[str, str]:
+    """The block of each of a component's names that some rule matches."""
+    links = {name: name for name in names}
+    layout = part.layout
+    if layout is not None and layout.blocks_of is not None and not part.blocks:
+        conversion = layout.conversions[layout.blocks_of.name]
+        links = {link.here: link.there for link in conversion.links(links, sizes)}
+    rename = Renaming(part.block_rules(convention), sizes)
+    found = ((name, rename(other)) for name, other in links.items())
+    return {name: block for name, block in found if block is not None}

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mecha_exp.architectures.config import Component, KeyPattern, ModelConfig
+from mecha_exp.architectures.library import get_all
 from mecha_exp.architectures.patterns import Range
-from mecha_exp.architectures.registry import get_all
 from mecha_exp.architectures.structural import HasShape, StructuralConfig
 from mecha_exp.errors import ConfigError, some
 
@@ -84,7 +84,7 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
 
     It does where it has at least one of its components, and no key of another shape.
     """
-    if not any(_looks_like(keys, part) for part in config.parts if not part.optional):
+    if not any(_looks_like(keys, part) for part in config.parts if part.optional is not True):
         return None
     fitted = config.with_sizes(_find_sizes(keys, config))
     renamed = {alias: key for alias, key in fitted.aliases().items() if alias in keys and key not in keys}
@@ -96,61 +96,63 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
         infos = fitted.components()[part.name]
         shared = infos.keys() & present.keys()
         if any(infos[key].shape != present[key] for key in shared):
+            if part.optional is True:
+                continue
             return None
         required = [key for key, info in infos.items() if not info.optional]
         lacking = [key for key in required if key not in present]
         if len(lacking) > (1 - ENOUGH) * len(required):
-            absent += [] if part.optional else [part.name]
+            absent += [] if part.optional is True else [part.name]
         else:
             missing += lacking
             matched += len(shared)
-    if matched == 0 or len(absent) == sum(not part.optional for part in config.parts):
+    if matched == 0 or len(absent) == sum(part.optional is not True for part in config.parts):
         return None
     extra = [key for key in keys if renamed.get(key, key) not in fitted.keys()]
     return Detection(fitted, matched, tuple(missing), tuple(absent), tuple(extra), renamed)
 
 
 def _looks_like(keys: Keys, part: Component) -> bool:
-    """Whether the file has most of what its patterns begin with: enough to look closer, cheaply."""
-    firsts = [(key.names.first(), len(key.shape)) for key in part.keys if not key.optional]
-    for prefix in (part.prefix, *part.aliases):
-        found = [len(keys[prefix + name].shape) == n for name, n in firsts if prefix + name in keys]
-        if found and all(found) and len(found) >= ENOUGH / 2 * len(firsts):
-            return True
-    return False
+    """Whether the file has much of what its patterns begin with: enough to look closer, cheaply."""
+    asked = [pattern for pattern in part.patterns if not pattern.optional]
+    found = [(pattern, name) for pattern in asked if (name := _first_in(keys, part, pattern)) is not None]
+    return len(found) >= ENOUGH / 2 * len(asked) and all(
+        len(keys[name].shape) == len(pattern.shape) for pattern, name in found
+    )
+
+
+def _first_in(keys: Keys, part: Component, pattern: KeyPattern) -> str | None:
+    """The first key of a pattern by the name that it has in the file, if it is there."""
+    own = part.full_name(pattern.names.first())
+    names = (own, *part.other_names(own), *(part.full_name(alias.first()) for alias in pattern.aliases))
+    return next((name for name in names if name in keys), None)
 
 
 def _find_sizes(keys: Keys, config: ModelConfig) -> dict[str, int]:
     """The sizes of a family's member: lengths of shapes, and ranges as long as the file has layers."""
-    if not config.sizes:
-        return {}
     sizes: dict[str, int] = {}
-    for part in config.parts:
-        prefix = next(
-            (p for p in (part.prefix, *part.aliases) if any(p + k.names.first() in keys for k in part.keys)),
-            part.prefix,
-        )
-        for pattern in part.keys:
-            info = keys.get(prefix + pattern.names.first())
-            if info is None or len(info.shape) != len(pattern.shape):
-                continue
-            for name, size in zip(pattern.shape, info.shape, strict=True):
-                if isinstance(name, str):
-                    sizes.setdefault(name, size)
-            sizes |= _find_range(keys, prefix, pattern, sizes)
-    return sizes
-
-
-def _find_range(keys: Keys, prefix: str, pattern: KeyPattern, known: Mapping[str, int]) -> dict[str, int]:
-    """The size that the pattern's open range ends at, by counting what follows it in the file."""
-    for i, piece in enumerate(pattern.names.pieces):
-        if not isinstance(piece, Range) or piece.size is None or piece.size in known:
+    patterns = ((part, pattern) for part in config.parts for pattern in part.keys) if config.sizes else ()
+    for part, pattern in patterns:
+        first = _first_in(keys, part, pattern)
+        if first is None or len(keys[first].shape) != len(pattern.shape):
             continue
-        before = prefix + "".join(p if isinstance(p, str) else p.first() for p in pattern.names.pieces[:i])
-        numbered = re.compile(re.escape(before) + r"(\d+)\b")
-        numbers = {int(found[1]) for key in keys if (found := numbered.match(key))}
-        last = piece.start
-        while last + 1 in numbers:
-            last += 1
-        return {piece.size: last + piece.last}
-    return {}
+        for name, size in zip(pattern.shape, keys[first].shape, strict=True):
+            if isinstance(name, str):
+                sizes.setdefault(name, size)
+        open_range = next((p for p in pattern.names.pieces if isinstance(p, Range) and p.size), None)
+        if open_range and open_range.size not in sizes:
+            sizes[str(open_range.size)] = _length(keys, pattern, open_range, first) + open_range.last
+    return {name: size for name, size in sizes.items() if name in config.sizes}
+
+
+def _length(keys: Keys, pattern: KeyPattern, open_range: Range, first: str) -> int:
+    """The last number that follows, without a gap, where the open range is in its first name."""
+    pieces = pattern.names.pieces
+    after = "".join(p if isinstance(p, str) else p.first() for p in pieces[pieces.index(open_range) + 1 :])
+    before = first.removesuffix(open_range.first() + after)
+    numbered = re.compile(re.escape(before) + r"(\d+)\b")
+    numbers = {int(found[1]) for key in keys if (found := numbered.match(key))}
+    last = open_range.start
+    while last + 1 in numbers:
+        last += 1
+    return last

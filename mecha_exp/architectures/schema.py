@@ -1,58 +1,61 @@
 """Model configs as YAML: reading one with every mistake reported at once, and writing one.
 
-identifier: llama-hf
-sizes: {layers: 32, vocab: 32000, hidden: 4096}    # of a family; inferred from a file
-components:
-  model:
-    prefix: model.
-    dtype: bfloat16                                # of the keys that say nothing else
-    keys:
-      embed_tokens.weight: [vocab, hidden]
-      layers.{0..layers-1}.self_attn.{q,k,v,o}_proj.weight: [hidden, hidden]
-      norm.weight: {shape: [hidden], dtype: float32, optional: true, aliases: [final_norm.weight]}
-    blocks:
-      layers.{0..layers-1}.*: "{0..layers-1}"
-      "*": BASE
+    identifier: llama-hf
+    sizes: {layers: 32, vocabulary: 32000, hidden: 4096}    # of a family; inferred from a file
+    components:
+      model:
+        prefix: model.
+        dtype: bfloat16                                # of the keys that say nothing else
+        keys:
+          embed_tokens.weight: [vocabulary, hidden]
+          layers.{0..layers-1}.self_attn.{q,k,v,o}_proj.weight: [hidden, hidden]
+          norm.weight: {shape: [hidden], dtype: float32, optional: true, aliases: [final_norm.weight]}
+        blocks:
+          layers.{0..layers-1}.*: "{0..layers-1}"
+          "*": BASE
+
+docs/model-configs.md says what every field means.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import yaml
 
-from mecha_exp.architectures.blocks import EVERYTHING
-from mecha_exp.architectures.config import Component, KeyPattern, ModelConfig
+from mecha_exp.architectures.config import Component, KeyPattern, Layout, ModelConfig
 from mecha_exp.architectures.patterns import Pattern
+from mecha_exp.architectures.rules import REST, Conversion, Rules
 from mecha_exp.checkpoint import parse_dtype
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 
 IDENTIFIER = re.compile(r"[a-z0-9._+]+-[a-z0-9._+]+")
 _SIZE_NAME = re.compile(r"[a-z_]\w*")
 _CONFIG_FIELDS = ("identifier", "sizes", "components")
-_COMPONENT_FIELDS = ("prefix", "aliases", "optional", "layout", "dtype", "keys", "blocks", "conventions")
+_SHARED_FIELDS = ("sizes", "dtype", "keys", "blocks", "conventions")
+_LAYOUT_FIELDS = (*_SHARED_FIELDS, "blocks_of")
+_COMPONENT_FIELDS = (*_SHARED_FIELDS, "prefix", "layout", "dots", "aliases", "optional")
 _KEY_FIELDS = ("shape", "dtype", "optional", "aliases")
 
-Rules = tuple[tuple[Pattern, Pattern], ...]
+FindLayout = Callable[[str], Layout]
 
 
-def from_yaml(text: str, name: str = "the model config") -> ModelConfig:
-    """Read a config from YAML.
+def read_config(text: str, name: str, layouts: FindLayout) -> ModelConfig:
+    """Read a config from YAML; ConfigError with everything that is wrong in it.
 
     Args:
         text: the YAML.
         name: how messages call it, such as its file.
-
-    Raises:
-        ConfigError: it lists everything that is wrong, and where.
+        layouts: gives the layouts that components name; ConfigError for one that there is not.
     """
-    try:
-        content = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name} is not valid YAML: {_describe(error)}") from None
-    return _Reader(name).read(content)
+    return _Reader(name, layouts).config(load_yaml(text, name))
+
+
+def read_layout(text: str, name: str, layouts: FindLayout, conversions: Mapping[str, Conversion]) -> Layout:
+    """Read a layout from YAML and give it its conversions; ConfigError with all that is wrong in it."""
+    return _Reader(name, layouts).layout(load_yaml(text, name), conversions)
 
 
 def to_yaml(config: ModelConfig) -> str:
@@ -64,63 +67,120 @@ def to_yaml(config: ModelConfig) -> str:
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=2**16, allow_unicode=True)
 
 
-class _Reader:
-    """Turns what YAML holds into a config, and notes every mistake with its place."""
+def load_yaml(text: str, name: str) -> Any:
+    """What YAML holds; ConfigError where it is none, or has a name twice."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not valid YAML: {_describe(error)}") from None
 
-    def __init__(self, name: str) -> None:
+
+class _Reader:
+    """Turns what YAML holds into a config or a layout, and notes every mistake with its place."""
+
+    def __init__(self, name: str, layouts: FindLayout) -> None:
         self._name = name
+        self._find_layout = layouts
         self._problems = Problems()
         self._sizes: dict[str, int] = {}
         self._used: set[str] = set()
 
-    def read(self, content: Any) -> ModelConfig:
+    def config(self, content: Any) -> ModelConfig:
         """The config, or one ConfigError with every mistake."""
         fields = self._mapping(content, "", _CONFIG_FIELDS, required=("identifier", "components"))
-        identifier = fields.get("identifier", "")
-        if "identifier" in fields and not IDENTIFIER.fullmatch(str(identifier)):
+        identifier = str(fields.get("identifier", ""))
+        if "identifier" in fields and not IDENTIFIER.fullmatch(identifier):
             self._wrong(
                 "identifier", f"{identifier!r} is not 'architecture-implementation', such as 'sdxl-sgm'"
             )
-        self._read_sizes(fields.get("sizes", {}))
+        sizes = self._sizes = self._read_sizes(fields.get("sizes", {}), "sizes")
         components = self._mapping(fields.get("components", {}), "components")
         if "components" in fields and not components:
             self._wrong("components", "there is none")
-        parts = [self._component(name, value) for name, value in components.items()]
-        for size in self._sizes.keys() - self._used:
+        parts = [self._component(name, value, sizes) for name, value in components.items()]
+        for size in sizes.keys() - self._used:
             self._wrong(f"sizes.{size}", "no shape and no range uses it")
         self._problems.raise_as(ConfigError)
-        return ModelConfig(str(identifier), parts, self._sizes)
+        return ModelConfig(identifier, parts, sizes)
 
-    def _read_sizes(self, value: Any) -> None:
-        for name, size in self._mapping(value, "sizes").items():
-            where = f"sizes.{name}"
-            if not _SIZE_NAME.fullmatch(name):
-                self._wrong(where, "a size is named in small letters, such as 'hidden'")
-            if type(size) is not int or size < 1:
-                self._wrong(where, f"expected a positive number, got {size!r}")
-            else:
-                self._sizes[name] = size
+    def layout(self, content: Any, conversions: Mapping[str, Conversion]) -> Layout:
+        """The layout, or one ConfigError with every mistake."""
+        fields = self._mapping(content, "", _LAYOUT_FIELDS, required=("keys",))
+        self._sizes = self._read_sizes(fields.get("sizes", {}), "sizes")
+        layout = Layout(
+            name=self._name,
+            keys=self._keys(fields, ""),
+            sizes=self._sizes,
+            blocks=self._rules(fields.get("blocks", {}), "blocks"),
+            conventions=self._conventions(fields, ""),
+            blocks_of=self._layout(fields.get("blocks_of"), "blocks_of"),
+            conversions=conversions,
+        )
+        self._problems.raise_as(ConfigError)
+        return layout
 
-    def _component(self, name: str, value: Any) -> Component:
+    def _component(self, name: str, value: Any, sizes: Mapping[str, int]) -> Component:
         where = f"components.{name}"
-        fields = self._mapping(value, where, _COMPONENT_FIELDS, required=("keys",))
-        dtype = self._dtype(fields.get("dtype", "float32"), f"{where}.dtype")
-        keys = self._mapping(fields.get("keys", {}), f"{where}.keys")
-        if "keys" in fields and not keys:
-            self._wrong(f"{where}.keys", "there is none")
-        conventions = self._mapping(fields.get("conventions", {}), f"{where}.conventions")
+        fields = self._mapping(value, where, _COMPONENT_FIELDS)
+        layout = self._layout(fields.get("layout"), f"{where}.layout")
+        own = self._read_sizes(fields.get("sizes", {}), f"{where}.sizes")
+        known = layout.sizes if layout else {}
+        self._sizes = {**known, **sizes, **own}
+        self._used |= known.keys()
+        if layout is None and not fields.get("keys"):
+            self._wrong(where, "it needs 'keys', or a 'layout' that has them")
         return Component(
             name=name,
             prefix=self._text(fields.get("prefix", ""), f"{where}.prefix"),
-            keys=tuple(self._key(key, entry, dtype, f"{where}.keys[{key!r}]") for key, entry in keys.items()),
-            aliases=self._texts(fields.get("aliases", []), f"{where}.aliases"),
-            optional=self._flag(fields.get("optional", False), f"{where}.optional"),
-            layout=self._text(fields["layout"], f"{where}.layout") if "layout" in fields else None,
+            keys=self._keys(fields, where),
+            layout=layout,
+            dots=self._text(fields.get("dots", "."), f"{where}.dots"),
+            aliases=self._aliases(fields.get("aliases", {}), f"{where}.aliases"),
+            optional=self._optional(fields.get("optional", False), f"{where}.optional"),
+            sizes=own,
             blocks=self._rules(fields.get("blocks", {}), f"{where}.blocks"),
-            conventions={
-                name: self._rules(rules, f"{where}.conventions.{name}") for name, rules in conventions.items()
-            },
+            conventions=self._conventions(fields, where),
         )
+
+    def _keys(self, fields: Mapping[str, Any], where: str) -> tuple[KeyPattern, ...]:
+        place = f"{where}.".lstrip(".")
+        dtype = self._dtype(fields.get("dtype", "float32"), f"{place}dtype")
+        keys = self._mapping(fields.get("keys", {}), f"{place}keys")
+        return tuple(self._key(key, entry, dtype, f"{place}keys[{key!r}]") for key, entry in keys.items())
+
+    def _conventions(self, fields: Mapping[str, Any], where: str) -> dict[str, Rules]:
+        place = f"{where}.conventions".lstrip(".")
+        conventions = self._mapping(fields.get("conventions", {}), place)
+        return {name: self._rules(rules, f"{place}.{name}") for name, rules in conventions.items()}
+
+    def _layout(self, value: Any, where: str) -> Layout | None:
+        if value is None:
+            return None
+        try:
+            return self._find_layout(self._text(value, where))
+        except ConfigError as error:
+            self._wrong(where, str(error))
+            return None
+
+    def _read_sizes(self, value: Any, where: str) -> dict[str, int]:
+        sizes = {}
+        for name, size in self._mapping(value, where).items():
+            if not _SIZE_NAME.fullmatch(name):
+                self._wrong(f"{where}.{name}", "a size is named in small letters, such as 'hidden'")
+            if type(size) is not int or size < 1:
+                self._wrong(f"{where}.{name}", f"expected a positive number, got {size!r}")
+            else:
+                sizes[name] = size
+        return sizes
+
+    def _aliases(self, value: Any, where: str) -> dict[str, str]:
+        aliases = self._mapping(value, where)
+        return {begin: self._text(other, f"{where}[{begin!r}]") for begin, other in aliases.items()}
+
+    def _optional(self, value: Any, where: str) -> bool | tuple[Pattern, ...]:
+        if isinstance(value, list):
+            return tuple(self._pattern(text, where) for text in self._texts(value, where))
+        return self._flag(value, where)
 
     def _key(self, name: str, value: Any, dtype: str, where: str) -> KeyPattern:
         entry = {"shape": value} if isinstance(value, list) else value
@@ -153,12 +213,12 @@ class _Reader:
 
     def _rules(self, value: Any, where: str) -> Rules:
         if isinstance(value, str):  # the whole component is one block
-            value = {EVERYTHING: value}
+            value = {REST: value}
         rules = []
         for left, right in self._mapping(value, where).items():
             place = f"{where}[{left!r}]"
             rule = self._pattern(left, place), self._pattern(str(right), place)
-            if EVERYTHING in left[:-1]:
+            if REST in left[:-1]:
                 self._wrong(place, "'*' may stand at the end only")
             self._check_pairs(*rule, place)
             rules.append(rule)
@@ -276,21 +336,21 @@ _Dumper.add_representer(list, _one_line)
 
 def _component(part: Component) -> dict[str, Any]:
     dtypes = [key.dtype for key in part.keys]
-    usual = max(dict.fromkeys(dtypes), key=dtypes.count)
-    content: dict[str, Any] = {"prefix": part.prefix} if part.prefix else {}
-    if part.aliases:
-        content["aliases"] = list(part.aliases)
-    if part.optional:
-        content["optional"] = True
-    if part.layout is not None:
-        content["layout"] = part.layout
-    content["dtype"] = usual
-    content["keys"] = {str(key.names): _entry(key, usual) for key in part.keys}
-    if part.blocks:
-        content["blocks"] = _written(part.blocks)
-    if part.conventions:
-        content["conventions"] = {name: _written(rules) for name, rules in part.conventions.items()}
-    return content
+    usual = max(dict.fromkeys(dtypes), key=dtypes.count, default="float32")
+    optional = part.optional if isinstance(part.optional, bool) else [str(p) for p in part.optional]
+    content = {
+        "prefix": part.prefix,
+        "layout": part.layout.name if part.layout else "",
+        "dots": part.dots if part.dots != "." else None,
+        "aliases": dict(part.aliases),
+        "optional": optional,
+        "sizes": _Flow(part.sizes),
+        "dtype": usual if usual != "float32" else "",
+        "keys": {str(key.names): _entry(key, usual) for key in part.keys},
+        "blocks": _written(part.blocks),
+        "conventions": {name: _written(rules) for name, rules in part.conventions.items()},
+    }
+    return {name: value for name, value in content.items() if value or (name == "dots" and value is not None)}
 
 
 def _entry(key: KeyPattern, usual: str) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Protocol
 
-from mecha_exp.architectures.blocks import infer_blocks
-from mecha_exp.architectures.config import KeyInfo, ModelConfig
+from mecha_exp.architectures.blocks import in_order, infer_blocks
+from mecha_exp.architectures.config import DEFAULT_CONVENTION, KeyInfo, ModelConfig
 
 STRUCTURAL = "structural"
 MAX_COMPONENTS = 32
@@ -55,6 +55,9 @@ class StructuralConfig(ModelConfig):
         for key, info in self._own.items():
             components.setdefault(words[key][common], {})[key] = info
         return components if len(components) <= MAX_COMPONENTS else {"model": self._own}
+
+    def blocks(self, convention: str = DEFAULT_CONVENTION) -> tuple[str, ...]:
+        return tuple(in_order(self._block_of(convention).values()))
 
     def _assign_blocks(self, convention: str) -> Mapping[str, str]:
         return infer_blocks(self._own)

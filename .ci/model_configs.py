@@ -1,0 +1,305 @@
+"""Remakes the keys of the built-in layouts from the architectures themselves, or checks that they are right.
+
+    python .ci/model_configs.py           # rewrite what follows `keys:` in model_configs/layouts/*.yaml
+    python .ci/model_configs.py --check   # only say what differs
+
+Needs diffusers and transformers, which mecha_exp does not: the models are instantiated on torch's meta device
+from the numbers below and say themselves what their keys and shapes are. The names of the original
+implementations follow from those by rules. Families (any depth and width) and small layouts are written by
+hand and only checked.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL, FluxTransformer2DModel, SD3Transformer2DModel, UNet2DConditionModel
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, T5Config, T5EncoderModel
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from mecha_exp.architectures import Component, ModelConfig
+from mecha_exp.architectures.library import conversions, find_layout
+from mecha_exp.architectures.rules import Conversion
+
+LAYOUTS = Path(__file__).resolve().parent.parent / "model_configs" / "layouts"
+Shapes = dict[str, tuple[int, ...]]
+
+FLUX = {
+    "time_text_embed.{timestep,text}_embedder.linear_{1,2}.*": "{time,vector}_in.{in,out}_layer.*",
+    "context_embedder.*": "txt_in.*",
+    "x_embedder.*": "img_in.*",
+    "transformer_blocks.{0..18}.norm1{,_context}.linear.*": "double_blocks.{0..18}.{img,txt}_mod.lin.*",
+    "transformer_blocks.{0..18}.attn.norm_{,added_}{q,k}.weight": (
+        "double_blocks.{0..18}.{img,txt}_attn.norm.{query,key}_norm.scale"
+    ),
+    "transformer_blocks.{0..18}.attn.to_{q+k+v}.{weight,bias}": (
+        "double_blocks.{0..18}.img_attn.qkv.{weight,bias}"
+    ),
+    "transformer_blocks.{0..18}.attn.add_{q+k+v}_proj.{weight,bias}": (
+        "double_blocks.{0..18}.txt_attn.qkv.{weight,bias}"
+    ),
+    "transformer_blocks.{0..18}.attn.{to_out.0,to_add_out}.*": "double_blocks.{0..18}.{img,txt}_attn.proj.*",
+    "transformer_blocks.{0..18}.ff{,_context}.net.{0.proj,2}.*": (
+        "double_blocks.{0..18}.{img,txt}_mlp.{0,2}.*"
+    ),
+    "single_transformer_blocks.{0..37}.norm.linear.*": "single_blocks.{0..37}.modulation.lin.*",
+    "single_transformer_blocks.{0..37}.attn.norm_{q,k}.weight": (
+        "single_blocks.{0..37}.norm.{query,key}_norm.scale"
+    ),
+    "single_transformer_blocks.{0..37}.{attn.to_q+attn.to_k+attn.to_v+proj_mlp}.{weight,bias}": (
+        "single_blocks.{0..37}.linear1.{weight,bias}"
+    ),
+    "single_transformer_blocks.{0..37}.proj_out.*": "single_blocks.{0..37}.linear2.*",
+    "norm_out.linear.*": "final_layer.adaLN_modulation.1.*",
+    "proj_out.*": "final_layer.linear.*",
+}
+SD3 = {
+    "pos_embed.pos_embed": "pos_embed",
+    "pos_embed.proj.*": "x_embedder.proj.*",
+    "time_text_embed.{timestep,text}_embedder.linear_{1,2}.*": "{t,y}_embedder.mlp.{0,2}.*",
+    "context_embedder.*": "context_embedder.*",
+    "transformer_blocks.{0..23}.norm1{,_context}.linear.*": (
+        "joint_blocks.{0..23}.{x,context}_block.adaLN_modulation.1.*"
+    ),
+    "transformer_blocks.{0..23}.attn.to_{q+k+v}.{weight,bias}": (
+        "joint_blocks.{0..23}.x_block.attn.qkv.{weight,bias}"
+    ),
+    "transformer_blocks.{0..23}.attn.add_{q+k+v}_proj.{weight,bias}": (
+        "joint_blocks.{0..23}.context_block.attn.qkv.{weight,bias}"
+    ),
+    "transformer_blocks.{0..23}.attn.{to_out.0,to_add_out}.*": (
+        "joint_blocks.{0..23}.{x,context}_block.attn.proj.*"
+    ),
+    "transformer_blocks.{0..23}.ff{,_context}.net.{0.proj,2}.*": (
+        "joint_blocks.{0..23}.{x,context}_block.mlp.fc{1,2}.*"
+    ),
+    "norm_out.linear.*": "final_layer.adaLN_modulation.1.*",
+    "proj_out.*": "final_layer.linear.*",
+}
+
+
+def main() -> int:
+    """Write or check every layout; 1 where something differs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing, say what differs")
+    options = parser.parse_args()
+    with torch.device("meta"):
+        generated = {name: make() for name, make in GENERATED.items()}
+        checked = {name: make() for name, make in CHECKED.items()}
+    if not options.check:
+        for name, shapes in generated.items():
+            write(LAYOUTS / f"{name}.yaml", shapes)
+    differences = [
+        line for name, shapes in {**generated, **checked}.items() for line in compare(name, shapes)
+    ]
+    sys.stdout.writelines(f"{line}\n" for line in differences)
+    return bool(differences)
+
+
+def compare(name: str, shapes: Shapes) -> Iterable[str]:
+    """What a layout says otherwise than the architecture."""
+    layout = ModelConfig(f"{name}-x", [Component("x", layout=find_layout(name))])
+    ours = {key: info.shape for key, info in layout.keys().items() if not info.optional or key in shapes}
+    for key in sorted(ours.keys() | shapes.keys()):
+        if ours.get(key) != shapes.get(key):
+            yield f"{name}: {key}: {ours.get(key)} in the layout, {shapes.get(key)} in the architecture"
+
+
+def write(path: Path, shapes: Shapes) -> None:
+    """Put the keys into a layout's file, after what is written there by hand."""
+    before, _, _ = path.read_text(encoding="utf-8").partition("\nkeys:\n")
+    lines = [f'  "{names}": {list(shape)}\n' for names, shape in compress(shapes)]
+    path.write_text(before.rstrip("\n") + "\n\nkeys:\n" + "".join(lines), encoding="utf-8")
+
+
+def compress(shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
+    """Brace patterns that stand for exactly these keys, in the order of the model.
+
+    Names are products of alternatives, one for each dotted part. Two that differ in one part are joined to
+    one that has the alternatives of both there, until no two can be.
+    """
+    patterns = [(shape, tuple((part,) for part in key.split("."))) for key, shape in shapes.items()]
+    size = 0
+    while size != len(patterns):
+        size = len(patterns)
+        for place in reversed(range(max(len(parts) for _, parts in patterns))):
+            patterns = _join(patterns, place)
+    return [(".".join(_braces(part) for part in parts), shape) for shape, parts in patterns]
+
+
+def _join(
+    patterns: list[tuple[tuple[int, ...], tuple[tuple[str, ...], ...]]], place: int
+) -> list[tuple[tuple[int, ...], tuple[tuple[str, ...], ...]]]:
+    joined: dict[object, list[tuple[str, ...]]] = {}
+    for shape, parts in patterns:
+        rest = (shape, parts[:place], parts[place + 1 :]) if place < len(parts) else (shape, parts)
+        known = joined.get(rest)
+        if known is None or place >= len(parts):
+            joined[rest] = list(parts)
+        else:
+            known[place] = tuple(dict.fromkeys((*known[place], *parts[place])))
+    return [(rest[0], tuple(parts)) for rest, parts in joined.items()]  # type: ignore[index]
+
+
+def _braces(options: tuple[str, ...]) -> str:
+    """`{q,k,v}`, `{0..11}` or `norm{1,2}`."""
+    if len(options) == 1:
+        return options[0]
+    if all(option.isdecimal() for option in options):
+        numbers = sorted(map(int, options))
+        if numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 2:
+            return f"{{{numbers[0]}..{numbers[-1]}}}"
+        return f"{{{','.join(map(str, numbers))}}}"
+    words = {re.sub(r"\d+$", "", option) for option in options}
+    if len(words) == 1 and options[0] not in words:
+        [word] = words
+        return word + "{" + ",".join(option[len(word) :] for option in options) + "}"
+    return "{" + ",".join(options) + "}"
+
+
+def shapes_of(model: torch.nn.Module) -> Shapes:
+    """What a model has, by its own names."""
+    return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+
+
+def renamed(
+    shapes: Shapes, rules: Mapping[str, str] | Conversion, sizes: Mapping[str, int] | None = None
+) -> Shapes:
+    """The same tensors by the names of another implementation; stacked ones are added up."""
+    conversion = rules if isinstance(rules, Conversion) else Conversion.parse(rules)
+    made: Shapes = {}
+    links = conversion.links(shapes, sizes or {})
+    for link in links:
+        rows, *columns = shapes[link.here][::-1] if link.transposed else shapes[link.here]
+        made[link.there] = (made[link.there][0] + rows if link.there in made else rows, *columns)
+    if {link.here for link in links} != shapes.keys():
+        raise ValueError(f"no rule for {sorted(shapes.keys() - {link.here for link in links})[:5]}")
+    return made
+
+
+def unet_sd1() -> Shapes:
+    """Stable Diffusion 1's UNet."""
+    return shapes_of(UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8, sample_size=64))
+
+
+def unet_sdxl() -> Shapes:
+    """Stable Diffusion XL's UNet."""
+    return shapes_of(
+        UNet2DConditionModel(
+            block_out_channels=(320, 640, 1280),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            transformer_layers_per_block=(1, 2, 10),
+            attention_head_dim=(5, 10, 20),
+            cross_attention_dim=2048,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=256,
+            projection_class_embeddings_input_dim=2816,
+            sample_size=128,
+        )
+    )
+
+
+def vae(channels: int = 4, quantised: bool = True) -> Shapes:
+    """The autoencoder of Stable Diffusion 1 and XL."""
+    return shapes_of(
+        AutoencoderKL(
+            latent_channels=channels,
+            use_quant_conv=quantised,
+            use_post_quant_conv=quantised,
+            block_out_channels=(128, 256, 512, 512),
+            layers_per_block=2,
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+        )
+    )
+
+
+def vae_ldm(channels: int = 4, quantised: bool = True) -> Shapes:
+    """The same by its original names; its attention is made of 1x1 convolutions instead of linear layers."""
+    shapes = renamed(vae(channels, quantised), conversions()["vae_diffusers"]["vae_ldm"])
+    return {
+        key: (*shape, 1, 1) if ".attn_1." in key and len(shape) == 2 else shape
+        for key, shape in shapes.items()
+    }
+
+
+def mmdit_sd3() -> Shapes:
+    """Stable Diffusion 3 medium's transformer."""
+    return renamed(
+        shapes_of(
+            SD3Transformer2DModel(
+                sample_size=128,
+                patch_size=2,
+                in_channels=16,
+                out_channels=16,
+                num_layers=24,
+                attention_head_dim=64,
+                num_attention_heads=24,
+                caption_projection_dim=1536,
+                joint_attention_dim=4096,
+                pooled_projection_dim=2048,
+                pos_embed_max_size=192,
+            )
+        ),
+        SD3,
+    )
+
+
+def flux() -> Shapes:
+    """The transformer of Flux schnell; that of dev has a `guidance_in` too, like `time_in`."""
+    return renamed(shapes_of(FluxTransformer2DModel(guidance_embeds=False)), FLUX)
+
+
+def clip(hidden: int = 768, feed_forward: int = 3072, layers: int = 12) -> Shapes:
+    """CLIP's text model with its projection."""
+    config = CLIPTextConfig(
+        hidden_size=hidden, intermediate_size=feed_forward, num_hidden_layers=layers, projection_dim=hidden
+    )
+    return shapes_of(CLIPTextModelWithProjection(config))
+
+
+def clip_openclip() -> Shapes:
+    """The text model of OpenCLIP's ViT-bigG."""
+    shapes = clip(1280, 5120, 32)
+    return renamed(shapes, conversions()["clip_hf"]["clip_openclip"], {"layers": 32})
+
+
+def t5() -> Shapes:
+    """The encoder of T5 v1.1 XXL, without the second name of its embedding."""
+    config = T5Config(
+        d_model=4096, d_kv=64, num_heads=64, d_ff=10240, num_layers=24, feed_forward_proj="gated-gelu"
+    )
+    shapes = shapes_of(T5EncoderModel(config))
+    shapes.pop("encoder.embed_tokens.weight")
+    return shapes
+
+
+def by_rules(make: Callable[[], Shapes], here: str, there: str) -> Callable[[], Shapes]:
+    """A layout that follows from another by the conversion's rules."""
+    return lambda: renamed(make(), conversions()[here][there])
+
+
+GENERATED: dict[str, Callable[[], Shapes]] = {
+    "unet_sd1_diffusers": unet_sd1,
+    "unet_sd1_ldm": by_rules(unet_sd1, "unet_sd1_diffusers", "unet_sd1_ldm"),
+    "unet_sdxl_diffusers": unet_sdxl,
+    "unet_sdxl_ldm": by_rules(unet_sdxl, "unet_sdxl_diffusers", "unet_sdxl_ldm"),
+    "vae_diffusers": vae,
+    "vae_ldm": vae_ldm,
+    "vae16_ldm": lambda: vae_ldm(16, quantised=False),
+    "mmdit_sd3": mmdit_sd3,
+    "flux": flux,
+}
+CHECKED: dict[str, Callable[[], Shapes]] = {"clip_hf": clip, "clip_openclip": clip_openclip, "t5": t5}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The known model configs: the built-in ones, which are read when they are asked for, and a user's."""
+
+from __future__ import annotations
+
+import importlib.resources
+from functools import cache
+from pathlib import Path
+
+from mecha_exp.architectures.config import Layout, ModelConfig
+from mecha_exp.architectures.rules import Conversion
+from mecha_exp.architectures.schema import load_yaml, read_config, read_layout
+from mecha_exp.errors import ConfigError, did_you_mean
+
+CONVERSIONS = "conversions"
+_REGISTERED: dict[str, ModelConfig] = {}
+
+
+def from_yaml(text: str, name: str = "the model config") -> ModelConfig:
+    """Read a config from YAML; docs/model-configs.md says how it is written.
+
+    Args:
+        text: the YAML.
+        name: how messages call it, such as its file.
+
+    Raises:
+        ConfigError: it lists everything that is wrong, and where.
+    """
+    return read_config(text, name, find_layout)
+
+
+def register(config: ModelConfig) -> ModelConfig:
+    """Make a config known by its identifier, for `resolve` and for detection.
+
+    Raises:
+        ConfigError: another config has that identifier, or a key is there twice.
+    """
+    known = _REGISTERED.get(config.identifier, config)
+    if config.identifier in _builtin() or known is not config:
+        raise ConfigError(f"there is a model config {config.identifier!r} already: name this one otherwise.")
+    config.keys()
+    _REGISTERED[config.identifier] = config
+    return config
+
+
+def resolve(identifier: str) -> ModelConfig:
+    """The config of that identifier; ConfigError where there is none."""
+    if identifier in _REGISTERED:
+        return _REGISTERED[identifier]
+    if identifier in _builtin():
+        return _load(_builtin()[identifier])
+    hint = did_you_mean(identifier, [*_REGISTERED, *_builtin()])
+    raise ConfigError(
+        f"unknown model config {identifier!r}.{hint} 'python -m mecha_exp info' lists all of them."
+    )
+
+
+def get_all() -> list[ModelConfig]:
+    """Every known config, by identifier."""
+    return [resolve(identifier) for identifier in sorted({*_builtin(), *_REGISTERED})]
+
+
+@cache
+def find_layout(name: str) -> Layout:
+    """The built-in layout of that name; ConfigError where there is none."""
+    try:
+        path = _layouts()[name]
+    except KeyError:
+        raise ConfigError(f"there is no layout {name!r}.{did_you_mean(name, _layouts())}") from None
+    return read_layout(path.read_text(encoding="utf-8"), name, find_layout, conversions().get(name, {}))
+
+
+@cache
+def _builtin() -> dict[str, Path]:
+    """The file of each built-in config, which is named by its identifier."""
+    return {path.stem: path for path in _folder().glob("*.yaml")}
+
+
+@cache
+def _layouts() -> dict[str, Path]:
+    found = {path.stem: path for path in (_folder() / "layouts").glob("*.yaml")}
+    return {name: path for name, path in found.items() if name != CONVERSIONS}
+
+
+def _folder() -> Path:
+    return Path(str(importlib.resources.files("mecha_exp.model_configs")))
+
+
+@cache
+def _load(path: Path) -> ModelConfig:
+    return from_yaml(path.read_text(encoding="utf-8"), path.name)
+
+
+@cache
+def conversions() -> dict[str, dict[str, Conversion]]:
+    """The rules from layout to layout, by the one and then by the other."""
+    path = _folder() / "layouts" / f"{CONVERSIONS}.yaml"
+    found: dict[str, dict[str, Conversion]] = {}
+    for names, rules in load_yaml(path.read_text(encoding="utf-8"), path.name).items():
+        here, there = names.split(" -> ")
+        found.setdefault(here, {})[there] = Conversion.parse(rules)
+    return found
