@@ -103,8 +103,9 @@ class Reduction(MergeMethod):
 
     Attributes:
         sums: whether the function returns terms of sums. The total is a number or, for a tuple, a vector.
-        histogram: how many bins there are, if the function returns bins; entries outside of them are not
-            counted. The total is a vector of counts.
+        rank: (count, **hyperparameters) -> the rank of the entry that is wanted, 1 being the smallest. The
+            result is its value, exactly: the order statistic. What is not a number (NaN) is not counted, so
+            that a function can leave entries out; of a rank above `count` the result is infinity.
         rounds: how often the data is looked at, given the dtype of the arithmetic.
         finish: (total, state, count, dtype, **hyperparameters) -> the next state or, in the last round, the
             value; `count` is the number of elements of the key, `dtype` that of the arithmetic.
@@ -117,11 +118,11 @@ class Reduction(MergeMethod):
         rounds: Callable[[torch.dtype], int],
         finish: Callable[..., torch.Tensor] | None,
         sums: bool = False,
-        histogram: int | None = None,
+        rank: Callable[..., int] | None = None,
     ) -> None:
         super().__init__(function, identifier, Kind.REDUCTION)
         self.sums = sums
-        self.histogram = histogram
+        self.rank = rank
         self.rounds = rounds
         self.finish = finish
 
@@ -200,7 +201,7 @@ def reduction(function: Callable[..., Any], /) -> Reduction: ...
 def reduction(
     *,
     sums: bool = False,
-    histogram: int | None = None,
+    rank: Callable[..., int] | None = None,
     rounds: Callable[[torch.dtype], int] = ...,
     finish: Callable[..., torch.Tensor] | None = None,
     register: bool = True,
@@ -210,7 +211,7 @@ def reduction(
     /,
     *,
     sums: bool = False,
-    histogram: int | None = None,
+    rank: Callable[..., int] | None = None,
     rounds: Callable[[torch.dtype], int] = lambda _: 1,
     finish: Callable[..., torch.Tensor] | None = None,
     register: bool = True,
@@ -222,13 +223,13 @@ def reduction(
     ...     return a.double() * b.double()
 
     Raises:
-        RecipeError: as `merge_method`; or both `sums` and `histogram` are given.
+        RecipeError: as `merge_method`; or both `sums` and `rank` are given, or `rank` and `finish`.
     """
-    if sums and histogram:
-        raise RecipeError("a reduction either sums or counts in a histogram, not both")
+    if rank and (sums or finish):
+        raise RecipeError("a reduction by rank gives the entry of that rank: it has no sums and no finish")
 
     def decorate(fn: Callable[..., Any]) -> Reduction:
-        made = Reduction(fn, fn.__name__, rounds, finish, sums, histogram)
+        made = Reduction(fn, fn.__name__, rounds, finish, sums, rank)
         _registered(made, register)
         return made
 

@@ -7,7 +7,7 @@ from mecha_exp import Node, Parameter, Return, merge_method, reduction
 from mecha_exp.method import is_constant, spread
 from mecha_exp.methods.linear import add_scaled, deltas_to
 from mecha_exp.methods.parameters import Base, Delta, Densities, Experts, Model, Scale, Small, Weight, Weights
-from mecha_exp.methods.reductions import digit_of, least_chosen, order_statistic, quantile, squared_norm
+from mecha_exp.methods.reductions import least_chosen, quantile, squared_norm
 from mecha_exp.methods.ties import merged_deltas
 
 
@@ -16,22 +16,20 @@ def _smallest_crumb(count: int, density: float, gamma: float) -> int:
     return max(0, count - kept - int(gamma * count)) + 1 if kept else count + 1
 
 
-@order_statistic(_smallest_crumb)
-def least_crumb(
-    a: Model, density: Parameter(float), gamma: Parameter(float), *, state: Tensor | None = None
-) -> Return(Tensor, "param"):
+def _largest_crumb(count: int, density: float, gamma: float) -> int:
+    return _smallest_crumb(count, density, gamma) + int(density * count) - 1
+
+
+@reduction(rank=_smallest_crumb, register=False)
+def least_crumb(a: Model, density: Parameter(float), gamma: Parameter(float)) -> Return(Tensor, "param"):
     """The smallest magnitude that is left when the gamma n largest are dropped and density n kept."""
-    return digit_of(a, state)
+    return a.abs()
 
 
-@order_statistic(
-    lambda count, density, gamma: _smallest_crumb(count, density, gamma) + int(density * count) - 1
-)
-def largest_crumb(
-    a: Model, density: Parameter(float), gamma: Parameter(float), *, state: Tensor | None = None
-) -> Return(Tensor, "param"):
+@reduction(rank=_largest_crumb, register=False)
+def largest_crumb(a: Model, density: Parameter(float), gamma: Parameter(float)) -> Return(Tensor, "param"):
     """The largest magnitude that is left."""
-    return digit_of(a, state)
+    return a.abs()
 
 
 @merge_method(elementwise=True, register=False)

@@ -19,9 +19,9 @@ import torch
 
 from mecha_exp.engine.compiling import compile_ahead
 from mecha_exp.engine.inputs import Source
-from mecha_exp.engine.partials import Partials, open_partials
+from mecha_exp.engine.partials import Partials, is_known, open_partials
 from mecha_exp.engine.planning import KeyPlan, Plan
-from mecha_exp.engine.program import Extent, Program
+from mecha_exp.engine.program import Extent, Pass, Program
 from mecha_exp.engine.resuming import Resumption
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.tiles import KeyPass, block_of, loop_text
@@ -146,14 +146,24 @@ class _KeyRun(_Run):
             self._values[node] = self._run_whole(node)
         tasks: list[Task] = []
         for trip in stage.passes:
+            if self._is_needless(trip):
+                if trip.is_full:
+                    self._work.progress(self._key.key, self._work.plan.bytes_of_pass(self._key, trip))
+                continue
             for node, _ in trip.reductions:
-                state = self._values.get(node)
-                self._partials[node] = open_partials(node, state, self._key.numel, block_of(self._key, trip))
+                state, block = self._values.get(node), block_of(self._key, trip)
+                self._partials[node] = open_partials(node, state, self._key.numel, block, self._dtype)
             for kept in trip.kept:
                 self._values[kept] = torch.empty(self._key.shape, dtype=self._dtype)
             run = KeyPass(self._work, self._key, trip, self._values, self._partials)
             tasks += [partial(run.run, tile) for tile in run.tiles()]
         return tasks
+
+    def _is_needless(self, trip: Pass) -> bool:
+        """Whether all that a pass is for is known already, as the entry of a rank is after a lucky guess."""
+        if trip.kept or trip.outputs:
+            return False
+        return all(is_known(node, self._values.get(node)) for node, _ in trip.reductions)
 
     def _run_whole(self, node: MergeNode) -> torch.Tensor:
         """A small value, a factor, or a method of whole tensors."""

@@ -92,12 +92,10 @@ def choose_ways(elements: Mapping[Program, int], options: EngineOptions) -> dict
         elements: how many elements go through each program.
         options: `fuse` and `compute_dtype` count.
     """
-    passes = {program: [p for stage in program.stages for p in stage.passes] for program in elements}
-    reason = _reason_against(
-        sum(n * sum(len(p.nodes) for p in passes[o]) for o, n in elements.items()), options
-    )
+    node_elements = sum(n * sum(len(p.nodes) for p in o.full_passes) for o, n in elements.items())
+    reason = _reason_against(node_elements, options)
     if reason:
-        return {p: reason for each in passes.values() for p in each}
+        return {p: reason for program in elements for stage in program.stages for p in stage.passes}
     ways: dict[Pass, FusedPass | str] = {}
     work: dict[str, int] = {}
     for program, count in elements.items():
@@ -105,7 +103,8 @@ def choose_ways(elements: Mapping[Program, int], options: EngineOptions) -> dict
             way = trace if isinstance(trace, str) else FusedPass(trace, program, options.compute_dtype)
             ways[trip] = way
             if isinstance(way, FusedPass):
-                work[way.structure] = work.get(way.structure, 0) + count * way.operations
+                work.setdefault(way.structure, 0)
+                work[way.structure] += count * way.operations if trip.is_full else 0
     if options.fuse == "always":
         return ways
     return {
@@ -126,10 +125,9 @@ def _reason_against(node_elements: int, options: EngineOptions) -> str | None:
 def how_run(program: Program, ways: Mapping[Pass, FusedPass | str]) -> list[str]:
     """How each pass and each whole-tensor method of a program is run, in words."""
     words = ["whole" for stage in program.stages for n in stage.before if program.extents[n] is Extent.WHOLE]
-    for stage in program.stages:
-        for trip in stage.passes:
-            way = ways.get(trip, TOO_SMALL)
-            words.append(f"eager: {way}" if isinstance(way, str) else "fused")
+    for trip in program.full_passes:
+        way = ways.get(trip, TOO_SMALL)
+        words.append(f"eager: {way}" if isinstance(way, str) else "fused")
     return words
 
 

@@ -73,6 +73,21 @@ def magnitude(context, value):
 
 
 @intrinsic
+def ordered(context, value):
+    """A whole number that sorts as the fraction does, the largest one for what is not a number."""
+    result = _REINTERPRETED[value]
+
+    def build(context, builder, signature, args):
+        raw = builder.bitcast(args[0], _LLVM[result])
+        width = raw.type.width
+        last = raw.type((1 << (width - 1)) - 1)
+        turned = builder.xor(raw, builder.and_(builder.ashr(raw, raw.type(width - 1)), last))
+        return builder.select(builder.fcmp_unordered("uno", args[0], args[0]), last, turned)
+
+    return result(value), build
+
+
+@intrinsic
 def from_half(context, value):
     """A float16, given by its bits, as a float32."""
 
@@ -139,13 +154,30 @@ def as_half(value):
 
 
 @njit(nogil=True, error_model="numpy")
-def tally(bins, count, total):
-    """Count the bins of a strip."""
-    limit = np.uint64(len(total))
+def gathered(keys, count, low, high, last, words, found, kept):
+    """Of a strip of keys count those below a bracket, and add those inside, which are few, to what is kept.
+
+    `found` has at its end how many keys are below the bracket, how many are the last one, which is of no
+    number, and how many are inside; `words` is room.
+    """
+    inside = words.view(np.uint8)  # eight of them are looked at as one word
+    below, no_numbers, place = np.int32(0), np.int32(0), np.uint64(found[4])
     for i in range(count):
-        place = np.uint64(np.int64(bins[i]))  # a negative bin is far outside
-        if place < limit:
-            total[place] += 1
+        inside[i] = np.uint8(keys[i] >= low) & np.uint8(keys[i] <= high)
+    for i in range(count):
+        below = np.int32(below + np.int32(keys[i] < low))
+    for i in range(count):
+        no_numbers = np.int32(no_numbers + np.int32(keys[i] == last))
+    for i in range(count, (count + 7) >> 3 << 3):
+        inside[i] = 0
+    for word in range((count + 7) >> 3):
+        if words[word]:
+            for i in range(8 * word, 8 * word + 8):
+                kept[place] = keys[i]
+                place += np.uint64(inside[i])
+    found[2] += below
+    found[3] += no_numbers
+    found[4] = np.int64(place)
 
 
 @njit(nogil=True, error_model="numpy")

@@ -13,7 +13,18 @@ from collections.abc import Sequence
 
 import torch
 
-from mecha_exp.errors import MergeError
+from mecha_exp.engine.selection import (
+    Bracket,
+    Inside,
+    Keys,
+    as_state,
+    from_state,
+    gather,
+    guess,
+    is_found,
+    ordered,
+    trips,
+)
 from mecha_exp.method import Reduction
 from mecha_exp.nodes import MergeNode
 
@@ -80,31 +91,47 @@ class Sums(Partials):
         return total[0] if len(total) == 1 else total
 
 
-class Counts(Partials):
-    """Bins to be counted; every thread counts for itself."""
+class Ranked(Partials):
+    """Entries of which the one of a certain rank is wanted; see `selection`.
 
-    def __init__(self, node: MergeNode, state: torch.Tensor | None, count: int, block: int) -> None:
+    Attributes:
+        bracket: where it is looked for in this round; empty when it is found already.
+    """
+
+    def __init__(
+        self, node: MergeNode, state: torch.Tensor | None, count: int, block: int, dtype: torch.dtype
+    ) -> None:
         super().__init__(node, state, count, block)
-        self._counts: dict[int, torch.Tensor] = {}
-
-    def mine(self) -> torch.Tensor:
-        """The counts of the calling thread, to be added to."""
-        assert self._method.histogram is not None
-        thread = threading.get_ident()
-        if thread not in self._counts:
-            self._counts[thread] = torch.zeros(self._method.histogram, dtype=torch.int64)
-        return self._counts[thread]
+        self._dtype = dtype
+        self._everything = Bracket.everything(dtype)
+        self.bracket = self._everything if state is None else from_state(state) or Bracket(0, -1)
+        self._inside = Inside(self.bracket, count)
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
-        (bins,), counts = results, self.mine()
-        if bins.is_floating_point():
-            raise MergeError(f"'{self._method.identifier}' gives bins of {bins.dtype}, not whole numbers")
-        inside = bins[(bins >= 0) & (bins < len(counts))]
-        counts += torch.bincount(inside, minlength=len(counts))
+        (values,) = results
+        self.collect(*gather(ordered(values.to(self._dtype)).numpy(), self.bracket))
+
+    def collect(self, below: int, no_numbers: int, keys: Keys) -> None:
+        """Of a tile so many entries below the bracket, so many that are not a number, and these inside."""
+        with self._lock:
+            self._inside.add(below, no_numbers, keys)
+
+    def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
+        if self.state is not None and is_found(self.state):
+            return self.state
+        assert self._method.rank is not None
+        inside = self._inside
+        seen = self._count if self.state is not None else inside.count + inside.no_numbers
+        numbers = self._count - round(inside.no_numbers * (self._count / seen))
+        rank = max(self._method.rank(numbers, **hyperparameters), 1)
+        if seen < self._count:
+            return as_state(guess(inside.collected(), rank / max(numbers, 1), self._everything), dtype)
+        if rank > numbers:
+            return torch.tensor(torch.inf, dtype=dtype)
+        return as_state(inside.find(rank, self._everything), dtype)
 
     def _total(self) -> torch.Tensor:
-        first, *rest = self._counts.values()
-        return sum(rest, first)
+        raise NotImplementedError
 
 
 class Blocks(Partials):
@@ -124,14 +151,32 @@ class Blocks(Partials):
 
 def is_by_entry(node: MergeNode) -> bool:
     """Whether a reduction is told what each entry adds, rather than what a block does."""
-    return isinstance(node.method, Reduction) and bool(node.method.sums or node.method.histogram)
+    return isinstance(node.method, Reduction) and bool(node.method.sums or node.method.rank)
 
 
-def open_partials(node: MergeNode, state: torch.Tensor | None, count: int, block: int) -> Partials:
-    """For the next round of a reduction on a key of `count` elements."""
+def open_partials(
+    node: MergeNode, state: torch.Tensor | None, count: int, block: int, dtype: torch.dtype
+) -> Partials:
+    """For the next round of a reduction on a key of `count` elements, in the arithmetic of `dtype`."""
     assert isinstance(node.method, Reduction)
-    kind = Sums if node.method.sums else Counts if node.method.histogram else Blocks
-    return kind(node, state, count, block)
+    if node.method.rank:
+        return Ranked(node, state, count, block, dtype)
+    return (Sums if node.method.sums else Blocks)(node, state, count, block)
+
+
+def is_ranked(node: MergeNode) -> bool:
+    """Whether a reduction is wanted to give the entry of a rank."""
+    return isinstance(node.method, Reduction) and node.method.rank is not None
+
+
+def is_known(node: MergeNode, state: torch.Tensor | None) -> bool:
+    """Whether a reduction needs no further round: the entry of a rank is mostly found after two."""
+    return is_ranked(node) and state is not None and is_found(state)
+
+
+def rounds_of(method: Reduction, dtype: torch.dtype) -> int:
+    """How many trips over the data a reduction takes at most."""
+    return trips(dtype) if method.rank else method.rounds(dtype)
 
 
 def lane_sum(terms: torch.Tensor) -> torch.Tensor:

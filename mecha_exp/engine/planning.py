@@ -158,12 +158,15 @@ class Plan:
         return Destination(made.output, self.layouts[job], made.shard_size, template)
 
     def bytes_of(self, key: KeyPlan) -> int:
-        """How many bytes are read for one key."""
+        """How many bytes are read for one key, if no sample was unlucky; see `Pass.is_full`."""
         if key.program is None:
             held = [source for source in self.sources.values() if key.key in source]
             return sum(source.info(key.key).nbytes for source in held) if key.copies else 0
-        passes = [p for stage in key.program.stages for p in stage.passes]
-        return sum(self.sources[model].info(key.key).nbytes for p in passes for model in p.models)
+        return sum(self.bytes_of_pass(key, trip) for trip in key.program.full_passes)
+
+    def bytes_of_pass(self, key: KeyPlan, trip: Pass) -> int:
+        """How many bytes of a key one pass reads."""
+        return sum(self.sources[model].info(key.key).nbytes for model in trip.models)
 
     def bytes_written_of(self, key: KeyPlan) -> int:
         """How many bytes of all outputs a key makes up."""

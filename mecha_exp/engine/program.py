@@ -17,10 +17,12 @@ import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
 
+from mecha_exp.engine.partials import is_ranked, rounds_of
 from mecha_exp.errors import MechaError, MergeError, RecipeError
 from mecha_exp.method import Factor, Kind, MergeMethod, Reduction
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
@@ -47,6 +49,7 @@ class Pass:
         reductions: (node, round) whose partial results are taken of each block.
         kept: tiles that are assembled into whole tensors, for the whole-tensor methods of the next stage.
         outputs: (root, node) that are finished here.
+        sampled: whether it is over a sample of the data only.
     """
 
     by_rows: bool
@@ -54,6 +57,14 @@ class Pass:
     reductions: tuple[tuple[MergeNode, int], ...]
     kept: tuple[Node, ...]
     outputs: tuple[tuple[int, Node], ...]
+    sampled: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all of the data is expected to go through it: it is neither a sample nor a last resort."""
+        ranked = [round for node, round in self.reductions if is_ranked(node)]
+        is_last_resort = min(ranked, default=0) > 1 and len(ranked) == len(self.reductions)
+        return not self.sampled and (bool(self.kept or self.outputs) or not is_last_resort)
 
     @property
     def models(self) -> list[ModelNode]:
@@ -84,6 +95,11 @@ class Program:
     stages: tuple[Stage, ...]
     extents: Mapping[Node, Extent] = field(repr=False)
     calls: Mapping[Node, Call] = field(repr=False)
+
+    @property
+    def full_passes(self) -> list[Pass]:
+        """The passes that all of the data is expected to go through."""
+        return [p for stage in self.stages for p in stage.passes if p.is_full]
 
     @property
     def whole_tensors(self) -> int:
@@ -291,7 +307,7 @@ class _Layout:
         elif isinstance(node, MergeNode) and isinstance(node.method, Reduction):
             if not large:
                 raise MergeError(f"'{node.method.identifier}' reduces a tensor, but is given only numbers")
-            extent, stage = Extent.SMALL, stage + node.method.rounds(self.compute_dtype)
+            extent, stage = Extent.SMALL, stage + rounds_of(node.method, self.compute_dtype)
         elif isinstance(node, MergeNode) and node.method.kind is Kind.FACTOR:
             extent, stage = Extent.FACTOR, stage + 1
         elif isinstance(node, MergeNode) and node.method.kind is Kind.WHOLE and large:
@@ -308,7 +324,7 @@ class _Layout:
     def first_stage(self, node: MergeNode) -> int:
         """The stage of a reduction's first round."""
         assert isinstance(node.method, Reduction)
-        return self.ready[node] - node.method.rounds(self.compute_dtype)
+        return self.ready[node] - rounds_of(node.method, self.compute_dtype)
 
     def tiles_of(self, targets: Sequence[Node]) -> list[Node]:
         """What must be computed of each tile for the targets, arguments before their users."""
@@ -351,17 +367,19 @@ def _stage(index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _La
         if layout.extents[root] is not Extent.SMALL and layout.ready[root] == index
     ]
     passes = []
-    for by_rows in (False, True):
+    for way in product((True, False), (False, True)):
+        sampled, by_rows = way
 
-        def here(*targets: Node, rows: bool = by_rows) -> bool:
-            return rows == any(_is_rowwise(node) for node in layout.tiles_of(targets))
+        def here(*targets: Node, in_sample: bool = False, way: tuple[bool, bool] = way) -> bool:
+            return way == (in_sample, any(_is_rowwise(node) for node in layout.tiles_of(targets)))
 
         chosen = Pass(
             by_rows,
             (),
-            tuple((node, r) for node, r in reductions if here(*node.children)),
+            tuple((n, r) for n, r in reductions if here(*n.children, in_sample=is_ranked(n) and r == 0)),
             tuple(node for node in kept if here(node)),
             tuple((number, root) for number, root in outputs if here(root)),
+            sampled,
         )
         targets = [*(c for n, _ in chosen.reductions for c in n.children), *chosen.kept]
         targets += [root for _, root in chosen.outputs]

@@ -93,7 +93,7 @@ class Trace:
         draws: the nodes of random draws, for the expressions `DRAW` by number.
         arguments: where the small values come from, and their dtypes.
         outputs: the nodes whose values are wanted as tiles.
-        terms: of each sum or histogram of the pass what an entry adds to it.
+        terms: of each sum of the pass what an entry adds to it, of each ranking what an entry is ranked by.
     """
 
     expressions: tuple[Expression, ...]

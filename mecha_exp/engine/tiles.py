@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -13,10 +14,11 @@ import torch
 from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.engine.compiling import Loop, LoopText, compiled
 from mecha_exp.engine.fusion import FusedPass
-from mecha_exp.engine.partials import REDUCTION_BLOCK, Counts, Partials, Sums, is_by_entry
+from mecha_exp.engine.partials import REDUCTION_BLOCK, Partials, Ranked, Sums, is_by_entry
 from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.program import Extent, Pass
 from mecha_exp.engine.recording import Trace
+from mecha_exp.engine.selection import sample_spans
 from mecha_exp.engine.work import Buffer, Scratch, Work
 from mecha_exp.engine.writing import loop_dtype
 from mecha_exp.errors import MergeError
@@ -46,10 +48,10 @@ class KeyPass:
         self._program = key.program
         self._dtype = work.plan.options.compute_dtype
         self._values, self._partials = values, partials
-        self._checked = work.plan.options.on_nonfinite == "error"
+        self._checked = work.plan.options.on_nonfinite == "error" and not trip.sampled
         self._columns = (key.shape[-1] if key.shape else 1) if trip.by_rows else None
         self._stored = {model: stored_dtype(work.plan, key, model) for model in trip.models}
-        self._item_bytes = sum(dtype.itemsize for dtype in self._stored.values())
+        self._item_bytes = sum(dtype.itemsize for dtype in self._stored.values()) if trip.is_full else 0
 
     @property
     def block(self) -> int:
@@ -57,13 +59,20 @@ class KeyPass:
         return block_of(self._key, self._trip)
 
     def tiles(self) -> list[Tile]:
-        """The tiles, in order."""
+        """The tiles, in order; a sample is a tile of its own."""
         block, count = self.block, self._key.numel
+        if self._trip.sampled:
+            return [Tile(self._key.key, 0, sum(stop - start for start, stop in self._spans))]
         size = -(-max(self._plan.options.tile_size, block) // block) * block
         return [
             Tile(self._key.key, start, min(start + size, count), self._key.shape)
             for start in range(0, count, size)
         ]
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """Which elements a sample is made of."""
+        return sample_spans(self._key.numel, self._columns or 1)
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
         """Everything that is done with one tile."""
@@ -102,9 +111,9 @@ class KeyPass:
         ]
         outputs = [scratch.take(("output", place), dtype, count) for place, dtype in enumerate(loop.written)]
         peaks = scratch.take("peaks", torch.int64, len(inputs) + len(outputs))
-        totals = [self._total(node, len(refs), tile).numpy() for node, refs in trace.terms]
         tiles = [buffer.array for buffer in (*inputs, *outputs)]
-        loop.code(tile.start, count, loop.floats, loop.integers, peaks.array, *tiles, *totals)
+        with self._terms(trace, tile, scratch) as terms:
+            loop.code(tile.start, count, loop.floats, loop.integers, peaks.array, *tiles, *terms)
         found = peaks.array.astype(np.int32 if self._dtype.itemsize == 4 else np.int64)
         largest = found.view(np.float32 if self._dtype.itemsize == 4 else np.float64).tolist()
         for node, buffer, peak in zip(trace.inputs, inputs, largest, strict=False):
@@ -119,13 +128,22 @@ class KeyPass:
             return self._read(node, place, tile, scratch)
         return self._read_stored(node, ("input", place), tile, scratch)
 
-    def _total(self, node: MergeNode, terms: int, tile: Tile) -> torch.Tensor:
-        """Where the loop adds up the terms of a reduction."""
-        partials = self._partials[node]
-        if isinstance(partials, Sums):
-            return partials.rows(tile.start, tile.stop, terms)
-        assert isinstance(partials, Counts)
-        return partials.mine()
+    @contextmanager
+    def _terms(self, trace: Trace, tile: Tile, scratch: Scratch) -> Iterator[list[Any]]:
+        """Where the loop puts the terms of reductions: a total of each, then what was found of each rank."""
+        totals: list[Any] = []
+        ranked: list[tuple[Ranked, Any, Any]] = []
+        for number, (node, refs) in enumerate(trace.terms):
+            partials = self._partials[node]
+            if isinstance(partials, Sums):
+                totals.append(partials.rows(tile.start, tile.stop, len(refs)).numpy())
+            elif isinstance(partials, Ranked):
+                whole = torch.int32 if self._dtype.itemsize == 4 else torch.int64
+                totals.append(scratch.take(("kept", number), whole, tile.stop - tile.start + 1).array)
+                ranked.append((partials, np.array([*partials.bracket, 0, 0, 0]), totals[-1]))
+        yield totals + [found for _, found, _ in ranked]
+        for partials, (_, _, below, no_numbers, inside), kept in ranked:
+            partials.collect(int(below), int(no_numbers), kept[:inside].copy())
 
     # eager
 
@@ -171,7 +189,8 @@ class KeyPass:
     def _read(self, node: Node, place: int, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile of a model or of a whole tensor, in the dtype of the arithmetic."""
         if not isinstance(node, ModelNode):
-            return Buffer.of(self._values[node].view(-1)[tile.start : tile.stop])
+            parts = [self._values[node].view(-1)[start:stop] for start, stop in self._places(tile)]
+            return Buffer.of(torch.cat(parts) if len(parts) > 1 else parts[0])
         stored = self._stored[node]
         if stored is self._dtype:
             return self._read_stored(node, ("input", place), tile, scratch)
@@ -182,9 +201,16 @@ class KeyPass:
     def _read_stored(self, model: ModelNode, name: object, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile of a model as it lies in its file."""
         buffer = scratch.take(name, self._stored[model], tile.stop - tile.start)
-        start = tile.start * buffer.tensor.element_size()
-        self._plan.sources[model].read_bytes_into(tile.key, start, buffer.view)
+        size, source, begin = buffer.tensor.element_size(), self._plan.sources[model], 0
+        for start, stop in self._places(tile):
+            end = begin + (stop - start) * size
+            source.read_bytes_into(tile.key, start * size, buffer.view[begin:end])
+            begin = end
         return buffer
+
+    def _places(self, tile: Tile) -> list[tuple[int, int]]:
+        """Which elements of the key a tile has; a sample has many apart."""
+        return self._spans if self._trip.sampled else [(tile.start, tile.stop)]
 
     def _check(self, node: Node, values: torch.Tensor, peak: float, tile: Tile) -> None:
         if self._checked and isinstance(node, ModelNode) and not np.isfinite(peak):

@@ -73,7 +73,7 @@ class _ToyRun:
             return str(error)
 
     def _reduce(self, trip: Pass, node: MergeNode) -> torch.Tensor:
-        partials = open_partials(node, self._values.get(node), _TOY_SIZE, _TOY_SIZE)
+        partials = open_partials(node, self._values.get(node), _TOY_SIZE, _TOY_SIZE, self._dtype)
         values = self._tiles(trip, None)
         partials.add(0, self._terms(node, values))
         return partials.finish(self._program.calls[node].hyperparameters, self._dtype)

@@ -19,7 +19,7 @@ This is the loop for a pass that needs the sum of `base + alpha * (model - base)
                     lanes0[j] += float64(v4)
             s0[block // 65536, 0] = folded(lanes0)
 
-A block has its own sums, and what is drawn, summed or counted is done in strips that stay in the first cache.
+A block has its own sums, and what is drawn, summed or ranked is done in strips that stay in the first cache.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class LoopWriter:
         self._dtype = compute_dtype
         self._read = read or [compute_dtype] * len(trace.inputs)
         self._written = written or [compute_dtype] * len(trace.outputs)
+        self._key_type = "int32" if compute_dtype.itemsize == 4 else "int64"
         self._lanes = {
             (number, column): f"lanes{number}_{column}"
             for number, (node, refs) in enumerate(trace.terms)
@@ -69,7 +70,9 @@ class LoopWriter:
         kinds += [
             "int16[::1]" if d in STORED else f"{NUMBERS[d]}[::1]" for d in (*self._read, *self._written)
         ]
-        kinds += ["float64[:, ::1]" if _sums(node) else "int64[::1]" for node, _ in self._trace.terms]
+        kept = f"{self._key_type}[::1]"
+        kinds += ["float64[:, ::1]" if _sums(node) else kept for node, _ in self._trace.terms]
+        kinds += ["int64[::1]" for node, _ in self._trace.terms if not _sums(node)]
         return f"void({', '.join(kinds)})"
 
     def module(self) -> Iterator[str]:
@@ -78,6 +81,7 @@ class LoopWriter:
         parameters = ["start", "count", "floats", "integers", "peaks"]
         for name, each in (("x", trace.inputs), ("y", trace.outputs), ("s", trace.terms)):
             parameters += [f"{name}{number}" for number in range(len(each))]
+        parameters += [f"found{number}" for number, (node, _) in enumerate(trace.terms) if not _sums(node)]
         yield "import numpy as np"
         yield "from numba import boolean, float32, float64, int32, int64"
         yield "from mecha_exp.engine.intrinsics import *"
@@ -93,7 +97,8 @@ class LoopWriter:
         yield from _indented(4, self._body())
         for number, (node, _) in enumerate(trace.terms):
             if not _sums(node):
-                yield f"            tally(bins{number}, size, s{number})"
+                bracket = f"low{number}, high{number}, last, words{number}, found{number}"
+                yield f"            gathered(keys{number}, size, {bracket}, s{number})"
         for (number, column), lanes in self._lanes.items():
             yield f"        s{number}[block // {REDUCTION_BLOCK}, {column}] = folded({lanes})"
         for number in range(len(trace.inputs) + len(trace.outputs)):
@@ -115,14 +120,17 @@ class LoopWriter:
             for name in ("key0_", "key1_", "stream"):
                 yield f"{name}{number} = integers[{integers}]"
                 integers += 1
-        for number, (node, refs) in enumerate(trace.terms):
+        for number, (node, _) in enumerate(trace.terms):
             if not _sums(node):
-                yield f"bins{number} = np.empty({LANES}, np.{NUMBERS[self._bin_dtype(refs)]})"
+                yield f"keys{number} = np.zeros({LANES}, np.{self._key_type})"
+                yield f"words{number} = np.empty({LANES} // 8, np.uint64)"
+                yield f"low{number} = {self._key_type}(found{number}[0])"
+                yield f"high{number} = {self._key_type}(found{number}[1])"
         for lanes in self._lanes.values():
             yield f"{lanes} = np.empty({LANES}, np.float64)"
-        whole = "int32" if self._dtype.itemsize == 4 else "int64"
+        yield f"last = {self._key_type}({2 ** (31 if self._dtype.itemsize == 4 else 63) - 1})"
         for number in range(len(trace.inputs) + len(trace.outputs)):
-            yield f"p{number} = {whole}(0)"
+            yield f"p{number} = {self._key_type}(0)"
 
     def _strip(self) -> Iterator[str]:
         """What is done once a strip."""
@@ -149,11 +157,7 @@ class LoopWriter:
                 if _sums(node):
                     yield f"{self._lanes[number, column]}[j] += {self._converted(ref, torch.float64)}"
                 else:
-                    yield f"bins{number}[j] = {self._converted(ref, self._bin_dtype(refs))}"
-
-    def _bin_dtype(self, refs: Sequence[Ref]) -> torch.dtype:
-        own = self._trace.expressions[refs[0].number].dtype
-        return own if own is torch.int64 else torch.int32
+                    yield f"keys{number}[j] = ordered({self._converted(ref, self._dtype)})"
 
     def _value(self, expression: Expression) -> str:
         if expression.operation == INPUT:

@@ -1,0 +1,180 @@
+"""The entry of a given rank among many, exactly, and most of the time in one trip over them.
+
+A sample tells a bracket that the wanted entry is almost certainly in. One trip then counts the entries below
+the bracket and collects those inside it, a percent or so, and the wanted one is among them. The sample never
+decides what is found: where the counts say that the entry lies elsewhere, or where so many are equal that
+they cannot be collected, further trips go on from what is known, 16 bits of the entry in each.
+
+Floats are compared as whole numbers that sort as they do (`ordered`). What is not a number is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+SAMPLE = 1 << 16
+"""Entries in a sample, or a 256th of them all where that is more; never more than 16 times as many."""
+
+RUN = 1 << 10
+"""Neighbours that are sampled together: reading them apart would cost more than the sample is worth."""
+
+DIGIT_BITS = 16
+"""What a trip adds to the bits that are known, where entries are counted because they are too many."""
+
+_PARTS = 64  # of a sample
+_SURE = 3.0  # standard deviations between the guess and the end of the bracket
+_MOST = 1 << 22  # entries that are collected, at most
+
+Keys: TypeAlias = "NDArray[Any]"
+"""Whole numbers of the size of the floats that they stand for."""
+
+
+class Bracket(NamedTuple):
+    """Where the wanted entry lies, or is looked for: both ends belong to it."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def everything(cls, dtype: torch.dtype) -> Bracket:
+        """All numbers of a dtype."""
+        half = 1 << (8 * dtype.itemsize - 1)
+        return cls(-half, half - 2)
+
+
+def ordered(values: torch.Tensor) -> torch.Tensor:
+    """Whole numbers that sort as the floats do, the largest one for what is not a number."""
+    whole = torch.int32 if values.dtype.itemsize == 4 else torch.int64
+    return _turned(values.view(whole)).masked_fill(values.isnan(), torch.iinfo(whole).max)
+
+
+def entry(key: int, dtype: torch.dtype) -> torch.Tensor:
+    """The float that a whole number stands for."""
+    whole = torch.int32 if dtype.itemsize == 4 else torch.int64
+    return _turned(torch.tensor(key, dtype=whole)).view(dtype)
+
+
+def _turned(bits: torch.Tensor) -> torch.Tensor:
+    """The bits of negative floats in the opposite order; done twice it undoes itself."""
+    sign = bits >> (8 * bits.dtype.itemsize - 1)
+    return bits ^ (sign & torch.iinfo(bits.dtype).max)
+
+
+def trips(dtype: torch.dtype) -> int:
+    """How many trips find any entry: the sample, the bracket, and as many as its bits take."""
+    return 2 + -(-8 * dtype.itemsize // DIGIT_BITS)
+
+
+def sample_spans(count: int, block: int) -> list[tuple[int, int]]:
+    """The parts of `count` entries that are sampled: runs of whole blocks, evenly spread, or all of them."""
+    wanted = min(max(SAMPLE, count // 256), 16 * SAMPLE)
+    run = -(-RUN // block) * block
+    if count <= 4 * wanted or count <= 4 * run:
+        return [(0, count)]
+    runs = max(1, wanted // run)
+    starts = (number * (count - run) // max(1, runs - 1) // block * block for number in range(runs))
+    return [(start, start + run) for start in starts]
+
+
+def guess(sample: Keys, share: float, everything: Bracket) -> Bracket:
+    """Where the entry at that share of all of them lies, going by a sample.
+
+    Neighbours resemble each other, so the error is told by how much parts of the sample differ.
+    """
+    if len(sample) < _PARTS:  # it was too large to be collected
+        return everything
+    share, last = min(share, 1.0), len(sample) - 1
+    place = share * len(sample)
+    middle = min(int(place), last)
+    guessed = np.partition(sample, middle)[middle]
+    parts = sample[: len(sample) // _PARTS * _PARTS].reshape(_PARTS, -1)
+    spread = float((parts <= guessed).mean(1).std()) / math.sqrt(_PARTS)
+    error = max(math.sqrt(share * (1 - share) / len(sample)), spread)
+    margin = _SURE * error * len(sample) + 2
+    low, high = math.floor(place - margin), math.ceil(place + margin)
+    ends = np.partition(sample, [max(low, 0), min(high, last)])
+    return Bracket(
+        int(ends[low]) if low >= 0 else everything.low, int(ends[high]) if high <= last else everything.high
+    )
+
+
+class Inside:
+    """What a trip finds of a bracket; in any order.
+
+    Attributes:
+        below: how many entries lie below it.
+        count: how many lie inside.
+        no_numbers: how many are not a number.
+    """
+
+    def __init__(self, bracket: Bracket, entries: int) -> None:
+        self._bracket = bracket
+        self._most = min(_MOST, max(SAMPLE * 4, entries // 8))
+        self._shift = max(0, (bracket.high - bracket.low).bit_length() - DIGIT_BITS)
+        self._held: list[Keys] = []
+        self._bins: NDArray[np.int64] | None = None  # only where too many would have to be held
+        self.below = self.count = self.no_numbers = 0
+
+    def add(self, below: int, no_numbers: int, keys: Keys) -> None:
+        """So many entries below the bracket, so many that are not a number, and these inside it."""
+        self.below += below
+        self.no_numbers += no_numbers
+        self.count += len(keys)
+        if len(keys):
+            self._held.append(keys)
+        if self.count > self._most:
+            self._count_held()
+
+    def collected(self) -> Keys:
+        """The entries inside; none where they are too many."""
+        return np.concatenate(self._held) if self._held else np.empty(0, np.int64)
+
+    def find(self, rank: int, everything: Bracket) -> int | Bracket:
+        """The entry of that rank, 1 being the smallest of all; or where to look for it next."""
+        if rank <= self.below:
+            return Bracket(everything.low, self._bracket.low - 1)
+        if rank > self.below + self.count:
+            return Bracket(self._bracket.high + 1, everything.high)
+        place = rank - self.below - 1
+        if self._bins is None:
+            return int(np.partition(self.collected(), place)[place])
+        self._count_held()
+        found = int(np.searchsorted(np.cumsum(self._bins), place, side="right"))
+        low = self._bracket.low + (found << self._shift)
+        high = min(low + (1 << self._shift) - 1, self._bracket.high)
+        return low if low == high else Bracket(low, high)
+
+    def _count_held(self) -> None:
+        size = (self._bracket.high - self._bracket.low >> self._shift) + 1
+        bins = np.zeros(size, np.int64) if self._bins is None else self._bins
+        for keys in self._held:
+            distance = np.subtract(keys, self._bracket.low, dtype=np.int64).view(np.uint64)  # it may wrap
+            bins += np.bincount((distance >> np.uint64(self._shift)).view(np.int64), minlength=size)
+        self._bins, self._held = bins, []
+
+
+def gather(keys: Keys, bracket: Bracket) -> tuple[int, int, Keys]:
+    """How many keys lie below a bracket, how many are of no number, and those inside it."""
+    no_numbers = int((keys == np.iinfo(keys.dtype).max).sum())
+    inside = keys[(keys >= bracket.low) & (keys <= bracket.high)]
+    return int((keys < bracket.low).sum()), no_numbers, inside
+
+
+def as_state(found: int | Bracket, dtype: torch.dtype) -> torch.Tensor:
+    """What one trip leaves for the next: the entry, or the ends of the bracket."""
+    return torch.tensor(found, dtype=torch.int64) if isinstance(found, Bracket) else entry(found, dtype)
+
+
+def is_found(state: torch.Tensor) -> bool:
+    """Whether a state is the entry itself."""
+    return state.ndim == 0
+
+
+def from_state(state: torch.Tensor) -> Bracket | None:
+    """The bracket that a trip has left; None where the entry is found."""
+    return None if is_found(state) else Bracket(*state.tolist())

@@ -1,0 +1,206 @@
+"""The order statistic is exact, whatever the sample says and however the entries lie."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mecha_exp as mx
+from mecha_exp.engine import selection
+from mecha_exp.engine.program import Pass
+from mecha_exp.engine.selection import Bracket, Inside, entry, gather, guess, ordered, sample_spans, trips
+from mecha_exp.engine.tiles import KeyPass
+from mecha_exp.methods.reductions import kth_magnitude
+
+COUNT = 5 * selection.SAMPLE
+F32, F64 = torch.float32, torch.float64
+EVERYTHING = Bracket.everything(F32)
+
+
+def normal(seed=0, dtype=F32):
+    return torch.randn(COUNT, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def search(values: torch.Tensor, rank: int, bracket: Bracket) -> tuple[torch.Tensor, int]:
+    """The entry of a rank, beginning with a bracket, and how many trips that took."""
+    everything = Bracket.everything(values.dtype)
+    for trip in range(1, 10):
+        inside = Inside(bracket, len(values))
+        for part in ordered(values).split(10_000):
+            inside.add(*gather(part.numpy(), bracket))
+        found = inside.find(rank, everything)
+        if isinstance(found, int):
+            return entry(found, values.dtype), trip
+        bracket = found
+    raise AssertionError("no end")
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
+def test_whole_numbers_sort_as_the_floats_do(values):
+    for dtype in (F32, F64):
+        floats = torch.tensor(values, dtype=dtype)
+        keys = ordered(floats)
+        assert torch.equal(floats[keys.argsort()], floats.sort().values)
+        assert all(torch.equal(entry(int(k), dtype), f) for k, f in zip(keys, floats, strict=True))
+
+
+def test_infinity_and_nan_come_last():
+    keys = ordered(torch.tensor([-torch.inf, -1, -0.0, 0.0, 1e-45, 3e38, torch.inf, torch.nan]))
+    assert torch.equal(keys, keys.sort().values)
+    assert keys[-2] < EVERYTHING.high < keys[-1]
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.8, 0.9999, 1.0])
+@pytest.mark.parametrize("start", ["a good guess", "everything", "too low", "too high"])
+def test_any_bracket_leads_to_the_entry(dtype, share, start):
+    values = normal(dtype=dtype)
+    rank = max(1, int(share * COUNT))
+    wanted = values.sort().values[rank - 1]
+    key, everything = int(ordered(wanted.reshape(1))), Bracket.everything(dtype)
+    bracket = {
+        "a good guess": guess(ordered(values[::5]).numpy(), share, everything),
+        "everything": everything,
+        "too low": Bracket(everything.low, key - 1),
+        "too high": Bracket(key + 1, everything.high),
+    }[start]
+
+    found, needed = search(values, rank, bracket)
+
+    assert torch.equal(found, wanted)
+    assert needed == 1 if start == "a good guess" else needed <= trips(dtype) - 1
+
+
+@pytest.mark.parametrize("different", [1, 2, 30])
+def test_where_many_entries_are_equal_they_are_counted(different, monkeypatch):
+    monkeypatch.setattr(selection, "_MOST", 1000)
+    values = torch.arange(COUNT).remainder(different).to(F32)
+    for rank in (1, COUNT // 3, COUNT):
+        found, needed = search(values, rank, guess(ordered(values[::7]).numpy(), rank / COUNT, EVERYTHING))
+        assert found == values.sort().values[rank - 1]
+        assert needed <= trips(F32) - 1
+
+
+@given(st.integers(1, 10**9), st.sampled_from([1, 3, 1000, 5000, 70_001]))
+def test_samples_are_whole_blocks_that_lie_apart_inside_the_tensor(rows, block):
+    spans = sample_spans(rows * block, block)
+    ends = [place for span in spans for place in span]
+    assert ends == sorted(ends) and ends[0] >= 0 and ends[-1] <= rows * block
+    assert all(place % block == 0 for place in ends)
+    assert sum(stop - start for start, stop in spans) <= max(16 * selection.SAMPLE, 4 * block)
+
+
+class Trips:
+    """How often each input of a merge is gone through, samples left out."""
+
+    def __init__(self, monkeypatch):
+        self.tiles: list[Pass] = []
+        run = KeyPass.run
+
+        def note(key_pass, tile, scratch):
+            if not key_pass._trip.sampled:
+                self.tiles.append(key_pass._trip)
+            run(key_pass, tile, scratch)
+
+        monkeypatch.setattr(KeyPass, "run", note)
+
+    @property
+    def count(self):
+        return len(set(map(id, self.tiles)))
+
+
+@pytest.mark.parametrize("fuse", ["never", "always"])
+def test_ties_goes_through_its_inputs_twice(monkeypatch, fuse):
+    trips = Trips(monkeypatch)
+    recipe = mx.add_difference_ties(*(mx.model({"w": normal(i)}) for i in range(3)), k=0.2)
+
+    mx.merge_many([mx.Job(recipe, {})], mx.EngineOptions(fuse=fuse))
+
+    assert trips.count == 2
+
+
+@pytest.mark.parametrize("fuse", ["never", "always"])
+def test_an_unlucky_sample_costs_time_and_changes_nothing(monkeypatch, fuse):
+    trips = Trips(monkeypatch)
+    values = normal()
+    wanted = values.abs().kthvalue(max(int(0.8 * COUNT), 1)).values
+    for start, stop in sample_spans(COUNT, 1):
+        values[start:stop] *= 1e-3
+    expected = values.abs().kthvalue(max(int(0.8 * COUNT), 1)).values
+    node = mx.model({"w": values})
+
+    report = mx.merge_many([mx.Job(threshold_of(node), output := {})], mx.EngineOptions(fuse=fuse))
+
+    assert output["w"][0] == expected != wanted
+    assert trips.count > 2
+    assert report.bytes_read == 2 * values.nbytes
+
+
+@mx.merge_method(elementwise=True, register=False)
+def filled(a: mx.Parameter(torch.Tensor), value: mx.Parameter(torch.Tensor, "param")) -> mx.Return(
+    torch.Tensor
+):
+    """Makes a small value visible."""
+    return torch.zeros_like(a) + value
+
+
+def threshold_of(node):
+    return filled(node, kth_magnitude(node, k=0.2))
+
+
+@pytest.mark.parametrize("fuse", ["never", "always"])
+@pytest.mark.parametrize("count", [1000, COUNT])
+def test_what_is_not_a_number_is_not_counted(fuse, count):
+    @mx.reduction(rank=lambda count, part: int(part * count), register=False)
+    def positive(a: mx.Parameter(torch.Tensor), part: mx.Parameter(float)) -> mx.Return(
+        torch.Tensor, "param"
+    ):
+        return torch.where(a > 0, a, torch.nan)
+
+    values = normal()[:count]
+    node = mx.model({"w": values})
+    jobs = [mx.Job(filled(node, positive(node, part=part)), {}) for part in (0.25, 1.0, 1.5)]
+
+    mx.merge_many(jobs, mx.EngineOptions(fuse=fuse))
+
+    chosen = values[values > 0].sort().values
+    expected = [chosen[int(len(chosen) * 0.25) - 1], chosen[-1], torch.tensor(torch.inf)]
+    assert [job.output["w"][0] for job in jobs] == expected
+
+
+@mx.merge_method(register=False)
+def reversed_whole(a: mx.Parameter(torch.Tensor)) -> mx.Return(torch.Tensor):
+    """A method of whole tensors."""
+    return a.flip(0)
+
+
+@pytest.mark.parametrize("fuse", ["never", "always"])
+def test_rows_and_whole_tensors_are_sampled_too(fuse):
+    shape = (320, 1024)
+    base, a, b = (mx.model({"w": normal(i).reshape(shape)}) for i in range(3))
+    rows = mx.n_model_stock(base, a, b)
+    jobs = [mx.Job(node, {}) for node in (rows, threshold_of(rows), threshold_of(reversed_whole(a)))]
+
+    mx.merge_many(jobs, mx.EngineOptions(fuse=fuse))
+
+    merged, of_rows, of_whole = (job.output["w"] for job in jobs)
+    rank = int((1 - 0.2) * merged.numel())
+    assert of_rows[0, 0] == merged.abs().reshape(-1).kthvalue(rank).values
+    assert of_whole[0, 0] == a.source.state_dict["w"].abs().reshape(-1).kthvalue(rank).values
+
+
+def test_a_reduction_by_rank_has_no_sums():
+    with pytest.raises(mx.RecipeError, match="by rank gives the entry of that rank"):
+        mx.reduction(sums=True, rank=lambda count: 1)
+
+
+def test_what_is_collected_may_come_in_any_order():
+    keys = ordered(normal()).numpy()
+    bracket = guess(keys[:: COUNT // selection.SAMPLE], 0.5, EVERYTHING)
+    forwards, backwards = Inside(bracket, COUNT), Inside(bracket, COUNT)
+    for part in np.array_split(keys, 9):
+        forwards.add(*gather(part, bracket))
+    for part in reversed(np.array_split(keys, 9)):
+        backwards.add(*gather(part, bracket))
+    assert forwards.find(COUNT // 2, EVERYTHING) == backwards.find(COUNT // 2, EVERYTHING)
