@@ -169,7 +169,7 @@ def _evaluate(
     started = time.perf_counter()
     record.metrics.update(scoring.measure(merged if point.output is None else point.output))
     record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
-    record.metric, record.direction = scoring.metric, scoring.direction
+    record.metric, record.direction, record.units = scoring.metric, scoring.direction, scoring.units
     if warning := nan_warning(scoring, record.metrics):
         log.warning("%s: %s", record.name, warning)
     for name, path in references.items():

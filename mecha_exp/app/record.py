@@ -39,6 +39,8 @@ class Record:
         tags: commit, versions, signature.
         metric, direction: the evaluator's main metric and whether more of it is better.
         references: the same metrics for each input.
+        units: of the metrics, as their evaluators say.
+        block_weights: of each hyperparameter that differs by key its mean in each block.
         tracking_error: why it is not in MLflow, if it should be.
     """
 
@@ -54,6 +56,8 @@ class Record:
     metric: str | None = None
     direction: str = "maximize"
     references: dict[str, dict[str, float]] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+    block_weights: dict[str, dict[str, float]] = field(default_factory=dict)
     tracking_error: str | None = None
 
     def save(self, folder: Path) -> None:

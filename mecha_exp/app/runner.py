@@ -20,7 +20,7 @@ from mecha_exp.app.overrides import CommandLine
 from mecha_exp.app.point import prepare, resolve, run
 from mecha_exp.app.provenance import input_names
 from mecha_exp.app.record import FAILED, Record
-from mecha_exp.app.results import Results
+from mecha_exp.app.report import Results, terminal_table
 from mecha_exp.app.sweep import Sweep, Tracking
 from mecha_exp.app.track import how_to_log_later, log_folder
 from mecha_exp.checkpoint import can_resume, check_writable, find_leftovers
@@ -174,7 +174,7 @@ def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> in
 
 
 def _show_result(record: Record, folder: Path) -> None:
-    out.print(Results(record.name, [], [record]).table())
+    out.print(terminal_table(Results(record.name, [], [record]), out.width))
     m = record.metrics
     if resumed := m["io/resumed_keys"]:
         out.print(f"resumed: {resumed:.0f} of {m['io/keys']:.0f} keys were already done")

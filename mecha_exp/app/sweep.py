@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.markup import escape
 
 from mecha_exp.app.display import out
 from mecha_exp.app.record import FAILED, FINISHED, Record, load_all, write_json
-from mecha_exp.app.results import CSV_FILE, FIGURE_FILE, Results
+from mecha_exp.app.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_table, write_all
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.tracking import Store
 
@@ -90,34 +91,31 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     Raises:
         TrackingError: the sweep's MLflow run could not be opened or closed.
     """
-    from mecha_exp.app.figures import draw_sweep
-
     results = sweep.results(folder)
-    results.write_csv(folder / CSV_FILE)
-    drawn = draw_sweep(results, folder / FIGURE_FILE)
-    out.print(results.table())
+    written = write_all(results, sweep.command, folder)
+    out.print(terminal_table(results, out.width))
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
         out.print(f"[red]{len(failed)} of {sweep.points} points failed[/]")
         for record in failed:
             out.print(f"  {escape(record.name)}: {escape(_last_line(record.error))}", soft_wrap=True)
     out.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
-    if drawn:
-        out.print(f"the figure    {folder / FIGURE_FILE}", soft_wrap=True)
+    if folder / MAIN_FILE in written:
+        out.print(f"the figure    {folder / MAIN_FILE}", soft_wrap=True)
+    out.print(f"the report    {folder / REPORT_FILE}", soft_wrap=True)
     if sweep.tracking_error:
         raise TrackingError(sweep.tracking_error)
     if sweep.parent_run:
-        close_run(sweep, folder, results, Store(str(tracking.uri), tracking.experiment))
+        close_run(sweep, results, written, Store(str(tracking.uri), tracking.experiment))
     return not failed
 
 
-def close_run(sweep: Sweep, folder: Path, results: Results, store: Store) -> None:
-    """Give the sweep's MLflow run its best point, its table and its figure."""
+def close_run(sweep: Sweep, results: Results, files: Sequence[Path], store: Store) -> None:
+    """Give the sweep's MLflow run its best point and the files that say what came out."""
     best = results.best
     metrics = {f"best/{best.metric}": best.metrics[str(best.metric)]} if best else {}
     tags = {"best": best.name} if best else {}
     status = FAILED if any(r.status == FAILED for r in results.records) else FINISHED
-    files = [folder / CSV_FILE, folder / FIGURE_FILE]
     store.finish(str(sweep.parent_run), status, metrics, tags, files)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from mecha_exp.app import sweep as sweeps
 from mecha_exp.app.display import out
 from mecha_exp.app.record import Record, load_all
+from mecha_exp.app.report import write_all
 from mecha_exp.tracking import Store
 
 ARTIFACTS = ("recipe.yaml", "recipe.mecha", "metrics.json", "weight_stats.csv", "mecha_exp.log")
@@ -39,7 +40,8 @@ def log_sweep(folder: Path, store: Store) -> int:
         log_folder(path, record, store, sweep.parent_run)
     sweep.tracking_error = None
     sweep.save(folder)
-    sweeps.close_run(sweep, folder, sweep.results(folder), store)
+    results = sweep.results(folder)
+    sweeps.close_run(sweep, results, write_all(results, sweep.command, folder), store)
     return len(records)
 
 

@@ -27,7 +27,11 @@ def fits(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     return not _misfits(shapes)
 
 
-@evaluator("digits", metric="accuracy", fits=fits)
+_FRACTION = "fraction of the images"
+_UNITS = {"accuracy": _FRACTION, **{f"accuracy_{task}": _FRACTION for task in TASKS}, "loss": "nats"}
+
+
+@evaluator("digits", metric="accuracy", fits=fits, units=_UNITS)
 def digits(state_dict: Mapping[str, Tensor]) -> dict[str, float]:
     """Measure a state dict of the demo's network on the demo's test images.
 

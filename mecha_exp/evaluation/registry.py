@@ -11,7 +11,7 @@ import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
@@ -39,6 +39,7 @@ class Evaluator:
         direction: whether more of it is better: `maximize` or `minimize`.
         fits: whether it can measure a model of these keys and shapes.
         version: of what it computes; another one makes stored evaluations stale.
+        units: of the numbers, for tables and figures.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Evaluator:
     direction: str
     fits: Callable[[Shapes], bool]
     version: int | str = 1
+    units: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -88,6 +90,7 @@ def evaluator(
     direction: str = "maximize",
     fits: Callable[[Shapes], bool] = lambda shapes: True,
     version: int | str = 1,
+    units: Mapping[str, str] | None = None,
 ) -> Callable[[Score], Score]:
     """Register a function of a state dict, and parameters, to a dictionary of numbers.
 
@@ -97,6 +100,7 @@ def evaluator(
         direction: `maximize` where more of it is better, or `minimize`.
         fits: whether it can measure a model of these keys and shapes; any, by default.
         version: raise it when the function computes something else: stored numbers are then made anew.
+        units: what the numbers are measured in, as in `{"loss": "nats"}`.
 
     The function's first parameter is the state dict (key to tensor); the others are set by the keys of the
     configuration's `evaluator`, are checked against their annotations (`int`, `float`, `str`, `bool`), and
@@ -114,7 +118,7 @@ def evaluator(
         raise ConfigError(f"{name}: unknown direction '{direction}'.{did_you_mean(direction, DIRECTIONS)}")
 
     def register(score: Score) -> Score:
-        made = Evaluator(name, score, metric, direction, fits, version)
+        made = Evaluator(name, score, metric, direction, fits, version, dict(units or {}))
         if taken := [p for p in made.parameters if p in SETTINGS]:
             raise ConfigError(f"{name}: call the parameter '{taken[0]}' something else: it is a setting.")
         _registry[name] = made

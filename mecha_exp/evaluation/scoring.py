@@ -90,6 +90,11 @@ class Scoring:
     weight_stats: bool
     plugins: tuple[str, ...] = ()
 
+    @property
+    def units(self) -> dict[str, str]:
+        """What the numbers are measured in, by their full names."""
+        return {e.prefix + name: unit for e in self.evaluations for name, unit in e.evaluator.units.items()}
+
     def measure(self, model: Model) -> dict[str, float]:
         """The numbers of every evaluator; see `measure_one`."""
         measured: dict[str, float] = {}

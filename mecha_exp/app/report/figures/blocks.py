@@ -1,0 +1,126 @@
+"""Blocks: what each contributes in an ablation, and the weight that each got."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mecha_exp.app.record import Record
+from mecha_exp.app.report.figures.style import COLOUR_MAP, new_figure, title
+from mecha_exp.app.report.results import Estimate, Results
+from mecha_exp.app.report.table import distinct, shortened
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BLOCKS = "blocks."
+_MODES = {
+    "leave_one_block_out": "lost where the block is left out of the merge",
+    "only_one_block": "gained where the block alone is merged",
+}
+_MAX_SETTINGS = 24
+
+
+def has_block_ablation(results: Results) -> bool:
+    """Whether each point of the sweep sets one block apart."""
+    return len(block_effects(results)) > 1
+
+
+def block_importance(results: Results) -> Figure | None:
+    """A bar for each block: how much the main metric changes by merging it, to the right where it helps."""
+    effects = block_effects(results)
+    if not effects:
+        return None
+    names = list(effects)
+    values = [effects[name].mean for name in names]
+    widths = [effects[name].half_width or 0.0 for name in names]
+    figure, (axes,) = new_figure(height=max(2.6, 1.5 + 0.26 * len(names)))
+    better = [(-v if results.minimized else v) >= 0 for v in values]
+    drawn = axes.barh(
+        [shortened(name, 40) for name in names],
+        values,
+        xerr=widths if any(widths) else None,
+        capsize=2,
+        color=["#9ecae1" if good else "#fdd0a2" for good in better],
+        edgecolor="black",
+    )
+    for bar, good in zip(drawn, better, strict=True):
+        bar.set_hatch("" if good else "///")
+    axes.bar_label(drawn, [f"{value:+.3g}" for value in values], padding=3, fontsize="small")
+    axes.margins(x=0.14)
+    axes.axvline(0, color="black", linewidth=1)
+    axes.invert_yaxis()
+    unit = results.unit(results.metric)
+    axes.set_xlabel(f"change of {results.metric}{f' [{unit}]' if unit else ''} by merging the block")
+    how = _MODES.get(results.mode or "", "by merging the block")
+    title(
+        axes,
+        results,
+        f"{results.metric} {how}; hatched: it hurts" if not all(better) else f"{results.metric} {how}",
+    )
+    return figure
+
+
+def block_weights(results: Results) -> Figure | None:
+    """The weight of each block, in the one point there is or over the points: rows are settings."""
+    import numpy as np
+
+    weighted = [(s, s.records[0].block_weights) for s in results.ranked if s.records[0].block_weights]
+    weighted = weighted[:_MAX_SETTINGS]
+    parameter = next((name for _, weights in weighted for name in weights), None)
+    if parameter is None:
+        return None
+    blocks = list(dict.fromkeys(block for _, weights in weighted for block in weights.get(parameter, {})))
+    grid = np.array([[w.get(parameter, {}).get(block, np.nan) for block in blocks] for _, w in weighted])
+    width = min(10.0, max(6.5, 2.5 + 0.36 * len(blocks)))
+    figure, (axes,) = new_figure(width, max(2.8, 1.9 + 0.26 * len(weighted)))
+    image = axes.imshow(np.ma.masked_invalid(grid), aspect="auto", cmap=COLOUR_MAP, interpolation="nearest")
+    if len(blocks) <= 16:
+        middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
+        for (row, column), value in np.ndenumerate(grid):
+            shade = "black" if value > middle else "white"
+            axes.text(column, row, f"{value:.2g}", ha="center", va="center", color=shade, fontsize="x-small")
+    stride = math.ceil(len(blocks) / 40)
+    labels = [shortened(block, 24) for block in blocks[::stride]]
+    axes.set_xticks(range(0, len(blocks), stride), labels, rotation=60, ha="right", fontsize="small")
+    axes.set_yticks(range(len(weighted)), distinct([s.name for s, _ in weighted], 36), fontsize="small")
+    axes.set_xlabel("block")
+    figure.colorbar(image, ax=axes, label=f"{parameter} in the block")
+    title(axes, results, "weight of each block" + (", the best setting first" if results.judged else ""))
+    return figure
+
+
+def block_effects(results: Results) -> dict[str, Estimate]:
+    """How much each block changes the main metric, in the order of the points."""
+    whole, by_block = [], dict[str, list[float]]()
+    for record in results.finished:
+        value = record.metrics.get(str(results.metric), math.nan)
+        block = _block_of(record)
+        if block == "":
+            whole.append(value)
+        elif block is not None:
+            by_block.setdefault(block, []).append(value)
+        else:
+            return {}
+    if not whole or not by_block or results.mode not in _MODES:
+        return {}
+    reference = Estimate.of(whole)
+    sign = 1 if results.mode == "only_one_block" else -1
+    return {block: _difference(Estimate.of(values), reference, sign) for block, values in by_block.items()}
+
+
+def _difference(block: Estimate, reference: Estimate, sign: int) -> Estimate:
+    """The change, with the intervals of both added as for independent means."""
+    widths = [e.half_width for e in (block, reference)]
+    width = None if None in widths else math.hypot(*(w or 0.0 for w in widths))
+    return Estimate(sign * (block.mean - reference.mean), width, block.count)
+
+
+def _block_of(record: Record) -> str | None:
+    """The one block that a point sets apart; `""` for the undisturbed point, None where it sets several."""
+    settings = [o.lstrip("+").partition("=")[::2] for o in record.overrides]
+    named = [value for key, value in settings if key == "block"]
+    if named:
+        return named[0]
+    apart = [key.removeprefix(_BLOCKS) for key, _ in settings if key.startswith(_BLOCKS)]
+    return apart[0] if len(apart) == 1 else None if apart else ""

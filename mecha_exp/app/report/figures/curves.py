@@ -1,0 +1,90 @@
+"""The main metric against one hyperparameter, or for each word of one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mecha_exp.app.report.figures.style import (
+    legend,
+    line_style,
+    metric_label,
+    new_figure,
+    reference_lines,
+    title,
+    value_axis,
+)
+from mecha_exp.app.report.results import Estimate, Results, as_text, is_number
+from mecha_exp.app.report.table import distinct
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def curves(results: Results) -> Figure | None:
+    """A line for each value of the second key; bars are 95 % intervals over seeds."""
+    keys = [k for k in results.keys if len({s.values[k] for s in results.settings}) > 1]
+    numeric = [k for k in keys if all(is_number(s.values[k]) for s in results.settings)]
+    key = max(numeric, key=lambda k: len({s.values[k] for s in results.settings}))
+    others = [k for k in keys if k != key]
+    lines: dict[str, list[tuple[float, Estimate]]] = {}
+    for setting in results.settings:
+        label = ", ".join(as_text(setting.values[other]) for other in others)
+        estimate = setting.estimate(results.metric)
+        if not math.isnan(estimate.mean):
+            lines.setdefault(label, []).append((float(setting.values[key]), estimate))  # type: ignore[arg-type]
+    if not lines:
+        return None
+    figure, (axes,) = new_figure(width=7 if len(lines) <= 3 else 8)
+    labels = distinct(list(lines))
+    for number, (label, points) in enumerate(zip(labels, lines.values(), strict=True)):
+        points.sort(key=lambda point: point[0])
+        x = [value for value, _ in points]
+        y = [estimate.mean for _, estimate in points]
+        widths = [estimate.half_width or 0.0 for _, estimate in points]
+        shown = {"yerr": widths, "capsize": 3, "elinewidth": 1} if any(widths) else {}
+        axes.errorbar(x, y, label=label, **line_style(number), **shown)  # type: ignore[arg-type]
+    ends = [
+        m + s * (e.half_width or 0) for p in lines.values() for _, e in p for m in [e.mean] for s in (-1, 1)
+    ]
+    reference_lines(axes, results, ends)
+    value_axis(axes.xaxis, axes.set_xscale, [x for points in lines.values() for x, _ in points])
+    axes.set_xlabel(key)
+    axes.set_ylabel(metric_label(results))
+    axes.grid(alpha=0.3)
+    title(axes, results, interval_note(results))
+    if others:
+        legend(axes, ", ".join(others), len(lines))
+    return figure
+
+
+def dots(results: Results) -> Figure | None:
+    """A line of the picture for each setting, the best on top; whiskers are 95 % intervals over seeds."""
+    ranked = [s for s in results.ranked if not math.isnan(s.estimate(results.metric).mean)]
+    if not ranked:
+        return None
+    estimates = [setting.estimate(results.metric) for setting in ranked]
+    labels = distinct([setting.name.partition("=")[2] or setting.name for setting in ranked], 40)
+    figure, (axes,) = new_figure(height=max(2.5, 1.4 + 0.3 * len(ranked)))
+    places = range(len(ranked))
+    means, widths = [e.mean for e in estimates], [e.half_width or 0.0 for e in estimates]
+    axes.errorbar(means, places, xerr=widths if any(widths) else None, fmt="o", color="black", capsize=3)
+    for place, estimate in enumerate(estimates):
+        end = estimate.mean + (estimate.half_width or 0.0)
+        axes.annotate(
+            f"{estimate.mean:.4g}", (end, place), (7, 0), textcoords="offset points", va="center",
+            fontsize="small",
+        )  # fmt: skip
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.grid(alpha=0.3)
+    axes.set_xlabel(metric_label(results).replace("\n", ", "))
+    axes.set_ylabel(results.keys[0])
+    title(axes, results, interval_note(results))
+    return figure
+
+
+def interval_note(results: Results) -> str:
+    """What the bars on the points mean, where there are any."""
+    return "mean and 95 % interval over seeds" if results.has_replicates else ""

@@ -1,0 +1,273 @@
+"""The results of a sweep: its points, grouped over replicates, judged by the main metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mecha_exp.app.record import FAILED, Record
+
+REPLICATE_KEY = "seed"
+"""Points that differ in nothing else are replicates of one setting."""
+HIDDEN_PREFIXES = ("time/", "io/", "memory/", "weights/", "nonfinite")
+CONFIDENCE = 0.95
+_FALLBACK_METRIC = "weights/relative_change/"
+
+Value = float | int | bool | str | None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of a metric over replicates, and how far the true mean may be from it.
+
+    Attributes:
+        mean: of those that are finite; NaN where none is.
+        half_width: of the 95 % confidence interval of the mean (Student's t); None with fewer than two.
+        count: how many there are.
+    """
+
+    mean: float
+    half_width: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """The estimate from values; NaN and infinities are left out.
+
+        >>> Estimate.of([1.0, 2.0, 3.0])
+        Estimate(mean=2.0, half_width=2.4841377117503303, count=3)
+        """
+        finite = [value for value in values if math.isfinite(value)]
+        if not finite:
+            return cls(math.nan, None, 0)
+        mean = math.fsum(finite) / len(finite)
+        if len(finite) == 1:
+            return cls(mean, None, 1)
+        from scipy.special import stdtrit
+
+        freedom = len(finite) - 1
+        if min(finite) == max(finite):  # where the mean's rounding would show
+            return cls(finite[0], 0.0, len(finite))
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in finite) / freedom)
+        quantile = float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+        return cls(mean, quantile * deviation / math.sqrt(len(finite)), len(finite))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The points that differ in nothing but their seed.
+
+    Attributes:
+        values: of the swept keys, without the seed.
+        records: the points.
+    """
+
+    values: Mapping[str, Value]
+    records: Sequence[Record]
+
+    @cached_property
+    def finished(self) -> list[Record]:
+        """The points that were merged and measured."""
+        return [record for record in self.records if record.status != FAILED]
+
+    @property
+    def name(self) -> str:
+        """What sets it apart, as in `alpha=0.3,k=0.2`."""
+        shown = [f"{key}={as_text(value)}" for key, value in self.values.items() if value is not None]
+        return ",".join(shown) or (self.records[0].name if len(self.records) == 1 else "all seeds")
+
+    def estimate(self, metric: str | None) -> Estimate:
+        """A metric over the replicates."""
+        return Estimate.of([r.metrics[metric] for r in self.finished if metric and metric in r.metrics])
+
+
+@dataclass(frozen=True)
+class Results:
+    """The points of a sweep, and what was varied.
+
+    Attributes:
+        title: of the sweep.
+        swept: the configuration keys that differ between the points.
+        records: one for each point, in their order.
+        chosen: the metric to sort by, in place of the evaluator's main one.
+        mode: of our sweeper, such as `leave_one_block_out`.
+    """
+
+    title: str
+    swept: Sequence[str]
+    records: Sequence[Record]
+    chosen: str | None = None
+    mode: str | None = None
+
+    @cached_property
+    def metric(self) -> str | None:
+        """The metric that points are sorted by: the evaluator's main one or, without an evaluator, how far
+        the result is from its first input."""
+        if self.chosen:
+            return self.chosen
+        named = next((r.metric for r in self.finished if r.metric), None)
+        if named or not self.finished:
+            return named
+        return next((m for m in self.finished[0].metrics if m.startswith(_FALLBACK_METRIC)), None)
+
+    @cached_property
+    def direction(self) -> str:
+        """Whether more of the main metric is better."""
+        return next((r.direction for r in self.finished if r.metric), "minimize")
+
+    @cached_property
+    def judged(self) -> bool:
+        """Whether an evaluator says which way the main metric is better."""
+        return any(r.metric == self.metric for r in self.finished)
+
+    @cached_property
+    def finished(self) -> list[Record]:
+        """The points that did not fail."""
+        return [record for record in self.records if record.status != FAILED]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The swept keys that tell settings apart: all but the seed, unless there is nothing else."""
+        keys = [key for key in self.swept if key != REPLICATE_KEY]
+        return keys if keys or len(self.records) > 1 else list(self.swept)
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """The points grouped over their seeds, in the order of their first points."""
+        groups: dict[tuple[Value, ...], list[Record]] = {}
+        for record in self.records:
+            groups.setdefault(tuple(self.value(record, key) for key in self.keys), []).append(record)
+        return [
+            Setting(dict(zip(self.keys, values, strict=True)), records) for values, records in groups.items()
+        ]
+
+    @cached_property
+    def ranked(self) -> list[Setting]:
+        """The settings with the best first; those without a number last."""
+
+        def rank(setting: Setting) -> tuple[bool, float]:
+            mean = setting.estimate(self.metric).mean
+            return (True, 0.0) if math.isnan(mean) else (False, mean if self.minimized else -mean)
+
+        return sorted(self.settings, key=rank)
+
+    @property
+    def minimized(self) -> bool:
+        """Whether less of the main metric is better."""
+        return self.direction == "minimize"
+
+    @cached_property
+    def best_setting(self) -> Setting | None:
+        """The setting with the best mean, where an evaluator says which way is better."""
+        if not self.judged or math.isnan(self.ranked[0].estimate(self.metric).mean):
+            return None
+        return self.ranked[0]
+
+    @property
+    def best(self) -> Record | None:
+        """The best point of the best setting."""
+        if self.best_setting is None:
+            return None
+        measured = [
+            r for r in self.best_setting.finished if math.isfinite(r.metrics.get(self._metric, math.nan))
+        ]
+        sign = -1 if self.minimized else 1
+        return max(measured, key=lambda r: sign * r.metrics[self._metric])
+
+    @property
+    def references(self) -> dict[str, dict[str, float]]:
+        """The metrics of the inputs, by name."""
+        found = {name: values for r in self.records for name, values in r.references.items()}
+        return {name: values for name, values in found.items() if values}
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """The name of every metric, in the order in which they were measured, the main one first."""
+        names = dict.fromkeys(m for r in self.records for m in r.metrics)
+        first = [self.metric] if self.metric in names else []
+        return [*first, *(m for m in names if m != self.metric)]
+
+    @cached_property
+    def shown_metrics(self) -> list[str]:
+        """The metrics that a person wants to see first: those of the evaluators, or else of the weights."""
+        shown = [m for m in self.metrics if m == self.metric or not m.startswith(HIDDEN_PREFIXES)]
+        if len(shown) > 1 or self.judged:
+            return shown
+        weights = ("weights/relative_change", "weights/cosine")
+        return [m for m in self.metrics if m.startswith(weights)] or shown
+
+    @property
+    def has_replicates(self) -> bool:
+        """Whether some setting has several points."""
+        return any(len(setting.records) > 1 for setting in self.settings)
+
+    @property
+    def _metric(self) -> str:
+        return self.metric or ""
+
+    def unit(self, metric: str | None) -> str:
+        """What a metric is measured in; nothing where that is not known or it is a plain number."""
+        given = next((r.units[metric] for r in self.finished if metric and metric in r.units), "")
+        return given or next((u for start, u in _UNITS.items() if (metric or "").startswith(start)), "")
+
+    def text(self, record: Record, key: str) -> str:
+        """A point's value of a swept key, as it was typed; nothing where the point does not set it."""
+        for override in record.overrides:
+            name, _, text = override.lstrip("+").partition("=")
+            if name == key:
+                return text
+        return ""
+
+    def value(self, record: Record, key: str) -> Value:
+        """A point's value of a swept key, a number where it is one; None where the point sets none."""
+        return parse_value(self.text(record, key))
+
+
+_UNITS = {
+    "time/": "s",
+    "io/bytes_per_second": "B/s",
+    "io/bytes": "B",
+    "memory/": "B",
+    "weights/relative_change": "fraction of the input's norm",
+    "weights/cosine": "cosine, −1 to 1",
+    "weights/distance": "Euclidean norm",
+}
+
+
+def parse_value(text: str) -> Value:
+    """What an override's value means.
+
+    >>> [parse_value(text) for text in ("0.30", "3", "true", "ties", "")]
+    [0.3, 3, True, 'ties', None]
+    """
+    if not text:
+        return None
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip("'\"")
+
+
+def as_text(value: Any) -> str:
+    """A value for people: floats without noise, nothing for None.
+
+    >>> as_text(0.30000000000000004), as_text(True), as_text(None)
+    ('0.3', 'true', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def is_number(value: Value) -> bool:
+    """Whether a value can be put on an axis."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

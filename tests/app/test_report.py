@@ -1,0 +1,279 @@
+"""The table, the data files, the figures and the page of a sweep, from records alone."""
+
+import csv
+import io
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from mecha_exp.app.record import FAILED, Record, load_all
+from mecha_exp.app.report import Results, terminal_table, write_all
+from mecha_exp.app.report.export import write_csv, write_parquet
+from mecha_exp.app.report.figures import draw_figures
+from mecha_exp.app.report.results import Estimate
+from mecha_exp.app.report.table import distinct, estimate_text
+from mecha_exp.errors import ConfigError
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+COMMAND = ["python", "-m", "mecha_exp", "alpha=0.3,0.5", "-m"]
+
+
+def record(accuracy: float = 0.5, status: str = "FINISHED", **settings: object) -> Record:
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    return Record(
+        ",".join(overrides),
+        status,
+        error="it broke" if status == FAILED else None,
+        overrides=overrides,
+        metrics={}
+        if status == FAILED
+        else {"accuracy": accuracy, "time/merge_seconds": 1.0, "weights/relative_change/base": accuracy / 9},
+        metric=None if status == FAILED else "accuracy",
+        references={"base": {"accuracy": 0.4}},
+        units={"accuracy": "fraction"},
+    )
+
+
+def shown(results: Results, width: int = 100) -> str:
+    console = Console(width=width, no_color=True, record=True, file=io.StringIO())
+    console.print(terminal_table(results, width))
+    return console.export_text()
+
+
+CURVE = Results("curve", ["alpha"], [record(0.6, alpha=0.3), record(0.8, alpha=0.5), record(0.7, alpha=0.7)])
+SEEDS = Results(
+    "seeds", ["alpha", "seed"], [record(a + s / 100, alpha=a, seed=s) for a in (0.3, 0.5) for s in (1, 2, 3)]
+)
+BLOCKS = Results(
+    "blocks",
+    ["block"],
+    [record(0.8), *(record(0.8 - d, **{"blocks.b" + str(n): 0}) for n, d in enumerate((0.1, -0.05, 0.2)))],
+    mode="leave_one_block_out",
+)
+WEIGHTS = Results("presets", ["blocks"], [record(0.1 * n, blocks=f"p{n}") for n in range(3)])
+for number, item in enumerate(WEIGHTS.records):
+    item.block_weights = {"alpha": {"IN00": 0.1 * number, "M00": 0.5, "OUT00": 1.0}}
+
+
+def test_the_table_is_sorted_by_the_main_metric_with_the_best_point_marked():
+    lines = [line.split() for line in shown(CURVE).splitlines()]
+
+    rows = [line for line in lines if line and line[0] in ("0.3", "0.5", "0.7")]
+    assert [row[0] for row in rows] == ["0.5", "0.7", "0.3"]
+    assert rows[0][1:] == ["0.8", "*"]
+
+
+def test_less_is_better_where_the_evaluator_says_so():
+    records = [record(0.6, alpha=0.3), record(0.8, alpha=0.5)]
+    for item in records:
+        item.direction = "minimize"
+
+    assert Results("t", ["alpha"], records).best is records[0]
+
+
+def test_a_failed_point_stands_last_and_a_nan_is_not_the_best():
+    results = Results(
+        "t", ["alpha"], [record(status=FAILED, alpha=1), record(math.nan, alpha=2), record(0.1, alpha=3)]
+    )
+
+    assert results.best is results.records[2]
+    text = shown(results)
+    assert text.index("0.1 *") < text.index("nan")
+    assert "failed" in text
+
+
+def test_the_inputs_stand_below_the_points():
+    assert "base" in shown(CURVE).splitlines()[-2]
+
+
+def test_replicates_are_one_row_with_a_mean_and_an_interval():
+    (line,) = [line for line in shown(SEEDS).splitlines() if line.strip().startswith("0.5")]
+
+    assert line.split() == ["0.5", "3", "0.520", "±", "0.025", "*"]
+    assert SEEDS.best is SEEDS.records[-1]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=9))
+def test_the_interval_is_students(values: list[float]):
+    from scipy import stats
+
+    estimate = Estimate.of([*values, math.nan])
+
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=estimate.mean, scale=stats.sem(values) or 1e-300)
+    assert estimate.count == len(values)
+    assert estimate.half_width == pytest.approx((high - low) / 2, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "text"),
+    [
+        (Estimate(0.87654, 0.0123, 3), "0.877 ± 0.012"),
+        (Estimate(0.5, 0.0, 3), "0.5 ± 0"),
+        (Estimate(12345.6, 789.0, 3), "1.235e+04 ± 7.9e+02"),
+        (Estimate(0.87654, None, 1), "0.8765"),
+        (Estimate(math.nan, None, 0), ""),
+    ],
+)
+def test_an_estimate_has_as_many_digits_as_it_is_sure_of(estimate: Estimate, text: str):
+    assert estimate_text(estimate) == text
+
+
+def test_a_narrow_terminal_shows_fewer_metrics_and_keeps_the_main_one():
+    records = [record(0.5, alpha=a) for a in (1, 2)]
+    for item in records:
+        item.metrics |= {f"a_metric_with_a_long_name_{n}": 1.0 for n in range(6)}
+
+    text = shown(Results("t", ["alpha"], records), width=50)
+
+    assert "accuracy" in text
+    assert "long_name_0" in text and "long_name_5" not in text
+    assert max(map(len, text.splitlines())) <= 50
+
+
+def test_long_values_keep_what_tells_them_apart():
+    paths = ["[/data/models/first.safetensors]", "[/data/models/second.safetensors]"]
+
+    assert distinct(paths, 24) == ["[/data/models/first…", "[/data/models/second…"]
+    assert len(set(distinct(paths, 12))) == 2
+
+
+def test_the_csv_file_has_a_row_for_each_point_and_each_input(tmp_path: Path):
+    write_csv(CURVE, tmp_path / "sweep.csv")
+
+    with (tmp_path / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["alpha"] for row in rows] == ["0.3", "0.5", "0.7", ""]
+    assert rows[-1]["status"] == "REFERENCE"
+    assert rows[1]["accuracy"] == "0.8"
+
+
+def test_pandas_finds_numbers_where_there_are_numbers(tmp_path: Path):
+    pandas = pytest.importorskip("pandas")
+    points = [record(0.5, alpha=0.5, k=1, vote="true", recipe="ties"), record(status=FAILED, alpha=1, k=2)]
+    results = Results("t", ["alpha", "k", "vote", "recipe"], points)
+
+    write_csv(results, tmp_path / "t.csv")
+    write_parquet(results, tmp_path / "t.parquet")
+
+    table, text = pandas.read_parquet(tmp_path / "t.parquet"), pandas.read_csv(tmp_path / "t.csv")
+    assert table.alpha.dtype == text.alpha.dtype == "float64"
+    assert table.accuracy.tolist()[::2] == [0.5, 0.4] and table.accuracy.isna()[1]
+    assert table.recipe[0] == "ties" and table.vote[0] is True
+    assert table.columns.tolist() == text.columns.tolist()
+
+
+@pytest.mark.parametrize(
+    ("results", "names"),
+    [
+        (CURVE, ["sweep.png", "sweep-distance.png"]),
+        (SEEDS, ["sweep.png", "sweep-distance.png"]),
+        (
+            Results(
+                "t", ["recipe", "a"], [record(a, recipe=r, a=a) for r in ("ties", "slerp") for a in (1, 2)]
+            ),
+            ["sweep.png", "sweep-heat-map.png", "sweep-distance.png"],
+        ),
+        (
+            Results("t", ["a", "k"], [record(a * k, a=a, k=k) for a in (1, 2) for k in (0.01, 1)]),
+            ["sweep.png", "sweep-curves.png", "sweep-distance.png"],
+        ),
+        (
+            Results("t", ["a", "k", "m"], [record(a, a=a, k=1 / a, m=f"m{a}") for a in (1, 2, 3)]),
+            ["sweep.png", "sweep-distance.png"],
+        ),
+        (Results("t", ["r"], [record(0.1, r="x"), record(0.2, r="y")]), ["sweep.png", "sweep-distance.png"]),
+        (BLOCKS, ["sweep.png", "sweep-distance.png"]),
+        (WEIGHTS, ["sweep.png", "sweep-block-weights.png", "sweep-distance.png"]),
+    ],
+    ids=["curve", "intervals", "words", "heat map", "parallel", "dots", "blocks", "weights"],
+)
+def test_every_kind_of_sweep_has_its_figures(tmp_path: Path, results: Results, names: list[str]):
+    drawn = [picture.path for picture in draw_figures(results, tmp_path)]
+
+    assert [path.name for path in drawn] == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_a_block_that_hurts_has_another_sign():
+    from mecha_exp.app.report.figures.blocks import block_effects
+
+    effects = {block: round(estimate.mean, 3) for block, estimate in block_effects(BLOCKS).items()}
+
+    assert effects == {"b0": 0.1, "b1": -0.05, "b2": 0.2}
+
+
+def test_a_sweep_without_a_finished_point_has_no_figure(tmp_path: Path):
+    results = Results("t", ["alpha"], [record(status=FAILED, alpha=1)])
+
+    assert not draw_figures(results, tmp_path)
+
+
+def test_the_page_has_everything_in_it_and_asks_for_nothing(tmp_path: Path):
+    results = Results("<b>", ["alpha"], [*CURVE.records, record(status=FAILED, alpha="<i>")])
+    results.records[0].tags.update({"version/torch": "9.9", "git/commit": "abc"})
+    results.records[0].parameters["input/base"] = "/models/base.safetensors"
+
+    write_all(results, COMMAND, tmp_path)
+
+    page = (tmp_path / "report.html").read_text()
+    for words in (
+        "&lt;b&gt;",
+        "python -m mecha_exp alpha=0.3,0.5 -m",
+        "Best: <strong>alpha=0.5</strong> with accuracy <strong>0.8</strong> (fraction)",
+        "data:image/png;base64,",
+        "9.9",
+        "/models/base.safetensors",
+        "it broke",
+        "mecha_exp reproduce",
+    ):
+        assert words in page
+    assert "<b>" not in page
+    assert "http:" not in page and "https:" not in page and 'src="sweep' not in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_the_page_sorts_itself_in_a_browser(tmp_path: Path):
+    write_all(CURVE, COMMAND, tmp_path)
+    page = tmp_path / "report.html"
+    click = "<script>document.querySelector('th button').click()</script></body>"
+    page.write_text(page.read_text().replace("</body>", click))
+
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
+    done = subprocess.run(
+        [str(CHROMIUM), *flags, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120
+    )
+
+    cells = [part.split("</td>")[0].split(" <")[0] for part in done.stdout.split("<tr class=")[1:]]
+    assert [cell.rpartition(">")[2] for cell in cells] == ["0.3", "0.5", "0.7", "base"]
+    assert 'aria-sort="ascending"' in done.stdout
+
+
+def test_a_record_is_read_back_as_it_was_written(tmp_path: Path):
+    written = record(float("nan"), alpha=0.3)
+
+    written.save(tmp_path / "0")
+
+    (read,) = load_all(tmp_path).values()
+    assert read.name == written.name
+    assert read.overrides == written.overrides
+    assert str(read.metrics["accuracy"]) == "nan"
+
+
+def test_points_come_in_the_order_of_their_numbers(tmp_path: Path):
+    for number in (10, 2, 1):
+        record(alpha=number).save(tmp_path / str(number))
+
+    assert [path.name for path in load_all(tmp_path)] == ["1", "2", "10"]
+
+
+def test_a_damaged_record_says_so(tmp_path: Path):
+    (tmp_path / "run.json").write_text("{")
+
+    with pytest.raises(ConfigError, match="is damaged"):
+        Record.load(tmp_path)
