@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -26,10 +27,14 @@ from rich.table import Table
 
 from mecha_exp.app.record import Record
 from mecha_exp.engine import Plan
+from mecha_exp.lab.contents import unread_bytes
 
 log = logging.getLogger(__name__)
 LOG_SECONDS = 5.0
 """How often a merge says in the log how far it is."""
+
+QUICKLY_READ = 100_000_000
+"""Bytes that are hashed before anybody looks."""
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -65,6 +70,19 @@ def progress_bar(planned: Plan) -> Iterator[Callable[[str, int], None]]:
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("merge", total=planned.bytes_read, key="")
         yield lambda key, nbytes: bar.update(task, advance=nbytes, key=key[-40:])
+
+
+@contextmanager
+def hashing_bar(files: Iterable[Path]) -> Iterator[Callable[[int], None]]:
+    """A bar while files are read for their hashes; nothing where they are remembered."""
+    total = unread_bytes(files)
+    if total < QUICKLY_READ or not sys.stderr.isatty():
+        yield lambda nbytes: None
+        return
+    columns = (TextColumn("reading the inputs"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("hash", total=total)
+        yield lambda nbytes: bar.update(task, advance=nbytes)
 
 
 class _Milestones:

@@ -1,43 +1,44 @@
-"""One grid point: from a resolved configuration to a merged, measured and recorded model."""
+"""One grid point: from a resolved configuration to a recipe, its inputs, and what is wanted of it."""
 
 from __future__ import annotations
 
-import csv
-import io
-import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mecha_exp.app import provenance
-from mecha_exp.app.memory import PeakMemory
-from mecha_exp.app.record import FINISHED, Record
-from mecha_exp.architectures import infer_blocks
+from mecha_exp.app.provenance import input_names
 from mecha_exp.checkpoint import dtype_name, parse_dtype, parse_size
-from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
+from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
 from mecha_exp.engine.merging import recipe_metadata
-from mecha_exp.engine.statistics import summarise
-from mecha_exp.errors import ConfigError, did_you_mean
-from mecha_exp.evaluation import Scoring, nan_warning, read_scoring, wants_weight_stats
+from mecha_exp.errors import CheckpointError, ConfigError, Problems, did_you_mean
+from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
+from mecha_exp.lab.signature import Signature, signature_of
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
-from mecha_exp.recipe import build_recipe, deserialize, serialize
+from mecha_exp.recipe import build_recipe, deserialize
 
-log = logging.getLogger(__name__)
-
-SECTIONS = ("models", "recipe", "blocks", "engine", "output", "evaluator", "tracking", "experiment", "debug")
+SECTIONS = (
+    "models",
+    "recipe",
+    "blocks",
+    "engine",
+    "output",
+    "evaluator",
+    "tracking",
+    "sweep",
+    "experiment",
+    "debug",
+)
 """The groups of the configuration; of the other top-level keys all but `_NAMES` are hyperparameters."""
-_NAMES = ("name", "plugins")
-
-ProgressBar = Callable[[Plan], Any]
+_NAMES = ("name", "plugins", "rerun", "store")
+_NOT_IN_THE_TENSORS = ("save", "path", "durable", "shard_size")
+"""What the configuration says of the output that does not change its tensors."""
 
 
 @dataclass(frozen=True)
@@ -66,30 +67,79 @@ class Point:
         own = {k: v for k, v in self.config.items() if k not in (*SECTIONS, *_NAMES) and v is not None}
         return {**own, **({"blocks": self.config["blocks"]} if self.config["blocks"] else {})}
 
-    def scoring(self, planned: Plan) -> Scoring:
-        """What measures the result.
+    @property
+    def names_its_output(self) -> bool:
+        """Whether the model is wanted at a place of the user's choice."""
+        return self.output is not None and bool(self.config["output"]["path"])
+
+    @property
+    def wants_statistics(self) -> bool:
+        """Whether the result is compared with its inputs in the pass that merges."""
+        return wants_weight_stats(self.config["evaluator"])
+
+    @cached_property
+    def files(self) -> dict[ModelNode, Path]:
+        """The file (or folder) of each model.
+
+        Raises:
+            CheckpointError: those that do not exist.
+        """
+        found: dict[ModelNode, Path] = {}
+        problems = Problems()
+        for model in models_of(self.recipe):
+            if isinstance(model.source, InMemory):
+                continue
+            try:
+                found[model] = find_model(model.source, self.options.model_dirs)
+            except CheckpointError as error:
+                problems.add(error)
+        problems.raise_as(CheckpointError)
+        return found
+
+    @cached_property
+    def names(self) -> dict[ModelNode, str]:
+        """A short name for each input; see `input_names`."""
+        return input_names(self.files)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What is written down of a point: hyperparameters, method, inputs, dtypes."""
+        method = getattr(getattr(self.recipe, "method", None), "identifier", "model")
+        return {
+            **self.hyperparameters,
+            "method": method,
+            **{f"input/{name}": str(self.files[model]) for model, name in self.names.items()},
+            "compute_dtype": dtype_name(self.options.compute_dtype),
+            "output_dtype": dtype_name(self.dtype) if self.dtype else "input",
+        }
+
+    def job(self, output: Path | dict[str, torch.Tensor] | None) -> Job:
+        """What the engine is asked for."""
+        return Job(
+            self.recipe,
+            output,
+            self.dtype,
+            recipe_metadata(self.recipe),
+            statistics=self.wants_statistics,
+            durable=bool(self.config["output"]["durable"]),
+            shard_size=self.shard_size,
+        )
+
+    def scoring(self, shapes: Mapping[str, tuple[int, ...]]) -> Scoring:
+        """What measures a model of these keys and shapes.
 
         Raises:
             ConfigError: everything that is wrong with the `evaluator` part of the configuration.
         """
-        shapes = {key: shape for key, (_, shape) in planned.layouts[0].items()}
         return read_scoring(self.config["evaluator"], shapes, self.config.get("plugins") or ())
 
-    @contextmanager
-    def plan(self) -> Iterator[tuple[Plan, dict[str, torch.Tensor]]]:
-        """The checked plan, and the dictionary that it fills where no file is kept."""
-        merged: dict[str, torch.Tensor] = {}
-        job = Job(
-            self.recipe,
-            merged if self.output is None else self.output,
-            self.dtype,
-            recipe_metadata(self.recipe),
-            statistics=wants_weight_stats(self.config["evaluator"]),
-            durable=bool(self.config["output"]["durable"]),
-            shard_size=self.shard_size,
-        )
-        with plan([job], self.options) as planned:
-            yield planned, merged
+    def signature(self, contents: Mapping[Path, str]) -> Signature:
+        """Its signature, with the content of each of its `files`."""
+        by_model = {model: contents[path] for model, path in self.files.items()}
+        given = {k: v for k, v in self.config["output"].items() if k not in _NOT_IN_THE_TENSORS}
+        given["dtype"] = dtype_name(self.dtype) if self.dtype else "input"
+        output = {name: str(value) for name, value in given.items() if value is not None}
+        return signature_of(self.recipe, by_model, self.options, output)
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
@@ -132,103 +182,6 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
         own = folder / ("model.safetensors" if shard_size is None else "model")
         path = Path(output["path"]).absolute() if output["path"] else own
     return Point(config, recipe, options, path, dtype, shard_size)
-
-
-def run(point: Point, record: Record, folder: Path, progress: ProgressBar) -> Record:
-    """Merge, measure, and write everything but the tracking into the run's folder."""
-    with PeakMemory() as memory, point.plan() as (planned, merged):
-        scoring = point.scoring(planned)
-        names = provenance.input_names(planned)
-        with progress(planned) as advance:
-            report = run_plan(planned, advance)
-        if report.resumed_keys:
-            log.info("resumed: %d of %d keys were already done", report.resumed_keys, report.keys)
-        for warning in report.warnings:
-            log.warning(warning)
-        tables = _weight_statistics(report, names)
-        record.parameters = _parameters(point, planned, names)
-        record.tags = provenance.tags(point.recipe, planned, point.dtype)
-        record.metrics = {**_merge_metrics(report), **tables.metrics}
-    record.metrics["memory/peak_bytes"] = float(memory.peak)
-    if scoring.evaluations:
-        files = {names[m]: s.path for m, s in planned.sources.items() if m.merge_space == "weight" and s.path}
-        _evaluate(scoring, point, merged, files, record)
-    record.status = FINISHED
-    _write_files(point, tables.text, folder)
-    return record
-
-
-def _evaluate(
-    scoring: Scoring,
-    point: Point,
-    merged: Mapping[str, torch.Tensor],
-    references: Mapping[str, Path],
-    record: Record,
-) -> None:
-    """Measure the result, and the inputs to compare it with."""
-    started = time.perf_counter()
-    record.metrics.update(scoring.measure(merged if point.output is None else point.output))
-    record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
-    record.metric, record.direction, record.units = scoring.metric, scoring.direction, scoring.units
-    if warning := nan_warning(scoring, record.metrics):
-        log.warning("%s: %s", record.name, warning)
-    for name, path in references.items():
-        record.references[name] = provenance.measure_input(scoring, path)
-
-
-@dataclass(frozen=True)
-class _Tables:
-    metrics: dict[str, float]
-    text: str
-
-
-def _weight_statistics(report: MergeReport, names: Mapping[ModelNode, str]) -> _Tables:
-    """Metrics over the whole model, and a table by block."""
-    metrics: dict[str, float] = {}
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["input", "block", "distance", "relative_change", "cosine", "norm", "input_norm"])
-    for model, by_key in report.moments[0].items():
-        name = names[model]
-        whole = summarise(by_key)[""]
-        metrics[f"weights/distance/{name}"] = whole.distance
-        metrics[f"weights/relative_change/{name}"] = whole.relative_change
-        metrics[f"weights/cosine/{name}"] = whole.cosine
-        by_block = summarise(by_key, infer_blocks(by_key).__getitem__)
-        for block, s in {"(all)": whole, **by_block}.items():
-            rows.writerow([name, block, s.distance, s.relative_change, s.cosine, s.norm, s.input_norm])
-    return _Tables(metrics, text.getvalue())
-
-
-def _merge_metrics(report: MergeReport) -> dict[str, float]:
-    return {
-        "time/merge_seconds": report.seconds,
-        "io/bytes_read": float(report.bytes_read),
-        "io/bytes_written": float(report.bytes_written),
-        "io/bytes_per_second": report.bytes_per_second,
-        "io/keys": float(report.keys),
-        "io/resumed_keys": float(report.resumed_keys),
-        "nonfinite_values": float(sum(report.nonfinite_values)),
-    }
-
-
-def _parameters(point: Point, planned: Plan, names: Mapping[ModelNode, str]) -> dict[str, Any]:
-    method = getattr(getattr(point.recipe, "method", None), "identifier", "model")
-    return {
-        **point.hyperparameters,
-        "method": method,
-        **{f"input/{name}": planned.sources[model].name for model, name in names.items()},
-        "compute_dtype": dtype_name(point.options.compute_dtype),
-        "output_dtype": dtype_name(point.dtype) if point.dtype else "input",
-    }
-
-
-def _write_files(point: Point, statistics: str, folder: Path) -> None:
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(point.config, sort_keys=False), encoding="utf-8")
-    if not any(isinstance(m.source, InMemory) for m in models_of(point.recipe)):
-        (folder / "recipe.mecha").write_text(serialize(point.recipe), encoding="utf-8")
-    if wants_weight_stats(point.config["evaluator"]):
-        (folder / "weight_stats.csv").write_text(statistics, encoding="utf-8")
 
 
 def _shard_size(output: Mapping[str, Any]) -> int | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ConfigError
+from mecha_exp.lab.contents import content_is
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
@@ -42,6 +43,13 @@ class Record:
         units: of the metrics, as their evaluators say.
         block_weights: of each hyperparameter that differs by key its mean in each block.
         tracking_error: why it is not in MLflow, if it should be.
+        signature: the hash of all that decides the result's bytes.
+        evaluations: what measured it: names, versions and parameters.
+        found: whether the merge was known before, so that nothing was computed.
+        model: where the merged model lies, if it was kept; in another run's folder where it was found.
+        model_sha256: of its bytes.
+        note: what the reader of a table should know, such as a point that was made again.
+        run_id: of its MLflow run.
     """
 
     name: str
@@ -59,6 +67,23 @@ class Record:
     units: dict[str, str] = field(default_factory=dict)
     block_weights: dict[str, dict[str, float]] = field(default_factory=dict)
     tracking_error: str | None = None
+    signature: str = ""
+    evaluations: list[str] = field(default_factory=list)
+    found: bool = False
+    model: str | None = None
+    model_sha256: str | None = None
+    note: str | None = None
+    run_id: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing went wrong."""
+        return self.status == FINISHED
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the merged model is there, with the bytes that were written."""
+        return self.model is not None and content_is(Path(self.model), self.model_sha256)
 
     def save(self, folder: Path) -> None:
         """Write `run.json` and `metrics.json`."""

@@ -15,8 +15,11 @@ from mecha_exp.app.record import FAILED, FINISHED, Record, load_all, write_json
 from mecha_exp.app.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_table, write_all
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.tracking import Store
+from mecha_exp.tracking.store import PARENT_TAG
 
 SWEEP_FILE = "sweep.json"
+FOLDER_TAG = "folder"
+RUNNING = "RUNNING"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Sweep:
         points: how many there should be.
         parent_run: the id of its MLflow run, if it is tracked.
         tracking_error: why it is not, if it should be.
+        complete: whether every point is there, shown and tracked, so that a new start has nothing to do.
     """
 
     title: str
@@ -46,6 +50,7 @@ class Sweep:
     points: int
     parent_run: str | None = None
     tracking_error: str | None = None
+    complete: bool = False
 
     def save(self, folder: Path) -> None:
         """Write `sweep.json`."""
@@ -72,14 +77,47 @@ class Sweep:
 
 
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
-    """Write down a sweep that is about to run, and open its MLflow run."""
-    if tracking.uri:
+    """Write down a sweep that is about to run, and open its MLflow run; or go on with what is there."""
+    before = _before(folder)
+    if before and before.complete and bool(before.parent_run) == bool(tracking.uri):
+        sweep.parent_run, sweep.complete = before.parent_run, True
+    elif tracking.uri:
         try:
             store = Store(tracking.uri, tracking.experiment)
-            sweep.parent_run = store.start(sweep.title, {"command": shlex.join(sweep.command)})
+            sweep.parent_run = before.parent_run if before else None
+            _mend(sweep, folder, store)
+            if sweep.parent_run is None:
+                tags = {"command": shlex.join(sweep.command), FOLDER_TAG: str(folder.absolute())}
+                sweep.parent_run = store.start(sweep.title, tags)
         except TrackingError as error:
             sweep.tracking_error = str(error)
     sweep.save(folder)
+
+
+def _before(folder: Path) -> Sweep | None:
+    try:
+        return Sweep.load(folder)
+    except ConfigError:
+        return None
+
+
+def _mend(sweep: Sweep, folder: Path, store: Store) -> None:
+    """Remove what a kill has left half logged: a parent that nobody knows, points without a record."""
+    parents = store.runs_with(FOLDER_TAG, str(folder.absolute()))
+    for run_id, status in parents.items():
+        if run_id != sweep.parent_run and status == RUNNING:
+            store.delete(run_id)
+    if sweep.parent_run not in parents:  # another store, or deleted there
+        sweep.parent_run = None
+    records = load_all(folder)
+    logged = {record.run_id for record in records.values()}
+    children = store.runs_with(PARENT_TAG, sweep.parent_run) if sweep.parent_run else {}
+    for run_id in children.keys() - logged:
+        store.delete(run_id)
+    for path, record in records.items():
+        if record.run_id is not None and record.run_id not in children:
+            record.run_id = None
+            record.save(path)
 
 
 def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
@@ -92,6 +130,23 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
         TrackingError: the sweep's MLflow run could not be opened or closed.
     """
     results = sweep.results(folder)
+    if sweep.complete and _is_as_before(results, folder):
+        out.print(terminal_table(results, out.width))
+        out.print(f"nothing to do: every point is in {folder}", soft_wrap=True)
+        return True
+    return _summarise(sweep, folder, tracking, results)
+
+
+def _is_as_before(results: Results, folder: Path) -> bool:
+    """Whether no point was written since the table was."""
+    try:
+        written = (folder / CSV_FILE).stat().st_mtime * 1000
+    except OSError:
+        return False
+    return all(r.status == FINISHED and r.ended <= written for r in results.records)
+
+
+def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results) -> bool:
     written = write_all(results, sweep.command, folder)
     out.print(terminal_table(results, out.width))
     failed = [r for r in results.records if r.status == FAILED]
@@ -99,6 +154,8 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
         out.print(f"[red]{len(failed)} of {sweep.points} points failed[/]")
         for record in failed:
             out.print(f"  {escape(record.name)}: {escape(_last_line(record.error))}", soft_wrap=True)
+    for note in dict.fromkeys(f"{r.name}: {r.note}" for r in results.records if r.note):
+        out.print(note, markup=False, soft_wrap=True)
     out.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
     if folder / MAIN_FILE in written:
         out.print(f"the figure    {folder / MAIN_FILE}", soft_wrap=True)
@@ -106,8 +163,22 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     if sweep.tracking_error:
         raise TrackingError(sweep.tracking_error)
     if sweep.parent_run:
-        close_run(sweep, results, written, Store(str(tracking.uri), tracking.experiment))
+        store = Store(str(tracking.uri), tracking.experiment)
+        _log_the_rest(sweep, folder, store)
+        close_run(sweep, results, written, store)
+    sweep.complete = not failed
+    sweep.save(folder)
     return not failed
+
+
+def _log_the_rest(sweep: Sweep, folder: Path, store: Store) -> None:
+    """Track the points that were there before and are not in this store."""
+    from mecha_exp.app.track import log_folder
+
+    for path, record in load_all(folder).items():
+        if record.run_id is None and record.tracking_error is None:
+            record.run_id = log_folder(path, record, store, sweep.parent_run)
+            record.save(path)
 
 
 def close_run(sweep: Sweep, results: Results, files: Sequence[Path], store: Store) -> None:

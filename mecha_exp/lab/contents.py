@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
+from mecha_exp.checkpoint.folders import INDEX, open_stored
 from mecha_exp.engine.compiling import cache_folder
 from mecha_exp.engine.options import available_cores
 from mecha_exp.errors import CheckpointError
@@ -30,7 +32,7 @@ Advance = Callable[[int], None]
 
 
 def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
-    """The SHA-256 of a file, in hex; of a folder, that of the names and contents of its files.
+    """The SHA-256 of a file, in hex; of a model in several, that of their names and contents.
 
     A file counts as unchanged while its path, size, time of change (of the data and of the entry) and inode
     stay the same.
@@ -38,9 +40,10 @@ def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
     Raises:
         CheckpointError: it cannot be read, or changes meanwhile.
     """
-    if path.is_dir():
-        parts = {p.name: content_of(p, advance) for p in sorted(path.iterdir()) if p.is_file()}
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    files = files_of(path)
+    if files != (path,):
+        parts = [(os.path.relpath(file, path), content_of(file, advance)) for file in files]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     try:
         identity = _identity(path)
         known = _remembered()
@@ -54,6 +57,26 @@ def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
         return known[identity]
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files that hold a model: itself, or those of a folder or an index of shards.
+
+    Raises:
+        CheckpointError: a folder without a model in it.
+    """
+    if not path.is_dir() and not path.name.endswith(INDEX):
+        return (path,)
+    with open_stored(path) as model:
+        return model.files
+
+
+def content_is(path: Path, sha256: str | None) -> bool:
+    """Whether a file is there and has that content."""
+    try:
+        return path.exists() and content_of(path) == sha256
+    except (OSError, CheckpointError):
+        return False
 
 
 def contents_of(paths: Iterable[Path], advance: Advance = lambda nbytes: None) -> dict[Path, str]:
@@ -71,8 +94,8 @@ def unread_bytes(paths: Iterable[Path]) -> int:
     """How many bytes `contents_of` would read, which is nothing for files that are remembered."""
     total = 0
     for path in dict.fromkeys(paths):
-        for file in path.iterdir() if path.is_dir() else [path]:
-            if file.is_file() and _identity(file) not in _remembered():
+        for file in files_of(path):
+            if _identity(file) not in _remembered():
                 total += file.stat().st_size
     return total
 

@@ -5,9 +5,9 @@ outputs/store/
     points/SIGNATURE/
         merge.json               what the merge gave: see `Kept`
         failure.json             why the last try failed, where it did
-        evaluation-KEY.json      what an evaluator measured; KEY names it, its version and its parameters
+        evaluation-HASH.json     what an evaluator measured, by its name, version and parameters
     inputs/SHA256/
-        evaluation-KEY.json      the same for an input, by its content
+        evaluation-HASH.json     the same of an input, by its content
     sweeps/KEY.json              the folder in which a sweep with that command lies
 
 Every file appears whole or not at all, and two processes that write the same one write the same thing; so the
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import tempfile
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import StoreError
-from mecha_exp.lab.contents import content_of
+from mecha_exp.lab.contents import content_is
 
 VERSION = 1
 _VERSION_FILE, _MERGE, _FAILURE = "store.json", "merge.json", "failure.json"
@@ -49,11 +50,7 @@ class ModelFile:
 
     def is_intact(self) -> bool:
         """Whether the file is there with the bytes that were written."""
-        path = Path(self.path)
-        try:
-            return path.stat().st_size == self.size and content_of(path) == self.sha256
-        except Exception:  # gone, or not readable: then it is not to be trusted
-            return False
+        return content_is(Path(self.path), self.sha256)
 
 
 @dataclass(frozen=True)
@@ -149,13 +146,15 @@ class ResultStore:
         self, key: str, metrics: dict[str, float], signature: str = "", *, content: str = ""
     ) -> None:
         """Remember what an evaluator measured of a point, or of an input."""
-        self._write(self._evaluation(key, signature, content), {"metrics": metrics})
+        self._write(self._evaluation(key, signature, content), {"evaluator": key, "metrics": metrics})
 
     def sweep_folder(self, key: str) -> Path | None:
         """Where the sweep of a command lies, if it has been started before and is still there."""
         found = _read(self.folder / "sweeps" / f"{key}.json")
         folder = Path(found["folder"]) if isinstance(found, dict) and "folder" in found else None
-        return folder if folder and folder.is_dir() else None
+        if folder is None or not folder.is_dir():
+            return None
+        return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
     def keep_sweep(self, key: str, folder: Path) -> None:
         """Remember where the sweep of a command lies."""
@@ -166,7 +165,7 @@ class ResultStore:
 
     def _evaluation(self, key: str, signature: str, content: str) -> Path:
         place = self.folder / "inputs" / content if content else self._point(signature)
-        return place / f"evaluation-{key}.json"
+        return place / f"evaluation-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
         marker = self.folder / _VERSION_FILE

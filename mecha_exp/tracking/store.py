@@ -25,6 +25,7 @@ ARTIFACTS_FOLDER = "mlartifacts"
 PARENT_TAG = "mlflow.parentRunId"
 ANSWER_SECONDS = 5
 MAX_PARAMS_A_BATCH = 100
+MAX_RUNS = 10_000
 MAX_VALUE, MAX_KEY = 6000, 250
 
 # MLflow reports its use to its makers unless told not to, and retries a dead server for minutes.
@@ -63,6 +64,20 @@ class Store:
         with _explained(self.uri):
             run = self._client.create_run(self._experiment, run_name=name, tags=_tags(tags))
         return str(run.info.run_id)
+
+    def runs_with(self, tag: str, value: str) -> dict[str, str]:
+        """The statuses of the runs with a tag of that value, by their ids."""
+        quoted = value.replace("'", "\\'")
+        with _explained(self.uri):
+            found = self._client.search_runs(
+                [self._experiment], f"tags.`{_name(tag)}` = '{quoted}'", max_results=MAX_RUNS
+            )
+        return {str(run.info.run_id): str(run.info.status) for run in found}
+
+    def delete(self, run_id: str) -> None:
+        """Remove a run that was not logged to its end."""
+        with _explained(self.uri):
+            self._client.delete_run(run_id)
 
     def finish(
         self,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mecha_exp.app.point import prepare, resolve
-from mecha_exp.engine import run_plan
+from mecha_exp.engine import merge_many
 from mecha_exp.random import uniforms
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -112,8 +112,8 @@ def test_every_recipe_has_a_formula_here():
 def test_a_recipe_merges_the_demo_as_its_formula_says(name: str, tmp_path: Path):
     config = composed(f"recipe={name}", "output=none", "engine.compute_dtype=float64")
     point = prepare(resolve(config), tmp_path)
-    with point.plan() as (planned, merged):
-        run_plan(planned)
+    merged: dict[str, torch.Tensor] = {}
+    merge_many([point.job(merged)], point.options)
 
     assert merged.keys() == base.keys()
     for key, tensor in merged.items():

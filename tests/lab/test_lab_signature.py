@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mecha_exp import EngineOptions, add_difference_ties, model, weighted_sum
 from mecha_exp.errors import CheckpointError, RecipeError
@@ -83,9 +84,9 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path):
 
 
 def test_the_content_of_a_folder_is_that_of_its_files(tmp_path: Path):
-    for folder, part in (("one", b"x"), ("same", b"x"), ("other", b"y")):
+    for folder, value in (("one", 1.0), ("same", 1.0), ("other", 2.0)):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "part.safetensors").write_bytes(part)
+        save_file({"w": torch.full((3,), value)}, tmp_path / folder / "model.safetensors")
 
     one, same, other = (content_of(tmp_path / name) for name in ("one", "same", "other"))
     assert one == same != other

@@ -1,0 +1,76 @@
+"""Which folder a sweep runs in: the one of its last start with the same command, so that it goes on there."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mecha_exp.app.overrides import CommandLine
+from mecha_exp.app.sweep import SWEEP_FILE
+from mecha_exp.app.workbench import Workbench
+from mecha_exp.checkpoint.lock import TargetLock
+from mecha_exp.errors import CheckpointError, StoreError
+
+log = logging.getLogger(__name__)
+
+_NOT_ABOUT_THE_POINTS = ("rerun=", "store=", "tracking=", "tracking.", "hydra/launcher=", "hydra.launcher.")
+_LOCKED = "sweep"
+"""The name that a folder's lock is called after."""
+
+
+@contextmanager
+def claimed_folder(line: CommandLine, bench: Workbench) -> Iterator[Path]:
+    """The folder of a sweep, for this process alone while it runs.
+
+    A sweep goes on in the folder where the same command has begun it, unless another one was asked for
+    (`hydra.sweep.dir=...`), everything is to be done again, or another process is at work there.
+    """
+    fresh = Path(line.config.hydra.sweep.dir)
+    if any(word.startswith("hydra.sweep.dir=") for word in line.arguments):
+        yield fresh
+        return
+    key = _key(line)
+    before = bench.store.sweep_folder(key) if bench.store and not bench.redoes_everything else None
+    folder, lock = _claim(itertools.chain(filter(None, [before]), _fresh(fresh)))
+    try:
+        if bench.store:
+            _keep(bench, key, folder)
+        yield folder
+    finally:
+        lock.release()
+
+
+def _claim(folders: Iterator[Path]) -> tuple[Path, TargetLock]:
+    """The first folder in which nobody is at work."""
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return folder, TargetLock(folder / _LOCKED)
+        except CheckpointError:
+            log.info("another process is at work in %s", folder)
+    raise AssertionError("there is always another folder")
+
+
+def _fresh(folder: Path) -> Iterator[Path]:
+    """The folder, or one beside it that is not there: two sweeps may begin in the same second."""
+    numbered = (folder.with_name(f"{folder.name}_{number}") for number in itertools.count(2))
+    return (path for path in itertools.chain([folder], numbered) if not (path / SWEEP_FILE).exists())
+
+
+def _keep(bench: Workbench, key: str, folder: Path) -> None:
+    assert bench.store is not None
+    try:
+        bench.store.keep_sweep(key, folder)
+    except StoreError as error:
+        log.warning("%s", error)
+
+
+def _key(line: CommandLine) -> str:
+    """What two starts of one sweep have in common: the words that say which points there are."""
+    words = sorted(word for word in line.arguments if not word.startswith(_NOT_ABOUT_THE_POINTS))
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]

@@ -1,0 +1,75 @@
+"""The configurations of a sweep's jobs, composed once for each choice of groups.
+
+Hydra composes every job from the files, which takes some tens of milliseconds each; here the values that
+differ are set on a copy, in Hydra's own way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+
+def compose_jobs(
+    loader: ConfigLoader, config: DictConfig, jobs: Sequence[Sequence[str]], first_number: int = 0
+) -> Iterator[DictConfig]:
+    """The configuration of each job, as `load_sweep_config` would give it, with its number.
+
+    Args:
+        loader: Hydra's.
+        config: of the sweep.
+        jobs: the overrides of each.
+        first_number: of the first one.
+    """
+    groups = set(loader.list_groups(""))
+    parser = OverridesParser.create()
+    bases: dict[tuple[str, ...], DictConfig] = {}
+    for number, words in enumerate(jobs, first_number):
+        parsed = parser.parse_overrides(list(words))
+        choices = tuple(str(o.input_line) for o in parsed if _decides_files(o, groups))
+        if choices not in bases:
+            bases[choices] = loader.load_sweep_config(config, list(choices))
+        job = bases[choices].copy()
+        _set_values(loader, job, [o for o in parsed if not _decides_files(o, groups)])
+        _name(job, parsed, number)
+        OmegaConf.copy_cache(from_config=config, to_config=job)
+        yield job
+
+
+def enter(job: DictConfig) -> Path:
+    """Make a job the current one, so that references to Hydra's part can be resolved; returns its folder."""
+    HydraConfig.instance().set_config(job)
+    folder = Path(str(job.hydra.sweep.dir), str(job.hydra.sweep.subdir)).absolute()
+    with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
+        job.hydra.runtime.output_dir = str(folder)
+    HydraConfig.instance().set_config(job)  # which takes a copy
+    return folder
+
+
+def _decides_files(override: Override, groups: set[str]) -> bool:
+    """Whether it chooses files, so that its effect is more than a value."""
+    name = override.key_or_group
+    return name in groups or "/" in name or override.is_hydra_override()
+
+
+def _set_values(loader: ConfigLoader, job: DictConfig, overrides: list[Override]) -> None:
+    loader._apply_overrides_to_config(overrides, job)  # type: ignore[attr-defined]
+
+
+def _name(job: DictConfig, overrides: Sequence[Override], number: int) -> None:
+    """What Hydra notes of a job's overrides and its number."""
+    own = [o for o in overrides if not o.is_hydra_override()]
+    naming = job.hydra.job.config.override_dirname
+    lines = sorted(str(o.input_line) for o in own if o.key_or_group not in naming.exclude_keys)
+    with open_dict(job):
+        job.hydra.overrides.task = [str(o.input_line) for o in own]
+        job.hydra.job.override_dirname = re.sub("=", naming.kv_sep, naming.item_sep.join(lines))
+        job.hydra.job.id = number
+        job.hydra.job.num = number

@@ -1,0 +1,168 @@
+"""One run: a point in its folder, found or made, measured, written down and tracked."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from mecha_exp.app.display import progress_bar, show_error, show_point
+from mecha_exp.app.point import prepare, resolve
+from mecha_exp.app.record import FAILED, FINISHED, RUN_FILE, Record
+from mecha_exp.app.sweep import Sweep
+from mecha_exp.app.track import log_folder
+from mecha_exp.app.workbench import Entry, Result, Workbench, workbench
+from mecha_exp.errors import ConfigError, MechaError, TrackingError
+from mecha_exp.evaluation import nan_warning
+from mecha_exp.nodes import InMemory, models_of
+from mecha_exp.plugins import load_plugins
+from mecha_exp.recipe import serialize
+from mecha_exp.tracking import Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A point that was made together with others.
+
+    Attributes:
+        entry: what it is; None where it is not even that.
+        result: what the pass gave, or what went wrong.
+    """
+
+    entry: Entry | None
+    result: Result | Exception
+
+
+def run_point(cfg: DictConfig, prepared: Prepared | None = None) -> float | None:
+    """One point, in the folder that Hydra made for it; returns its main metric.
+
+    What is wrong with a point is written down in its record and does not stop the others.
+    """
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    sweep = Sweep.load(Path(hydra.sweep.dir)) if hydra.mode == RunMode.MULTIRUN else None
+    given = list(hydra.overrides.task)
+    record = Record(
+        _name_of(given, sweep, hydra.runtime.choices.get("recipe")), overrides=given, started=_now()
+    )
+    bench = entry = None
+    try:
+        bench = workbench(cfg.store, cfg.rerun)
+        load_plugins(cfg.get("plugins") or ())
+        if prepared is None:
+            point = prepare(resolve(cfg), folder)
+            record.parameters = point.hyperparameters
+            entry = bench.enter(point, folder)
+            prepared = Prepared(entry, _find_or_make(bench, entry))
+        entry = prepared.entry
+        if isinstance(prepared.result, Exception):
+            raise prepared.result
+        assert entry is not None
+        _complete(record, bench, entry, prepared.result)
+    except KeyboardInterrupt:
+        record.status, record.error, record.ended = FAILED, "interrupted", _now()
+        record.save(folder)
+        raise
+    except MechaError as error:
+        record.status, record.error = FAILED, str(error)
+        show_error(f"{record.name}: {error}" if sweep else str(error))
+    except Exception as error:  # of an evaluator or a method, or a bug: the traceback says whose
+        record.status, record.error = FAILED, "".join(traceback.format_exception(error))
+        log.error("%s failed\n%s", record.name, record.error)
+    if record.status == FAILED and bench and entry:
+        bench.note_failure(entry, str(record.error))
+    record.ended = _now()
+    record.save(folder)
+    _track(cfg, folder, record, sweep)
+    if sweep:
+        show_point(record, int(hydra.job.num) + 1, sweep.points)
+    return record.metrics.get(record.metric or "")
+
+
+def _find_or_make(bench: Workbench, entry: Entry) -> Result | Exception:
+    found = bench.recall(entry)
+    return found if found else next(bench.make([entry], progress_bar))[0]
+
+
+def _complete(record: Record, bench: Workbench, entry: Entry, result: Result) -> None:
+    """Measure a point, and write down everything that is known of it."""
+    kept, point, scoring = result.kept, entry.point, entry.scoring
+    for warning in kept.warnings:
+        log.warning(warning)
+    record.parameters = point.parameters
+    fingerprints = {f"fingerprint/{n}": entry.contents[point.files[m]] for m, n in point.names.items()}
+    record.tags = {"signature": entry.digest, **fingerprints, **kept.tags}
+    record.signature, record.found = entry.digest, result.found
+    record.note = _what_changed(entry.folder, record)
+    if kept.model:
+        record.model, record.model_sha256 = kept.model.path, kept.model.sha256
+    record.metrics = dict(kept.metrics)
+    if scoring.evaluations:
+        started = time.perf_counter()
+        record.metrics.update(bench.measure(entry, result))
+        record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
+        record.metric, record.direction, record.units = scoring.metric, scoring.direction, scoring.units
+        record.evaluations = [evaluation.key for evaluation in scoring.evaluations]
+        if warning_of_nan := nan_warning(scoring, record.metrics):
+            log.warning("%s: %s", record.name, warning_of_nan)
+        record.references = bench.measure_inputs(entry)
+    record.status = FINISHED
+    _write_files(entry, kept.statistics)
+
+
+def _what_changed(folder: Path, record: Record) -> str | None:
+    """What to say where the point lay here with another signature, as after an input was replaced."""
+    if not (folder / RUN_FILE).is_file():
+        return None
+    try:
+        before = Record.load(folder)
+    except ConfigError:
+        return None
+    if not before.signature or before.signature == record.signature or before.overrides != record.overrides:
+        return before.note if before.signature == record.signature else None
+    changed = [
+        tag.partition("/")[2]
+        for tag, value in record.tags.items()
+        if tag.startswith("fingerprint/") and before.tags.get(tag) != value
+    ]
+    what = f"the input {', '.join(changed)} has changed" if changed else "a method or a setting has changed"
+    return f"made again: {what}"
+
+
+def _track(cfg: DictConfig, folder: Path, record: Record, sweep: Sweep | None) -> None:
+    if not cfg.tracking.uri or (sweep is not None and sweep.parent_run is None):
+        return  # off, or the sweep has said already that the store does not answer
+    try:
+        store = Store(cfg.tracking.uri, cfg.tracking.experiment)
+        record.run_id = log_folder(folder, record, store, sweep.parent_run if sweep else None)
+    except TrackingError as error:
+        record.tracking_error = str(error)
+    record.save(folder)
+
+
+def _write_files(entry: Entry, statistics: str) -> None:
+    point, folder = entry.point, entry.folder
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(point.config, sort_keys=False), encoding="utf-8")
+    if not any(isinstance(m.source, InMemory) for m in models_of(point.recipe)):
+        (folder / "recipe.mecha").write_text(serialize(point.recipe), encoding="utf-8")
+    if point.wants_statistics:
+        (folder / "weight_stats.csv").write_text(statistics, encoding="utf-8")
+
+
+def _name_of(given: list[str], sweep: Sweep | None, recipe: str | None) -> str:
+    """What differs from the other points, or the recipe."""
+    differing = [o for o in given if sweep and o.lstrip("+").partition("=")[0] in sweep.swept]
+    return ",".join(differing) or str(recipe)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
