@@ -100,7 +100,7 @@ class _Milestones:
             if now - self._said < LOG_SECONDS:
                 return
             self._said = now
-            rate = self._done / (now - self._began)
+            rate = max(self._done, 1) / (now - self._began)
         done, total = human_bytes(self._done), human_bytes(self._total)
         left = (self._total - self._done) / rate
         log.info("%s of %s, %s/s, %.0f s left, at %s", done, total, human_bytes(rate), left, key)
