@@ -1,0 +1,93 @@
+"""Regions of a tensor, by rows or by rank."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from mecha_exp import Parameter, Return, Tile, factor, merge_method
+from mecha_exp.methods.linear import add_scaled, subtract
+from mecha_exp.methods.parameters import Base, Model, Small
+
+Width = Parameter(
+    float, ge=-1, le=1, help="size of the region as a fraction; a negative one lies before offset"
+)
+Offset = Parameter(float, help="where the region begins, as a fraction; it wraps around the end")
+
+
+def region(width: float, offset: float, count: int) -> tuple[int, int, bool]:
+    """The region of `count` places: start, stop, and whether it is what lies outside of them."""
+    if width < 0:
+        offset, width = offset + width, -width
+    offset = offset - math.floor(offset)
+    if width + offset <= 1:
+        return round(offset * count), round((width + offset) * count), False
+    return round((width + offset - 1) * count), round(offset * count), True
+
+
+@merge_method(elementwise=True)
+def tensor_sum(a: Model, b: Model, tile: Tile, width: Width = 0.5, offset: Offset = 0.0) -> Return(Tensor):
+    """b in the rows [offset, offset + width) of axis 0, as fractions, wrapping around the end; a elsewhere.
+
+    A number (a tensor without axes) is b if width > 0.5.
+    Source: supermerger; sd-mecha.
+    """
+    if not tile.shape:
+        return b.clone() if width > 0.5 else a.clone()
+    start, stop, outside = region(width, offset, tile.shape[0])
+    rows = torch.arange(tile.start, tile.stop) // max(math.prod(tile.shape[1:]), 1)
+    chosen = ((rows >= start) & (rows < stop)) != outside
+    return torch.where(chosen, b, a)
+
+
+@factor(elements=lambda shape: 2 * math.prod(shape))
+def ascending(a: Model) -> Return(Tensor, "param"):
+    """The places of the entries from the smallest to the largest; of equal ones the earlier comes first."""
+    return a.flatten().argsort(stable=True)
+
+
+@merge_method(register=False)
+def redistribute(
+    a: Model, order_a: Small, order_b: Small, width: Parameter(float), offset: Parameter(float)
+) -> Return(Tensor):
+    """a's entries in b's order, where the rank of their magnitude lies in the window; a elsewhere."""
+    values = a.flatten()
+    ordered = values[order_a]
+    start, stop, outside = region(width, offset, len(values))
+    sizes = ordered.abs()
+    by_size = sizes.sort().values
+    least = by_size[start - 1] if start > 0 else -1
+    largest = by_size[stop - 1] if stop > 0 else -1
+    chosen = ((sizes >= least) & (sizes <= largest)) != outside
+    moved = torch.empty_like(values)
+    moved[order_b] = torch.where(chosen, ordered, values[order_b])
+    return moved.reshape(a.shape)
+
+
+@merge_method(composite=True)
+def top_k_tensor_sum(a: Model, b: Model, width: Width = 1.0, offset: Offset = 0.0) -> Return(Tensor):
+    """The values of a in the order of b, where the rank of their magnitude lies in [offset, offset + width).
+
+    a where it does not; width 1 is a's distribution in b's order. Needs whole tensors.
+    Source: sd-mecha.
+    """
+    return redistribute(a, ascending(a), ascending(b), width=width, offset=offset)
+
+
+@merge_method(composite=True)
+def copy_region(
+    a: Model,
+    b: Model,
+    c: Base = None,
+    width: Width = 1.0,
+    offset: Offset = 0.0,
+    top_k: Parameter(bool, help="regions of ranks (top_k_tensor_sum), not of rows (tensor_sum)") = False,
+) -> Return(Tensor):
+    """`tensor_sum(a, b)`, or `top_k_tensor_sum`; with c of the differences to it, added to c.
+
+    Source: sd-mecha.
+    """
+    copied = top_k_tensor_sum if top_k else tensor_sum
+    if c is None:
+        return copied(a, b, width=width, offset=offset)
+    return add_scaled(c, copied(subtract(a, c), subtract(b, c), width=width, offset=offset), 1.0)

@@ -1,0 +1,95 @@
+"""Task vectors by entry and by depth: which entries matter to which task, and where in the network."""
+
+import torch
+from torch import Tensor
+
+from mecha_exp import Parameter, RecipeError, Return, merge_method
+from mecha_exp.method import is_constant, spread
+from mecha_exp.methods.linear import add_scaled, deltas_to, weighted_total
+from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Weights
+
+Threshold = Parameter(
+    float, ge=0, help="lambda: an entry is a task's if it is at least lambda times what the others add to it"
+)
+
+
+@merge_method(elementwise=True, register=False)
+def used_by(*deltas: Delta, index: Parameter(int), threshold: Parameter(float)) -> Return(Tensor, "delta"):
+    """The sum of the deltas where |d| >= threshold |sum - d| for the delta `index`; 0 elsewhere."""
+    total, own = sum(deltas), deltas[index]
+    return torch.where(own.abs() >= threshold * (total - own).abs(), total, 0)
+
+
+@merge_method(elementwise=True, register=False)
+def used_by_several(*deltas: Delta, least: Parameter(float), threshold: Parameter(float)) -> Return(
+    Tensor, "delta"
+):
+    """The sum of the deltas where at least `least` of them have |d| >= threshold |sum - d|; 0 elsewhere."""
+    total = sum(deltas)
+    users = sum((d.abs() >= threshold * (total - d).abs()).to(total.dtype) for d in deltas)
+    return torch.where(users >= least, total, 0)
+
+
+@merge_method(composite=True)
+def tall_mask(
+    base: Base,
+    *models: Experts,
+    task: Parameter(int, ge=0, help="which of the models is to be restored, from 0") = 0,
+    threshold: Threshold = 0.4,
+    scale: Scale = 1.0,
+) -> Return(Tensor, "weight"):
+    """base + scale t where |d_task| >= threshold |t - d_task|, t being the sum of the task vectors.
+
+    One sum and a bit for each entry and task hold nearly all that the fine-tuned models knew.
+    Source: TALL masks, Wang et al. 2024, arXiv:2405.07813.
+    """
+    if task >= len(models):
+        raise RecipeError(f"task: {task} is not one of the {len(models)} models, which count from 0")
+    if is_constant(scale, 0):
+        return base
+    return add_scaled(base, used_by(*deltas_to(base, models), index=task, threshold=threshold), scale)
+
+
+@merge_method(composite=True)
+def consensus(
+    base: Base,
+    *models: Experts,
+    least: Parameter(int, ge=0, help="how many tasks must use an entry") = 2,
+    threshold: Threshold = 0.4,
+    scale: Scale = 1.0,
+) -> Return(Tensor, "weight"):
+    """base + scale t where at least `least` tasks use the entry, t being the sum of the task vectors.
+
+    A task uses an entry if |d_i| >= threshold |t - d_i|. What one task alone uses (selfish weights) and what
+    none does is left at the base.
+    Source: Consensus task arithmetic, Wang et al. 2024, arXiv:2405.07813.
+    """
+    if is_constant(scale, 0):
+        return base
+    return add_scaled(
+        base, used_by_several(*deltas_to(base, models), least=least, threshold=threshold), scale
+    )
+
+
+@merge_method(composite=True)
+def lines(
+    base: Base,
+    *models: Experts,
+    alpha: Parameter(float, help="strength at the shallowest layer") = 0.3,
+    beta: Parameter(float, help="how much stronger the deepest layer is") = 0.7,
+    depth: Parameter(
+        float, ge=0, le=1, help="of the key's layer: 0 the shallowest, 1 the deepest; by block"
+    ) = 1.0,
+    weights: Weights = 1.0,
+    scale: Scale = 1.0,
+) -> Return(Tensor, "weight"):
+    """base + scale (alpha + beta depth) sum_i weights_i (model_i - base): shallow layers change least.
+
+    `depth` is given by block. What all tasks share lies in the shallow layers, and is kept so.
+    Source: LiNeS, Wang et al. 2024, arXiv:2410.17146.
+    """
+    if is_constant(scale, 0):
+        return base
+    strength = alpha + beta * depth
+    each = [strength * weight for weight in spread(weights, len(models))]
+    return add_scaled(base, weighted_total(*deltas_to(base, models), weights=each), scale)
