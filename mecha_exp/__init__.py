@@ -9,6 +9,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mecha_exp.conversion import convert
     from mecha_exp.engine import EngineOptions, Job, MergeReport, merge, merge_many, plan
     from mecha_exp.errors import (
         CheckpointError,
@@ -32,11 +33,14 @@ if TYPE_CHECKING:
         serialize,
         serialize_and_save,
     )
-    from mecha_exp.signature import Parameter, Return, Tile
+    from mecha_exp.relations import KeyMapBuilder
+    from mecha_exp.signature import Parameter, Return, StateDict, StateDictKeyError, Tile, skip_key
+    from mecha_exp.spaces import MergeSpaceSymbol
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "mecha_exp.conversion": ["convert"],
     "mecha_exp.engine": ["EngineOptions", "Job", "MergeReport", "merge", "merge_many", "plan"],
     "mecha_exp.errors": [
         "CheckpointError",
@@ -60,7 +64,9 @@ _HOMES = {
         "serialize",
         "serialize_and_save",
     ],
-    "mecha_exp.signature": ["Parameter", "Return", "Tile"],
+    "mecha_exp.relations": ["KeyMapBuilder"],
+    "mecha_exp.signature": ["Parameter", "Return", "StateDict", "StateDictKeyError", "Tile", "skip_key"],
+    "mecha_exp.spaces": ["MergeSpaceSymbol"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -70,17 +76,22 @@ __all__ = [
     "EngineOptions",
     "EvaluationError",
     "Job",
+    "KeyMapBuilder",
     "MechaError",
     "MergeError",
     "MergeMethod",
     "MergeReport",
+    "MergeSpaceSymbol",
     "Node",
     "Parameter",
     "RecipeError",
     "RecipeMerger",
     "Return",
+    "StateDict",
+    "StateDictKeyError",
     "Tile",
     "build_recipe",
+    "convert",
     "deserialize",
     "deserialize_path",
     "evaluator",
@@ -97,6 +108,7 @@ __all__ = [
     "reduction",
     "serialize",
     "serialize_and_save",
+    "skip_key",
     "uniform",
 ]
 

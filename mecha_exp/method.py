@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
@@ -46,6 +47,10 @@ class Kind(enum.Enum):
     """Whole tensors in, anything out: what whole-tensor methods share, such as a decomposition."""
     COMPOSITE = "composite"
     """Nodes in, a node out: a graph of other methods, built when a merge is planned."""
+    CHOICE = "choice"
+    """State dicts in, one of them out, for each key when a merge is planned: it costs nothing."""
+    INTERFACE = "interface"
+    """A name for several methods: the one that fits the model configs of the arguments is called."""
 
 
 class MergeMethod:
@@ -55,15 +60,58 @@ class MergeMethod:
         identifier: the name that recipes know it by.
         kind: how it sees its tensors.
         signature: its parameters, their types, ranges and merge spaces.
-        __wrapped__: the function itself, to be called with tensors.
+        is_conversion: whether `convert` may use it to get from one model config to another.
+        implementations: of an interface, the methods to choose from.
+        __wrapped__: the function itself, to be called with tensors; or a class with `__call__`.
     """
 
-    def __init__(self, function: Callable[..., Any], identifier: str, kind: Kind) -> None:
-        functools.update_wrapper(self, function)
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        identifier: str,
+        kind: Kind,
+        is_conversion: bool = False,
+        cache_factory: Callable[[], Any] = dict,
+    ) -> None:
+        if inspect.isclass(function) and "__call__" not in vars(function):
+            raise RecipeError(f"{identifier}: a class of a merge method needs a method `__call__`")
+        functools.update_wrapper(self, function, updated=())
         self.__wrapped__ = function
         self.identifier = identifier
         self.kind = kind
         self.signature: Signature = read_signature(function)
+        self.is_conversion = is_conversion
+        self.implementations: list[MergeMethod] = []
+        self.create_cache = cache_factory
+        self._check()
+
+    def instantiate(self) -> Callable[..., Any]:
+        """What is called with tensors: the function, or a new object of the class."""
+        wrapped: Any = self.__wrapped__
+        function: Callable[..., Any] = wrapped() if isinstance(wrapped, type) else wrapped
+        return function
+
+    @property
+    def map_keys(self) -> Callable[[Any], None] | None:
+        """What says which keys of the arguments each key of the result needs; see `relations`."""
+        found: Callable[[Any], None] | None = getattr(self.__wrapped__, "map_keys", None)
+        return found
+
+    def _check(self) -> None:
+        signature = self.signature
+        if signature.reads_other_keys and self.kind not in (Kind.WHOLE, Kind.CHOICE, Kind.INTERFACE):
+            raise RecipeError(
+                f"{self.identifier}: a method with a StateDict parameter sees whole tensors of any key, so "
+                f"it is not {self.kind.value}"
+            )
+        if not self.is_conversion:
+            return
+        sources = [p.config for p in signature.parameters if p.required]
+        if len(sources) != 1 or not sources[0] or not signature.returned.config:
+            raise RecipeError(
+                f"{self.identifier}: a conversion has one argument, and says from and to which model config "
+                "it leads: `a: Parameter(StateDict[T], 'one-config')` and `Return(T, 'another-config')`"
+            )
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> MergeNode:
         """A node that applies this method.
@@ -156,7 +204,13 @@ def merge_method(
     elementwise: bool = False,
     rowwise: bool = False,
     composite: bool = False,
+    choice: bool = False,
     register: bool = True,
+    is_conversion: bool = False,
+    is_interface: bool = False,
+    implements: str | MergeMethod | None = None,
+    reuse_outputs: bool = True,
+    cache_factory: Callable[[], Any] = dict,
 ) -> Callable[[Callable[..., Any]], MergeMethod]: ...
 def merge_method(
     function: Callable[..., Any] | None = None,
@@ -166,31 +220,57 @@ def merge_method(
     elementwise: bool = False,
     rowwise: bool = False,
     composite: bool = False,
+    choice: bool = False,
     register: bool = True,
+    is_conversion: bool = False,
+    is_interface: bool = False,
+    implements: str | MergeMethod | None = None,
+    reuse_outputs: bool = True,
+    cache_factory: Callable[[], Any] = dict,
 ) -> MergeMethod | Callable[[Callable[..., Any]], MergeMethod]:
-    """Make a merge method of a function, and register it under its name.
+    """Make a merge method of a function, or of a class with `__call__`, and register it under its name.
 
     Args:
         function: a pure function of tensors; its parameters are annotated with `Parameter`, what it returns
-            with `Return`. It must not write into its inputs.
+            with `Return`. It must not write into its inputs. With `**kwargs` it is told the `key`, its
+            `key_relation` to the keys of the arguments, and a `cache` (see `merge`).
         identifier: its name in recipes; the function's name by default.
         elementwise: `Kind.ELEMENTWISE`. Tensors come as flat tiles in the dtype of the arithmetic, small
             values as zero-dimensional tensors.
         rowwise: `Kind.ROWWISE`.
         composite: `Kind.COMPOSITE`: the function gets nodes for tensors (None for those left out) and
             returns a node.
+        choice: `Kind.CHOICE`: the function returns one of the state dicts that it gets, or skips the key.
         register: whether recipes can find it by name.
+        is_conversion: whether `convert` may use it; it says from and to which model config it leads.
+        is_interface: whether it is a mere name for several methods, which say `implements=` it; the one whose
+            model configs are those of the arguments is called. The function's body is not used.
+        implements: the interface that it is a case of.
+        reuse_outputs: is accepted for the sake of methods written for sd-mecha, and changes nothing.
+        cache_factory: makes what `MergeNode.create_cache` gives.
 
     Raises:
-        RecipeError: a parameter without a usable annotation, or a name that is taken by another function.
+        RecipeError: a parameter without a usable annotation, a name that is taken by another function, or
+            options that exclude each other.
     """
-    kinds = {Kind.ELEMENTWISE: elementwise, Kind.ROWWISE: rowwise, Kind.COMPOSITE: composite}
+    kinds = {
+        Kind.ELEMENTWISE: elementwise,
+        Kind.ROWWISE: rowwise,
+        Kind.COMPOSITE: composite,
+        Kind.CHOICE: choice,
+        Kind.INTERFACE: is_interface,
+    }
     chosen = [kind for kind, wanted in kinds.items() if wanted] or [Kind.WHOLE]
     if len(chosen) > 1:
         raise RecipeError(f"a merge method is one of {', '.join(k.value for k in chosen)}, not several")
+    if not register and (is_conversion or is_interface or implements):
+        raise RecipeError("a conversion, an interface and what implements one must be registered")
 
     def decorate(fn: Callable[..., Any]) -> MergeMethod:
-        return _registered(MergeMethod(fn, identifier or fn.__name__, chosen[0]), register)
+        made = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory)
+        if implements is not None:
+            _implement(made, implements)
+        return _registered(made, register)
 
     return decorate if function is None else decorate(function)
 
@@ -278,6 +358,11 @@ def all_methods() -> list[MergeMethod]:
     return [_registry[name] for name in sorted(_registry)]
 
 
+def conversions() -> list[MergeMethod]:
+    """Every registered method that leads from one model config to another."""
+    return [method for method in all_methods() if method.is_conversion]
+
+
 def is_constant(node: Node, value: float) -> bool:
     """Whether a node is that very number, known before any data is read.
 
@@ -301,6 +386,20 @@ def spread(weights: float | Sequence[float], count: int) -> list[float]:
             f"{len(weights)} weights are given for {count} models. Give one number, or {count}."
         )
     return [float(w) for w in weights]
+
+
+def _implement(method: MergeMethod, interface: str | MergeMethod) -> None:
+    """Make a method one of those that an interface stands for."""
+    known = resolve_method(interface) if isinstance(interface, str) else interface
+    if known.kind is not Kind.INTERFACE:
+        raise RecipeError(f"{method.identifier}: '{known.identifier}' is no interface (`is_interface=True`)")
+    if method.signature.names != known.signature.names:
+        raise RecipeError(
+            f"{method.identifier}: the parameters of '{known.identifier}' are "
+            f"{', '.join(known.signature.names)}; what implements it has the same"
+        )
+    others = [m for m in known.implementations if m.identifier != method.identifier]
+    known.implementations = [*others, method]
 
 
 def _registered(method: MergeMethod, register: bool) -> MergeMethod:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -239,6 +239,18 @@ class MergeNode(Node):
             found.extend(value if isinstance(value, tuple) else (value,))
         return tuple(found)
 
+    def with_children(self, new: Mapping[Node, Node]) -> MergeNode:
+        """The same call with other nodes in the place of its children."""
+        arguments = tuple(
+            (name, tuple(new[v] for v in value) if isinstance(value, tuple) else new[value])
+            for name, value in self.arguments
+        )
+        return MergeNode(self.method, arguments, self.space)
+
+    def create_cache(self) -> Any:
+        """A new cache for the method, to be given to `merge(..., cache={node: cache})`."""
+        return self.method.create_cache()
+
     def __repr__(self) -> str:
         return f"{self.method.identifier}({', '.join(name for name, _ in self.arguments)})"
 
@@ -313,10 +325,18 @@ def config_and_space(config: Any, merge_space: Any) -> tuple[str | None, Any]:
     return (None, name) if is_space(name) else (name, merge_space)
 
 
-def walk(*roots: Node, skip: Container[Node] = ()) -> Iterator[Node]:
+def children_of(node: Node) -> tuple[Node, ...]:
+    """The nodes that a node needs."""
+    return node.children
+
+
+def walk(
+    *roots: Node, skip: Container[Node] = (), children: Callable[[Node], Sequence[Node]] = children_of
+) -> Iterator[Node]:
     """Every node of the graphs once, children before parents. Iterative: graphs may be deep.
 
-    What is in `skip` is left out, with all that only it needs; it may grow meanwhile.
+    What is in `skip` is left out, with all that only it needs; it may grow meanwhile. `children` says which
+    nodes lie below one.
     """
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
@@ -324,12 +344,12 @@ def walk(*roots: Node, skip: Container[Node] = ()) -> Iterator[Node]:
         node, expanded = stack.pop()
         if node in seen or node in skip:
             continue
-        if expanded or not node.children:
+        if expanded or not children(node):
             seen.add(node)
             yield node
         else:
             stack.append((node, True))
-            stack.extend((child, False) for child in reversed(node.children))
+            stack.extend((child, False) for child in reversed(children(node)))
 
 
 def models_of(*roots: Node) -> list[ModelNode]:

@@ -12,6 +12,10 @@ from mecha_exp.errors import RecipeError
 Scalar: TypeAlias = float | int | bool | str | None
 
 
+class NoValueError(RecipeError):
+    """A key for which a value by key says nothing."""
+
+
 @dataclass(frozen=True)
 class ByKey:
     """A value that depends on the key: shell patterns over key names, and a default for the rest.
@@ -29,7 +33,7 @@ class ByKey:
         matches = [(_specificity(p), p, v) for p, v in self.patterns if _matches(p, key)]
         if not matches:
             if self.default is None:
-                raise RecipeError(
+                raise NoValueError(
                     f"no pattern of {[p for p, _ in self.patterns]} matches the key '{key}', and there is no "
                     "'default'. Add a 'default'."
                 )

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from mecha_exp.checkpoint import Destination, is_arithmetic
 from mecha_exp.engine.inputs import Source
+from mecha_exp.engine.keys import Situation
 from mecha_exp.errors import CheckpointError, some
-from mecha_exp.nodes import ModelNode
-from mecha_exp.weighting import ByKey
+from mecha_exp.nodes import LiteralNode, ModelNode, Node
+from mecha_exp.weighting import ByKey, NoValueError
 
 SHOWN_KEYS = 10
 
@@ -26,41 +27,65 @@ def unmatched_patterns(values: Iterable[ByKey], keys: Sequence[str]) -> Iterator
             )
 
 
-def missing_keys(models: Sequence[ModelNode], sources: Sources, keys: Sequence[str]) -> Iterator[str]:
-    """Inputs of one recipe that lack keys which the others have."""
-    everything = [key for key in keys if any(key in sources[model] for model in models)]
-    for model in models:
-        missing = [key for key in everything if key not in sources[model]]
-        if missing:
+def missing_values(situations: Mapping[str, Situation]) -> Iterator[str]:
+    """Values by key that have none for a key of the models that they are used with."""
+    told: set[Node] = set()
+    for key, situation in situations.items():
+        for node in (node for lacking in situation.lacking for node in lacking):
+            if isinstance(node, LiteralNode) and isinstance(node.value, ByKey) and node not in told:
+                told.add(node)
+                try:
+                    node.value(key)
+                except NoValueError as error:
+                    yield str(error)
+
+
+def missing_keys(lacking: Mapping[str, Sequence[Node]], sources: Sources, total: int) -> Iterator[str]:
+    """Inputs of one recipe that lack keys which what they are merged with has.
+
+    Args:
+        lacking: by key what has no value for it.
+        total: how many keys the recipe is about.
+    """
+    by_node: dict[Node, list[str]] = {}
+    for key, nodes in lacking.items():
+        for node in nodes:
+            by_node.setdefault(node, []).append(key)
+    for node, keys in by_node.items():
+        if isinstance(node, ModelNode):
             yield (
-                f"{sources[model].name} lacks {len(missing)} of the {len(everything)} keys that the other "
-                f"inputs have: {some(missing, SHOWN_KEYS)}. Are these models of one architecture? "
+                f"{sources[node].name} lacks {len(keys)} of the {total} keys that the other "
+                f"inputs have: {some(keys, SHOWN_KEYS)}. Are these models of one architecture? "
                 "on_missing=skip leaves such keys out, on_missing=base takes them from the first input that "
                 "has them."
             )
+        else:
+            yield (
+                f"the result of {node!r} lacks {len(keys)} of the {total} keys of what it is merged with: "
+                f"{some(keys, SHOWN_KEYS)}. Say what to take instead (`node | model`), or leave such keys "
+                "out with on_missing=skip."
+            )
 
 
-def different_shapes(models: Sequence[ModelNode], sources: Sources, keys: Sequence[str]) -> Iterator[str]:
-    """Keys whose shape is not the same in all inputs of one recipe."""
+def different_shapes(models: Mapping[str, Sequence[ModelNode]], sources: Sources) -> Iterator[str]:
+    """Keys whose shape is not the same in all models that one recipe merges at that key."""
 
     def shape(model: ModelNode, key: str) -> str:
         return str(list(sources[model].info(key).shape))
 
-    yield from _different(
-        models, sources, keys, shape, "shapes that differ", "Only models of one architecture can be merged."
-    )
+    cure = "Only models of one architecture can be merged."
+    yield from _different(models, sources, shape, "shapes that differ", cure)
 
 
-def different_kinds(models: Sequence[ModelNode], sources: Sources, keys: Sequence[str]) -> Iterator[str]:
+def different_kinds(models: Mapping[str, Sequence[ModelNode]], sources: Sources) -> Iterator[str]:
     """Keys that are floating point in one input of a recipe and not in another."""
 
     def kind(model: ModelNode, key: str) -> str:
         dtype = sources[model].info(key).dtype
         return "floating point" if is_arithmetic(dtype) else dtype
 
-    yield from _different(
-        models, sources, keys, kind, "kinds of numbers that differ", "Convert them to one dtype first."
-    )
+    cure = "Convert them to one dtype first."
+    yield from _different(models, sources, kind, "kinds of numbers that differ", cure)
 
 
 def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]:
@@ -94,18 +119,17 @@ def unwritable_outputs(destinations: Iterable[Destination | None]) -> Iterator[s
 
 
 def _different(
-    models: Sequence[ModelNode],
+    models: Mapping[str, Sequence[ModelNode]],
     sources: Sources,
-    keys: Sequence[str],
     trait: Callable[[ModelNode, str], str],
     what: str,
     cure: str,
 ) -> Iterator[str]:
-    """One message for all keys of which a trait differs between the inputs that have them."""
+    """One message for all keys of which a trait differs between the models that are merged there."""
     lines = []
-    for key in keys:
+    for key, merged in models.items():
         found: dict[str, str] = {}
-        for model in models:
+        for model in merged:
             if key in sources[model]:
                 found.setdefault(trait(model, key), sources[model].name)
         if len(found) > 1:

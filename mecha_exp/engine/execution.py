@@ -21,7 +21,7 @@ from mecha_exp.engine.compiling import compile_ahead
 from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.partials import Partials, is_known, open_partials
 from mecha_exp.engine.planning import KeyPlan, Plan
-from mecha_exp.engine.program import Extent, Pass, Program
+from mecha_exp.engine.program import Extent, LazyNode, Pass, Program
 from mecha_exp.engine.resuming import Resumption
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.tiles import KeyPass, block_of, loop_text
@@ -165,13 +165,16 @@ class _KeyRun(_Run):
             return False
         return all(is_known(node, self._values.get(node)) for node, _ in trip.reductions)
 
-    def _run_whole(self, node: MergeNode) -> torch.Tensor:
+    def _run_whole(self, node: MergeNode | LazyNode) -> torch.Tensor:
         """A small value, a factor, or a method of whole tensors."""
         tile = Tile(self._key.key, 0, self._key.numel, self._key.shape)
         if self._program.extents[node] is Extent.FACTOR:
             factor: torch.Tensor = self._program.calls[node].factor(self._values, tile)
             return factor
-        result = self._program.calls[node](self._values, tile)
+        if isinstance(node, LazyNode):
+            result = node.owner.whole(node, self._key.key, self._key.shape)
+        else:
+            result = self._program.calls[node](self._values, tile)
         if self._program.extents[node] is Extent.SMALL:
             return result.to(torch.float64)
         if tuple(result.shape) != self._key.shape:

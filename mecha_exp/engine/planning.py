@@ -6,19 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mecha_exp.checkpoint import Destination, Template, TensorInfo, dtype_name, is_arithmetic, stored_bytes
+from mecha_exp.checkpoint import Destination, Template, dtype_name, is_arithmetic, parse_dtype, stored_bytes
 from mecha_exp.engine import checks
 from mecha_exp.engine.fusion import FusedPass, choose_ways, how_run
 from mecha_exp.engine.inputs import Source, open_sources
+from mecha_exp.engine.keys import KeyedGraph, Situation
+from mecha_exp.engine.lazy import Lazy
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.program import Extent, Pass, Program, at_key, compile_program, expand
+from mecha_exp.engine.program import Extent, LazyNode, Pass, Program, compile_program, expand
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
-from mecha_exp.nodes import LiteralNode, ModelNode, Node, models_of, walk
+from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.recipe.parameters import require_filled
 from mecha_exp.weighting import ByKey
 
@@ -36,6 +39,7 @@ class Job:
         statistics: whether distances and cosines to the inputs are measured in the same pass.
         durable: whether the file is flushed to disk before it appears.
         shard_size: bytes of a file: a larger model is written to a folder, in shards.
+        caches: by node what its method gets as `cache`, to live from merge to merge.
     """
 
     recipe: Node
@@ -45,6 +49,7 @@ class Job:
     statistics: bool = False
     durable: bool = True
     shard_size: int | None = None
+    caches: Mapping[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.output, str):
@@ -201,23 +206,21 @@ class _Planner:
         self._jobs = jobs
         self._options = options
         self._sources = sources
-        self._models = [models_of(job.recipe) for job in jobs]
-        self._per_key = [
-            node.value
-            for node in walk(*(job.recipe for job in jobs))
-            if isinstance(node, LiteralNode) and isinstance(node.value, ByKey)
-        ]
+        caches = {node: cache for job in jobs for node, cache in job.caches.items()}
+        self._lazy = Lazy(options)
+        self._graph = KeyedGraph([job.recipe for job in jobs], sources, self._lazy, caches)
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[Node, ...], Program] = {}
         self._warnings: list[str] = []
 
     def plan(self) -> Plan:
         """Check, then lay out every key."""
-        keys = list(dict.fromkeys(key for source in self._sources.values() for key in source.keys()))
-        self._check_recipes(keys)
-        self._check_inputs(keys)
-        wanted = self._keys_of_jobs(keys)
-        plans = tuple(self._plan_key(key, [key in names for names in wanted]) for key in keys)
+        self._check_recipes()
+        recipes = self._graph.roots
+        situations = {key: self._graph.at(recipes, key) for key in self._graph.candidates(recipes)}
+        self._check_values(situations)
+        self._check_inputs(situations)
+        plans = tuple(self._plan_key(key, situation) for key, situation in situations.items())
         elements: dict[Program, int] = {}
         for key in plans:
             if key.program:
@@ -228,25 +231,49 @@ class _Planner:
         self._check_room(made)
         return made
 
-    def _check_recipes(self, keys: list[str]) -> None:
+    def _check_recipes(self) -> None:
         problems = Problems()
-        for job, models in zip(self._jobs, self._models, strict=True):
-            if not models:
+        for job in self._jobs:
+            if not models_of(job.recipe):
                 problems.add(f"the recipe {job.recipe!r} reads no model, so there is nothing to merge")
-        problems.add_all(checks.unmatched_patterns(self._per_key, keys))
         problems.raise_as(RecipeError)
 
-    def _check_inputs(self, keys: list[str]) -> None:
+    def _check_values(self, situations: Mapping[str, Situation]) -> None:
+        """Values by key name keys that there are, and have one for every key."""
+        problems = Problems()
+        values = [atom for atom in self._graph.atoms(self._graph.roots) if isinstance(atom, LiteralNode)]
+        by_key = [atom.value for atom in values if isinstance(atom.value, ByKey) and atom.config is None]
+        problems.add_all(checks.unmatched_patterns(by_key, list(situations)))
+        problems.add_all(checks.missing_values(situations))
+        problems.raise_as(RecipeError)
+
+    def _check_inputs(self, situations: Mapping[str, Situation]) -> None:
         """Keys, shapes and paths; everything that is wrong with any of them at once."""
         problems = Problems()
-        for models in self._models:
+        for number in range(len(self._jobs)):
+            lacking = {key: s.lacking[number] for key, s in situations.items() if s.lacking[number]}
             if self._options.on_missing == "error":
-                problems.add_all(checks.missing_keys(models, self._sources, keys))
-            problems.add_all(checks.different_shapes(models, self._sources, keys))
-            problems.add_all(checks.different_kinds(models, self._sources, keys))
+                total = sum(bool(s.held[number]) for s in situations.values())
+                problems.add_all(checks.missing_keys(lacking, self._sources, total))
+            elif self._options.on_missing == "skip" and lacking:
+                self._warn(f"{len(lacking)} keys are not in every input and are left out: {some(lacking)}")
+            models = {key: self._models(number, situation) for key, situation in situations.items()}
+            problems.add_all(checks.different_shapes(models, self._sources))
+            problems.add_all(checks.different_kinds(models, self._sources))
         outputs = [job.output for job in self._jobs if isinstance(job.output, Path)]
         problems.add_all(checks.clashing_outputs(outputs, self._sources))
         problems.raise_as(CheckpointError)
+
+    def _models(self, number: int, situation: Situation) -> Sequence[ModelNode]:
+        """The models that a job merges at a key; where one is missing, all that there are."""
+        return situation.held[number] if situation.lacking[number] else situation.models[number]
+
+    def _root(self, number: int, situation: Situation) -> Node | None:
+        """What a job makes of a key, after `on_missing`."""
+        if not situation.lacking[number]:
+            return situation.roots[number]
+        held = situation.held[number]
+        return held[0] if held and self._options.on_missing == "base" else None
 
     def _check_room(self, made: Plan) -> None:
         """In memory for whole tensors, and on the disks of the outputs."""
@@ -261,29 +288,15 @@ class _Planner:
         problems.add_all(checks.unwritable_outputs(map(made.destination, range(len(self._jobs)))))
         problems.raise_as(CheckpointError)
 
-    def _keys_of_jobs(self, keys: list[str]) -> list[set[str]]:
-        """Of each job the keys of its output, after `on_missing`."""
-        wanted = []
-        for models in self._models:
-            held = [set(self._sources[model].keys()) for model in models]
-            everything, common = set.union(*held), set.intersection(*held)
-            wanted.append(common if self._options.on_missing == "skip" else everything)
-            if self._options.on_missing == "skip" and everything != common:
-                left = [key for key in keys if key in everything - common]
-                self._warn(f"{len(left)} keys are not in every input and are left out: {some(left)}")
-        return wanted
-
-    def _plan_key(self, key: str, wanted: list[bool]) -> KeyPlan:
-        first = [
-            next((m for m in models if key in self._sources[m]), None) if want else None
-            for models, want in zip(self._models, wanted, strict=True)
-        ]
-        infos = [self._sources[m].info(key) if m else None for m in first]
+    def _plan_key(self, key: str, situation: Situation) -> KeyPlan:
+        first = [self._first_leaf(self._root(n, situation)) for n in range(len(self._jobs))]
+        infos = [self._lazy.info(leaf, key) if leaf else None for leaf in first]
         shape = next((i.shape for i in infos if i), ())
-        if any(info and not is_arithmetic(info.dtype) for info in infos):
-            copies = tuple((job, model) for job, model in enumerate(first) if model)
+        copies = tuple((job, leaf) for job, leaf in enumerate(first) if isinstance(leaf, ModelNode))
+        is_copied = any(info and not is_arithmetic(info.dtype) for info in infos)
+        if is_copied and len(copies) == sum(leaf is not None for leaf in first):
             return KeyPlan(key, shape, None, (), copies=copies)
-        roots = self._roots_at(key, infos, wanted)
+        roots = self._roots_at(situation, tuple(info.dtype if info else None for info in infos))
         program = self._program(roots.nodes)
         for output in roots.outputs:
             extent = program.extents[program.roots[output.root]]
@@ -295,47 +308,48 @@ class _Planner:
                 )
         return KeyPlan(key, shape, program, roots.outputs, roots.statistics)
 
-    def _roots_at(self, key: str, infos: list[TensorInfo | None], wanted: list[bool]) -> _Roots:
-        """The expanded graphs for a key, and what becomes of each; the same for keys of one structure."""
-        values = tuple(value(key) for value in self._per_key)
-        dtypes = tuple(info.dtype if info else None for info in infos)
-        held = tuple(
-            tuple(key in self._sources[m] for m in models) if want else ()
-            for models, want in zip(self._models, wanted, strict=True)
-        )
-        structure = (values, dtypes, held)
-        if structure not in self._roots:
-            self._roots[structure] = self._build_roots(key, dtypes, held)
-        return self._roots[structure]
+    def _first_leaf(self, root: Node | None) -> ModelNode | LazyNode | None:
+        """What the shape and the dtype of a result are those of: the first input."""
+        leaves = (n for n in walk(root) if isinstance(n, ModelNode | LazyNode)) if root else iter(())
+        return next(leaves, None)
 
-    def _build_roots(
-        self, key: str, dtypes: tuple[str | None, ...], held: tuple[tuple[bool, ...], ...]
-    ) -> _Roots:
+    def _roots_at(self, situation: Situation, dtypes: tuple[str | None, ...]) -> _Roots:
+        """The expanded graphs, and what becomes of each; the same for keys of one situation and dtypes."""
+        kind = (situation, dtypes)
+        if kind not in self._roots:
+            self._roots[kind] = self._build_roots(situation, dtypes)
+        return self._roots[kind]
+
+    def _build_roots(self, situation: Situation, dtypes: tuple[str | None, ...]) -> _Roots:
         nodes: list[Node] = []
         outputs: list[Output] = []
         statistics: list[tuple[int, ModelNode, int]] = []
-        for number, (job, models) in enumerate(zip(self._jobs, self._models, strict=True)):
-            dtype = dtypes[number]
-            if dtype is None:
+        for number, job in enumerate(self._jobs):
+            root, dtype = self._root(number, situation), dtypes[number]
+            if root is None or dtype is None:
                 continue
-            root = job.recipe
-            if not all(held[number]):
-                root = models[held[number].index(True)]
-            (root,) = expand(at_key([root], key))
-            stored = dtype_name(job.dtype) if job.dtype else dtype
+            stored = dtype_name(job.dtype) if job.dtype else _dtype_of_cast(root) or dtype
+            (root,) = self._expand([root])
             if job.output is not None:
                 outputs.append(Output(number, len(nodes), stored))
                 nodes.append(root)
             if job.statistics:
-                present = [m for m, there in zip(models, held[number], strict=True) if there]
-                for model, node in statistics_of(root, present, stored).items():
+                for model, node in statistics_of(root, self._models(number, situation), stored).items():
                     statistics.append((number, model, len(nodes)))
                     nodes.append(node)
-        return _Roots(expand(nodes), tuple(outputs), tuple(statistics))
+        return _Roots(self._expand(nodes), tuple(outputs), tuple(statistics))
+
+    def _expand(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        """Composites become what they are composed of; a call keeps the cache that it was given."""
+        expanded: dict[Node, Node] = {}
+        roots = expand(nodes, expanded)
+        caches = self._graph.caches
+        caches.update({expanded[node]: cache for node, cache in caches.items() if node in expanded})
+        return roots
 
     def _program(self, roots: tuple[Node, ...]) -> Program:
         if roots not in self._programs:
-            self._programs[roots] = compile_program(roots, self._options.compute_dtype)
+            self._programs[roots] = compile_program(roots, self._options.compute_dtype, self._graph.caches)
         return self._programs[roots]
 
     def _layouts(self, plans: tuple[KeyPlan, ...]) -> tuple[Layout, ...]:
@@ -362,6 +376,15 @@ class _Roots:
 def layout_of(source: Source) -> Layout:
     """The dtype and shape of every key of an input."""
     return {key: (source.info(key).dtype, source.info(key).shape) for key in source.keys()}
+
+
+def _dtype_of_cast(root: Node) -> str | None:
+    """The dtype that a recipe ends in, where it does: `recipe.to(dtype=...)`."""
+    if not isinstance(root, MergeNode) or root.method.identifier != "cast":
+        return None
+    dtype = dict(root.arguments)["dtype"]
+    assert isinstance(dtype, LiteralNode)
+    return dtype_name(parse_dtype(str(dtype.value)))
 
 
 def size_of(layout: Layout) -> int:

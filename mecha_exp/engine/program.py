@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import enum
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import torch
 
@@ -26,8 +28,10 @@ from mecha_exp.engine.partials import is_ranked, rounds_of
 from mecha_exp.errors import MechaError, MergeError, RecipeError
 from mecha_exp.method import Factor, Kind, MergeMethod, Reduction
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
-from mecha_exp.signature import ParameterSpec, Tile
-from mecha_exp.weighting import ByKey
+from mecha_exp.relations import KeyRelation
+from mecha_exp.signature import ParameterSpec, StateDict, StateDictKeyError, Tile
+
+NO_EXTRA: Mapping[str, Any] = MappingProxyType({})
 
 
 class Extent(enum.Enum):
@@ -37,6 +41,36 @@ class Extent(enum.Enum):
     TILE = "tile"
     WHOLE = "whole"
     FACTOR = "factor"
+
+
+@dataclass(frozen=True, eq=False)
+class LazyNode(Node):
+    """A leaf that no pass computes: a call of a method that asks for other keys, run by `owner`."""
+
+    call: MergeNode
+    owner: LazyOwner
+
+    def identity(self) -> tuple[Any, ...]:
+        return (self.call, id(self.owner))
+
+    @property
+    def merge_space(self) -> str:
+        return self.call.space
+
+    @property
+    def method(self) -> MergeMethod:
+        """What is called."""
+        return self.call.method
+
+    def __repr__(self) -> str:
+        return repr(self.call)
+
+
+class LazyOwner(Protocol):
+    """What runs lazy nodes; see `lazy`."""
+
+    def whole(self, node: LazyNode, key: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The result of a lazy node for a key of a shape."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +110,7 @@ class Pass:
 class Stage:
     """Small and whole-tensor values that can be computed now, then passes over the data."""
 
-    before: tuple[MergeNode, ...]
+    before: tuple[MergeNode | LazyNode, ...]
     passes: tuple[Pass, ...]
 
 
@@ -114,17 +148,6 @@ class Program:
         return self.whole_tensors * math.prod(shape) + factors
 
 
-def at_key(roots: Sequence[Node], key: str) -> tuple[Node, ...]:
-    """The graphs with every per-key value (`ByKey`) replaced by what it is at `key`."""
-
-    def value(node: Node) -> Node:
-        if isinstance(node, LiteralNode) and isinstance(node.value, ByKey):
-            return LiteralNode(node.value(key), node.space)
-        return node
-
-    return rewrite(roots, value)
-
-
 def rewrite(
     roots: Sequence[Node], replace: Callable[[Node], Node], new: dict[Node, Node] | None = None
 ) -> tuple[Node, ...]:
@@ -136,19 +159,18 @@ def rewrite(
     for node in walk(*roots, skip=new):
         rebuilt = node
         if isinstance(node, MergeNode):
-            arguments = tuple(
-                (name, tuple(new[v] for v in value) if isinstance(value, tuple) else new[value])
-                for name, value in node.arguments
-            )
-            rebuilt = MergeNode(node.method, arguments, node.space)
+            rebuilt = node.with_children(new)
         new[node] = replace(rebuilt)
         new.setdefault(new[node], new[node])
     return tuple(new[root] for root in roots)
 
 
-def expand(roots: Sequence[Node]) -> tuple[Node, ...]:
-    """The graphs with every composite method replaced by what it is composed of."""
-    expanded: dict[Node, Node] = {}
+def expand(roots: Sequence[Node], expanded: dict[Node, Node] | None = None) -> tuple[Node, ...]:
+    """The graphs with every composite method replaced by what it is composed of.
+
+    `expanded` is told what became of each node.
+    """
+    expanded = {} if expanded is None else expanded
 
     def primitive(node: Node) -> Node:
         if not isinstance(node, MergeNode) or node.method.kind is not Kind.COMPOSITE:
@@ -158,7 +180,7 @@ def expand(roots: Sequence[Node]) -> tuple[Node, ...]:
             spec.name: _composite_argument(spec, given.get(spec.name))
             for spec in node.method.signature.parameters
         }
-        result = _run(node.method, values)
+        result = run_method(node.method, values)
         if not isinstance(result, Node):
             raise RecipeError(
                 f"the composite '{node.method.identifier}' returned {type(result).__name__}, not a node"
@@ -168,8 +190,10 @@ def expand(roots: Sequence[Node]) -> tuple[Node, ...]:
     return rewrite(roots, primitive, expanded)
 
 
-def compile_program(roots: Sequence[Node], compute_dtype: torch.dtype) -> Program:
-    """Lay out the stages for expanded graphs without per-key values."""
+def compile_program(
+    roots: Sequence[Node], compute_dtype: torch.dtype, caches: Mapping[Node, Any] | None = None
+) -> Program:
+    """Lay out the stages for expanded graphs without per-key values; `caches` are for their methods."""
     nodes = list(walk(*roots))
     layout = _Layout({}, {}, compute_dtype)
     for node in nodes:
@@ -177,7 +201,9 @@ def compile_program(roots: Sequence[Node], compute_dtype: torch.dtype) -> Progra
     count = max(layout.ready.values(), default=0) + 1
     stages = tuple(_stage(index, roots, nodes, layout) for index in range(count))
     calls: dict[Node, Call] = {
-        node: Call(node, layout.extents, compute_dtype) for node in nodes if isinstance(node, MergeNode)
+        node: Call(node, layout.extents, compute_dtype, (caches or {}).get(node))
+        for node in nodes
+        if isinstance(node, MergeNode)
     }
     return Program(tuple(roots), stages, layout.extents, calls)
 
@@ -188,9 +214,16 @@ class Call:
     Small values are float64 among themselves and have the dtype of the arithmetic where they meet a tile.
     """
 
-    def __init__(self, node: MergeNode, extents: Mapping[Node, Extent], compute_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        node: MergeNode,
+        extents: Mapping[Node, Extent],
+        compute_dtype: torch.dtype,
+        cache: Any = None,
+    ) -> None:
         self.node = node
         self.method = node.method
+        self._cache = cache
         small = extents[node] is Extent.SMALL and self.method.kind is not Kind.REDUCTION
         self._dtype = torch.float64 if small else compute_dtype
         self._extents = extents
@@ -221,7 +254,13 @@ class Call:
         arguments = {name: self._value(value, values, columns) for name, value in self._arguments.items()}
         if self.method.signature.wants_tile:
             extra[self.method.signature.wants_tile] = tile
-        return _run(self.method, arguments, tile.key, **extra)
+        if self.method.signature.wants_key:
+            relation = KeyRelation((tile.key,), dict.fromkeys(arguments, (tile.key,)))
+            extra |= {"key": tile.key, "key_relation": relation, "cache": self._cache}
+        try:
+            return run_method(self.method, arguments, tile.key, extra)
+        except StateDictKeyError:
+            raise skipped_too_late(self.method, tile.key) from None
 
     def _checked(self, result: Any) -> torch.Tensor:
         if not isinstance(result, torch.Tensor):
@@ -273,18 +312,46 @@ def _composite_argument(spec: ParameterSpec, given: Node | tuple[Node, ...] | No
     return list(value) if isinstance(value, tuple) else value
 
 
-def _run(method: MergeMethod, values: Mapping[str, Any], key: str | None = None, **extra: Any) -> Any:
-    """Call a method's function; what goes wrong inside says which method, and for which key."""
+def run_method(
+    method: MergeMethod,
+    values: Mapping[str, Any],
+    key: str | None = None,
+    extra: Mapping[str, Any] = NO_EXTRA,
+) -> Any:
+    """Call a method's function; what goes wrong inside says which method, for which key, with what, where."""
     args, kwargs = method.signature.arrange(values)
     try:
-        return method.__wrapped__(*args, **kwargs, **extra)
+        return method.instantiate()(*args, **kwargs, **extra)
+    except StateDictKeyError:
+        raise
     except MechaError as error:
         raise type(error)(f"{method.identifier}: {error}") from error
     except Exception as error:
         where = f" on the key '{key}'" if key else ""
+        given = ", ".join(f"{name}: {_described(value)}" for name, value in values.items())
+        frames = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[1:])).rstrip()
         raise MergeError(
-            f"the merge method '{method.identifier}' failed{where}: {type(error).__name__}: {error}"
+            f"the merge method '{method.identifier}' failed{where}: {type(error).__name__}: {error}\n"
+            f"  given {given}\n{frames}"
         ) from error
+
+
+def skipped_too_late(method: MergeMethod, key: str) -> MergeError:
+    """For a key that a method skips although it did not when it was tried."""
+    return MergeError(
+        f"the merge method '{method.identifier}' skipped the key '{key}' only when it saw the values, and "
+        "the output was laid out with it. Let it decide by the names and shapes, or return a tensor."
+    )
+
+
+def _described(value: Any) -> str:
+    """An argument for a message: of a tensor its shape and dtype."""
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{value.item():g}" if not value.ndim and not value.is_meta else f"{list(value.shape)} {dtype}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_described, value)) + "]"
+    return "a state dict" if isinstance(value, StateDict) else repr(value)
 
 
 @dataclass(frozen=True)
@@ -301,6 +368,8 @@ class _Layout:
         extent = Extent.TILE if large else Extent.SMALL
         if isinstance(node, ModelNode):
             extent = Extent.TILE
+        elif isinstance(node, LazyNode):
+            extent = Extent.WHOLE
         elif isinstance(node, LiteralNode):
             is_large = isinstance(node.value, torch.Tensor) and node.value.numel() != 1
             extent = Extent.WHOLE if is_large else Extent.SMALL
@@ -349,8 +418,9 @@ def _stage(index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _La
     ]
     before = [
         node
-        for node in calls
-        if not isinstance(node.method, Reduction)
+        for node in nodes
+        if isinstance(node, MergeNode | LazyNode)
+        and not isinstance(node.method, Reduction)
         and layout.ready[node] == index
         and layout.extents[node] is not Extent.TILE
     ]

@@ -112,7 +112,8 @@ def _methods(planned: Plan, number: int) -> set[MergeMethod]:
         for output in key.outputs
         if output.job == number
     }
-    return {node.method for node in walk(*roots.values()) if isinstance(node, MergeNode)}
+    whole = (planned.jobs[number].recipe, *roots.values())  # what lazy methods call is in the recipe alone
+    return {node.method for node in walk(*whole) if isinstance(node, MergeNode)}
 
 
 def _source(method: MergeMethod) -> str:

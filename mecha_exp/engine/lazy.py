@@ -1,0 +1,390 @@
+"""Merge methods that ask for other keys: state dicts that are computed when a method looks into them.
+
+A method with `StateDict` parameters is run as a whole, once a key, by plain torch. What it asks for is made
+then and there: a model's tensor is read, a merge below it is computed for that one key - by the same methods,
+in the same blocks and so with the same bits as a pass would - and kept as long as the memory budget allows.
+
+Before anything is written every such method is tried on tensors without values, which tells whether it gives
+the key, and of what shape.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mecha_exp.architectures import ModelConfig, StructuralConfig, resolve
+from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, torch_dtype
+from mecha_exp.engine.atoms import MISSING, is_atom, is_lazy
+from mecha_exp.engine.eager import run_eagerly
+from mecha_exp.engine.options import EngineOptions
+from mecha_exp.engine.program import LazyNode, Program, compile_program, expand, run_method, skipped_too_late
+from mecha_exp.errors import MechaError, MergeError, RecipeError
+from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
+from mecha_exp.relations import KeyMap, KeyRelation
+from mecha_exp.signature import StateDict, StateDictKeyError
+
+if TYPE_CHECKING:
+    from mecha_exp.engine.keys import KeyedGraph
+
+
+class View(StateDict[Any]):
+    """What a method sees of an argument: its keys, and its values when it asks for them."""
+
+    def __init__(
+        self,
+        graph: KeyedGraph,
+        node: Node,
+        has: Callable[[Node, str], bool] | None = None,
+        value: Callable[[Node, str], Any] | None = None,
+    ) -> None:
+        self._graph = graph
+        self._node = node
+        self._has = has or graph.has
+        self._value = value or graph.value
+
+    def __getitem__(self, key: str) -> Any:
+        return self._value(self._node, key)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._has(self._node, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._graph.keys_of(self._node))
+
+    def __len__(self) -> int:
+        return len(self._graph.keys_of(self._node))
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model config of the argument; a structural one where none is known."""
+        return self._graph.config_of(self._node) or StructuralConfig({})
+
+
+class Lazy:
+    """Runs the methods with `StateDict` parameters of some recipes.
+
+    Attributes:
+        graph: the recipes.
+    """
+
+    graph: KeyedGraph
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._relations: dict[MergeNode, KeyMap | None] = {}
+        self._infos: dict[tuple[Node, str], TensorInfo | None] = {}
+        self._programs: dict[Node, Program] = {}
+        self._kept = _Kept(options.memory_budget // 4)
+
+    # when a merge is planned
+
+    def answer(self, node: MergeNode, key: str) -> Any:
+        """What a call is at a key: the value of a hyperparameter, elsewhere whether there is one."""
+        if is_lazy(node) and self.graph.is_constant(node):
+            try:
+                return self.run(node, key)
+            except StateDictKeyError:
+                return MISSING
+        return MISSING if self.info(node, key) is None else True
+
+    def keys_of(self, node: MergeNode) -> list[str]:
+        """The keys that a call may give."""
+        relations = self._key_map(node)
+        if relations is not None:
+            return list(relations.keys())
+        declared = node.method.signature.returned.config
+        if declared:
+            config = self.graph.config_of(node)
+            assert config is not None
+            return list(config.keys())
+        return self.graph.candidates(node.children)
+
+    def info(self, node: Node, key: str) -> TensorInfo | None:
+        """The shape of a node's value at a key, and the dtype to store it in; None where it has none."""
+        if (node, key) not in self._infos:
+            self._infos[node, key] = self._find_info(node, key)
+        return self._infos[node, key]
+
+    def _find_info(self, node: Node, key: str) -> TensorInfo | None:
+        if isinstance(node, LazyNode):
+            return self.info(node.call, key)
+        if isinstance(node, ModelNode):
+            return self.graph.sources[node].info(key)
+        if isinstance(node, MergeNode) and is_atom(node):
+            return self._try_out(node, key)
+        left = self.graph.at((node,), key).roots[0]
+        leaf = next((n for n in walk(left) if isinstance(n, ModelNode | LazyNode)), None) if left else None
+        return self.info(leaf, key) if leaf is not None else None
+
+    def _try_out(self, node: MergeNode, key: str) -> TensorInfo | None:
+        """Call a method with tensors that have no values."""
+        relation = self._relation(node, key)
+        if relation is None:
+            return None
+        asked: list[TensorInfo] = []
+
+        def value(child: Node, wanted: str) -> Any:
+            if self.graph.is_constant(child):
+                return self.value(child, wanted)
+            info = self.info(child, wanted)
+            if info is None:
+                raise StateDictKeyError(wanted)
+            asked.append(info)
+            return torch.empty(info.shape, dtype=self._dtype(info), device="meta")
+
+        try:
+            result = self._call(node, key, relation, View, value, {})
+            shape = tuple(_picked(result, relation, key, node).shape)
+        except StateDictKeyError:
+            return None
+        except Exception:  # it needs values: its shape is what is declared, or what goes in
+            shape = None
+        return self._as_info(node, key, shape, asked)
+
+    def _as_info(
+        self, node: MergeNode, key: str, shape: tuple[int, ...] | None, asked: list[TensorInfo]
+    ) -> TensorInfo:
+        config = self.graph.config_of(node)
+        declared = config.keys().get(key) if config else None
+        if shape is None:
+            known = declared.shape if declared else next((i.shape for i in asked), None)
+            same = [i for c in node.children if not self.graph.is_constant(c) and (i := self.info(c, key))]
+            shape = known if known is not None else next((i.shape for i in same), ())
+        dtype = asked[0].dtype if asked else dtype_name(self._options.compute_dtype)
+        return TensorInfo(dtype, shape, 0, 0)
+
+    # when it is run
+
+    def value(self, node: Node, key: str) -> Any:
+        """The value of a node at a key: a tensor in its own shape, or a number or word."""
+        left = self.graph.at((node,), key).roots[0]
+        if left is None:
+            raise StateDictKeyError(key)
+        if isinstance(left, LiteralNode):
+            return left.value
+        if isinstance(left, ModelNode):
+            return self._read(left, key)
+        return self._kept.get((left, key), lambda: self._compute(left, key))
+
+    def run(self, node: MergeNode, key: str) -> Any:
+        """The result of a method with `StateDict` parameters for a key."""
+        relation = self._relation(node, key)
+        if relation is None:
+            raise StateDictKeyError(key)
+        if len(relation.outputs) == 1:
+            return self._picked_run(node, key, relation)
+        group = self._kept.get(
+            (node, relation.outputs), lambda: self._call(node, key, relation, View, None, self._cache(node))
+        )
+        return _picked(group, relation, key, node)
+
+    def whole(self, node: LazyNode, key: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The result of a lazy node as a tensor of the key's shape; one number stands for all of it.
+
+        Raises:
+            MergeError: it is of another shape, or no tensor.
+        """
+        try:
+            result = self.run(node.call, key)
+        except StateDictKeyError:
+            raise skipped_too_late(node.method, key) from None
+        if not isinstance(result, torch.Tensor | int | float):
+            raise MergeError(f"'{node.method.identifier}' returned {type(result).__name__}, not a tensor")
+        tensor = torch.as_tensor(result, dtype=self._options.compute_dtype)
+        return tensor.reshape(()).expand(shape).contiguous() if tensor.numel() == 1 else tensor
+
+    def _picked_run(self, node: MergeNode, key: str, relation: KeyRelation) -> Any:
+        result = self._call(node, key, relation, View, None, self._cache(node))
+        return _picked(result, relation, key, node)
+
+    def _compute(self, left: Node, key: str) -> Any:
+        if isinstance(left, LazyNode):
+            return self.run(left.call, key)
+        if left not in self._programs:
+            self._programs[left] = compile_program(
+                expand([left]), self._options.compute_dtype, self.graph.caches
+            )
+        program = self._programs[left]
+        info = self.info(left, key)
+        shape = info.shape if info is not None else ()
+        leaves: dict[Node, torch.Tensor] = {
+            node: self._read(node, key) if isinstance(node, ModelNode) else self.whole(node, key, shape)
+            for node in program.extents
+            if isinstance(node, ModelNode | LazyNode)
+        }
+        return run_eagerly(program, key, shape, leaves, self._options.compute_dtype)
+
+    def _read(self, node: ModelNode, key: str) -> torch.Tensor:
+        source = self.graph.sources[node]
+        info = source.info(key)
+        stored = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
+        if stored.numel():
+            source.read_into(key, 0, stored.view(-1))
+        if is_arithmetic(info.dtype) and self._options.on_nonfinite == "error" and not _is_finite(stored):
+            raise MergeError(
+                f"{source.name}: the key '{key}' has values that are not finite. on_nonfinite=keep merges "
+                "them as they are."
+            )
+        return stored.to(self._dtype(info))
+
+    def _dtype(self, info: TensorInfo) -> torch.dtype:
+        """Whole numbers stay what they are; all others have the dtype of the arithmetic."""
+        return self._options.compute_dtype if is_arithmetic(info.dtype) else torch_dtype(info.dtype)
+
+    def _cache(self, node: Node) -> Any:
+        return self.graph.caches.get(node)
+
+    # both
+
+    def call(self, node: MergeNode, key: str, views: Mapping[Node, Any]) -> Any:
+        """Call a choice with these views for its state dicts."""
+        relation = KeyRelation((key,), {})
+        return self._call(node, key, relation, lambda graph, child, **_: views[child], None, None)
+
+    def _call(
+        self,
+        node: MergeNode,
+        key: str,
+        relation: KeyRelation,
+        view: Callable[..., Any],
+        value: Callable[[Node, str], Any] | None,
+        cache: Any,
+    ) -> Any:
+        method = node.method
+        given = dict(node.arguments)
+
+        def argument(spec: Any, child: Any) -> Any:
+            if isinstance(child, tuple):
+                return tuple(argument(spec, one) for one in child)
+            if child is None:
+                return () if spec.variadic else _as_tensor(spec, spec.default, self._options.compute_dtype)
+            if spec.is_state_dict:
+                return view(self.graph, child, value=value)
+            return _as_tensor(spec, (value or self.value)(child, key), self._options.compute_dtype)
+
+        values = {spec.name: argument(spec, given.get(spec.name)) for spec in method.signature.parameters}
+        extra: dict[str, Any] = {}
+        if method.signature.wants_key:
+            extra = {"key": key, "key_relation": relation, "cache": cache}
+        return run_method(method, values, key, extra)
+
+    def _relation(self, node: MergeNode, key: str) -> KeyRelation | None:
+        relations = self._key_map(node)
+        given = dict(node.arguments)
+        if relations is None:
+            names = {name: (key,) for name, child in given.items()}
+            return KeyRelation((key,), names) if self._may_give(node, key) else None
+
+        def has(name: str, wanted: str) -> bool:
+            child = given[name]
+            return all(self.graph.has(c, wanted) for c in (child if isinstance(child, tuple) else (child,)))
+
+        return relations.relation(key, has)
+
+    def _may_give(self, node: MergeNode, key: str) -> bool:
+        """Without `map_keys` a method gives the keys of its declared config, or those of its arguments."""
+        signature = node.method.signature
+        plain = [
+            child
+            for name, value in node.arguments
+            if not signature[name].is_state_dict
+            for child in (value if isinstance(value, tuple) else (value,))
+        ]
+        if not all(self.graph.has(child, key) for child in plain):
+            return False
+        if signature.returned.config:
+            config = self.graph.config_of(node)
+            return config is not None and key in config.keys()
+        others = [child for child in node.children if child not in plain] or plain
+        return any(self.graph.has(child, key) for child in others)
+
+    def _key_map(self, node: MergeNode) -> KeyMap | None:
+        if node not in self._relations:
+            map_keys = node.method.map_keys
+            self._relations[node] = None if map_keys is None else self._build_key_map(node, map_keys)
+        return self._relations[node]
+
+    def _build_key_map(self, node: MergeNode, map_keys: Callable[[Any], None]) -> KeyMap:
+        inputs: dict[str, Mapping[str, Any]] = {}
+        for name, value in node.arguments:
+            child = value[0] if isinstance(value, tuple) else value
+            if node.method.signature[name].is_tensor:
+                inputs[name] = self._known_keys(child, node.method.signature[name].config)
+        outputs = self._known_keys(node, node.method.signature.returned.config, inputs)
+        try:
+            return KeyMap(map_keys, inputs, outputs)
+        except MechaError as error:
+            raise RecipeError(f"{node.method.identifier}: {error}") from error
+
+    def _known_keys(
+        self, node: Node, config: str | None, inputs: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Mapping[str, Any]:
+        """The keys of a declared model config, or those that are there."""
+        if config:
+            return resolve(config).keys()
+        if inputs is not None:
+            return next(iter(inputs.values()), {})
+        return dict.fromkeys(self.graph.candidates((node,)))
+
+
+class _Kept:
+    """Results that may be asked for again, the latest ones, up to a number of bytes."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._bytes = 0
+        self._results: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, name: Any, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            if name in self._results:
+                self._results.move_to_end(name)
+                return self._results[name]
+        made = make()  # without the lock: it may ask for others
+        with self._lock:
+            if name not in self._results and _bytes_of(made) <= self._budget:
+                self._results[name] = made
+                self._bytes += _bytes_of(made)
+            while self._bytes > self._budget:
+                _, oldest = self._results.popitem(last=False)
+                self._bytes -= _bytes_of(oldest)
+        return made
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_bytes_of, value.values()))
+    return value.nbytes if isinstance(value, torch.Tensor) else 64
+
+
+def _picked(result: Any, relation: KeyRelation, key: str, node: MergeNode) -> Any:
+    """The value of one key of what a method returned: itself, or one of those that it makes together."""
+    if not isinstance(result, Mapping):
+        if len(relation.outputs) > 1:
+            raise MergeError(
+                f"the merge method '{node.method.identifier}' makes {len(relation.outputs)} keys at once, so "
+                f"it returns a dictionary of them, not {type(result).__name__}"
+            )
+        return result
+    if set(result) != set(relation.outputs):
+        raise MergeError(
+            f"the merge method '{node.method.identifier}' returned the keys {sorted(result)} where its "
+            f"`map_keys` promises {sorted(relation.outputs)}"
+        )
+    return result[key]
+
+
+def _as_tensor(spec: Any, value: Any, dtype: torch.dtype) -> Any:
+    """A number where a tensor is declared."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return torch.tensor(value, dtype=dtype) if spec.interface is torch.Tensor and is_number else value
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    return bool((values if values.dtype.itemsize > 1 else values.float()).isfinite().all())

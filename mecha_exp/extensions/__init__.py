@@ -1,0 +1,5 @@
+"""What can be added to mecha_exp: model configs, merge methods, merge spaces, and folders of models."""
+
+from mecha_exp.extensions import merge_methods, merge_spaces, model_configs, model_dirs
+
+__all__ = ["merge_methods", "merge_spaces", "model_configs", "model_dirs"]

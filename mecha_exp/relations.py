@@ -1,0 +1,187 @@
+"""Which keys of its arguments a merge method needs for each key that it gives: `map_keys`.
+
+    @merge_method(is_conversion=True)
+    class split_heads:
+        @staticmethod
+        def map_keys(b):
+            for i in range(12):
+                b[f"{i}.q", f"{i}.k", f"{i}.v"] = b.fused.keys[f"{i}.qkv"]
+
+        def __call__(
+            self, fused: Parameter(StateDict[Tensor], "x-fused"), **kwargs
+        ) -> Return(Tensor, "x-split"):
+            outputs, inputs = kwargs["key_relation"]
+            return dict(zip(outputs, fused[inputs["fused"][0]].chunk(3)))
+
+Keys on the left that stand together are made together, by one call that returns all of them. On the right
+`&` joins needs, `|` lists alternatives of which the first that the arguments have is taken, and `@ meta` says
+something of an alternative that the method finds in `key_relation.meta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+from mecha_exp.errors import RecipeError, did_you_mean
+
+
+@dataclass(frozen=True)
+class KeyRelation:
+    """What one call of a method is about.
+
+    Attributes:
+        outputs: the keys that it gives.
+        inputs: of each argument the keys that were named for them.
+        meta: what `@` says of the alternative that was taken.
+    """
+
+    outputs: tuple[str, ...]
+    inputs: Mapping[str, tuple[str, ...]]
+    meta: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.outputs
+        yield self.inputs
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Alternative sets of input keys, each by argument and with its `meta`."""
+
+    alternatives: tuple[tuple[Mapping[str, tuple[str, ...]], Any], ...]
+
+    def __and__(self, other: Needs) -> Needs:
+        return Needs(
+            tuple(
+                (
+                    {
+                        name: tuple(dict.fromkeys((*one.get(name, ()), *two.get(name, ()))))
+                        for name in {**one, **two}
+                    },
+                    _joined(meta, more),
+                )
+                for one, meta in self.alternatives
+                for two, more in other.alternatives
+            )
+        )
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(self.alternatives + other.alternatives)
+
+    def __matmul__(self, meta: Any) -> Needs:
+        return Needs(tuple((keys, meta) for keys, _ in self.alternatives))
+
+
+def _joined(one: Any, other: Any) -> Any:
+    return other if one is None else one if other is None else one | other
+
+
+class _Keys:
+    """`keys()` lists the keys of some arguments, `keys[k]` needs one of them and `keys[k, l]` several."""
+
+    def __init__(self, inputs: Mapping[str, Mapping[str, Any]], where: str) -> None:
+        self._inputs = inputs
+        self._where = where
+
+    def __call__(self) -> Collection[str]:
+        return self._shared().keys()
+
+    def items(self) -> Collection[tuple[str, Any]]:
+        return self._shared().items()
+
+    def __getitem__(self, keys: str | tuple[str, ...]) -> Needs:
+        chosen = (keys,) if isinstance(keys, str) else tuple(keys)
+        for name, known in self._inputs.items():
+            for key in chosen:
+                if key not in known:
+                    hint = did_you_mean(key, known)
+                    raise RecipeError(f"map_keys: the argument '{name}' has no key '{key}'.{hint}")
+        return Needs(((dict.fromkeys(self._inputs, chosen), None),))
+
+    def _shared(self) -> Mapping[str, Any]:
+        first, *others = self._inputs.values() or ({},)
+        if any(other.keys() != first.keys() for other in others):
+            raise RecipeError(
+                f"map_keys: the arguments {', '.join(self._inputs)} have different keys, so "
+                f"`{self._where}.keys()` has no meaning. Ask one of them: `b.<argument>.keys()`."
+            )
+        return first
+
+
+class _Port:
+    """One argument, or the output (`b.out`), of the method whose keys are mapped."""
+
+    def __init__(self, inputs: Mapping[str, Mapping[str, Any]], where: str) -> None:
+        self.keys = _Keys(inputs, where)
+
+
+class KeyMapBuilder:
+    """The `b` of `map_keys(b)`.
+
+    `b.keys` are those of all arguments together, `b.<argument>.keys` those of one, `b.out.keys` those of the
+    output; `b[outputs] = needs` says what outputs (a key, several, or `...` for every key) are made of.
+    """
+
+    def __init__(self, inputs: Mapping[str, Mapping[str, Any]], outputs: Mapping[str, Any]) -> None:
+        self._inputs = inputs
+        self._outputs = outputs
+        self.keys = _Keys(inputs, "b")
+        self.out = _Port({"out": outputs}, "b.out")
+        self.needs: dict[str, tuple[tuple[str, ...], Needs]] = {}
+
+    def __getattr__(self, name: str) -> _Port:
+        if name.startswith("_") or name not in self._inputs:
+            hint = did_you_mean(name, [*self._inputs, "out", "keys"])
+            raise AttributeError(f"map_keys: there is no argument '{name}'.{hint}")
+        return _Port({name: self._inputs[name]}, f"b.{name}")
+
+    def __setitem__(self, outputs: str | tuple[str, ...] | EllipsisType, needs: Needs) -> None:
+        if outputs is ...:
+            for key in self._outputs:
+                self[key] = needs
+            return
+        group = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        for key in group:
+            if key not in self._outputs:
+                raise RecipeError(
+                    f"map_keys: the output has no key '{key}'.{did_you_mean(key, self._outputs)}"
+                )
+            if key in self.needs:
+                raise RecipeError(f"map_keys: it is said twice what the key '{key}' is made of")
+            self.needs[key] = (group, needs)
+
+
+class KeyMap:
+    """The relations that a method's `map_keys` describes, for arguments of known keys."""
+
+    def __init__(
+        self,
+        map_keys: Callable[[KeyMapBuilder], None],
+        inputs: Mapping[str, Mapping[str, Any]],
+        outputs: Mapping[str, Any],
+    ) -> None:
+        builder = KeyMapBuilder(inputs, outputs)
+        map_keys(builder)
+        self._needs = builder.needs
+
+    def keys(self) -> Collection[str]:
+        """The keys that the method gives where its arguments have all that it may need."""
+        return self._needs.keys()
+
+    def relation(self, key: str, has: Callable[[str, str], bool]) -> KeyRelation | None:
+        """How a key is made: by the first alternative of which all is there; None where there is none.
+
+        Args:
+            key: of the output.
+            has: (argument, key) -> whether the argument has the key.
+        """
+        if key not in self._needs:
+            return None
+        outputs, needs = self._needs[key]
+        for inputs, meta in needs.alternatives:
+            if all(has(name, wanted) for name, keys in inputs.items() for wanted in keys):
+                return KeyRelation(outputs, inputs, meta)
+        return None

@@ -1,0 +1,58 @@
+"""What puts recipes together without arithmetic: other models for missing keys, parts of models, dtypes."""
+
+from typing import TypeVar
+
+from torch import Tensor
+
+from mecha_exp import Parameter, Return, StateDict, merge_method, skip_key
+from mecha_exp.checkpoint import parse_dtype
+from mecha_exp.errors import RecipeError, did_you_mean
+
+T = TypeVar("T")
+
+
+@merge_method(choice=True)
+def fallback(a: Parameter(StateDict[T]), default: Parameter(StateDict[T]), **kwargs: object) -> Return(T):
+    """a where it has the key, else default: `a | default`."""
+    return a if kwargs["key"] in a else default
+
+
+@merge_method(choice=True)
+def pick_component(
+    a: Parameter(StateDict[T]), component: Parameter(str, help="such as `vae`"), **kwargs: object
+) -> Return(T):
+    """The keys of one component of a model; the others are left out.
+
+    Raises a RecipeError where the model config of a has no such component. `python -m mecha_exp info FILE`
+    names those of a model.
+    """
+    return a if _is_in(a, component, kwargs["key"]) else skip_key(kwargs["key"])
+
+
+@merge_method(choice=True)
+def omit_component(
+    a: Parameter(StateDict[T]), component: Parameter(str, help="such as `vae`"), **kwargs: object
+) -> Return(T):
+    """The keys of all components of a model but one, which is left out; see `pick_component`."""
+    return skip_key(kwargs["key"]) if _is_in(a, component, kwargs["key"]) else a
+
+
+def _is_in(a: StateDict[T], component: str, key: str) -> bool:
+    components = a.model_config.components()
+    if component not in components:
+        raise RecipeError(
+            f"the model config '{a.model_config.identifier}' has no component '{component}'."
+            f"{did_you_mean(component, components)}"
+        )
+    return a.model_config.resolve_alias(key) in components[component]
+
+
+@merge_method(elementwise=True)
+def cast(a: Parameter(Tensor), dtype: Parameter(str, help="such as `float16` or `bfloat16`")) -> Return(
+    Tensor
+):
+    """The values of a rounded to a floating dtype: `a.to(dtype=...)`.
+
+    Where nothing comes after it, the keys of the output have that dtype too.
+    """
+    return a.to(parse_dtype(dtype)).to(a.dtype)
