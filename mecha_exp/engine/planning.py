@@ -21,6 +21,7 @@ from mecha_exp.engine.program import Extent, LazyNode, Pass, Program, compile_pr
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
+from mecha_exp.method import resolve_method
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.recipe.parameters import require_filled
 from mecha_exp.weighting import ByKey
@@ -380,7 +381,7 @@ def layout_of(source: Source) -> Layout:
 
 def _dtype_of_cast(root: Node) -> str | None:
     """The dtype that a recipe ends in, where it does: `recipe.to(dtype=...)`."""
-    if not isinstance(root, MergeNode) or root.method.identifier != "cast":
+    if not isinstance(root, MergeNode) or root.method is not resolve_method("cast"):
         return None
     dtype = dict(root.arguments)["dtype"]
     assert isinstance(dtype, LiteralNode)
