@@ -12,9 +12,12 @@ from collections.abc import Callable
 VERBS = {
     "clean": "mecha_exp.app.clean",
     "compose": "mecha_exp.app.compose",
+    "diff": "mecha_exp.app.diff",
+    "ls": "mecha_exp.app.ls",
     "merge": "mecha_exp.app.merge",
     "plan": "mecha_exp.app.plan",
     "show": "mecha_exp.app.show",
+    "table": "mecha_exp.app.table",
     "track": "mecha_exp.app.track",
     "ui": "mecha_exp.app.ui",
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import sys
 import threading
 import time
@@ -113,17 +115,17 @@ def show_plan(
     how_to_merge: str = "Leave out debug=plan to do it.",
 ) -> None:
     """What a merge would do."""
-    inputs = _table("input", "keys", "bytes", "file")
+    inputs = make_table("input", "keys", "bytes", "file")
     for name, source in zip(names, planned.sources.values(), strict=True):
         size = sum(source.info(key).nbytes for key in source.keys())
         inputs.add_row(name, str(len(source.keys())), human_bytes(size), source.name)
-    settings = _table("hyperparameter", "value")
+    settings = make_table("hyperparameter", "value")
     for name, value in hyperparameters.items():
         settings.add_row(name, str(value))
-    work = _table("keys", "stages", "passes over the data", "whole tensors held")
+    work = make_table("keys", "stages", "passes over the data", "whole tensors held")
     for (stages, passes, whole), keys in Counter(_amount_of_work(k.program) for k in planned.keys).items():
         work.add_row(str(keys), str(stages), str(passes), str(whole))
-    ways = _table("elements", "each pass over them is run")
+    ways = make_table("elements", "each pass over them is run")
     for way, elements in planned.fused.items():
         ways.add_row(f"{elements:,}", way)
     for table in (inputs, settings, work, ways):
@@ -142,11 +144,27 @@ def show_plan(
     out.print(f" Nothing was merged. {how_to_merge}", markup=False)
 
 
-def _table(*headings: str) -> Table:
+def make_table(*headings: str) -> Table:
+    """An empty table in our style."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table
+
+
+def print_json(value: Any) -> None:
+    """Data for other programs, on standard output; what JSON lacks, such as NaN, is null."""
+    sys.stdout.write(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, float | int | bool | str | None) else str(value)
 
 
 def human_bytes(count: float) -> str:

@@ -1,12 +1,17 @@
-"""`python -m mecha_exp show`: what is in a recipe file, or in the recipe that a merged model carries."""
+"""`python -m mecha_exp show`: the recipe in a file or in a merged model, or what is known of a run."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from pathlib import Path
 
+from mecha_exp.app.finding import find_run
 from mecha_exp.app.recipes import add_recipe, load_recipe
+from mecha_exp.app.record import RUN_FILE
+from mecha_exp.app.show_run import show_run
+from mecha_exp.app.sweep import SWEEP_FILE
 from mecha_exp.app.tree import data_of, tree_of
 from mecha_exp.nodes import Node
 from mecha_exp.recipe import serialize
@@ -16,6 +21,8 @@ examples:
     python -m mecha_exp show recipe.mecha
     python -m mecha_exp show merged.safetensors                    how was this model made?
     python -m mecha_exp show merged.safetensors --text > recipe.mecha
+    python -m mecha_exp show 3f2a91                               the run with this signature
+    python -m mecha_exp show outputs/runs/2026-01-31_12-00-00
 
 A part that is used several times is drawn once, with a number, and then named: &1 (above).
 """
@@ -25,7 +32,7 @@ def main(arguments: list[str]) -> int:
     """Print a recipe as a tree, as text, or as JSON."""
     parser = argparse.ArgumentParser(
         prog="python -m mecha_exp show",
-        description="Show a recipe as a tree. No model is read but for its header.",
+        description="Show a recipe as a tree, or what is known of a run. Of models only headers are read.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -34,8 +41,16 @@ def main(arguments: list[str]) -> int:
     form.add_argument("--text", action="store_true", help="the recipe as text, as a .mecha file has it")
     form.add_argument("--json", action="store_true", help="its nodes as JSON, for other programs")
     options = parser.parse_args(arguments)
-    show_recipe(load_recipe(options), options)
+    if names_a_run(options.recipe):
+        show_run(find_run(str(options.recipe)), options.json)
+    else:
+        show_recipe(load_recipe(options), options)
     return 0
+
+
+def names_a_run(word: Path) -> bool:
+    """Whether a word is a run's folder, or no file at all and so a signature, a name or an id."""
+    return (word / RUN_FILE).is_file() or (word / SWEEP_FILE).is_file() or not (word.suffix or word.exists())
 
 
 def show_recipe(recipe: Node, options: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mecha_exp.app.report.results import Results, is_number
 
@@ -44,13 +44,16 @@ def columns(results: Results) -> dict[str, list[Any]]:
     return found
 
 
-def write_csv(results: Results, path: Path) -> None:
-    """Write `columns` as text; what is missing is empty, what is no number is `nan`."""
+def write_csv(results: Results, target: Path | TextIO) -> None:
+    """Write `columns` as text, to a path or an open file; what is missing is empty, a NaN is `nan`."""
+    if isinstance(target, Path):
+        with target.open("w", newline="", encoding="utf-8") as file:
+            write_csv(results, file)
+        return
     found = columns(results)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(found)
-        lines.writerows([_text(v) for v in line] for line in zip(*found.values(), strict=True))
+    lines = csv.writer(target, lineterminator="\n")
+    lines.writerow(found)
+    lines.writerows([_text(v) for v in line] for line in zip(*found.values(), strict=True))
 
 
 def write_parquet(results: Results, path: Path) -> None:

@@ -94,6 +94,9 @@ class Results:
         records: one for each point, in their order.
         chosen: the metric to sort by, in place of the evaluator's main one.
         mode: of our sweeper, such as `leave_one_block_out`.
+        by: the keys to group by, in place of all swept ones.
+        shown: the metrics to show, in place of the evaluators'.
+        better: the direction of `chosen`.
     """
 
     title: str
@@ -101,6 +104,9 @@ class Results:
     records: Sequence[Record]
     chosen: str | None = None
     mode: str | None = None
+    by: Sequence[str] = ()
+    shown: Sequence[str] = ()
+    better: str | None = None
 
     @cached_property
     def metric(self) -> str | None:
@@ -116,12 +122,14 @@ class Results:
     @cached_property
     def direction(self) -> str:
         """Whether more of the main metric is better."""
-        return next((r.direction for r in self.finished if r.metric), "minimize")
+        if self.better:
+            return self.better
+        return next((r.direction for r in self.finished if r.metric and r.metric == self.metric), "minimize")
 
     @cached_property
     def judged(self) -> bool:
         """Whether an evaluator says which way the main metric is better."""
-        return any(r.metric == self.metric for r in self.finished)
+        return self.better is not None or any(r.metric == self.metric for r in self.finished)
 
     @cached_property
     def finished(self) -> list[Record]:
@@ -131,6 +139,8 @@ class Results:
     @cached_property
     def keys(self) -> list[str]:
         """The swept keys that tell settings apart: all but the seed, unless there is nothing else."""
+        if self.by:
+            return list(self.by)
         keys = [key for key in self.swept if key != REPLICATE_KEY]
         return keys if keys or len(self.records) > 1 else list(self.swept)
 
@@ -193,6 +203,8 @@ class Results:
     @cached_property
     def shown_metrics(self) -> list[str]:
         """The metrics that a person wants to see first: those of the evaluators, or else of the weights."""
+        if self.shown:
+            return list(self.shown)
         shown = [m for m in self.metrics if m == self.metric or not m.startswith(HIDDEN_PREFIXES)]
         if len(shown) > 1 or self.judged:
             return shown

@@ -1,0 +1,102 @@
+"""`python -m mecha_exp table`: the table of a sweep again, by other keys or another metric."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.app.display import out, print_json
+from mecha_exp.app.finding import OUTPUTS, find_sweep
+from mecha_exp.app.report import Results, terminal_table
+from mecha_exp.app.report.export import write_csv
+from mecha_exp.errors import ConfigError, Problems, did_you_mean
+from mecha_exp.evaluation.registry import DIRECTIONS
+
+EXAMPLE = """\
+examples:
+    python -m mecha_exp table                                     the newest sweep
+    python -m mecha_exp table outputs/multiruns/2026-01-31_12-00-00 --by k
+    python -m mecha_exp table alpha_by_k --metric loss --direction minimize --json
+
+With --by, points that agree in these keys are one row: their mean, and its 95 % interval.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Print a sweep's table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mecha_exp table",
+        description="Show the table of a sweep that has run, or is running.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("sweep", nargs="?", help="its folder or its title (default: the newest)")
+    parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where sweeps are looked for")
+    parser.add_argument("--by", action="append", metavar="KEY", help="a swept key; may be repeated")
+    parser.add_argument("--metric", action="append", help="what to show, and to sort by the first one")
+    parser.add_argument("--direction", choices=DIRECTIONS, help="which way the first --metric is better")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="its rows for other programs")
+    form.add_argument("--csv", action="store_true", help="every point and metric as comma-separated values")
+    options = parser.parse_args(arguments)
+    folder, sweep = find_sweep(options.sweep, [options.folder])
+    results = _chosen(sweep.results(folder), options)
+    if options.json:
+        print_json({"title": results.title, "folder": str(folder), "rows": _rows(results)})
+    elif options.csv:
+        write_csv(results, sys.stdout)
+    else:
+        out.print(terminal_table(results, out.width))
+        out.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _chosen(results: Results, options: argparse.Namespace) -> Results:
+    """The results by the keys and metrics that the options name.
+
+    Raises:
+        ConfigError: names that the sweep does not have.
+    """
+    problems = Problems()
+    for key in options.by or ():
+        if key not in results.swept:
+            problems.add(f"--by {key}: the sweep did not vary it.{did_you_mean(key, results.swept)}")
+    for metric in options.metric or ():
+        if metric not in results.metrics:
+            problems.add(f"--metric {metric}: nothing measured it.{did_you_mean(metric, results.metrics)}")
+    problems.raise_as(ConfigError)
+    shown = tuple(options.metric or ())
+    return replace(
+        results,
+        by=tuple(options.by or ()),
+        shown=shown,
+        chosen=shown[0] if shown else None,
+        better=options.direction,
+    )
+
+
+def _rows(results: Results) -> list[dict[str, Any]]:
+    """The settings, the best first, and the inputs, with every metric."""
+    listed: list[dict[str, Any]] = []
+    for setting in results.ranked:
+        estimates = {metric: setting.estimate(metric) for metric in results.metrics}
+        listed.append(
+            {
+                "kind": "point",
+                "settings": dict(setting.values),
+                "best": setting is results.best_setting,
+                "points": len(setting.records),
+                "failed": len(setting.records) - len(setting.finished),
+                "metrics": {
+                    name: {"mean": e.mean, "half_width": e.half_width, "n": e.count}
+                    for name, e in estimates.items()
+                    if e.count
+                },
+            }
+        )
+    return listed + [
+        {"kind": "reference", "name": name, "metrics": values} for name, values in results.references.items()
+    ]

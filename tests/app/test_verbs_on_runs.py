@@ -1,0 +1,189 @@
+"""ls, show, table and diff: what was run is found again, compared, and given to other programs."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from mecha_exp.app.finding import Filter, Run, find_run
+from mecha_exp.app.record import FAILED, Record
+from mecha_exp.app.sweep import Sweep
+from mecha_exp.errors import ConfigError
+
+
+def point(folder: Path, alpha: float, k: float, accuracy: float | None) -> None:
+    name = f"alpha={alpha},k={k}"
+    failed = accuracy is None
+    record = Record(
+        name,
+        FAILED if failed else "FINISHED",
+        error="it broke" if failed else None,
+        started=int(1000 * (alpha + k)),
+        overrides=name.split(","),
+        parameters={"alpha": alpha, "k": k, "method": "ties", "input/base": "/models/base.safetensors"},
+        metrics={} if failed else {"accuracy": accuracy, "loss": 1 - accuracy, "time/merge_seconds": alpha},
+        tags={"fingerprint/base": "f" * 64, "version/torch": "2.0"},
+        metric=None if failed else "accuracy",
+    )
+    if not failed:
+        record.tags["signature"] = f"{int(alpha * 10)}{int(k * 10)}" + "ab" * 31
+    record.save(folder)
+    (folder / "recipe.mecha").write_text(f'version 0.1.0\nmodel "a"\nmerge "ties" &0 alpha={alpha}\n')
+
+
+@pytest.fixture
+def sweep(folder: Path) -> Path:
+    """A sweep over alpha and k in which one point has failed."""
+    place = folder / "outputs/multiruns/one"
+    grid = [(0.3, 0.1, 0.6), (0.5, 0.1, 0.8), (0.3, 0.2, 0.7), (0.5, 0.2, None)]
+    Sweep("ties by alpha, k", ["alpha", "k"], ["python", "-m", "mecha_exp"], 4).save(place)
+    for number, (alpha, k, accuracy) in enumerate(grid):
+        point(place / str(number), alpha, k, accuracy)
+    return place
+
+
+@pytest.fixture
+def verb(sweep, monkeypatch, capsys):
+    """Runs a verb on it; returns what it printed, as data where it was asked for as JSON."""
+    from mecha_exp.app.cli import main
+
+    def run(*words: str):
+        monkeypatch.setattr("sys.argv", ["mecha_exp", *words])
+        status = main()
+        printed = capsys.readouterr()
+        assert (status == 0) == (not printed.err)
+        return json.loads(printed.out) if "--json" in words else printed.out + printed.err
+
+    return run
+
+
+def test_ls_lists_sweeps_and_points(verb):
+    data = verb("ls", "--json")
+
+    assert [(s["title"], s["points"], s["failed"]) for s in data["sweeps"]] == [("ties by alpha, k", 4, 1)]
+    assert data["sweeps"][0]["best"] == {"name": "alpha=0.5,k=0.1", "value": 0.8}
+    assert len(data["points"]) == 4
+    assert "ties by alpha, k" in verb("ls")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "count"),
+    [
+        (["alpha>0.4"], 2),
+        (["alpha=0.3", "k<=0.1"], 1),
+        (["status=FAILED"], 1),
+        (["accuracy>=0.7"], 2),
+        (["accuracy!=0.7"], 2),
+        (["method=ties"], 4),
+        (["nothing=1"], 0),
+    ],
+)
+def test_ls_shows_the_points_that_meet_every_condition(verb, conditions, count):
+    assert len(verb("ls", "--json", *conditions)["points"]) == count
+
+
+def test_a_condition_that_is_none(verb):
+    assert "'alpha' is no condition. Write it as alpha>0.3" in verb("ls", "alpha")
+
+
+def test_ls_where_nothing_was_run(app, folder):
+    assert "nothing has been run here yet" in app("ls", "--in", "nowhere").err
+
+
+def test_a_run_is_found_by_folder_name_and_signature(sweep):
+    by_folder = find_run(str(sweep / "1"))
+
+    assert by_folder.record == find_run("alpha=0.5,k=0.1").record == find_run("51abab").record
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("alpha=0.5,k=0.3", "Did you mean 'alpha=0.5,k=0.2'"),
+        ("zzzz", "there is no run 'zzzz' below outputs"),
+        ("outputs/multiruns/one", "is a sweep. Name one of its points"),
+    ],
+)
+def test_a_word_that_means_no_run(sweep, word, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        find_run(word)
+
+
+def test_a_beginning_that_several_signatures_have(sweep):
+    for number, k in enumerate((0.1, 0.2)):
+        point(sweep / f"more{number}", 0.3, k, 0.5)
+    record = Record.load(sweep / "more0")
+    record.tags["signature"] = "31aba" + "0" * 59
+    record.save(sweep / "more0")
+
+    with pytest.raises(ConfigError, match="'31ab' means several runs"):
+        find_run("31ab")
+
+
+def test_show_says_all_that_is_known_of_a_run(verb):
+    text = verb("show", "51abab")
+
+    for words in ("alpha=0.5,k=0.1: finished", "/models/base.safetensors", "accuracy", 'merge "ties"', "2.0"):
+        assert words in text
+    assert verb("show", "51abab", "--json")["metrics"]["accuracy"] == 0.8
+
+
+def test_table_sorts_again_by_other_keys_and_metrics(verb):
+    rows = verb("table", "--json", "--metric", "loss", "--direction", "minimize")["rows"]
+
+    assert [row["settings"] for row in rows if row["best"]] == [{"alpha": 0.5, "k": 0.1}]
+    by_k = verb("table", "--by", "k", "--json")["rows"]
+    assert [(row["settings"], row["points"], row["failed"]) for row in by_k] == [
+        ({"k": 0.1}, 2, 0),
+        ({"k": 0.2}, 2, 1),
+    ]
+    assert by_k[0]["metrics"]["accuracy"]["mean"] == pytest.approx(0.7)
+
+
+def test_table_gives_every_point_as_csv(verb):
+    rows = list(csv.DictReader(io.StringIO(verb("table", "ties by alpha, k", "--csv"))))
+
+    assert [row["status"] for row in rows] == ["FINISHED"] * 3 + ["FAILED"]
+
+
+def test_table_asks_for_keys_and_metrics_that_there_are(verb):
+    text = verb("table", "--by", "alhpa", "--metric", "los")
+
+    assert "--by alhpa: the sweep did not vary it. Did you mean 'alpha'?" in text
+    assert "--metric los: nothing measured it. Did you mean 'loss'?" in text
+    assert "there is no sweep 'other'" in verb("table", "other")
+
+
+def test_diff_names_what_differs_and_nothing_else(verb):
+    found = verb("diff", "31abab", "51abab", "--json")
+
+    assert found["parameters"] == {"alpha": [0.3, 0.5]}
+    assert found["recipe"] == ['-merge "ties" &0 alpha=0.3', '+merge "ties" &0 alpha=0.5']
+    assert found["inputs"] == found["environment"] == {}
+    assert found["metrics"].keys() == {"accuracy", "loss"}
+    assert "+0.2" in verb("diff", "31abab", "51abab")
+
+
+def test_diff_of_a_run_with_itself(verb):
+    assert "They do not differ." in verb("diff", "31abab", "31abab")
+
+
+@pytest.mark.parametrize("name", ["ls", "show", "table", "diff", "clean", "track", "ui"])
+def test_every_verb_explains_itself_with_an_example(name, monkeypatch, capsys):
+    from mecha_exp.app.cli import main
+
+    monkeypatch.setattr("sys.argv", ["mecha_exp", name, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+
+    assert stop.value.code == 0
+    assert f"python -m mecha_exp {name}" in capsys.readouterr().out.partition("example")[2]
+
+
+def test_conditions_compare_numbers_and_words():
+    run = Run(Path(), Record("n", parameters={"alpha": 0.5, "vote": True, "method": "ties"}))
+
+    for text, holds in (("alpha>=0.5", True), ("alpha<0.5", False), ("vote=true", True), ("method>1", False)):
+        assert Filter.parse(text).holds(run) is holds
