@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError, Return, merge_method
-from mecha_exp.method import is_constant, spread
-from mecha_exp.methods.linear import add_scaled, deltas_to, weighted_total
+from mecha_exp.method import is_constant
+from mecha_exp.methods.linear import add_scaled, deltas_to, task_arithmetic
 from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Weights
 
 Threshold = Parameter(
@@ -81,15 +81,10 @@ def lines(
         float, ge=0, le=1, help="of the key's layer: 0 the shallowest, 1 the deepest; by block"
     ) = 1.0,
     weights: Weights = 1.0,
-    scale: Scale = 1.0,
 ) -> Return(Tensor, "weight"):
-    """base + scale (alpha + beta depth) sum_i weights_i (model_i - base): shallow layers change least.
+    """base + (alpha + beta depth) sum_i weights_i (model_i - base): shallow layers change least.
 
     `depth` is given by block. What all tasks share lies in the shallow layers, and is kept so.
     Source: LiNeS, Wang et al. 2024, arXiv:2410.17146.
     """
-    if is_constant(scale, 0):
-        return base
-    strength = alpha + beta * depth
-    each = [strength * weight for weight in spread(weights, len(models))]
-    return add_scaled(base, weighted_total(*deltas_to(base, models), weights=each), scale)
+    return task_arithmetic(base, *models, weights=weights, scale=alpha + beta * depth)

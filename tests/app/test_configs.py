@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mecha_exp.app.point import prepare, resolve
 from mecha_exp.engine import merge_many
+from mecha_exp.method import resolve_method
 from mecha_exp.random import uniforms
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -104,17 +105,29 @@ FORMULAS: dict[str, Callable[[str], Tensor]] = {
 }
 
 
-def test_every_recipe_has_a_formula_here():
-    assert sorted(FORMULAS) == RECIPES
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_merges_the_demo_as_its_formula_says(name: str, tmp_path: Path):
+def merged_by(name: str, folder: Path) -> dict[str, Tensor]:
     config = composed(f"recipe={name}", "output=none", "engine.compute_dtype=float64")
-    point = prepare(resolve(config), tmp_path)
+    point = prepare(resolve(config), folder)
     merged: dict[str, torch.Tensor] = {}
     merge_many([point.job(merged)], point.options)
+    return merged
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_recipe_merges_the_demo_as_its_formula_says(name: str, tmp_path: Path):
+    merged = merged_by(name, tmp_path)
 
     assert merged.keys() == base.keys()
     for key, tensor in merged.items():
         torch.testing.assert_close(tensor, FORMULAS[name](key).float(), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in FORMULAS])
+def test_a_recipe_names_every_hyperparameter_of_its_method_and_merges_the_demo(name: str, tmp_path: Path):
+    recipe = composed(f"recipe={name}").recipe  # what the method computes, tests/test_parity.py says
+    signature = resolve_method(recipe.method).signature
+
+    assert {s.name for s in signature.parameters if not s.is_model or s.required} <= recipe.keys()
+    merged = merged_by(name, tmp_path)
+    assert all(tensor.isfinite().all() for tensor in merged.values())
+    assert any(not torch.equal(tensor.double(), base[key]) for key, tensor in merged.items())
