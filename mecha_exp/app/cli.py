@@ -12,7 +12,9 @@ from collections.abc import Callable
 VERBS = {
     "clean": "mecha_exp.app.clean",
     "compose": "mecha_exp.app.compose",
+    "convert": "mecha_exp.app.convert",
     "diff": "mecha_exp.app.diff",
+    "info": "mecha_exp.app.info",
     "ls": "mecha_exp.app.ls",
     "merge": "mecha_exp.app.merge",
     "plan": "mecha_exp.app.plan",

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +55,19 @@ def show_point(record: Record, number: int, points: int) -> None:
     out.print(f"[{number}/{points}] {record.name}: {score}, {took:.1f} s", markup=False, soft_wrap=True)
 
 
+def progress_bar(planned: Plan) -> AbstractContextManager[Callable[[str, int], None]]:
+    """The progress of a merge."""
+    return byte_bar("merging", planned.bytes_read)
+
+
 @contextmanager
-def progress_bar(planned: Plan) -> Iterator[Callable[[str, int], None]]:
+def byte_bar(work: str, total: int) -> Iterator[Callable[[str, int], None]]:
     """A bar with bytes, rate, time left and the current key on a terminal; elsewhere lines in the log."""
     if not sys.stderr.isatty():
-        yield _Milestones(planned.bytes_read)
+        yield _Milestones(total)
         return
     columns = (
-        TextColumn("merging"),
+        TextColumn(work),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
@@ -70,7 +75,7 @@ def progress_bar(planned: Plan) -> Iterator[Callable[[str, int], None]]:
         TextColumn("{task.fields[key]}"),
     )
     with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("merge", total=planned.bytes_read, key="")
+        task = bar.add_task(work, total=total, key="")
         yield lambda key, nbytes: bar.update(task, advance=nbytes, key=key[-40:])
 
 

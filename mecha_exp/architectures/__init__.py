@@ -9,6 +9,7 @@ from mecha_exp.architectures.config import (
     Layout,
     ModelConfig,
 )
+from mecha_exp.architectures.conversions import View, Views, targets_of, views
 from mecha_exp.architectures.detection import Detection, candidates, detect
 from mecha_exp.architectures.library import from_yaml, get_all, register, resolve
 from mecha_exp.architectures.schema import to_yaml
@@ -23,6 +24,8 @@ __all__ = [
     "Layout",
     "ModelConfig",
     "StructuralConfig",
+    "View",
+    "Views",
     "candidates",
     "detect",
     "from_yaml",
@@ -30,5 +33,7 @@ __all__ = [
     "infer_blocks",
     "register",
     "resolve",
+    "targets_of",
     "to_yaml",
+    "views",
 ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from mecha_exp.checkpoint.companions import CONFIG, companions
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
-from mecha_exp.checkpoint.folders import INDEX, STEMS, components_of
+from mecha_exp.checkpoint.folders import INDEX, STEMS, Component, components_of
 from mecha_exp.checkpoint.packing import Package, Tensors, is_file_name, pack
 from mecha_exp.checkpoint.room import check_writable
 from mecha_exp.checkpoint.writer import CheckpointWriter
@@ -52,12 +52,14 @@ class Destination:
         tensors: the dtype and shape of each key.
         shard_size: bytes of a file; larger models are written to a folder, in shards.
         template: the model that a folder is made like.
+        components: the sub-folders that a folder has where no template says it.
     """
 
     path: Path
     tensors: Tensors = field(repr=False)
     shard_size: int | None = None
     template: Template | None = None
+    components: Sequence[Component] = ()
 
     @property
     def is_folder(self) -> bool:
@@ -101,5 +103,7 @@ class Destination:
 
     @cached_property
     def _packages(self) -> list[Package]:
-        components = components_of(self._fitting.folder) if self.is_folder and self._fitting else []
-        return pack(self.tensors, components, self.shard_size)
+        components = list(self.components)
+        if self._fitting:
+            components = components_of(self._fitting.folder)
+        return pack(self.tensors, components if self.is_folder else [], self.shard_size)

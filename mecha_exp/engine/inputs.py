@@ -56,6 +56,9 @@ class Source(Protocol):
     def check_unchanged(self) -> None:
         """CheckpointError where the data is no longer what the plan saw."""
 
+    def close(self) -> None:
+        """Nothing is read from it any more. Idempotent."""
+
 
 class MemorySource:
     """A state dict in memory."""

@@ -1,0 +1,194 @@
+"""A model read as if it had another format: what is asked for is read from where it lies in the original."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from mecha_exp.architectures import ModelConfig, Views, detect, resolve, views
+from mecha_exp.architectures.conversions import View
+from mecha_exp.checkpoint import Destination, TensorInfo
+from mecha_exp.checkpoint.files import byte_view
+from mecha_exp.engine.inputs import Source
+from mecha_exp.errors import CheckpointError, Problems, some
+
+COPY_BYTES = 8 << 20
+"""How much a thread copies at once."""
+
+
+class ConvertedSource:
+    """A source whose keys are views of another's.
+
+    A stacked or a split tensor is still a sequence of ranges of the original, so tiles are read from there
+    without a copy in between. A transposed one is read as a whole and kept: only CLIP's projection is.
+
+    Attributes:
+        unused: keys of the original that no view has.
+    """
+
+    def __init__(self, original: Source, conversion: Views) -> None:
+        self._original = original
+        self.name = original.name
+        self.path: Path | None = original.path
+        self.files: Sequence[Path] = original.files
+        self.identity = original.identity
+        self.check_unchanged = original.check_unchanged
+        self.close = original.close
+        self._views = _available(original, conversion.by_key)
+        self._infos = _infos(original, self._views)
+        self._transposed: dict[str, torch.Tensor] = {}
+        used = {key for view in self._views.values() for key in view.sources}
+        self.unused = tuple(key for key in original.keys() if key not in used)
+
+    def keys(self) -> Collection[str]:
+        return self._infos.keys()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._infos
+
+    def info(self, key: str) -> TensorInfo:
+        return self._infos[key]
+
+    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
+        self.read_bytes_into(key, start * out.element_size(), byte_view(out))
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        made_of = self._views[key]
+        if made_of.transposed:
+            view[:] = self._transpose(made_of.sources[0])[start : start + len(view)].numpy().data
+            return
+        done = 0  # bytes of the view that are filled
+        for source, offset, size in self._ranges(key):
+            if start < size and done < len(view):
+                piece = view[done : done + size - start]
+                self._original.read_bytes_into(source, offset + start, piece)
+                done += len(piece)
+            start = max(0, start - size)
+
+    def _ranges(self, key: str) -> Iterator[tuple[str, int, int]]:
+        """What a key is made of, in order: a key of the original, where in it to begin, how many bytes."""
+        view = self._views[key]
+        for source in view.sources:
+            size = self._original.info(source).nbytes // view.of
+            yield source, view.index * size, size
+
+    def _transpose(self, source: str) -> torch.Tensor:
+        if source not in self._transposed:
+            info = self._original.info(source)
+            raw = torch.empty(info.nbytes, dtype=torch.uint8)
+            self._original.read_bytes_into(source, 0, byte_view(raw))
+            elements = raw.view(*info.shape, info.nbytes // max(info.numel, 1))
+            self._transposed[source] = elements.transpose(0, 1).contiguous().view(-1)
+        return self._transposed[source]
+
+
+def convert_source(
+    original: Source, target: ModelConfig | str, config: ModelConfig | None = None
+) -> ConvertedSource:
+    """A model in the format of another config.
+
+    Args:
+        original: the model.
+        target: the config, or its identifier.
+        config: what the model is; found by its keys and shapes by default.
+
+    Raises:
+        ConfigError: the config is not known, several fit, or nothing leads from it to the target.
+        CheckpointError: tensors that do not fit each other.
+    """
+    infos = {key: original.info(key) for key in original.keys()}
+    found = detect(infos, None if config is None else [config])
+    if config is not None and not found.is_known:
+        raise CheckpointError(f"{original.name} is no {config.identifier}: its keys are others.")
+    wanted = resolve(target) if isinstance(target, str) else target
+    own_names = {name: key for key, name in found.renamed.items()}
+    return ConvertedSource(original, views(found.config, wanted).named(own_names))
+
+
+def _available(original: Source, by_key: Mapping[str, View]) -> dict[str, View]:
+    """The views whose sources are there, in the order in which those lie in the original."""
+    place = {key: i for i, key in enumerate(original.keys())}
+    problems = Problems()
+    found: dict[str, View] = {}
+    for key, view in by_key.items():
+        lacking = [source for source in view.sources if source not in place]
+        if not lacking:
+            found[key] = view
+        elif len(lacking) < len(view.sources):
+            problems.add(f"{original.name}: {some(lacking)} is missing, of which {key} would be made.")
+    problems.raise_as(CheckpointError)
+    return dict(sorted(found.items(), key=lambda item: (place[item[1].sources[0]], item[1].index)))
+
+
+def _infos(original: Source, made_of: Mapping[str, View]) -> dict[str, TensorInfo]:
+    infos: dict[str, TensorInfo] = {}
+    problems = Problems()
+    for key, view in made_of.items():
+        sources = [original.info(source) for source in view.sources]
+        if len({info.dtype for info in sources}) > 1:
+            listed = ", ".join(f"{k} {original.info(k).dtype}" for k in view.sources)
+            problems.add(f"{original.name}: {key} would be made of different dtypes: {listed}.")
+        try:
+            shape = view.shape({k: original.info(k).shape for k in view.sources})
+        except CheckpointError as error:
+            problems.add(f"{original.name}: {key}: {error}")
+            continue
+        nbytes = sum(info.nbytes for info in sources) // view.of
+        infos[key] = TensorInfo(sources[0].dtype, shape, sources[0].offset + view.index * nbytes, nbytes)
+    problems.raise_as(CheckpointError)
+    return infos
+
+
+def write_source(
+    source: Source,
+    destination: Destination,
+    metadata: Mapping[str, str],
+    advance: Callable[[str, int], None] = lambda key, nbytes: None,
+    workers: int = 2,
+) -> Path:
+    """Copy a source to where a model is written, by ranges of bytes: memory does not grow with the model.
+
+    Args:
+        advance: called with a key and a number of bytes whenever so many of it are written.
+
+    Returns:
+        what was written: a file or a folder.
+    """
+    if destination.path.resolve() in {path.resolve() for path in (source.path, *source.files) if path}:
+        raise CheckpointError(f"{destination.path} is the model that is read: write it somewhere else.")
+    destination.check()
+    buffers = threading.local()
+    writer = destination.open(metadata, durable=True, signature=None)
+
+    def copy(key: str, start: int, size: int) -> None:
+        if not hasattr(buffers, "room"):
+            buffers.room = torch.empty(COPY_BYTES, dtype=torch.uint8)
+        view = byte_view(buffers.room)[:size]
+        source.read_bytes_into(key, start, view)
+        writer.write_bytes(key, start, view)
+        advance(key, size)
+
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for copied in [pool.submit(copy, *piece) for piece in _pieces(source)]:
+            copied.result()
+        source.check_unchanged()
+        return writer.commit()
+    except BaseException:
+        pool.shutdown(cancel_futures=True)
+        writer.abort()
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _pieces(source: Source) -> Iterator[tuple[str, int, int]]:
+    """(key, start, bytes) of everything in a source, in the order in which it is best read."""
+    for key in source.keys():
+        nbytes = source.info(key).nbytes
+        for start in range(0, nbytes, COPY_BYTES):
+            yield key, start, min(COPY_BYTES, nbytes - start)
