@@ -9,7 +9,6 @@ import json
 import math
 import os
 import stat
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -17,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
+from mecha_exp.checkpoint.entries import AGAIN, EntryReader
 from mecha_exp.checkpoint.files import PositionalFile
 from mecha_exp.errors import CheckpointError, did_you_mean
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
 MAX_DIMENSIONS = 64  # what torch can index; it also bounds the work that a hostile shape causes
+MAX_TENSORS = 1 << 18  # far more than any model has; a header of 100 MB could name two million
 ALIGNMENT = 64  # of the first data byte in the files we write: a cache line
 
 _LENGTH_BYTES = 8
-_AGAIN = "It is damaged or was not fully copied: download or copy it again."
+_METADATA = "__metadata__"
 _LOOKALIKES = {
     b"PK": "a pickle checkpoint (.ckpt, .pt), not safetensors: convert it to safetensors first",
     b"\x80": "a pickle checkpoint (.ckpt, .pt), not safetensors: convert it to safetensors first",
@@ -93,9 +94,7 @@ def parse_header(file: PositionalFile) -> Header:
     try:
         raw = _raw_header(file, file_size)
         data_start = _LENGTH_BYTES + len(raw)
-        entries = _decode(raw)
-        metadata = _metadata(entries.pop("__metadata__", {}))
-        tensors = {key: _tensor(key, entry, data_start) for key, entry in entries.items()}
+        tensors, metadata = _decode(raw, data_start)
         tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
         _require_covered(tensors, data_start, file_size)
     except CheckpointError as error:
@@ -162,13 +161,13 @@ def _models_in(folder: Path) -> list[str]:
         return []
 
 
-def _raw_header(file: PositionalFile, file_size: int) -> bytes:
+def _raw_header(file: PositionalFile, file_size: int) -> bytearray:
     if file_size == 0:
-        raise CheckpointError(f"the file is empty. {_AGAIN}")
+        raise CheckpointError(f"the file is empty. {AGAIN}")
     start = bytearray(min(file_size, 32))
     file.read_into(0, memoryview(start))
     if file_size < _LENGTH_BYTES:
-        raise CheckpointError(f"the file is {file_size} bytes, too short for a safetensors file. {_AGAIN}")
+        raise CheckpointError(f"the file is {file_size} bytes, too short for a safetensors file. {AGAIN}")
     length = int.from_bytes(start[:_LENGTH_BYTES], "little")
     available = file_size - _LENGTH_BYTES
     if start[_LENGTH_BYTES : _LENGTH_BYTES + 1] != b"{" or length > min(available, MAX_HEADER_BYTES):
@@ -176,66 +175,59 @@ def _raw_header(file: PositionalFile, file_size: int) -> bytes:
             if start.startswith(magic):
                 raise CheckpointError(f"this is {meaning}.")
     if length > MAX_HEADER_BYTES:
-        raise CheckpointError(f"its header would be {length:,} bytes; the format allows 100 MB. {_AGAIN}")
+        raise CheckpointError(f"its header would be {length:,} bytes; the format allows 100 MB. {AGAIN}")
     if length > available:
-        raise CheckpointError(f"its header would be {length:,} bytes, the file has {available:,}. {_AGAIN}")
+        raise CheckpointError(f"its header would be {length:,} bytes, the file has {available:,}. {AGAIN}")
     raw = bytearray(length)
     file.read_into(_LENGTH_BYTES, memoryview(raw))
-    return bytes(raw)
+    return raw
 
 
-def _decode(raw: bytes) -> dict[str, Any]:
+def _decode(raw: bytearray, data_start: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """The tensors and the metadata of a header."""
     if not raw.startswith(b"{"):
-        raise CheckpointError(f"the header is not a JSON object: this is no safetensors file. {_AGAIN}")
+        raise CheckpointError(f"the header is not a JSON object: this is no safetensors file. {AGAIN}")
     try:
-        entries = json.loads(
-            raw.decode(),
-            object_pairs_hook=_unique,
-            parse_int=_integer,
-            parse_float=_no_number,
-            parse_constant=_no_number,
-        )
+        text = raw.decode()
+        raw.clear()
+        return _entries(EntryReader(text), data_start)
     except UnicodeError:
-        raise CheckpointError(f"the header is not UTF-8 text. {_AGAIN}") from None
+        raise CheckpointError(f"the header is not UTF-8 text. {AGAIN}") from None
     except RecursionError:
-        raise CheckpointError(f"the header is not valid: it is nested too deeply. {_AGAIN}") from None
+        raise CheckpointError(f"the header is not valid: it is nested too deeply. {AGAIN}") from None
     except ValueError as error:
-        raise CheckpointError(f"the header is not valid JSON ({error}). {_AGAIN}") from None
-    return dict(entries)
+        raise CheckpointError(f"the header is not valid JSON ({error}). {AGAIN}") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise CheckpointError(f"the header has {name[:200]!r} twice. {_AGAIN}")
-    for name in entries:
-        _require_text(name)
-    return entries
+def _entries(text: EntryReader, data_start: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    tensors: dict[str, TensorInfo] = {}
+    metadata: dict[str, str] | None = None
+    for name in text.names():
+        if name in tensors or (name == _METADATA and metadata is not None):
+            raise CheckpointError(f"the header has {name[:200]!r} twice. {AGAIN}")
+        if name == _METADATA:
+            metadata = _metadata(text)
+        elif len(tensors) == MAX_TENSORS:
+            raise CheckpointError(f"the header has more than {MAX_TENSORS:,} tensors, which no model has.")
+        else:
+            tensors[name] = _tensor(name, text.value(name), data_start)
+    text.end()
+    return tensors, metadata or {}
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > 19 or digits == "-0" or int(digits) >= 2**63:
-        raise CheckpointError(f"the header has a number out of range, {digits[:24]}.")
-    return int(digits)
-
-
-def _no_number(text: str) -> int:
-    raise CheckpointError(f"the header has the number {text[:24]}, where only integers have a meaning.")
-
-
-def _require_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise CheckpointError(f"the header has text that is not valid Unicode, {text[:60]!r}.") from None
-
-
-def _metadata(found: Any) -> dict[str, str]:
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise CheckpointError("the header's __metadata__ is not a map of texts to texts.")
-    for value in found.values():
-        _require_text(value)
+def _metadata(text: EntryReader) -> dict[str, str]:
+    found: dict[str, str] = {}
+    wrong = CheckpointError("the header's __metadata__ is not a map of texts to texts.")
+    if not text.is_next("{"):
+        raise wrong
+    for name in text.names():
+        if name in found:
+            raise CheckpointError(f"the header has {name[:200]!r} twice. {AGAIN}")
+        if not text.is_next('"'):
+            raise wrong
+        if len(found) == MAX_TENSORS:
+            raise CheckpointError(f"the header's __metadata__ has more than {MAX_TENSORS:,} entries.")
+        found[name] = text.string()
     return found
 
 
@@ -270,11 +262,11 @@ def _require_covered(tensors: Mapping[str, TensorInfo], data_start: int, file_si
     end = data_start
     for key, info in tensors.items():
         if info.offset < end:
-            raise CheckpointError(f"tensor {key[:200]!r} overlaps the one before it. {_AGAIN}")
+            raise CheckpointError(f"tensor {key[:200]!r} overlaps the one before it. {AGAIN}")
         if info.offset > end:
             raise CheckpointError(f"{info.offset - end:,} bytes before tensor {key[:200]!r} belong to none.")
         end += info.nbytes
     if end > file_size:
-        raise CheckpointError(f"truncated: {end:,} bytes by its header, {file_size:,} in the file. {_AGAIN}")
+        raise CheckpointError(f"truncated: {end:,} bytes by its header, {file_size:,} in the file. {AGAIN}")
     if end < file_size:
-        raise CheckpointError(f"{file_size - end:,} bytes after the last tensor belong to none. {_AGAIN}")
+        raise CheckpointError(f"{file_size - end:,} bytes after the last tensor belong to none. {AGAIN}")

@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,10 @@ HOSTILE = {
     "size is NaN": (file_bytes({"w": entry(shape=[float("nan")])}), "only integers"),
     "shape is a number": (file_bytes({"w": entry(shape=2)}), "'w' has a shape"),
     "65 dimensions": (file_bytes({"w": entry(shape=[1] * 64 + [2])}), "'w' has a shape"),
-    "a million dimensions": (file_bytes({"w": entry(shape=[3] * 10**6)}), "'w' has a shape"),
+    "a million dimensions": (
+        file_bytes({"w": entry(shape=[3] * 10**6)}),
+        "'w' has more than dtype, shape and data_offsets",
+    ),
     "a million digits": (file_bytes(DIGITS % (b"9" * 10**6)), "number out of range"),
     "size over 64 bits": (file_bytes({"w": entry(shape=[2**63, 0])}), "number out of range"),
     "minus zero": (file_bytes(DIGITS % b"-0"), "number out of range"),
@@ -306,3 +310,42 @@ def test_what_we_accept_safetensors_accepts(tmp_path_factory: pytest.TempPathFac
         return
     with safetensors.safe_open(path, "np") as file:
         assert set(file.keys()) == set(header.tensors)
+
+
+def test_more_tensors_or_metadata_than_any_model_has_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mecha_exp.checkpoint.header.MAX_TENSORS", 3)
+    path = tmp_path / "many.safetensors"
+    empty = {str(i): entry("U8", [0], [0, 0]) for i in range(4)}
+    for content, message in [
+        (empty, "the header has more than 3 tensors, which no model has"),
+        ({"__metadata__": dict.fromkeys("abcd", "")}, "__metadata__ has more than 3 entries"),
+    ]:
+        path.write_bytes(file_bytes(content, b""))
+        with pytest.raises(CheckpointError, match=message):
+            read_header(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b'{"w":[' + b"[]," * 20_000_000 + b"[]]}", "'w' has more than dtype, shape and data_offsets"),
+        (b'{"__metadata__":{"a":[' + b"[]," * 20_000_000 + b"[]]}}", "not a map of texts to texts"),
+        (b"{" + b" " * 60_000_000 + b"]", "a text is expected at character 60000001"),
+    ],
+    ids=["lists in an entry", "lists in the metadata", "spaces"],
+)
+def test_a_header_that_would_be_huge_in_memory_is_not_taken_in(
+    tmp_path: Path, header: bytes, message: str
+) -> None:
+    path = tmp_path / "huge.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=message):
+            read_header(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * len(header), "as JSON it would take fifty times its size"
