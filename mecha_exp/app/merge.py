@@ -11,7 +11,6 @@ from mecha_exp.checkpoint import parse_dtype
 from mecha_exp.engine import EngineOptions, Job, plan, run_plan
 from mecha_exp.engine.merging import recipe_metadata
 from mecha_exp.errors import ConfigError
-from mecha_exp.merger import with_suffix
 
 EXAMPLE = """\
 examples:
@@ -37,8 +36,9 @@ def main(arguments: list[str]) -> int:
         "-o",
         "--output",
         type=Path,
-        metavar="FILE",
-        help="the merged model (default: the recipe's name with .safetensors, in the current folder)",
+        metavar="PATH",
+        help="the merged model: a .safetensors file, or else a folder like that of the first model (default: "
+        "the recipe's name with .safetensors, in the current folder)",
     )
     parser.add_argument("--dtype", help="of the output, as float16 (default: each key's in the first model)")
     parser.add_argument(
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 def _output(options: argparse.Namespace) -> Path:
     """Where the model goes; a file that is there already is replaced only if it was named."""
     if options.output is not None:
-        return with_suffix(options.output)
+        return Path(options.output)
     target = Path(f"{options.recipe.stem}.safetensors")
     if target.exists():
         raise ConfigError(f"{target} is there already. Say with -o where the model goes.")

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ OPEN_NODES = ("blocks", "evaluator")
 
 _VALUE_FLAGS = {"--cfg", "--config-path", "--config-name", "--config-dir", "--package"}
 _VALUE_FLAGS |= {"-c", "-cp", "-cn", "-cd", "-p"}
+_TEMPLATE = re.compile(r"'(?:mecha|parameter)':")  # a word that brings parameters into a recipe
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MAX_COMBINATIONS = 200  # of groups that are composed to check names; a larger sweep is checked in part
 
@@ -85,6 +87,11 @@ class Grid(Sequence[DictConfig]):
         for key, value in self.settings[setting]:
             OmegaConf.update(config, key, value, force_add=True)
         return config
+
+    @cached_property
+    def parameters(self) -> set[str]:
+        """The parameters of the recipes, which any of the values may fill."""
+        return set().union(*map(_parameters_of, self.first_of_each))
 
     @property
     def first_of_each(self) -> list[DictConfig]:
@@ -167,6 +174,7 @@ def _check(arguments: list[str], words: list[str], multirun: bool) -> CommandLin
     swept_keys = [o.key_or_group for o in parsed if o.is_sweep_override()]
     points = _grid(chosen, [o for o in parsed if o not in chosen], fixed, problems)
     problems.raise_as(ConfigError)
+    arguments = [f"++{word}" if _key(word) in points.parameters else word for word in arguments]
     _check_used([k for k in swept_keys if k not in groups], points.first_of_each, problems)
     _check_distinct_outputs(is_sweep, points, problems)
     problems.raise_as(ConfigError)
@@ -178,10 +186,12 @@ def _grid(chosen: list[Override], values: list[Override], fixed: list[str], prob
     plain = [o for o in values if not o.is_hydra_override()]
     choices = itertools.islice(_choose(chosen), _MAX_COMBINATIONS)
     bases = [_compose([*choice, *fixed]) for choice in choices]
-    for base, override in itertools.product(bases, plain):
-        _check_name(base, override, problems)
     axes = [[(o.key_or_group, value) for value in _values(o)] for o in plain]
-    return Grid(bases, list(itertools.product(*axes)))
+    grid = Grid(bases, list(itertools.product(*axes)))
+    for base, override in itertools.product(bases, plain):
+        if override.key_or_group not in grid.parameters:
+            _check_name(base, override, problems)
+    return grid
 
 
 def _choose(chosen: list[Override]) -> Iterator[list[str]]:
@@ -260,8 +270,8 @@ def _used_by(config: DictConfig) -> set[str]:
     """The top-level hyperparameters that the recipe refers to, directly or through another one."""
     raw = OmegaConf.to_container(config, resolve=False)
     assert isinstance(raw, dict)
-    used: set[str] = set()
-    waiting = [raw.get("recipe")]
+    used = _parameters_of(config)
+    waiting = [raw.get("recipe"), *(raw.get(name) for name in used)]
     while waiting:
         for reference in _REFERENCE.findall(str(waiting.pop())):
             key = reference.partition(".")[0]
@@ -269,6 +279,19 @@ def _used_by(config: DictConfig) -> set[str]:
                 used.add(key)
                 waiting.append(raw.get(key))
     return {key for key in used if key not in ("models", "blocks", "recipe")}
+
+
+def _parameters_of(config: DictConfig) -> set[str]:
+    """The parameters of the recipe, where it is or may hold a template."""
+    raw = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(raw, dict)
+    if not _TEMPLATE.search(str(raw.get("recipe"))):
+        return set()
+    from mecha_exp.app.point import model_folders, resolve
+    from mecha_exp.app.templates import names_in
+
+    resolved = resolve(config)
+    return names_in(resolved["recipe"], model_folders(resolved))
 
 
 def _check_distinct_outputs(is_sweep: bool, points: Grid, problems: Problems) -> None:
@@ -284,6 +307,11 @@ def _check_distinct_outputs(is_sweep: bool, points: Grid, problems: Problems) ->
 
 def _compose(overrides: list[str]) -> DictConfig:
     return compose(CONFIG_NAME, overrides=overrides, return_hydra_config=True)
+
+
+def _key(word: str) -> str:
+    """What an override sets."""
+    return "" if word.startswith("-") else word.partition("=")[0]
 
 
 def _opened(word: str) -> str:

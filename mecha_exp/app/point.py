@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mecha_exp.app.provenance import input_names
+from mecha_exp.app.templates import build_filled
 from mecha_exp.checkpoint import dtype_name, parse_dtype, parse_size
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
@@ -21,7 +22,6 @@ from mecha_exp.errors import CheckpointError, ConfigError, Problems, did_you_mea
 from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
 from mecha_exp.lab.signature import Signature, signature_of
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
-from mecha_exp.recipe import build_recipe, deserialize
 
 SECTIONS = (
     "models",
@@ -172,9 +172,8 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
         ConfigError: an engine or output setting that makes no sense.
         RecipeError: everything that is wrong with the recipe.
     """
-    folders = [_folder(config["models"].get("dir"))]
-    options = _options(config["engine"], [f for f in folders if f is not None])
-    recipe = build_recipe(config.get("recipe"), load_text=lambda path: _load_text(path, options))
+    options = _options(config["engine"], model_folders(config))
+    recipe = build_filled(config, options.model_dirs, (*SECTIONS, *_NAMES))
     output = config["output"]
     dtype = None if output["dtype"] in (None, "input") else parse_dtype(output["dtype"])
     path, shard_size = None, _shard_size(output)
@@ -193,10 +192,12 @@ def _shard_size(output: Mapping[str, Any]) -> int | None:
         raise ConfigError(f"output.shard_size: {error}") from None
 
 
-def _folder(text: str | None) -> Path | None:
+def model_folders(config: Mapping[str, Any]) -> list[Path]:
+    """Where a configuration's models and recipes are looked for, after the current folder."""
+    text = config["models"].get("dir")
     if not text:
-        return None
-    return packaged(text) if text.startswith(PACKAGE_SCHEME) else Path(text)
+        return []
+    return [packaged(text) if text.startswith(PACKAGE_SCHEME) else Path(text)]
 
 
 def _options(engine: Mapping[str, Any], folders: list[Path]) -> EngineOptions:
@@ -208,8 +209,3 @@ def _options(engine: Mapping[str, Any], folders: list[Path]) -> EngineOptions:
         return EngineOptions(**engine, model_dirs=folders)
     except ConfigError as error:
         raise ConfigError(f"engine.{error}") from None
-
-
-def _load_text(path: str, options: EngineOptions) -> Node:
-    found = find_model(path, options.model_dirs)
-    return deserialize(found.read_text(encoding="utf-8"))

@@ -160,7 +160,8 @@ def _write_files(entry: Entry, statistics: str) -> None:
 
 def _name_of(given: list[str], sweep: Sweep | None, recipe: str | None) -> str:
     """What differs from the other points, or the recipe."""
-    differing = [o for o in given if sweep and o.lstrip("+").partition("=")[0] in sweep.swept]
+    words = [word.lstrip("+") for word in given]
+    differing = [word for word in words if sweep and word.partition("=")[0] in sweep.swept]
     return ",".join(differing) or str(recipe)
 
 

@@ -46,16 +46,15 @@ def test_a_recipe_file_is_merged_under_its_own_name(app, models):
 def test_parameters_are_filled_with_models_recipes_and_numbers(app, models):
     given = ["-p", "a", "b.safetensors", "-p", "c", "average.mecha", "-p", "alpha", "0.5"]
 
-    outcome = app("merge", "template.mecha", *given, "-o", "out/m")
+    outcome = app("merge", "template.mecha", *given, "-o", "out/m.safetensors")
 
     assert outcome.status == 0, outcome.err
     assert merged(models / "out" / "m.safetensors") == [1.25] * 4
 
 
 def test_a_merged_model_carries_its_recipe_and_is_merged_again_to_the_same_bytes(app, models):
-    app(
-        "merge", "template.mecha", "-p", "a", "average.mecha", "-p", "c", "b", "-p", "alpha", "0.3", "-o", "m"
-    )
+    given = ["-p", "a", "average.mecha", "-p", "c", "b", "-p", "alpha", "0.3"]
+    app("merge", "template.mecha", *given, "-o", "m.safetensors")
 
     outcome = app("merge", "m.safetensors", "-o", "again.safetensors")
 
@@ -73,9 +72,9 @@ def test_models_and_recipes_are_looked_for_in_given_folders(app, models, tmp_pat
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     monkeypatch.chdir(elsewhere)
 
-    given = app("merge", "average.mecha", "--models-dir", str(models), "-o", "given")
+    given = app("merge", "average.mecha", "--models-dir", str(models), "-o", "given.safetensors")
     monkeypatch.setenv("MECHA_MODELS_DIR", str(models))
-    named = app("merge", "average.mecha", "-o", "named")
+    named = app("merge", "average.mecha", "-o", "named.safetensors")
 
     assert (given.status, named.status) == (0, 0), given.err + named.err
     assert merged(elsewhere / "given.safetensors") == merged(elsewhere / "named.safetensors") == [1.5] * 4
