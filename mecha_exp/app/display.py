@@ -104,7 +104,7 @@ class _Milestones:
         with self._lock:
             self._done += nbytes
             now = time.monotonic()
-            if now - self._said < LOG_SECONDS:
+            if now - self._said < LOG_SECONDS or not self._done:
                 return
             self._said = now
             rate = max(self._done, 1) / (now - self._began)
