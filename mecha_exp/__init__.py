@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mecha_exp.conversion import convert
-    from mecha_exp.engine import EngineOptions, Job, MergeReport, merge, merge_many, plan
+    from mecha_exp.engine import EngineOptions, Job, MergeReport, merge_many, plan
     from mecha_exp.errors import (
         CheckpointError,
         ConfigError,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from mecha_exp.evaluation import evaluator
     from mecha_exp.merger import RecipeMerger, merge_and_save
+    from mecha_exp.merging import Defaults, merge, set_log_level, value_to_node
     from mecha_exp.method import MergeMethod, factor, merge_method, reduction
     from mecha_exp.nodes import Node, literal, model
     from mecha_exp.random import uniform
@@ -41,7 +42,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "mecha_exp.conversion": ["convert"],
-    "mecha_exp.engine": ["EngineOptions", "Job", "MergeReport", "merge", "merge_many", "plan"],
+    "mecha_exp.engine": ["EngineOptions", "Job", "MergeReport", "merge_many", "plan"],
     "mecha_exp.errors": [
         "CheckpointError",
         "ConfigError",
@@ -52,6 +53,7 @@ _HOMES = {
     ],
     "mecha_exp.evaluation": ["evaluator"],
     "mecha_exp.merger": ["RecipeMerger", "merge_and_save"],
+    "mecha_exp.merging": ["Defaults", "merge", "set_log_level", "value_to_node"],
     "mecha_exp.method": ["MergeMethod", "factor", "merge_method", "reduction"],
     "mecha_exp.random": ["uniform"],
     "mecha_exp.nodes": ["Node", "literal", "model"],
@@ -73,6 +75,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "Defaults",
     "EngineOptions",
     "EvaluationError",
     "Job",
@@ -108,8 +111,10 @@ __all__ = [
     "reduction",
     "serialize",
     "serialize_and_save",
+    "set_log_level",
     "skip_key",
     "uniform",
+    "value_to_node",
 ]
 
 # In a checkout conf/, methods/ and examples/ lie beside this package and belong to it, installed or not.

@@ -379,7 +379,7 @@ class TestNothingIsLeftBehind:
         ({"tile_size": 1.5}, "tile_size: expected a positive whole number, got 1.5"),
         ({"memory_budget": True}, "memory_budget: expected a positive whole number, got True"),
         ({"on_missing": "skpi"}, "on_missing: unknown choice 'skpi'. Did you mean 'skip'?"),
-        ({"on_nonfinite": "skip"}, "on_nonfinite: unknown choice 'skip'."),
+        ({"on_nonfinite": "drop"}, "on_nonfinite: unknown choice 'drop'."),
     ],
 )
 def test_options_are_checked(options, said):

@@ -1,7 +1,7 @@
 """The streaming merge engine: plan, program, execution."""
 
-from mecha_exp.engine.merging import MergeReport, merge, merge_many, run_plan
+from mecha_exp.engine.merging import MergeReport, merge_many, run_plan
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planning import Job, Plan, plan
 
-__all__ = ["EngineOptions", "Job", "MergeReport", "Plan", "merge", "merge_many", "plan", "run_plan"]
+__all__ = ["EngineOptions", "Job", "MergeReport", "Plan", "merge_many", "plan", "run_plan"]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import importlib.resources
+import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from mecha_exp.checkpoint import StoredModel, TensorInfo, dtype_name, open_stored
+from mecha_exp.checkpoint import StoredModel, TensorInfo, dtype_name, is_arithmetic, open_stored, torch_dtype
 from mecha_exp.errors import CheckpointError, Problems, did_you_mean
+from mecha_exp.extensions import model_dirs
 from mecha_exp.nodes import InMemory, ModelNode
 
 PACKAGE_SCHEME = "pkg://"
 MODELS_DIR_VARIABLE = "MECHA_MODELS_DIR"
+_LOOK = 1 << 20
 
 
 class Source(Protocol):
@@ -114,6 +117,35 @@ def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterat
             source.close()
 
 
+class FiniteSource:
+    """The keys of another source whose values are all finite; made by looking at all of them."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._finite = {key: None for key in source.keys() if _is_finite(source, key)}
+        self.keys = self._finite.keys
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._finite
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def _is_finite(source: Source, key: str) -> bool:
+    info = source.info(key)
+    if not is_arithmetic(info.dtype):
+        return True
+    count = math.prod(info.shape)
+    tile = torch.empty(min(count, _LOOK), dtype=torch_dtype(info.dtype))
+    for start in range(0, count, _LOOK):
+        part = tile[: min(_LOOK, count - start)]
+        source.read_into(key, start, part)
+        if not (part if part.dtype.itemsize > 1 else part.float()).isfinite().all():
+            return False
+    return True
+
+
 def find_model(path: str, folders: Sequence[Path]) -> Path:
     """The file or the folder that a model's path means.
 
@@ -127,7 +159,7 @@ def find_model(path: str, folders: Sequence[Path]) -> Path:
     if path.startswith(PACKAGE_SCHEME):
         return packaged(path)
     named = os.environ.get(MODELS_DIR_VARIABLE, "").split(os.pathsep)
-    places = (Path(), *folders, *(Path(folder) for folder in named if folder))
+    places = (Path(), *folders, *model_dirs.get_all(), *(Path(folder) for folder in named if folder))
     tried = [folder / path for folder in places]
     found = next((p for t in tried for p in (t, Path(f"{t}.safetensors")) if p.exists()), None)
     if found is not None:

@@ -1,11 +1,10 @@
-"""The entries of the engine: `merge_many` makes many models in one pass, `merge` makes one."""
+"""The entry of the engine: `merge_many` makes any number of models in one pass."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -85,30 +84,6 @@ def run_plan(
             sink.abort() if isinstance(error, Exception) else sink.suspend()
         raise
     return _report(planned, tally, time.perf_counter() - started)
-
-
-def merge(
-    recipe: Node,
-    output: Path | str | dict[str, torch.Tensor] | None = None,
-    options: EngineOptions | None = None,
-    dtype: torch.dtype | None = None,
-) -> dict[str, torch.Tensor] | Path:
-    """Make one model.
-
-    Args:
-        recipe: its graph.
-        output: where the file goes; None returns the state dict.
-        options: how it is run.
-        dtype: of the output; None keeps the dtype that each key has in the first input.
-
-    Returns:
-        the path, or the merged state dict.
-
-    >>> merge(weighted_sum("a.safetensors", "b.safetensors", alpha=0.3), "merged.safetensors")
-    """
-    target = {} if output is None else output if isinstance(output, dict) else Path(output)
-    merge_many([Job(recipe, target, dtype, metadata=recipe_metadata(recipe))], options)
-    return target
 
 
 def recipe_metadata(recipe: Node) -> dict[str, str]:

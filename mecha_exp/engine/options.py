@@ -11,7 +11,7 @@ from mecha_exp.checkpoint import parse_dtype
 from mecha_exp.errors import ConfigError, did_you_mean
 
 ON_MISSING = ("error", "skip", "base")
-ON_NONFINITE = ("error", "keep")
+ON_NONFINITE = ("error", "keep", "skip")
 FUSE = ("auto", "always", "never")
 
 
@@ -28,7 +28,8 @@ class EngineOptions:
         memory_budget: bytes that the tensors of whole-tensor methods may take at once.
         on_missing: a key that one of the inputs lacks is an error, or left out of the output (`skip`), or
             taken unchanged from the first input that has it (`base`).
-        on_nonfinite: a NaN or an infinity in an input is an error, or kept.
+        on_nonfinite: a NaN or an infinity in an input is an error, or kept, or makes the key count as
+            missing from that input (`skip`), which takes a look at all inputs before.
         strict: a value that overflows the output's dtype is an error rather than a warning.
         model_dirs: folders where a relative path of a model is looked for, after the current one.
     """

@@ -13,7 +13,7 @@ import torch
 from mecha_exp.checkpoint import Destination, Template, dtype_name, is_arithmetic, parse_dtype, stored_bytes
 from mecha_exp.engine import checks
 from mecha_exp.engine.fusion import FusedPass, choose_ways, how_run
-from mecha_exp.engine.inputs import Source, open_sources
+from mecha_exp.engine.inputs import FiniteSource, Source, open_sources
 from mecha_exp.engine.keys import KeyedGraph, Situation
 from mecha_exp.engine.lazy import Lazy
 from mecha_exp.engine.options import EngineOptions
@@ -195,6 +195,8 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     options = options or EngineOptions()
     require_filled(job.recipe for job in jobs)
     with open_sources(models_of(*(job.recipe for job in jobs)), options.model_dirs) as sources:
+        if options.on_nonfinite == "skip":
+            sources = {model: FiniteSource(source) for model, source in sources.items()}
         yield _Planner(tuple(jobs), options, sources).plan()
 
 
