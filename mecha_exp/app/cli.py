@@ -18,6 +18,7 @@ VERBS = {
     "ls": "mecha_exp.app.ls",
     "merge": "mecha_exp.app.merge",
     "plan": "mecha_exp.app.plan",
+    "reproduce": "mecha_exp.app.reproduce",
     "show": "mecha_exp.app.show",
     "table": "mecha_exp.app.table",
     "track": "mecha_exp.app.track",

@@ -14,7 +14,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -47,15 +47,18 @@ class Wanted:
     Attributes:
         point: what.
         in_memory: whether the model is to be given as a state dict, where no file of it is kept.
+        metadata: for the file's header, beside the recipe.
     """
 
     point: Point
     in_memory: bool
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def job(self) -> Job:
         """What the engine is asked for; a dictionary of its own each time, for an attempt may fail."""
         kept_in_memory: dict[str, torch.Tensor] | None = {} if self.in_memory else None
-        return self.point.job(self.point.output if self.point.output is not None else kept_in_memory)
+        output = self.point.output if self.point.output is not None else kept_in_memory
+        return self.point.job(output, self.metadata)
 
 
 @dataclass(frozen=True)

@@ -113,13 +113,15 @@ class Point:
             "output_dtype": dtype_name(self.dtype) if self.dtype else "input",
         }
 
-    def job(self, output: Path | dict[str, torch.Tensor] | None) -> Job:
-        """What the engine is asked for."""
+    def job(
+        self, output: Path | dict[str, torch.Tensor] | None, metadata: Mapping[str, str] | None = None
+    ) -> Job:
+        """What the engine is asked for; `metadata` is for the header, beside the recipe."""
         return Job(
             self.recipe,
             output,
             self.dtype,
-            recipe_metadata(self.recipe),
+            {**recipe_metadata(self.recipe), **(metadata or {})},
             statistics=self.wants_statistics,
             durable=bool(self.config["output"]["durable"]),
             shard_size=self.shard_size,
@@ -133,10 +135,15 @@ class Point:
         """
         return read_scoring(self.config["evaluator"], shapes, self.config.get("plugins") or ())
 
+    @property
+    def output_settings(self) -> dict[str, Any]:
+        """What the configuration says of the output's tensors."""
+        return {k: v for k, v in self.config["output"].items() if k not in _NOT_IN_THE_TENSORS}
+
     def signature(self, contents: Mapping[Path, str]) -> Signature:
         """Its signature, with the content of each of its `files`."""
         by_model = {model: contents[path] for model, path in self.files.items()}
-        given = {k: v for k, v in self.config["output"].items() if k not in _NOT_IN_THE_TENSORS}
+        given = self.output_settings
         given["dtype"] = dtype_name(self.dtype) if self.dtype else "input"
         output = {name: str(value) for name, value in given.items() if value is not None}
         return signature_of(self.recipe, by_model, self.options, output)

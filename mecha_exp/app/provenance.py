@@ -10,15 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import mecha_exp
+from mecha_exp.app.machine import machine
 from mecha_exp.checkpoint import INDEX
 from mecha_exp.nodes import ModelNode
 
 PACKAGES = ("torch", "numpy", "safetensors", "hydra-core", "omegaconf", "mlflow")
 
 
+_LARGEST_DIFF = 1_000_000
+
+
 def environment() -> dict[str, str]:
     """What a result was made with, beside its recipe and its inputs."""
-    return {**git_state(), **versions()}
+    return {**git_state(), **versions(), **machine()}
 
 
 def input_names(files: Mapping[ModelNode, Path]) -> dict[ModelNode, str]:
@@ -46,13 +50,33 @@ def git_state() -> dict[str, str]:
     That of the current folder's repository or, outside one, of the checkout that this package runs from;
     nothing where neither is under git.
     """
-    for folder in (Path.cwd(), Path(mecha_exp.__file__).parent):
+    for folder in _repositories():
         try:
             commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain")
         except (OSError, subprocess.SubprocessError):
             continue
         return {"git/commit": commit, "git/dirty": str(bool(changes)).lower()}
     return {}
+
+
+@functools.cache
+def git_changes() -> str:
+    """What was not committed, as a diff on top of `git/commit`; untracked files are named."""
+    for folder in _repositories():
+        try:
+            diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff")
+            status = _git(folder, "status", "--porcelain")
+        except (OSError, subprocess.SubprocessError):
+            continue
+        untracked = [f"# untracked: {line[3:]}" for line in status.splitlines() if line.startswith("??")]
+        if len(diff) > _LARGEST_DIFF:
+            diff = f"{diff[:_LARGEST_DIFF]}\n# ... cut after {_LARGEST_DIFF:,} of {len(diff):,} characters"
+        return "\n".join([*untracked, diff, ""]) if untracked or diff else ""
+    return ""
+
+
+def _repositories() -> tuple[Path, Path]:
+    return Path.cwd(), Path(mecha_exp.__file__).parent
 
 
 def _git(folder: Path, *arguments: str) -> str:

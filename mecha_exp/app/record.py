@@ -6,6 +6,7 @@ metrics.json        the numbers
 recipe.yaml         the resolved configuration
 recipe.mecha        the recipe as text
 weight_stats.csv    distance and cosine to each input, by block
+changes.diff        what was not committed, if this runs from a repository
 mecha_exp.log, .hydra/
 """
 
@@ -22,6 +23,7 @@ from mecha_exp.lab.contents import content_is
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
+CHANGES_FILE = "changes.diff"
 FINISHED, FAILED = "FINISHED", "FAILED"
 
 
@@ -50,6 +52,7 @@ class Record:
         model_sha256: of its bytes.
         note: what the reader of a table should know, such as a point that was made again.
         run_id: of its MLflow run.
+        origin: what decided its bytes beside the recipe; see `Origin`.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Record:
     model_sha256: str | None = None
     note: str | None = None
     run_id: str | None = None
+    origin: dict[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.display import progress_bar, show_error, show_point
 from mecha_exp.app.point import prepare, resolve
-from mecha_exp.app.record import FAILED, FINISHED, RUN_FILE, Record
+from mecha_exp.app.provenance import git_changes
+from mecha_exp.app.record import CHANGES_FILE, FAILED, FINISHED, RUN_FILE, Record
 from mecha_exp.app.sweep import Sweep
 from mecha_exp.app.track import log_folder
 from mecha_exp.app.workbench import Entry, Result, Workbench, workbench
@@ -102,6 +103,7 @@ def _complete(record: Record, bench: Workbench, entry: Entry, result: Result) ->
     fingerprints = {f"fingerprint/{n}": entry.contents[point.files[m]] for m, n in point.names.items()}
     record.tags = {"signature": entry.digest, **fingerprints, **kept.tags}
     record.signature, record.found = entry.digest, result.found
+    record.origin = asdict(entry.origin)
     record.note = _what_changed(entry.folder, record)
     if kept.model:
         record.model, record.model_sha256 = kept.model.path, kept.model.sha256
@@ -151,6 +153,8 @@ def _track(cfg: DictConfig, folder: Path, record: Record, sweep: Sweep | None) -
 
 def _write_files(entry: Entry, statistics: str) -> None:
     point, folder = entry.point, entry.folder
+    if changes := git_changes():
+        (folder / CHANGES_FILE).write_text(changes, encoding="utf-8")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(point.config, sort_keys=False), encoding="utf-8")
     if not any(isinstance(m.source, InMemory) for m in models_of(point.recipe)):
         (folder / "recipe.mecha").write_text(serialize(point.recipe), encoding="utf-8")

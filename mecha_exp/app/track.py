@@ -7,11 +7,19 @@ from pathlib import Path
 
 from mecha_exp.app import sweep as sweeps
 from mecha_exp.app.display import out
-from mecha_exp.app.record import Record, load_all
+from mecha_exp.app.record import CHANGES_FILE, METRICS_FILE, RUN_FILE, Record, load_all
 from mecha_exp.app.report import write_all
 from mecha_exp.tracking import Store
 
-ARTIFACTS = ("recipe.yaml", "recipe.mecha", "metrics.json", "weight_stats.csv", "mecha_exp.log")
+ARTIFACTS = (
+    RUN_FILE,
+    METRICS_FILE,
+    CHANGES_FILE,
+    "recipe.yaml",
+    "recipe.mecha",
+    "weight_stats.csv",
+    "mecha_exp.log",
+)
 HYDRA_ARTIFACTS = ("config.yaml", "overrides.yaml")
 
 

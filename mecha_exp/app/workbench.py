@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from mecha_exp.app import provenance
+from mecha_exp.app import origin, provenance
+from mecha_exp.app.origin import Origin
 from mecha_exp.app.passes import Made, Progress, Wanted, make
 from mecha_exp.app.point import Point
 from mecha_exp.engine import plan
@@ -57,6 +58,11 @@ class Entry:
     def digest(self) -> str:
         """The signature's hash."""
         return self.signature.digest
+
+    @property
+    def origin(self) -> Origin:
+        """What the model's file says of where it comes from."""
+        return Origin.of(self.point, self.signature)
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,10 @@ class Workbench:
 
         A model in memory is the caller's: drop it before asking for the next wave.
         """
-        wanted = [Wanted(entry.point, bool(entry.scoring.evaluations)) for entry in entries]
+        wanted = [
+            Wanted(entry.point, bool(entry.scoring.evaluations), {origin.KEY: entry.origin.text()})
+            for entry in entries
+        ]
         for outcome in make(wanted, progress):
             results: dict[int, Result | Exception] = {}
             for place in list(outcome):

@@ -102,6 +102,16 @@ def _open_sink(planned: Plan, number: int) -> Sink:
     return MemorySink(job.output, planned.layouts[number])
 
 
+def _moments(planned: Plan, tally: Tally, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:
+    """The moments of a job in the order of the plan, so that sums over keys do not hang on who was first."""
+    order = {key.key: place for place, key in enumerate(planned.keys)}
+    found = {model: tally.moments[job, model] for model in planned.sources if (job, model) in tally.moments}
+    return {
+        model: {key: by_key[key] for key in sorted(by_key, key=order.__getitem__)}
+        for model, by_key in found.items()
+    }
+
+
 def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
     warnings = list(planned.warnings)
     if tally.disagreeing:
@@ -115,10 +125,7 @@ def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
     for made, count in zip(planned.jobs, nonfinite, strict=True):
         if count:
             warnings.append(f"{count} values of the output {made.output} are not finite")
-    moments = tuple(
-        {model: by_key for (number, model), by_key in tally.moments.items() if number == job}
-        for job in range(len(planned.jobs))
-    )
+    moments = tuple(_moments(planned, tally, job) for job in range(len(planned.jobs)))
     return MergeReport(
         planned.bytes_read - sum(planned.bytes_of(key) for key in tally.resumed),
         planned.bytes_written - sum(planned.bytes_written_of(key) for key in tally.resumed),

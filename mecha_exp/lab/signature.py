@@ -93,11 +93,11 @@ def signature_of(
     settings = {name: str(getattr(options, name)) for name in ENGINE_SETTINGS}
     settings |= {f"output.{name}": value for name, value in output.items()}
     text = serialize(*rewrite([recipe], by_content))
-    return Signature(text, tuple(contents[m] for m in models), _methods(recipe), settings)
+    return Signature(text, tuple(contents[m] for m in models), methods_of(recipe), settings)
 
 
-def _methods(recipe: Node) -> dict[str, str]:
-    """The merge methods of a recipe and those that its composites are made of."""
+def methods_of(recipe: Node) -> dict[str, str]:
+    """The hash of the code of each merge method of a recipe, and of those that its composites are made of."""
     try:
         expanded = expand([recipe])
     except RecipeError:  # which the merge will say

@@ -74,6 +74,12 @@ class Store:
             )
         return {str(run.info.run_id): str(run.info.status) for run in found}
 
+    def fetch(self, run_id: str, folder: Path) -> Path:
+        """Copy what was kept of a run into a folder, and return where it lies."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with _explained(self.uri):
+            return Path(self._client.download_artifacts(run_id, "", str(folder)))
+
     def delete(self, run_id: str) -> None:
         """Remove a run that was not logged to its end."""
         with _explained(self.uri):
