@@ -6,13 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import mecha_exp
 from mecha_exp.__main__ import main
 from mecha_exp.architectures import KeyInfo, detect, resolve, targets_of, views
-from mecha_exp.checkpoint import open_stored
-from mecha_exp.engine.converting import ConvertedSource, convert_source
+from mecha_exp.checkpoint import Destination, TensorInfo, open_stored
+from mecha_exp.engine import Job, plan, run_plan
+from mecha_exp.engine.converting import ConvertedSource, convert_source, in_one_format, write_source
 from mecha_exp.engine.inputs import MemorySource
 from mecha_exp.errors import CheckpointError, ConfigError
-from mecha_exp.nodes import InMemory
+from mecha_exp.nodes import InMemory, model
 
 PAIRS = [
     ("sdxl-sgm", "sdxl-diffusers"),
@@ -249,3 +251,54 @@ def test_a_bare_vae_with_the_prefix_of_a_checkpoint_fits_two_architectures():
         ConfigError, match=r"fit 3 model configs equally well: 'sd1-ldm', 'sdxl-kohya', 'sdxl-sgm'"
     ):
         detect(keys)
+
+
+def whole(identifier: str, without: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
+    """A model in its real shapes that takes no room: every element of a tensor is one number."""
+    return {
+        key: torch.full((), float(i % 50 + 1), dtype=torch.float16).expand(info.shape)
+        for i, (key, info) in enumerate(resolve(identifier).keys().items())
+        if not info.optional and not key.startswith(without)
+    }
+
+
+def test_inputs_in_several_formats_are_read_in_that_of_the_first_whole_one():
+    nodes = [model(each) for each in (whole("sd1-diffusers_unet_only"), whole("sd1-ldm"), whole("sd1-kohya"))]
+    opened = {node: Lazily(node.source.state_dict) for node in nodes}
+
+    read, notes = in_one_format([mecha_exp.n_average(*nodes)], opened)
+
+    assert set(read[nodes[0]].keys()) == set(resolve("sd1-ldm").components()["diffuser"])
+    assert read[nodes[1]] is opened[nodes[1]]
+    assert set(read[nodes[2]].keys()) == set(opened[nodes[1]].keys())
+    assert [note.partition(" is ")[2] for note in notes] == [
+        "sd1-diffusers_unet_only: read as sd1-ldm",
+        "sd1-kohya: read as sd1-ldm",
+    ]
+
+
+class Lazily(MemorySource):
+    """A state dict whose expanded tensors are not written out."""
+
+    def __init__(self, state_dict):
+        self.name = "model"
+        self._infos = {k: TensorInfo("F16", tuple(t.shape), 0, 2 * t.numel()) for k, t in state_dict.items()}
+        self.keys = self._infos.keys
+
+
+def test_a_model_in_another_format_merges_as_if_it_had_been_converted(clip, tmp_path):
+    path, tensors = clip
+    other, converted_path = tmp_path / "other", tmp_path / "converted.safetensors"
+    target = resolve("vae-diffusers")
+    with open_stored(path) as stored:
+        source = convert_source(stored, target)
+        layout = {key: ("F16", source.info(key).shape) for key in source.keys()}
+        write_source(source, Destination(other / "diffusion_pytorch_model.safetensors", layout), {})
+
+    with plan([Job(mecha_exp.weighted_sum(path, other, alpha=0.25), converted_path)]) as planned:
+        run_plan(planned)
+        assert "other is vae-diffusers: read as vae-ldm" in planned.warnings[0]
+
+    merged = load_file(converted_path)
+    assert merged.keys() == tensors.keys()
+    assert all(torch.equal(merged[key], tensor) for key, tensor in tensors.items())

@@ -12,6 +12,7 @@ import torch
 
 from mecha_exp.checkpoint import Destination, Template, dtype_name, is_arithmetic, parse_dtype, stored_bytes
 from mecha_exp.engine import checks
+from mecha_exp.engine.converting import in_one_format
 from mecha_exp.engine.fusion import FusedPass, choose_ways, how_run
 from mecha_exp.engine.inputs import FiniteSource, Source, open_sources
 from mecha_exp.engine.keys import KeyedGraph, Situation
@@ -194,17 +195,23 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     """
     options = options or EngineOptions()
     require_filled(job.recipe for job in jobs)
-    with open_sources(models_of(*(job.recipe for job in jobs)), options.model_dirs) as sources:
+    recipes = [job.recipe for job in jobs]
+    with open_sources(models_of(*recipes), options.model_dirs) as opened:
+        sources, notes = in_one_format(recipes, opened)
         if options.on_nonfinite == "skip":
             sources = {model: FiniteSource(source) for model, source in sources.items()}
-        yield _Planner(tuple(jobs), options, sources).plan()
+        yield _Planner(tuple(jobs), options, sources, notes).plan()
 
 
 class _Planner:
     """Builds a `Plan`; programs are shared between the keys of one structure."""
 
     def __init__(
-        self, jobs: tuple[Job, ...], options: EngineOptions, sources: Mapping[ModelNode, Source]
+        self,
+        jobs: tuple[Job, ...],
+        options: EngineOptions,
+        sources: Mapping[ModelNode, Source],
+        notes: Sequence[str],
     ) -> None:
         self._jobs = jobs
         self._options = options
@@ -214,7 +221,7 @@ class _Planner:
         self._graph = KeyedGraph([job.recipe for job in jobs], sources, self._lazy, caches)
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[Node, ...], Program] = {}
-        self._warnings: list[str] = []
+        self._warnings: list[str] = list(notes)
 
     def plan(self) -> Plan:
         """Check, then lay out every key."""
