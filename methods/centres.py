@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, merge_method
+from mecha_exp.method import is_constant
 from mecha_exp.methods.limiting import higher, lower
 from mecha_exp.methods.linear import add_scaled, combination, deltas_to, n_average
-from mecha_exp.methods.parameters import Base, Delta, Experts, Model, RowNorm, Small
+from mecha_exp.methods.parameters import Base, Delta, Experts, Model, RowNorm, Scale, Small
 from mecha_exp.methods.reductions import gram, gram_matrix
 
 
@@ -45,24 +46,28 @@ def model_stock(*deltas: Delta, cos_eps: RowNorm = 1e-6) -> Return(Tensor, "delt
 
 
 @merge_method(composite=True)
-def n_model_stock(base: Base, *models: Experts, cos_eps: RowNorm = 1e-6) -> Return(Tensor, "weight"):
-    """base + model_stock(model_i - base).
+def n_model_stock(base: Base, *models: Experts, cos_eps: RowNorm = 1e-6, scale: Scale = 1.0) -> Return(
+    Tensor, "weight"
+):
+    """base + scale model_stock(model_i - base).
 
     Source: Model Stock, Jang et al. 2024, arXiv:2403.19522.
     """
-    return add_scaled(base, model_stock(*deltas_to(base, models), cos_eps=cos_eps), 1.0)
+    if is_constant(scale, 0):
+        return base
+    return add_scaled(base, model_stock(*deltas_to(base, models), cos_eps=cos_eps), scale)
 
 
 @merge_method(elementwise=True, register=False)
-def pairwise_share(products: Small, count: Parameter(int)) -> Return(Tensor, "param"):
-    """`stock_share` from the mean cosine of all pairs."""
+def pairwise_share(products: Small, scale: Small, count: Parameter(int)) -> Return(Tensor, "param"):
+    """`stock_share` times the scale, from the mean cosine of all pairs."""
     matrix = gram_matrix(products, count)
     norms = matrix.diagonal().sqrt()
     pairs = [
         (matrix[i, j] / (norms[i] * norms[j]).clamp_min(1e-6)).clamp(-1, 1)
         for i, j in combinations(range(count), 2)
     ]
-    return stock_share(torch.stack(pairs).mean(), count)
+    return scale * stock_share(torch.stack(pairs).mean(), count)
 
 
 @merge_method(rowwise=True, register=False)
@@ -80,18 +85,22 @@ def model_stock_pairwise(
     base: Base,
     *models: Experts,
     filter_wise: Parameter(bool, help="an angle for each row (a slice along the last axis)") = False,
+    scale: Scale = 1.0,
 ) -> Return(Tensor, "weight"):
-    """base + t mean(deltas), t = N c / (1 + (N - 1) c), c the mean cosine of all pairs of deltas.
+    """base + scale t mean(deltas), t = N c / (1 + (N - 1) c), c the mean cosine of all pairs of deltas.
 
     Over the whole tensor or by row. Where t is not defined the result is the base; one model is itself.
     Source: Model Stock, Jang et al. 2024, arXiv:2403.19522; all pairs as in mergekit.
     """
+    if is_constant(scale, 0):
+        return base
     deltas = deltas_to(base, models)
     if len(deltas) == 1:
-        return add_scaled(base, deltas[0], 1.0)
+        return add_scaled(base, deltas[0], scale)
     if filter_wise:
-        return add_scaled(base, stock_of_rows(*deltas), 1.0)
-    return add_scaled(base, n_average(*deltas), pairwise_share(gram(*deltas), count=len(deltas)))
+        return add_scaled(base, stock_of_rows(*deltas), scale)
+    share = pairwise_share(gram(*deltas), scale, count=len(deltas))
+    return add_scaled(base, n_average(*deltas), share)
 
 
 Iterations = Parameter(int, ge=0, help="iterations at most")

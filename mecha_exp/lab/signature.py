@@ -20,10 +20,11 @@ from typing import Any
 
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import expand, rewrite
-from mecha_exp.errors import RecipeError
+from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.method import MergeMethod
-from mecha_exp.nodes import InMemory, MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.recipe import serialize
+from mecha_exp.weighting import ByKey
 
 ENGINE_SETTINGS = ("compute_dtype", "on_missing", "on_nonfinite")
 """The options of the engine that change bits; the others change only how fast they are made."""
@@ -99,11 +100,27 @@ def signature_of(
 def methods_of(recipe: Node) -> dict[str, str]:
     """The hash of the code of each merge method of a recipe, and of those that its composites are made of."""
     try:
-        expanded = expand([recipe])
-    except RecipeError:  # which the merge will say
+        expanded = expand(_for_keys(recipe))
+    except MechaError:  # which the merge will say
         expanded = ()
     called = {node.method for node in walk(recipe, *expanded) if isinstance(node, MergeNode)}
     return {method.identifier: _code(method) for method in called}
+
+
+def _for_keys(recipe: Node) -> list[Node]:
+    """The recipe with the first of all values by key, with the second ones, and so on."""
+    by_key = [n.value for n in walk(recipe) if isinstance(n, LiteralNode) and isinstance(n.value, ByKey)]
+
+    def at(number: int) -> Node:
+        def value(node: Node) -> Node:
+            if not isinstance(node, LiteralNode) or not isinstance(node.value, ByKey):
+                return node
+            values = node.value.values
+            return LiteralNode(values[min(number, len(values) - 1)], node.space)
+
+        return rewrite([recipe], value)[0]
+
+    return [at(number) for number in range(max([len(value.values) for value in by_key], default=1))]
 
 
 @cache

@@ -31,7 +31,7 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
             "recipe.method: unknown merge method 'tise_sum'. Did you mean 'ties_sum'",
         ),
         (["alpha=0.3,0.5"], "alpha=0.3,0.5 has several values: add -m to run each of them"),
-        (["recipe=model_stock", "alpha=0.1,0.2", "-m"], "the recipe 'model_stock' has no 'alpha'"),
+        (["recipe=n_average", "alpha=0.1,0.2", "-m"], "the recipe 'n_average' has no 'alpha'"),
         (
             ["recipe=ties,n_average", "alpha=0.1,0.2", "-m"],
             "alpha: the recipe 'n_average' has no 'alpha'",

@@ -1,7 +1,7 @@
 """Every file under conf/ composes, and every recipe is the formula that its name promises."""
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -85,9 +85,15 @@ def dare_ties(key: str, alpha: float = 0.5, density: float = 0.5) -> Tensor:
 
 def model_stock(key: str) -> Tensor:
     ds = deltas(key)
+    cosine = sum((a * b).sum() / (a.norm() * b.norm()) for a, b in combinations(ds, 2)) / 3
+    return base[key] + 3 * cosine / (1 + 2 * cosine) * sum(ds) / 3
+
+
+def model_stock_rows(key: str) -> Tensor:
+    ds = deltas(key)
     cosine = sum(torch.cosine_similarity(a, b, dim=-1) for a, b in pairwise(ds)) / 2
     t = (3 * cosine / (1 + 2 * cosine)).unsqueeze(-1)  # one for each row
-    return base[key] + torch.nan_to_num(t * sum(ds) / 3, nan=0, posinf=0, neginf=0)
+    return base[key] + torch.where((1 + 2 * cosine.unsqueeze(-1)).abs() < 1e-6, 0, t * sum(ds) / 3)
 
 
 FORMULAS: dict[str, Callable[[str], Tensor]] = {
@@ -102,6 +108,7 @@ FORMULAS: dict[str, Callable[[str], Tensor]] = {
     "ties": ties,
     "dare_ties": dare_ties,
     "model_stock": model_stock,
+    "model_stock_rows": model_stock_rows,
 }
 
 

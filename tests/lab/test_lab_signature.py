@@ -54,6 +54,14 @@ def test_the_code_of_every_method_that_a_composite_is_made_of_counts():
     assert {"add_difference_ties", "kth_magnitude"} <= set(methods)
 
 
+def test_the_code_that_any_key_needs_counts():
+    methods = signed(
+        add_difference_ties("a", "b", "c", k={"conv": 1.0, "fc": 0.2, "default": 1}), "abc"
+    ).methods
+
+    assert {"elect_and_average", "kth_magnitude"} <= set(methods)
+
+
 def test_comments_and_docstrings_of_a_method_do_not_count():
     code = "def f(a):\n    return a + 1\n"
     commented = 'def f(a):\n    """Adds one."""\n    # quickly\n    return a  +  1\n'
