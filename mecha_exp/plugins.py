@@ -3,7 +3,8 @@
     plugins: [my_evaluator.py, my_methods/, my_package.scoring]
 
 A plugin is a Python file, a folder of them, or an importable module. A configuration that names one runs its
-code, as importing it would: a name in a recipe never does.
+code, as importing it would: a name in a recipe never does. The files in `methods/` of the current folder that
+mention mecha_exp are plugins without being named, so that a new method is a new file there.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
+from mecha_exp.method import BUILTIN_METHODS
+
+METHODS_FOLDER = "methods"
 
 
 def load_plugins(plugins: Iterable[str]) -> None:
-    """Import every plugin that this process has not imported yet.
+    """Import every plugin that this process has not imported yet, and those in `methods/`.
 
     Args:
         plugins: Python files and folders of them, relative to the current folder, or names of modules.
@@ -29,12 +33,24 @@ def load_plugins(plugins: Iterable[str]) -> None:
         ConfigError: all that do not exist or fail when they are imported.
     """
     problems = Problems()
-    for plugin in plugins:
+    for plugin in (*_local_methods(), *plugins):
         try:
             _load(str(plugin))
         except ConfigError as error:
             problems.add(error)
     problems.raise_as(ConfigError)
+
+
+def _local_methods() -> list[str]:
+    """The plugins in the folder `methods`; in a checkout they are modules of the built-in methods' package."""
+    folder = Path(METHODS_FOLDER)
+    files = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")]
+    if not files:
+        return []
+    builtin = importlib.import_module(BUILTIN_METHODS)
+    if folder.resolve() in (Path(place).resolve() for place in builtin.__path__):
+        return [f"{BUILTIN_METHODS}.{path.stem}" for path in files]
+    return [str(path) for path in files if b"mecha_exp" in path.read_bytes()]
 
 
 def _load(plugin: str) -> None:

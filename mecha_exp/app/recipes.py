@@ -10,6 +10,7 @@ from typing import Any
 from mecha_exp.engine.inputs import find_model
 from mecha_exp.errors import CheckpointError, Problems, RecipeError
 from mecha_exp.nodes import Node
+from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize_path, fill
 from mecha_exp.recipe.files import SUFFIX
 from mecha_exp.recipe.text_writer import CONSTANTS
@@ -43,12 +44,28 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     )
 
 
+    add_plugins(parser)
+
+
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    """The argument that names plugins."""
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a Python file, folder or module that defines merge methods, which is run; may be repeated. Those "
+        "in the folder `methods` are found by themselves",
+    )
+
+
 def load_recipe(options: argparse.Namespace) -> Node:
     """The recipe that the arguments name, with its parameters filled.
 
     Raises:
         RecipeError: everything that is wrong with it.
     """
+    load_plugins(options.plugin)
     recipe = deserialize_path(found(options.recipe, options.models_dir))
     given: dict[str, Any] = {}
     problems = Problems()
