@@ -1,16 +1,22 @@
-"""From one model config to another: the shortest way over the registered conversions."""
-
-from __future__ import annotations
+"""From one model config to another: the shortest way over conversions of formats and those of methods."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, TypeVar
 
-from mecha_exp.architectures import ModelConfig, detect, resolve
-from mecha_exp.errors import CheckpointError, RecipeError
-from mecha_exp.method import MergeMethod, conversions
+import torch
+
+from mecha_exp.architectures import ModelConfig, View, Views, detect, get_all, resolve, views
+from mecha_exp.architectures.conversions import BLOCKS
+from mecha_exp.errors import CheckpointError, ConfigError, RecipeError
+from mecha_exp.method import Kind, MergeMethod, conversions
 from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, as_node
+from mecha_exp.relations import KeyMapBuilder
+from mecha_exp.signature import Parameter, Return, StateDict
 from mecha_exp.weighting import ByKey
+
+T = TypeVar("T")
 
 
 def convert(recipe: Any, config: str | ModelConfig | Node) -> Node:
@@ -32,18 +38,16 @@ def convert(recipe: Any, config: str | ModelConfig | Node) -> Node:
     """
     node = as_node(recipe)
     wanted = _config_of_target(config)
-    sources = _configs_of(node, wanted)
+    sources = _configs_of(node)
     for source in sources:
         path = _shortest_path(source, wanted)
         if path is not None:
             for method in path:
                 node = method(node)
             return node
-    reachable = ", ".join(sorted({f"'{name}'" for source in sources for name in _reachable(source)}))
     raise RecipeError(
-        f"no conversions lead from {' or '.join(map(repr, sources)) or 'these keys'} to '{wanted}'. "
-        f"{'Within reach: ' + reachable if reachable else 'None begin there'}. A conversion of your own is a "
-        "`@merge_method(is_conversion=True)`."
+        f"no conversions lead from {' or '.join(map(repr, sources)) or 'these keys'} to '{wanted}'. A "
+        "conversion of your own is a method declared with `@merge_method(is_conversion=True)`."
     )
 
 
@@ -95,18 +99,17 @@ def _config_of_target(config: str | ModelConfig | Node) -> str:
     return resolve(config).identifier if isinstance(config, str) else config.identifier
 
 
-def _configs_of(node: Node, wanted: str) -> list[str]:
-    """What a node may be: for a dictionary of values every config that has its keys."""
+def _configs_of(node: Node) -> list[str]:
+    """What a node may be: for a dictionary of values every config that has its keys and leads somewhere."""
     if isinstance(node, LiteralNode) and node.config is None:
         if not isinstance(node.value, ByKey):
             raise RecipeError(
-                f"convert: {node.value!r} is the same for every key: there is nothing to convert"
+                f"convert: {node.value!r} is the same for every key: nothing is to be converted"
             )
         keys = {pattern for pattern, _ in node.value.patterns}
-        starts = {method: source for source, _, method in _edges()}
-        having = [
-            source for source in dict.fromkeys(starts.values()) if keys <= resolve(source).keys().keys()
-        ]
+        blocks = [config.identifier for config in get_all() if [p.name for p in config.parts] == [BLOCKS]]
+        starts = dict.fromkeys([*(_source_of(method) for method in conversions()), *blocks])
+        having = [start for start in starts if keys <= resolve(start).keys().keys()]
         if not having:
             raise RecipeError(
                 f"convert: no conversion starts from a model config with the keys {', '.join(sorted(keys))}"
@@ -116,30 +119,78 @@ def _configs_of(node: Node, wanted: str) -> list[str]:
     return [] if found is None else [found]
 
 
-def _edges() -> Iterator[tuple[str, str, MergeMethod]]:
-    """(from, to, conversion) of every registered conversion."""
-    for method in conversions():
-        source = next(p.config for p in method.signature.parameters if p.required)
-        target = method.signature.returned.config
-        assert source is not None and target is not None
-        yield source, target, method
+def _source_of(method: MergeMethod) -> str:
+    return next(p.config for p in method.signature.parameters if p.config)
 
 
 def _shortest_path(source: str, target: str) -> list[MergeMethod] | None:
-    return _reachable(source).get(target)
-
-
-def _reachable(source: str) -> Mapping[str, list[MergeMethod]]:
-    """Every config within reach, nearest first, with the conversions that lead there."""
-    by_source: dict[str, list[tuple[str, MergeMethod]]] = {}
-    for start, end, method in _edges():
-        by_source.setdefault(start, []).append((end, method))
-    paths: dict[str, list[MergeMethod]] = {source: []}
-    waiting = deque([source])
+    """The fewest conversions that lead from one config to another, or None."""
+    methods = conversions()
+    waiting, paths = deque([source]), {source: list[MergeMethod]()}
+    stops = dict.fromkeys([target, *map(_source_of, methods)])  # where a conversion of formats may be of use
     while waiting:
         at = waiting.popleft()
-        for end, method in by_source.get(at, ()):
-            if end not in paths:
+        if at == target:
+            return paths[at]
+        own = [(method.signature.returned.config, method) for method in methods if _source_of(method) == at]
+        formats = [(stop, format_conversion(at, stop)) for stop in stops]
+        for end, method in (*own, *formats):
+            if end is not None and method is not None and end not in paths:
                 paths[end] = [*paths[at], method]
                 waiting.append(end)
-    return paths
+    return None
+
+
+class FormatConversion(MergeMethod):
+    """A conversion that computes nothing: each key is a view of other keys; see `architectures.conversions`.
+
+    Of a model it is read as such, tile by tile; of a merge the keys that a view needs are computed first.
+
+    Attributes:
+        source, target: the identifiers of the model configs.
+    """
+
+    def __init__(self, source: str, target: str, table: Views) -> None:
+        class by_views:
+            """Rows of tensors, one below the other, transposed or of another number of dimensions."""
+
+            @staticmethod
+            def map_keys(b: KeyMapBuilder) -> None:
+                for key, view in table.by_key.items():
+                    b[key] = b.a.keys[view.sources]
+
+            def __call__(
+                self,
+                a: Parameter(StateDict[T], source),  # type: ignore[valid-type]
+                **kwargs: Any,
+            ) -> Return(T, target):  # type: ignore[valid-type]
+                view = table.by_key[kwargs["key"]]
+                return viewed(view, [a[key] for key in view.sources])
+
+        super().__init__(by_views, f"convert '{source}' to '{target}'", Kind.WHOLE, is_conversion=True)
+        self.source = source
+        self.target = target
+
+
+@cache
+def format_conversion(source: str, target: str) -> FormatConversion | None:
+    """The conversion between two formats, or None where there is none."""
+    if source == target:
+        return None
+    try:
+        return FormatConversion(source, target, views(source, target))
+    except ConfigError:
+        return None
+
+
+def viewed(view: View, values: Sequence[Any]) -> Any:
+    """What a view makes of the values of its sources; a number stays what it is."""
+    if not isinstance(values[0], torch.Tensor):
+        return values[0]
+    joined = values[0] if len(values) == 1 else torch.cat(list(values))
+    if view.of > 1:
+        joined = joined.chunk(view.of)[view.index]
+    if view.transposed:
+        joined = joined.T
+    shapes = {key: tuple(value.shape) for key, value in zip(view.sources, values, strict=True)}
+    return joined.reshape(view.shape(shapes))

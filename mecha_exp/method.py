@@ -19,6 +19,7 @@ import functools
 import importlib
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -29,6 +30,7 @@ from mecha_exp.errors import RecipeError, did_you_mean
 from mecha_exp.nodes import LiteralNode, MergeNode, Node
 
 BUILTIN_METHODS = "mecha_exp.methods"
+_BETWEEN_FORMATS = re.compile("convert '(.+)' to '(.+)'")
 
 
 class Kind(enum.Enum):
@@ -347,6 +349,11 @@ def resolve_method(identifier: str) -> MergeMethod:
     try:
         return _registry[identifier]
     except KeyError:
+        if formats := _BETWEEN_FORMATS.fullmatch(identifier):
+            from mecha_exp.conversion import format_conversion
+
+            if (method := format_conversion(*formats.groups())) is not None:
+                return method
         raise RecipeError(
             f"unknown merge method '{identifier}'.{did_you_mean(identifier, _registry)}"
         ) from None

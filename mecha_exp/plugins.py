@@ -42,7 +42,7 @@ def load_plugins(plugins: Iterable[str]) -> None:
 
 
 def _local_methods() -> list[str]:
-    """The plugins in the folder `methods`; in a checkout they are modules of the built-in methods' package."""
+    """The plugins in the folder `methods`; in a checkout they are modules beside the built-in methods."""
     folder = Path(METHODS_FOLDER)
     files = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")]
     if not files:

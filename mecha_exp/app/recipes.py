@@ -43,7 +43,6 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
         "environment variable MECHA_MODELS_DIR lists; may be repeated",
     )
 
-
     add_plugins(parser)
 
 
@@ -54,8 +53,8 @@ def add_plugins(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a Python file, folder or module that defines merge methods, which is run; may be repeated. Those "
-        "in the folder `methods` are found by themselves",
+        help="a Python file, folder or module that defines merge methods, which is run; may be repeated. "
+        "Those in the folder `methods` are found by themselves",
     )
 
 

@@ -10,8 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mecha_exp.architectures import ModelConfig, detect, resolve
+from mecha_exp.architectures import ModelConfig, detect, resolve, views
+from mecha_exp.conversion import FormatConversion
 from mecha_exp.engine.atoms import MISSING, is_atom, is_lazy, value_at
+from mecha_exp.engine.converting import ConvertedSource, convert_source
 from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.lazy import Lazy, View
 from mecha_exp.engine.program import LazyNode
@@ -24,6 +26,11 @@ from mecha_exp.weighting import ByKey
 Answers = Mapping[Node, Any]
 """Of each atom what it is at a key: of a model whether it has it, of a value the value, of `a | b` the one
 that is taken; MISSING where there is nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConvertedModel(ModelNode):
+    """A model that is read as if it had the format of another model config, its own `config`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +65,7 @@ class KeyedGraph:
         lazy: Lazy,
         caches: Mapping[Node, Any],
     ) -> None:
-        self.sources = sources
+        self.sources = dict(sources)
         self.caches = dict(caches)
         self.lazy = lazy
         lazy.graph = self
@@ -196,10 +203,29 @@ class KeyedGraph:
             rebuilt = node.with_children(new) if isinstance(node, MergeNode) else node
             if isinstance(rebuilt, MergeNode) and rebuilt.method.kind is Kind.INTERFACE:
                 rebuilt = MergeNode(self._implementation(rebuilt), rebuilt.arguments, rebuilt.space)
+            if isinstance(rebuilt, MergeNode) and isinstance(rebuilt.method, FormatConversion):
+                rebuilt = self._in_format(rebuilt, rebuilt.method)
             new[node] = rebuilt
             if node in self.caches:
                 self.caches[rebuilt] = self.caches[node]
         return tuple(new[root] for root in roots)
+
+    def _in_format(self, node: MergeNode, conversion: FormatConversion) -> Node:
+        """A converted model is a leaf that is read where it lies; of a merge the node stays."""
+        (model,) = node.children
+        if not isinstance(model, ModelNode):
+            return node
+        leaf = ConvertedModel(model.source, model.space, conversion.target)
+        self.sources[leaf] = self._read_in_format(model, conversion)
+        return leaf
+
+    def _read_in_format(self, model: ModelNode, conversion: FormatConversion) -> Source:
+        source = self.sources[model]
+        if model.config is None:
+            return convert_source(source, conversion.target)
+        declared = resolve(model.config)  # the file need not be a whole model
+        names = {key: alias for alias, key in declared.aliases().items() if alias in source}
+        return ConvertedSource(source, views(declared, conversion.target).named(names))
 
     def _implementation(self, node: MergeNode) -> MergeMethod:
         found = {name: self._identifier(child) for name, child in node.arguments if isinstance(child, Node)}

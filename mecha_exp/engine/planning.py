@@ -15,7 +15,7 @@ from mecha_exp.engine import checks
 from mecha_exp.engine.converting import in_one_format
 from mecha_exp.engine.fusion import FusedPass, choose_ways, how_run
 from mecha_exp.engine.inputs import FiniteSource, Source, open_sources
-from mecha_exp.engine.keys import KeyedGraph, Situation
+from mecha_exp.engine.keys import ConvertedModel, KeyedGraph, Situation
 from mecha_exp.engine.lazy import Lazy
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import Extent, LazyNode, Pass, Program, compile_program, expand
@@ -215,10 +215,10 @@ class _Planner:
     ) -> None:
         self._jobs = jobs
         self._options = options
-        self._sources = sources
         caches = {node: cache for job in jobs for node, cache in job.caches.items()}
         self._lazy = Lazy(options)
         self._graph = KeyedGraph([job.recipe for job in jobs], sources, self._lazy, caches)
+        self._sources = self._graph.sources
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[Node, ...], Program] = {}
         self._warnings: list[str] = list(notes)
@@ -277,6 +277,10 @@ class _Planner:
     def _models(self, number: int, situation: Situation) -> Sequence[ModelNode]:
         """The models that a job merges at a key; where one is missing, all that there are."""
         return situation.held[number] if situation.lacking[number] else situation.models[number]
+
+    def _inputs(self, number: int, situation: Situation) -> list[ModelNode]:
+        """The models that the result is compared with: those that are named in the recipe."""
+        return [m for m in self._models(number, situation) if not isinstance(m, ConvertedModel)]
 
     def _root(self, number: int, situation: Situation) -> Node | None:
         """What a job makes of a key, after `on_missing`."""
@@ -344,7 +348,7 @@ class _Planner:
                 outputs.append(Output(number, len(nodes), stored))
                 nodes.append(root)
             if job.statistics:
-                for model, node in statistics_of(root, self._models(number, situation), stored).items():
+                for model, node in statistics_of(root, self._inputs(number, situation), stored).items():
                     statistics.append((number, model, len(nodes)))
                     nodes.append(node)
         return _Roots(self._expand(nodes), tuple(outputs), tuple(statistics))
