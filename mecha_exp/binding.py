@@ -25,6 +25,7 @@ from mecha_exp.nodes import (
     models_of,
 )
 from mecha_exp.signature import Declaration, ParameterSpec, read_declaration
+from mecha_exp.weighting import ByKey, as_curve
 
 Bound = tuple[tuple[str, Node | tuple[Node, ...]], ...]
 """Arguments as `MergeNode.arguments` has them."""
@@ -147,7 +148,7 @@ class Signature(Declaration):
             for index, node in enumerate(nodes):
                 _check_node(spec, node, f"{spec.name}[{index}]", problems)
             return nodes
-        node = as_node(value, model=spec.is_model)
+        node = _with_curves(spec, as_node(value, model=spec.is_model))
         _check_node(spec, node, spec.name, problems)
         if not spec.required and node is as_node(spec.default, model=False):
             return None
@@ -199,11 +200,23 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     return Signature(**vars(declaration))
 
 
+def _with_curves(spec: ParameterSpec, node: Node) -> Node:
+    """A list where one number is expected is a gradient over depth, a word may be a preset of blocks."""
+    if not spec.is_number or not isinstance(node, LiteralNode):
+        return node
+    value = node.value
+    if isinstance(value, ByKey):
+        return LiteralNode(value.with_curves(), node.space, node.config)
+    if isinstance(value, str | tuple) and (curve := as_curve(value)) is not value:
+        return LiteralNode(ByKey((), curve), node.space, node.config)
+    return node
+
+
 def _is_hyperparameter(value: Any) -> bool:
     if isinstance(value, Node):
         return value.merge_space == "param"
     if isinstance(value, Mapping):
-        return all(isinstance(v, int | float) for v in value.values())
+        return not any(isinstance(v, torch.Tensor) for v in value.values())
     return isinstance(value, int | float)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from mecha_exp.curves import Gradient, Preset
 from mecha_exp.errors import RecipeError
 from mecha_exp.spaces import is_space, resolve
 from mecha_exp.weighting import ByKey, Scalar, by_key
@@ -24,7 +25,7 @@ from mecha_exp.weighting import ByKey, Scalar, by_key
 if TYPE_CHECKING:
     from mecha_exp.method import MergeMethod
 
-Literal: TypeAlias = "Scalar | tuple[Scalar, ...] | torch.Tensor | ByKey"
+Literal: TypeAlias = "Scalar | tuple[Scalar, ...] | Gradient | Preset | torch.Tensor | ByKey"
 
 _nodes: weakref.WeakValueDictionary[tuple[Any, ...], Node] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
@@ -277,7 +278,7 @@ def as_node(value: Any, *, model: bool = True) -> Node:
     if isinstance(value, Mapping):
         if value and all(isinstance(v, torch.Tensor) for v in value.values()):
             return ModelNode(InMemory(value))
-        if all(isinstance(v, float | int | bool) for v in value.values()):
+        if not any(isinstance(v, torch.Tensor) for v in value.values()):
             return LiteralNode(by_key(value))
     raise RecipeError(
         f"cannot use {value!r} of type {type(value).__name__} in a recipe. Give a path, a state dict, a "
@@ -364,5 +365,6 @@ def _literal_identity(value: Literal) -> Any:
     if isinstance(value, tuple):
         return tuple(_literal_identity(v) for v in value)
     if isinstance(value, ByKey):
-        return (tuple((p, _literal_identity(v)) for p, v in value.patterns), _literal_identity(value.default))
+        patterns = tuple((name, _literal_identity(v)) for name, v in value.patterns)
+        return (patterns, _literal_identity(value.default), value.convention, id(value.anatomy))
     return (type(value), repr(value))  # 1, 1.0 and True differ, as do 0.0 and -0.0; nan is itself

@@ -234,6 +234,11 @@ class ParameterSpec:
         """Whether a word given for it is a model's path: a tensor that is not a mere hyperparameter."""
         return self.is_tensor and self.spaces != ("param",)
 
+    @property
+    def is_number(self) -> bool:
+        """Whether one number is expected."""
+        return self.interface in (float, int) or (self.is_tensor and not self.is_model)
+
     def check(self, value: Any) -> str | None:
         """What is wrong with a literal value, or None."""
         if isinstance(value, ByKey):

@@ -53,7 +53,7 @@ def problems(call) -> str:
         ({"alpha": True}, "blend: alpha: expected a number, got True"),
         ({"alpha": float("nan")}, "blend: alpha: expected a number, got nan"),
         ({"alpha": None}, "blend: alpha: expected a number, got None"),
-        ({"alpha": [0.5, 0.5]}, "blend: alpha: expected a number, got a list: [0.5, 0.5]"),
+        ({"alpha": [0.5, "x"]}, "blend: alpha: expected a number, got a list: [0.5, 'x']"),
         ({"alpha": {"conv": 0.3, "default": 5}}, "blend: alpha: 5 is out of range [0, 2)"),
         ({"alpha": {"conv": True}}, "blend: alpha: expected a number, got True"),
         ({"weights": [0.5, "x"]}, "blend: weights: expected a number, got 'x'"),

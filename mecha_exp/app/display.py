@@ -133,7 +133,7 @@ def show_plan(
     ways = make_table("elements", "each pass over them is run")
     for way, elements in planned.fused.items():
         ways.add_row(f"{elements:,}", way)
-    for table in (inputs, settings, work, ways):
+    for table in (inputs, settings, *_value_tables(planned), work, ways):
         out.print(table)
     for job, layout in zip(planned.jobs, planned.layouts, strict=True):
         target = "kept in memory" if isinstance(job.output, dict) else str(job.output)
@@ -147,6 +147,16 @@ def show_plan(
     for warning in planned.warnings:
         out.print(f" warning  {escape(warning)}", soft_wrap=True)
     out.print(f" Nothing was merged. {how_to_merge}", markup=False)
+
+
+def _value_tables(planned: Plan) -> Iterator[Table]:
+    """The value of each block, for every hyperparameter that has several."""
+    for name, values in planned.effective_values().items():
+        table = make_table("block", name, "keys", "component")
+        for value in values:
+            said = " ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in value.values)
+            table.add_row(value.block, said, str(value.keys), value.component)
+        yield table
 
 
 def make_table(*headings: str) -> Table:

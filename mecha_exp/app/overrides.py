@@ -30,6 +30,8 @@ from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from mecha_exp.app.presets import expanded, register_presets
+from mecha_exp.curves import PRESETS
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 
 CONFIG_MODULE = "mecha_exp.conf"
@@ -138,6 +140,7 @@ def _composer(config_dir: str | None) -> Iterator[None]:
 
     Hydra's public `initialize` functions take one place only.
     """
+    register_presets()
     places = create_config_search_path(f"pkg://{CONFIG_MODULE}")
     if config_dir:
         before_schema = SearchPathQuery(provider="schema", path=None)  # which must be last
@@ -222,7 +225,7 @@ def _is_group(override: Override, groups: list[str]) -> bool:
 def _check_options(override: Override, problems: Problems) -> None:
     loader = GlobalHydra.instance().config_loader()
     group = override.key_or_group
-    options = loader.get_group_options(group)
+    options = {*loader.get_group_options(group), *(PRESETS if group == "blocks" else ())}
     for name in _values(override):
         if isinstance(name, str) and name not in options:
             problems.add(f"{group}={name}: there is no such {group}.{did_you_mean(str(name), options)}")
@@ -315,9 +318,9 @@ def _key(word: str) -> str:
 
 
 def _opened(word: str) -> str:
-    """`blocks.x=1` as `++blocks.x=1`."""
+    """`blocks.x=1` as `++blocks.x=1`, and several presets of blocks as a sweep."""
     is_open = any(word.startswith(f"{node}.") for node in OPEN_NODES)
-    return f"++{word}" if is_open else word
+    return f"++{word}" if is_open else expanded(word)
 
 
 def _in_our_words(error: HydraException) -> str:
@@ -337,6 +340,7 @@ def start_hydra(arguments: Sequence[str], task: Callable[[DictConfig], Any]) -> 
     from mecha_exp.app.plugins import register_with_hydra
 
     register_with_hydra()
+    register_presets()
     sys.argv = [sys.argv[0], *arguments]
     hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(
         task

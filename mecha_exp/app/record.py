@@ -5,6 +5,7 @@ run.json            everything below in one file, which tracking and sweep table
 metrics.json        the numbers
 recipe.yaml         the resolved configuration
 recipe.mecha        the recipe as text
+block_values.csv    what each block got of hyperparameters that are not one number
 weight_stats.csv    distance and cosine to each input, by block
 changes.diff        what was not committed, if this runs from a repository
 mecha_exp.log, .hydra/
@@ -24,6 +25,7 @@ from mecha_exp.lab.contents import content_is
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
 CHANGES_FILE = "changes.diff"
+BLOCKS_FILE = "block_values.csv"
 FINISHED, FAILED = "FINISHED", "FAILED"
 
 

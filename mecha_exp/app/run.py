@@ -16,10 +16,11 @@ from omegaconf import DictConfig
 from mecha_exp.app.display import progress_bar, show_error, show_point
 from mecha_exp.app.point import prepare, resolve
 from mecha_exp.app.provenance import git_changes
-from mecha_exp.app.record import CHANGES_FILE, FAILED, FINISHED, RUN_FILE, Record
+from mecha_exp.app.record import BLOCKS_FILE, CHANGES_FILE, FAILED, FINISHED, RUN_FILE, Record
 from mecha_exp.app.sweep import Sweep
 from mecha_exp.app.track import log_folder
 from mecha_exp.app.workbench import Entry, Result, Workbench, workbench
+from mecha_exp.engine.weights import effective_values_in, values_table
 from mecha_exp.errors import ConfigError, MechaError, TrackingError
 from mecha_exp.evaluation import nan_warning
 from mecha_exp.nodes import InMemory, models_of
@@ -158,6 +159,8 @@ def _write_files(entry: Entry, statistics: str) -> None:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(point.config, sort_keys=False), encoding="utf-8")
     if not any(isinstance(m.source, InMemory) for m in models_of(point.recipe)):
         (folder / "recipe.mecha").write_text(serialize(point.recipe), encoding="utf-8")
+    if values := effective_values_in(point.recipe, point.options.model_dirs):
+        (folder / BLOCKS_FILE).write_text(values_table(values), encoding="utf-8")
     if point.wants_statistics:
         (folder / "weight_stats.csv").write_text(statistics, encoding="utf-8")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mecha_exp.app import sweep as sweeps
 from mecha_exp.app.display import out
-from mecha_exp.app.record import CHANGES_FILE, METRICS_FILE, RUN_FILE, Record, load_all
+from mecha_exp.app.record import BLOCKS_FILE, CHANGES_FILE, METRICS_FILE, RUN_FILE, Record, load_all
 from mecha_exp.app.report import write_all
 from mecha_exp.tracking import Store
 
@@ -17,6 +17,7 @@ ARTIFACTS = (
     CHANGES_FILE,
     "recipe.yaml",
     "recipe.mecha",
+    BLOCKS_FILE,
     "weight_stats.csv",
     "mecha_exp.log",
 )

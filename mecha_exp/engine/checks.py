@@ -20,11 +20,7 @@ Sources = Mapping[ModelNode, Source]
 def unmatched_patterns(values: Iterable[ByKey], keys: Sequence[str]) -> Iterator[str]:
     """Patterns of per-key values that no key matches."""
     for value in values:
-        for pattern in value.unmatched(list(keys)):
-            yield (
-                f"the pattern '{pattern}' matches none of the {len(keys)} keys, which are "
-                f"{some(keys, SHOWN_KEYS)}"
-            )
+        yield from value.unmatched(keys)
 
 
 def missing_values(situations: Mapping[str, Situation]) -> Iterator[str]:

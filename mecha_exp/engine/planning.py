@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import Extent, LazyNode, Pass, Program, compile_program, expand
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
+from mecha_exp.engine.weights import Binder, effective_values_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
 from mecha_exp.method import resolve_method
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.recipe.parameters import require_filled
-from mecha_exp.weighting import ByKey
+from mecha_exp.weighting import BlockValue, ByKey
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +129,10 @@ class Plan:
             if job.output is not None
         )
 
+    def effective_values(self, job: int = 0) -> dict[str, list[BlockValue]]:
+        """What a job's values by key come to, block by block, by `method.argument`."""
+        return effective_values_of(self.jobs[job].recipe)
+
     @property
     def fused(self) -> dict[str, int]:
         """How the elements go through the passes: "fused", "eager: why" or "whole", and how many do."""
@@ -200,7 +205,16 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
         sources, notes = in_one_format(recipes, opened)
         if options.on_nonfinite == "skip":
             sources = {model: FiniteSource(source) for model, source in sources.items()}
-        yield _Planner(tuple(jobs), options, sources, notes).plan()
+        yield _Planner(tuple(_bound(jobs, Binder(sources))), options, sources, notes).plan()
+
+
+def _bound(jobs: Sequence[Job], binder: Binder) -> Iterator[Job]:
+    """The jobs with every value by key bound to its model."""
+    for job in jobs:
+        new: dict[Node, Node] = {}
+        (recipe,) = binder.bind([job.recipe], new)
+        caches = {new.get(node, node): cache for node, cache in job.caches.items()}
+        yield replace(job, recipe=recipe, caches=caches)
 
 
 class _Planner:

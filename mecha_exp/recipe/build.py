@@ -133,7 +133,13 @@ class _Builder:
         is_node = isinstance(value, Mapping) and any(word in value for word in NODE_WORDS)
         if is_node or (spec.is_model and isinstance(value, str | Mapping)):
             return self.node(value, where) or UNKNOWN
-        return by_key(value) if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            return value
+        try:
+            return by_key(value)
+        except RecipeError as error:
+            self._problems.add(f"{where}: {error}")
+            return UNKNOWN
 
     def _check_names(self, config: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
         for name in config:

@@ -213,8 +213,9 @@ def read_dict(arguments: Arguments) -> Mapping[str, Any]:
     if arguments.values or not arguments.named:
         raise RecipeError("expected pairs of a key pattern and a value, such as conv1=0.3")
     for name, value in arguments.named.items():
-        if isinstance(value, Node | Mapping | list):
-            message = f"the value of '{name}' must be a number or a word, not a list or another line"
+        listed = value if isinstance(value, list) else [value]
+        if any(isinstance(v, Node | Mapping | list) for v in listed):
+            message = f"the value of '{name}' must be numbers or a word, not another line"
             raise _Misplaced(message, arguments.columns[name])
     return arguments.named
 

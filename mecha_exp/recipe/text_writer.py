@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 import torch
 
+from mecha_exp.curves import Gradient, Preset
 from mecha_exp.errors import RecipeError
 from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, ParameterNode, walk
-from mecha_exp.weighting import ByKey, Scalar
+from mecha_exp.weighting import ByKey, Scalar, Value, curve_words
 
 CONSTANTS: dict[str, Scalar] = {"null": None, "true": True, "false": False}
 
@@ -80,16 +81,13 @@ def _words_of_call(node: MergeNode, words: Mapping[Node, str]) -> list[str]:
 def _write_literal(node: LiteralNode, lines: dict[str, int]) -> str:
     value, extra = node.value, ""
     if isinstance(value, ByKey):
-        pairs = [*value.patterns, *([] if value.default is None else [("default", value.default)])]
-        said = _add("dict " + " ".join(f"{_write_name(k)}={write_scalar(v)}" for k, v in pairs), lines)
+        said = _add(f"dict {' '.join(f'{_write_name(k)}={write_value(v)}' for k, v in value.words)}", lines)
     elif isinstance(value, torch.Tensor):
         said = f"[{','.join(write_scalar(v) for v in value.reshape(-1).tolist())}]"
         dtype = str(value.dtype).removeprefix("torch.")
         extra = f' dtype="{dtype}" shape=[{",".join(map(str, value.shape))}]'
-    elif isinstance(value, tuple):
-        said = "[" + ",".join(write_scalar(v) for v in value) + "]"
     else:
-        said = write_scalar(value)
+        said = write_value(value)
     if node.config is not None:
         return _add(
             f"literal {said} model_config={quote(node.config)} merge_space={quote(node.space)}", lines
@@ -97,6 +95,12 @@ def _write_literal(node: LiteralNode, lines: dict[str, int]) -> str:
     if node.space == "param" and not extra:
         return said
     return _add(f"literal {said}{extra} merge_space={quote(node.space)}", lines)
+
+
+def write_value(value: Value) -> str:
+    """A number or a word, a list of numbers, or a curve by its name or points."""
+    said = curve_words(value) if isinstance(value, Gradient | Preset) else value
+    return f"[{','.join(map(write_scalar, said))}]" if isinstance(said, tuple) else write_scalar(said)
 
 
 def write_scalar(value: Scalar) -> str:

@@ -1,0 +1,143 @@
+"""Binding values by key to the models that they are used with, before a merge is planned."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from mecha_exp.anatomy import Anatomy
+from mecha_exp.architectures import DEFAULT_CONVENTION, resolve
+from mecha_exp.checkpoint import TensorInfo
+from mecha_exp.engine.inputs import Source, open_sources
+from mecha_exp.engine.program import rewrite
+from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.weighting import BlockValue, ByKey, effective_values
+
+_Whose: TypeAlias = "str | tuple[ModelNode, ...]"
+"""The name of a model config, or models."""
+
+
+class Binder:
+    """Binds the values by key of recipes: each to the keys of the models that are merged beside it."""
+
+    def __init__(self, sources: Mapping[ModelNode, Source]) -> None:
+        self._sources = sources
+        self._anatomies: dict[tuple[object, str], Anatomy] = {}
+
+    def bind(self, roots: Sequence[Node], new: dict[Node, Node] | None = None) -> tuple[Node, ...]:
+        """The graphs with every value bound; `new` is told what became of each node."""
+        if not any(map(is_by_key, walk(*roots))):
+            return tuple(roots)
+        everything = _beside(roots)
+        return rewrite(roots, lambda node: self._bind_arguments(node, everything), new)
+
+    def _bind_arguments(self, node: Node, everything: _Whose) -> Node:
+        if not isinstance(node, MergeNode) or not any(map(is_by_key, node.children)):
+            return node
+        beside = _beside(node.children) or everything
+
+        def bound(child: Node) -> Node:
+            if not isinstance(child, LiteralNode) or not isinstance(child.value, ByKey):
+                return child
+            whose = child.config or beside
+            return replace(child, value=child.value.over(self._anatomy(whose, child.value.convention)))
+
+        arguments = tuple(
+            (name, tuple(map(bound, value)) if isinstance(value, tuple) else bound(value))
+            for name, value in node.arguments
+        )
+        return replace(node, arguments=arguments)
+
+    def _anatomy(self, whose: _Whose, convention: str | None) -> Anatomy:
+        wanted = (whose, convention or DEFAULT_CONVENTION)
+        if wanted not in self._anatomies:
+            self._anatomies[wanted] = self._make_anatomy(*wanted)
+        return self._anatomies[wanted]
+
+    def _make_anatomy(self, whose: _Whose, convention: str) -> Anatomy:
+        if isinstance(whose, str):
+            config = resolve(whose)
+            config.blocks(convention)  # which says what is wrong with a convention
+            return Anatomy(tuple(config.keys()), config, convention)
+        infos: dict[str, TensorInfo] = {}
+        for source in (self._sources[model] for model in whose):
+            for key in source.keys():
+                infos.setdefault(key, source.info(key))
+        return Anatomy.of(infos, convention)
+
+
+def _beside(nodes: Sequence[Node]) -> _Whose:
+    """The model config that nodes are converted to, or else the models that they read."""
+    found: dict[ModelNode, None] = {}
+    waiting = list(reversed(nodes))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ModelNode):
+            found[node] = None
+        elif isinstance(node, MergeNode):
+            if (declared := node.method.signature.returned.config) is None:
+                waiting.extend(reversed(node.children))
+            elif not found:
+                return declared
+    return tuple(found)
+
+
+def is_by_key(node: Node) -> bool:
+    """Whether a node is a value by key."""
+    return isinstance(node, LiteralNode) and isinstance(node.value, ByKey)
+
+
+def effective_values_in(recipe: Node, folders: Sequence[Path]) -> dict[str, list[BlockValue]]:
+    """`effective_values_of` a recipe whose models are opened for that; nothing where it has no value by key.
+
+    Raises:
+        CheckpointError: a model cannot be opened.
+    """
+    if not any(map(is_by_key, walk(recipe))):
+        return {}
+    with open_sources(models_of(recipe), folders) as sources:
+        (bound,) = Binder(sources).bind([recipe])
+        return effective_values_of(bound)
+
+
+def values_table(values: Mapping[str, Sequence[BlockValue]]) -> str:
+    """Effective values as CSV: a line for each hyperparameter and block."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["hyperparameter", "component", "block", "keys", "value"])
+    for name, blocks in values.items():
+        for block in blocks:
+            said = " ".join(map(str, block.values))
+            rows.writerow([name, block.component, block.block, block.keys, said])
+    return text.getvalue()
+
+
+def effective_values_of(bound: Node) -> dict[str, list[BlockValue]]:
+    """What each value by key of a bound recipe comes to, block by block.
+
+    They are called after the method and the argument: `slerp.alpha`; where several calls have different ones
+    they are numbered.
+    """
+    found: dict[str, list[BlockValue]] = {}
+    for name, value in _named_values(bound):
+        values = effective_values(value)
+        number = 1
+        label = name
+        while label in found and found[label] != values:
+            number += 1
+            label = f"{name} ({number})"
+        found[label] = values
+    return found
+
+
+def _named_values(recipe: Node) -> Iterator[tuple[str, ByKey]]:
+    for node in walk(recipe):
+        if isinstance(node, MergeNode):
+            for name, value in node.arguments:
+                for child in value if isinstance(value, tuple) else (value,):
+                    if isinstance(child, LiteralNode) and isinstance(child.value, ByKey):
+                        yield f"{node.method.identifier}.{name}", child.value

@@ -1,0 +1,68 @@
+"""Strengths by block from the command line: presets, single blocks, gradients."""
+
+import csv
+
+import pytest
+
+
+def weights(folder) -> dict[str, str]:
+    """The value of each block in the table of the one run in a folder."""
+    (table,) = folder.rglob("block_values.csv")
+    with table.open() as file:
+        return {row["block"]: row["value"] for row in csv.DictReader(file)}
+
+
+def test_a_preset_is_an_option_and_single_blocks_go_over_it(app, folder):
+    outcome = app("recipe=weighted_sum", "blocks=GRAD_V", "blocks.fc2=0.3", "output=none")
+
+    assert outcome.status == 0, outcome.err
+    found = weights(folder)
+    assert (found["conv1"], found["fc2"]) == ("1.0", "0.3")
+    assert float(found["conv2"]) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("word", ["blocks=GRAD_A,SMOOTHSTEP/2", "blocks=[GRAD_A, SMOOTHSTEP/2]"])
+def test_presets_are_swept(app, folder, word):
+    outcome = app("recipe=weighted_sum", word, "output=none", "-m")
+
+    assert outcome.status == 0, outcome.err
+    assert "GRAD_A" in outcome.out
+    assert "SMOOTHSTEP/2" in outcome.out
+
+
+def test_all_presets_are_a_word(app):
+    outcome = app("recipe=weighted_sum", "blocks=all_presets", "output=none")
+
+    assert "RING10_3" in outcome.err
+    assert "has several values: add -m" in outcome.err
+
+
+def test_a_misspelt_preset_is_met_with_the_nearest(app):
+    outcome = app("blocks=WRAP21")
+
+    assert outcome.status == 1
+    assert "there is no such blocks. Did you mean" in outcome.err
+    assert "'WRAP12'" in outcome.err
+
+
+def test_a_gradient_is_a_list(app, folder):
+    outcome = app("recipe=weighted_sum", "alpha=[0.0,0.9]", "output=none")
+
+    assert outcome.status == 0, outcome.err
+    found = {block: float(value) for block, value in weights(folder).items()}
+    assert found == pytest.approx({"conv1": 0, "conv2": 0.3, "fc1": 0.6, "fc2": 0.9})
+
+
+def test_the_plan_shows_what_each_block_gets(app):
+    outcome = app("recipe=weighted_sum", "blocks=FLAT_25", "blocks.fc1=0.75", "debug=plan")
+
+    assert outcome.status == 0, outcome.err
+    assert "weighted_sum.alpha" in outcome.out
+    assert "0.75" in outcome.out
+
+
+def test_blocks_of_another_architecture_are_an_error(app):
+    outcome = app("blocks.IN04=0.7")
+
+    assert outcome.status == 1
+    assert "the pattern 'IN04' matches none of the 8 keys" in outcome.err
