@@ -1,7 +1,7 @@
 """Model configs: patterns, what a config says of its keys, the YAML, and what a file is taken for."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mecha_exp.architectures import (
@@ -10,9 +10,12 @@ from mecha_exp.architectures import (
     StructuralConfig,
     detect,
     from_yaml,
+    get_all,
     infer_blocks,
+    register,
     resolve,
     to_yaml,
+    views,
 )
 from mecha_exp.architectures.patterns import Pattern
 from mecha_exp.errors import ConfigError
@@ -103,6 +106,7 @@ def test_a_config_knows_the_component_and_the_block_of_a_key():
         LLAMA.blocks("sd-meca")
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.fixed_dictionaries({name: st.integers(1, 40) for name in SIZES}))
 def test_depth_and_width_are_found_in_the_file(sizes):
     found = detect(LLAMA.with_sizes(sizes).keys())
@@ -138,3 +142,163 @@ def test_an_unknown_config_is_met_with_the_nearest():
 
 def test_configs_with_the_same_identifier_and_sizes_are_equal():
     assert LLAMA.with_sizes(SIZES) == ModelConfig("llama-hf", LLAMA.parts, SIZES) != LLAMA
+
+
+GOOD = """
+identifier: toy-one
+components:
+  body:
+    prefix: body.
+    keys:
+      "layers.{0..2}.weight": [4, 4]
+    blocks:
+      "layers.{0..2}.*": "{0..2}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "message"),
+    [
+        ("toy-one", "Toy", r"identifier: 'Toy' is not 'architecture-implementation'"),
+        ("identifier: toy-one", "name: x", r"identifier: it is missing"),
+        ("components:", "component:", r"component: unknown field. Did you mean 'components'"),
+        ("prefix: body.", "prefx: body.", r"components.body.prefx: unknown field. Did you mean 'prefix'"),
+        ("prefix: body.", "prefix: 3", r"components.body.prefix: expected a text, got 3"),
+        ("[4, 4]", "4", r"\['layers.\{0..2\}.weight'\]: expected a mapping, got 4"),
+        ("[4, 4]", "{dtype: float32}", r"shape: it is missing"),
+        ("[4, 4]", "{shape: [4], dtype: flaot32}", r"unknown dtype 'flaot32'. Did you mean 'float32'"),
+        ("[4, 4]", "[4, -4]", r"shape: -4 is no size"),
+        ("[4, 4]", "[hidden]", r"shape: there is no size 'hidden'. Add it under 'sizes'"),
+        ("[4, 4]", "{shape: [4], optional: maybe}", r"optional: expected true or false, got 'maybe'"),
+        ("[4, 4]", "{shape: [4], aliases: x}", r"aliases: expected a list of texts, got 'x'"),
+        ("[4, 4]", "{shape: [4], aliases: ['l.{0..1}']}", r"aliases: .* do not correspond"),
+        ('"{0..2}"', '"{0..1}"', r"blocks\['layers.\{0..2\}.\*'\]: .* do not correspond"),
+        ("{0..2}.weight", "{0..2.weight", r"has a '\{' at 8 that is never closed"),
+        ("{0..2}.*", "*.{0..2}", r"'\*' may stand at the end only"),
+        ("    prefix: body.", "    layout: vae_lmd", r"there is no layout 'vae_lmd'. Did you mean 'vae_ldm'"),
+        (
+            "identifier: toy-one",
+            "identifier: toy-one\nsizes: {n: 3}",
+            r"sizes.n: no shape and no range uses it",
+        ),
+        ("identifier: toy-one", "identifier: toy-one\nsizes: {N: 0}", r"sizes.N: expected a positive number"),
+        (
+            "identifier: toy-one",
+            "identifier: a-b\nidentifier: a-c",
+            r"line 3, column 1: 'identifier' is there twice",
+        ),
+        ("identifier: toy-one", "identifier: [", r"is not valid YAML: line"),
+        ('      "layers.{0..2}.weight": [4, 4]', "", r"needs 'keys', or a 'layout' that has them"),
+    ],
+)
+def test_a_config_that_is_wrong_is_an_error_that_says_where(wrong, right, message):
+    assert wrong in GOOD
+    from_yaml(GOOD)
+
+    with pytest.raises(ConfigError, match=message):
+        from_yaml(GOOD.replace(wrong, right), "toy.yaml")
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(ConfigError, match=r"(?s)3 problems:.*toy.yaml: idntifier.*identifier: it is.*sizes"):
+        from_yaml(GOOD.replace("identifier", "idntifier") + "sizes: {n: 3}", "toy.yaml")
+
+
+def test_a_key_that_is_there_twice_and_a_block_that_is_missing_are_found():
+    twice = from_yaml(GOOD.replace("    blocks:", '      "layers.{1,2}.{weight,bias}": [4]\n    blocks:'))
+    with pytest.raises(ConfigError, match=r"'body.layers.1.weight' is there twice"):
+        twice.keys()
+    without = from_yaml(GOOD.replace("    blocks:", "      head: [4]\n    blocks:"))
+    with pytest.raises(ConfigError, match=r"no rule matches 'body.head'"):
+        without.blocks()
+
+
+def test_a_config_of_ones_own_is_found_by_its_name_and_by_its_keys():
+    config = register(from_yaml(GOOD.replace("toy-one", "toy-registered")))
+
+    assert resolve("toy-registered") is config
+    assert detect(config.keys()).config == config
+    assert register(config) is config
+    with pytest.raises(ConfigError, match="there is a model config 'sdxl-sgm' already"):
+        register(from_yaml(GOOD.replace("toy-one", "sdxl-sgm")))
+
+
+@pytest.mark.parametrize("config", get_all(), ids=lambda config: config.identifier)
+def test_a_built_in_config_is_whole(config):
+    keys = config.keys()
+
+    assert detect(keys).config.identifier == config.identifier
+    assert from_yaml(to_yaml(config)).keys() == keys
+    for convention in config.conventions:
+        assert {config.block_of(key, convention) for key in keys} == set(config.blocks(convention))
+    assert {config.component_of(key) for key in keys} == set(config.components())
+
+
+@pytest.mark.parametrize("config", get_all(), ids=lambda config: config.identifier)
+def test_a_file_without_what_is_optional_is_the_same_and_one_of_another_shape_is_not(config):
+    required = {key: info for key, info in config.keys().items() if not info.optional}
+    assert detect(required).config.identifier == config.identifier
+    assert detect(required).is_whole
+
+    key = next(iter(required))
+    other = {**required, key: required[key]._replace(shape=(*required[key].shape, 7))}
+    assert detect(other).config.identifier != config.identifier
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_missing_and_extra_keys_are_named_exactly(data):
+    keys = dict(resolve("sdxl-sgm").keys())
+    required = [key for key, info in keys.items() if not info.optional]
+    missing = data.draw(st.sets(st.sampled_from(required), max_size=20))
+    extra = data.draw(st.sets(st.text("xyz", min_size=1), max_size=5))
+
+    left = {key: info for key, info in keys.items() if key not in missing}
+    found = detect({**left, **{key: KeyInfo((3,), "float32") for key in extra}})
+
+    assert found.config.identifier == "sdxl-sgm"
+    assert set(found.missing) == missing
+    assert set(found.extra) == extra
+
+
+def test_a_part_that_is_absent_is_named_as_a_whole():
+    config = resolve("sdxl-sgm")
+
+    found = detect({**config.components()["diffuser"], **config.components()["clip_g"]})
+
+    assert found.absent == ("clip_l", "vae")
+    assert found.missing == ()
+
+
+def test_keys_under_other_names_are_known():
+    keys = {
+        key.removeprefix("model.diffusion_model."): info
+        for key, info in resolve("flux_dev-flux").keys().items()
+    }
+
+    found = detect(keys)
+
+    assert found.config.identifier == "flux_dev-flux"
+    assert found.renamed["img_in.bias"] == "model.diffusion_model.img_in.bias"
+
+
+def test_the_conventions_of_projects_differ_in_the_layers_outside_the_blocks():
+    config, key = resolve("sdxl-sgm"), "model.diffusion_model.label_emb.0.0.weight"
+
+    assert config.block_of(key) == "BASE"
+    assert config.block_of(key, "supermerger") == "IN00"
+    assert config.block_of("model.diffusion_model.out.2.weight") == "OUT08"
+    assert resolve("sd1-ldm").blocks() == (
+        "BASE",
+        *(f"IN{i:02}" for i in range(12)),
+        "M00",
+        *(f"OUT{i:02}" for i in range(12)),
+    )
+
+
+@pytest.mark.parametrize("pair", [("sdxl-sgm", "sdxl-diffusers"), ("sd1-ldm", "sd1-diffusers")])
+def test_a_block_is_the_same_in_every_format(pair):
+    ours, theirs = map(resolve, pair)
+    for key, view in views(*pair).by_key.items():
+        assert theirs.block_of(key) == ours.block_of(view.sources[0]), key
+    assert theirs.layers() == ours.layers()

@@ -1,4 +1,4 @@
-"""`python -m mecha_exp diff A B`: what two runs differ in, from their recipes to their results."""
+"""`python -m mecha_exp diff A B`: what two runs, or two models, differ in."""
 
 from __future__ import annotations
 
@@ -12,37 +12,65 @@ from rich.text import Text
 
 from mecha_exp.app.display import make_table, out, print_json
 from mecha_exp.app.finding import OUTPUTS, SHORT, Run, find_run
+from mecha_exp.app.record import RUN_FILE
 from mecha_exp.app.report.results import as_text
 from mecha_exp.app.report.table import shortened
+from mecha_exp.errors import ConfigError
 
 EXAMPLE = """\
 examples:
     python -m mecha_exp diff 3f2a 91bc                        two runs by their signatures
     python -m mecha_exp diff outputs/runs/A outputs/runs/B --json
+    python -m mecha_exp diff a.safetensors b.safetensors --figure difference.png    two models, by blocks
 """
 _INPUT, _ENVIRONMENT = "fingerprint/", ("git/", "version/", "machine/")
 _NOISE = ("time/", "io/", "memory/")
 
 
 def main(arguments: list[str]) -> int:
-    """Show what sets two runs apart."""
+    """Show what sets two runs, or two models, apart."""
     parser = argparse.ArgumentParser(
         prog="python -m mecha_exp diff",
-        description="Show what two runs differ in: recipe, hyperparameters, inputs, environment, metrics.",
+        description="Show what two runs differ in: recipe, hyperparameters, inputs, environment, metrics; or "
+        "per block, how far two models are from each other.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("a", help="a run: its folder, signature, name, or MLflow id")
+    parser.add_argument("a", help="a run: its folder, signature, name, or MLflow id; or a model")
     parser.add_argument("b", help="another one")
     parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where runs are looked for")
     parser.add_argument("--json", action="store_true", help="the differences for other programs")
+    parser.add_argument("--figure", type=Path, metavar="PNG", help="of two models: draw it, too")
     options = parser.parse_args(arguments)
+    if _is_model(options.a) and _is_model(options.b):
+        return _diff_models(options)
+    if options.figure is not None:
+        raise ConfigError("--figure draws the difference of two models; these are not two models' paths.")
     a, b = (find_run(word, [options.folder]) for word in (options.a, options.b))
     found = differences(a, b)
     if options.json:
         print_json({"a": _identity(a), "b": _identity(b), **found})
     else:
         _show(a, b, found)
+    return 0
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word names a model rather than a run: a file, or a folder that no run has left."""
+    path = Path(word)
+    return path.is_file() or (path.is_dir() and not (path / RUN_FILE).is_file())
+
+
+def _diff_models(options: argparse.Namespace) -> int:
+    from mecha_exp.app.diff_models import compare_models, draw_models, show_models
+
+    found = compare_models(options.a, options.b)
+    if options.json:
+        print_json(found)
+    else:
+        show_models(found)
+    if options.figure is not None:
+        draw_models(found, options.figure)
     return 0
 
 

@@ -82,7 +82,7 @@ def candidates(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> list
 def match(keys: Keys, config: ModelConfig) -> Detection | None:
     """How a file fits one config, or None where it does not.
 
-    It does where it has at least one of its components, and no key of another shape.
+    It does where it has at least one of its components, no key of another shape, and not mostly other keys.
     """
     if not any(_looks_like(keys, part) for part in config.parts if part.optional is not True):
         return None
@@ -106,7 +106,7 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
         else:
             missing += lacking
             matched += len(shared)
-    if matched == 0 or len(absent) == sum(part.optional is not True for part in config.parts):
+    if 2 * matched <= len(keys) or len(absent) == sum(part.optional is not True for part in config.parts):
         return None
     extra = [key for key in keys if renamed.get(key, key) not in fitted.keys()]
     return Detection(fitted, matched, tuple(missing), tuple(absent), tuple(extra), renamed)

@@ -1,0 +1,161 @@
+"""The verbs that look at models: `info`, and `diff` of two of them."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mecha_exp.__main__ import main
+from mecha_exp.architectures import resolve
+
+SIZES = {"layers": 3, "vocabulary": 50, "hidden": 8, "feed_forward": 12, "queries": 8, "keys": 4}
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """The command line in a folder of its own: its words -> its exit status and all it says."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["mecha_exp", *words])
+        status = main()
+        said = capsys.readouterr()
+        return status, said.out + said.err
+
+    return run
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """A tiny Llama in a file: its path and tensors."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        key: torch.rand(info.shape, generator=generator).bfloat16()
+        for key, info in resolve("llama-hf").with_sizes(SIZES).keys().items()
+    }
+    save_file(tensors, tmp_path / "llama.safetensors", {"format": "pt"})
+    return tensors
+
+
+def test_info_lists_every_config(run):
+    status, said = run("info", "--json")
+
+    configs = {config["identifier"]: config for config in json.loads(said)["configs"]}
+    assert status == 0
+    assert {"sdxl-sgm", "sd1-ldm", "flux_dev-flux", "llama-hf", "vit-hf"} <= configs.keys()
+    assert configs["sdxl-sgm"]["parameters"] == pytest.approx(3.47e9, rel=0.02)
+    assert "sdxl-diffusers" in run("info")[1]
+
+
+def test_info_of_a_config_says_its_components_blocks_and_conversions(run):
+    status, said = run("info", "sdxl-sgm", "-v", "--json")
+
+    config = json.loads(said)
+    assert status == 0
+    assert config["components"]["diffuser"]["keys"] == 1680
+    assert config["blocks"]["sd-mecha"][:2] == ["BASE", "IN00"]
+    assert "sdxl-diffusers" in config["converts_to"]
+    assert config["moved"]["supermerger"]["model.diffusion_model.label_emb.0.0.bias"] == "IN00"
+    assert config["all_keys"]["model.diffusion_model.out.2.bias"]["block"] == "OUT08"
+    assert "convention supermerger: IN00 has 8 keys more" in run("info", "sdxl-sgm")[1]
+
+
+def test_info_of_a_model_says_what_it_is(run, llama):
+    status, said = run("info", "llama.safetensors", "--json")
+
+    found = json.loads(said)
+    assert status == 0
+    assert (found["config"], found["sizes"]["layers"], found["sizes"]["hidden"]) == ("llama-hf", 3, 8)
+    assert found["components"]["lm_head"] == {
+        "keys": 1,
+        "parameters": 400,
+        "bytes": 800,
+        "dtypes": {"BF16": 1},
+    }
+    assert found["blocks"] == ["embed_tokens", "0", "1", "2", "norm", "lm_head"]
+    assert (found["anomalies"], found["recipe"]) == ([], False)
+
+
+def test_info_says_what_is_odd_and_reads_the_numbers_only_when_asked(run, llama, tmp_path):
+    llama["model.norm.weight"][1] = float("nan")
+    del llama["model.layers.1.mlp.up_proj.weight"]
+    save_file({**llama, "stray": torch.zeros(0)}, tmp_path / "odd.safetensors")
+
+    shallow, deep = (
+        json.loads(run("info", "odd.safetensors", "--json", *more)[1]) for more in ([], ["--deep"])
+    )
+
+    assert shallow["anomalies"] == [
+        "1 keys are missing: model.layers.1.mlp.up_proj.weight",
+        "1 keys do not belong to it: stray",
+        "1 tensors are empty: stray",
+    ]
+    assert deep["anomalies"][3:] == ["NaN or infinity in 1 tensors: model.norm.weight (1)"]
+    assert "odd: 1 keys are missing" in run("info", "odd.safetensors")[1]
+
+
+def test_info_of_a_model_that_fits_two_configs_names_both(run, tmp_path):
+    keys = resolve("sd1-ldm").components()["vae"]
+    save_file(
+        {k: torch.zeros(i.shape, dtype=torch.float8_e5m2) for k, i in keys.items()},
+        tmp_path / "v.safetensors",
+    )
+
+    [anomaly] = json.loads(run("info", "v.safetensors", "--json")[1])["anomalies"]
+
+    assert "'sd1-ldm', 'sdxl-kohya', 'sdxl-sgm'" in anomaly
+
+
+def test_info_of_nothing_known_is_an_error_with_the_nearest_name(run):
+    status, said = run("info", "sdxl-smg")
+
+    assert status == 1
+    assert "neither a model config nor a model. Did you mean 'sdxl-sgm'" in " ".join(said.split())
+    assert run("info", "missing.safetensors")[0] == 1
+
+
+def test_diff_measures_every_block_and_finds_what_changed(run, llama, tmp_path):
+    other = {key: tensor.clone() for key, tensor in llama.items()}
+    key = "model.layers.1.mlp.up_proj.weight"
+    other[key] = other[key] * 2
+    other["new"] = torch.ones(1)
+    other["lm_head.weight"] = torch.ones(51, 8, dtype=torch.bfloat16)
+    save_file(other, tmp_path / "other.safetensors")
+
+    status, said = run("diff", "llama.safetensors", "other.safetensors", "--json", "--figure", "f.png")
+
+    found = json.loads(said)
+    expected = llama[key].double().norm().item()
+    assert status == 0
+    assert found["changed"] == [key]
+    assert found["blocks"]["1"]["distance"] == pytest.approx(expected)
+    assert found["blocks"]["0"] == pytest.approx(
+        {"keys": 9, "changed": 0, "distance": 0, "relative_change": 0, "cosine": 1}
+    )
+    assert (found["only_a"], found["only_b"], found["other_shape"]) == ([], ["new"], ["lm_head.weight"])
+    assert (tmp_path / "f.png").stat().st_size > 1000
+    said = run("diff", "llama.safetensors", "other.safetensors")[1]
+    assert "1 keys of another shape: lm_head.weight" in said
+
+
+def test_diff_reads_two_formats_in_one(run):
+    keys = resolve("vae-ldm").keys()
+    save_file({k: torch.ones(i.shape, dtype=torch.float8_e4m3fn) for k, i in keys.items()}, "ldm.safetensors")
+    assert run("convert", "ldm.safetensors", "--to", "vae-diffusers", "-o", "hf.safetensors")[0] == 0
+
+    found = json.loads(run("diff", "ldm.safetensors", "hf.safetensors", "--json")[1])
+
+    assert (found["changed"], found["only_a"], found["only_b"]) == ([], [], [])
+    assert found["notes"] == ["hf.safetensors is vae-diffusers: read as vae-ldm"]
+
+
+def test_diff_of_models_without_a_common_key_is_an_error(run, llama, tmp_path):
+    save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+
+    status, said = run("diff", "llama.safetensors", "a.safetensors")
+
+    assert status == 1
+    assert "have no key of the same shape in common" in " ".join(said.split())
+    status, said = run("diff", "3f2a", "91bc", "--figure", "x.png")
+    assert (status, "draws the difference of two models" in said) == (1, True)
