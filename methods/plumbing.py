@@ -48,11 +48,16 @@ def _is_in(a: StateDict[T], component: str, key: str) -> bool:
 
 
 @merge_method(elementwise=True)
-def cast(a: Parameter(Tensor), dtype: Parameter(str, help="such as `float16` or `bfloat16`")) -> Return(
-    Tensor
-):
+def cast(
+    a: Parameter(Tensor),
+    device: Parameter(str) = None,
+    dtype: Parameter(str, help="such as `float16` or `bfloat16`") = None,
+) -> Return(Tensor):
     """The values of a rounded to a floating dtype: `a.to(dtype=...)`.
 
-    Where nothing comes after it, the keys of the output have that dtype too.
+    Where nothing comes after it, the keys of the output have that dtype too. `device` is what recipes of
+    sd-mecha may say, and changes nothing: the engine chooses where it computes.
     """
+    if dtype is None:
+        return a
     return a.to(parse_dtype(dtype)).to(a.dtype)

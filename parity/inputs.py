@@ -23,3 +23,11 @@ def inputs(dtype: torch.dtype) -> list[dict[str, Tensor]]:
         for _ in range(MODELS)
     ]
     return [{key: tensor.to(dtype).double() for key, tensor in model.items()} for model in drawn]
+
+
+def plain_inputs() -> list[dict[str, Tensor]]:
+    """The models of recipe texts, in float32: only keys on which no method divides by zero."""
+    return [
+        {key: model[key].float().contiguous() for key in ("vector", "wide", "tall", "kernel")}
+        for model in inputs(torch.float32)
+    ]

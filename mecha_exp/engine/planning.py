@@ -410,9 +410,8 @@ def _dtype_of_cast(root: Node) -> str | None:
     """The dtype that a recipe ends in, where it does: `recipe.to(dtype=...)`."""
     if not isinstance(root, MergeNode) or root.method is not resolve_method("cast"):
         return None
-    dtype = dict(root.arguments)["dtype"]
-    assert isinstance(dtype, LiteralNode)
-    return dtype_name(parse_dtype(str(dtype.value)))
+    dtype = dict(root.arguments).get("dtype")
+    return dtype_name(parse_dtype(str(dtype.value))) if isinstance(dtype, LiteralNode) else None
 
 
 def size_of(layout: Layout) -> int:
