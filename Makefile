@@ -8,7 +8,7 @@ INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip in
   --disable-pip-version-check --constraint constraints.txt
 DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
 
-.PHONY: help demo test lint format constraints clean
+.PHONY: help demo test lint format parity constraints clean
 
 help: ## list the targets (the default)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -30,11 +30,18 @@ format: .venv/.test ## mend the style where that can be done automatically
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
+parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare with sd-mecha and mergekit, each in its own environment
+	.parity/sd-mecha/bin/python -m parity.oracles sd-mecha tests/golden/sd-mecha.safetensors
+	.parity/mergekit/bin/python -m parity.oracles mergekit tests/golden/mergekit.safetensors
+	$(BIN)/python -m parity.our_texts tests/golden/texts/ours
+	.parity/sd-mecha/bin/python -m parity.texts tests/golden/texts
+	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py
+
 constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)
 	$(BIN)/python .ci/constraints.py $(PYTHONS)
 
-clean: ## remove .venv and what building and testing left; outputs/ is kept
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove the environments and what building and testing left; outputs/ is kept
+	rm -rf .venv .parity build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.python:
@@ -55,3 +62,11 @@ clean: ## remove .venv and what building and testing left; outputs/ is kept
 	@echo "Installing mecha_exp with its test extras into .venv (minutes the first time: torch and MLflow are large)"
 	@$(INSTALL) --build-constraint constraints.txt -e '.[test]'
 	@touch .venv/.app $@
+
+.parity/sd-mecha/.peer: PEER := sd-mecha==1.1.8
+.parity/mergekit/.peer: PEER := mergekit==0.1.5
+.parity/%/.peer:
+	@echo "Installing $(PEER) into .parity/$*"
+	@$(PYTHON) -m venv --clear .parity/$*
+	@.parity/$*/bin/python -m pip install --quiet --no-input --disable-pip-version-check torch $(PEER)
+	@touch $@
