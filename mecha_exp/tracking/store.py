@@ -7,17 +7,20 @@ be logged can be logged later, and none is left half-logged when its process die
 from __future__ import annotations
 
 import os
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from mecha_exp.errors import TrackingError
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Param, RunTag
+    from mlflow.entities import Metric, Param, Run, RunTag
     from mlflow.tracking import MlflowClient
 
 SQLITE = "sqlite:///"
@@ -96,9 +99,7 @@ class Store:
         """Close a run with its last figures."""
         with _explained(self.uri):
             self._client.log_batch(run_id, metrics=_metrics(metrics), tags=_run_tags(tags))
-            for path in artifacts:
-                if path.is_file():
-                    self._client.log_artifact(run_id, str(path))
+            self._keep(self._client.get_run(run_id), [path for path in artifacts if path.is_file()])
             self._client.set_terminated(run_id, status)
 
     def log(
@@ -134,12 +135,24 @@ class Store:
             )
             for start in range(MAX_PARAMS_A_BATCH, len(params), MAX_PARAMS_A_BATCH):
                 self._client.log_batch(run_id, params=params[start : start + MAX_PARAMS_A_BATCH])
-            for path in artifacts:
-                self._client.log_artifact(
-                    run_id, str(path), "config" if path.parent.name == ".hydra" else None
-                )
+            self._keep(run, artifacts)
             self._client.set_terminated(run_id, status, end_time=times[1])
         return run_id
+
+    def _keep(self, run: Run, artifacts: Iterable[Path]) -> None:
+        """Copy files to where a run's artifacts are; Hydra's into `config`.
+
+        MLflow asks its database for that place once for each file, which would take most of the time.
+        """
+        place = str(run.info.artifact_uri)
+        for path in artifacts:
+            folder = "config" if path.parent.name == ".hydra" else None
+            if place.startswith("file:"):
+                target = Path(url2pathname(urlsplit(place).path)) / (folder or "")
+                target.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target / path.name)
+            else:
+                self._client.log_artifact(str(run.info.run_id), str(path), folder)
 
     def _find_experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
