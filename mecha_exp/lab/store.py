@@ -160,6 +160,15 @@ class ResultStore:
         """Remember where the sweep of a command lies."""
         self._write(self.folder / "sweeps" / f"{key}.json", {"folder": str(folder.absolute())})
 
+    def places(self) -> list[Path]:
+        """The folder of every point, named by its signature."""
+        return sorted(place for place in (self.folder / "points").glob("*") if place.is_dir())
+
+    def lost_sweeps(self) -> list[Path]:
+        """What is kept of sweeps whose folders are gone."""
+        kept = sorted((self.folder / "sweeps").glob("*.json"))
+        return [path for path in kept if self.sweep_folder(path.stem) is None]
+
     def _point(self, signature: str) -> Path:
         return self.folder / "points" / signature
 

@@ -1,6 +1,9 @@
-"""The verb that deletes what interrupted merges have left behind."""
+"""The verb that deletes what interrupted merges have left behind, and results whose runs are gone."""
 
 import io
+import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +66,7 @@ def test_without_a_terminal_it_lists_and_deletes_nothing(clean: App, left: list[
 def test_yes_does_not_ask(clean: App, left: list[Path], files_in: Callable[[Path], list[str]]) -> None:
     done = clean("--yes")
     assert done.status == 0
-    assert "Deleted what was left of 2 merges" in done.out
+    assert "Deleted what is left of 2 merges" in done.out
     assert files_in(Path()) == []
     assert clean("--yes").out == "There is nothing to delete.\n"
 
@@ -86,7 +89,7 @@ def test_what_is_being_written_is_left_alone(clean: App, folder: Path, left: lis
         done = clean("--yes")
         assert done.status == 0
         assert "busy.safetensors, in use: left alone" in done.out
-        assert "Deleted what was left of 2 merges" in done.out
+        assert "Deleted what is left of 2 merges" in done.out
         for key in LAYOUT:
             writer.write(key, 0, torch.zeros(4))
         writer.commit()
@@ -112,3 +115,26 @@ def test_help_has_an_example(clean: App) -> None:
     done = clean("--help")
     assert done.status == 0
     assert "example: python -m mecha_exp clean outputs --yes" in done.out
+
+
+def test_a_stored_result_goes_with_its_run_and_not_before(
+    clean: App, app: App, folder: Path, files_in: Callable[[Path], list[str]]
+) -> None:
+    app("alpha=0.3,0.5", "output=none", "-m")
+    (sweep,) = (folder / "outputs" / "multiruns").iterdir()
+    points = folder / "outputs" / "store" / "points"
+    for place in points.iterdir():
+        os.utime(place, (1, 1))
+    assert clean("--yes").out == "There is nothing to delete.\n"
+    shutil.rmtree(sweep / "0")
+
+    assert "1 stored result" in clean("--yes").out
+    assert len(list(points.iterdir())) == 1
+    assert json.loads(clean("--json").out) == []
+
+
+def test_a_result_that_was_made_just_now_may_be_a_running_sweeps(clean: App, app: App, folder: Path) -> None:
+    app("output=none")
+    shutil.rmtree(folder / "outputs" / "runs")
+
+    assert clean("--yes").out == "There is nothing to delete.\n"
