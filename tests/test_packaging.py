@@ -140,7 +140,7 @@ def test_the_installed_wheel_merges_the_demo_in_any_folder(installed, tmp_path):
 
     assert answer.returncode == 0, answer.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
-    assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["runs"]
+    assert {path.name for path in (tmp_path / "outputs").iterdir()} == {"runs", "store"}
     [run] = (tmp_path / "outputs" / "runs").iterdir()
     assert {"model.safetensors", "metrics.json", ".hydra"} <= {path.name for path in run.iterdir()}
 

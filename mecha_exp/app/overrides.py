@@ -337,9 +337,6 @@ def program_name() -> str:
 
 def start_hydra(arguments: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
     """Hand the command line to Hydra, which composes each point and calls `task` with it."""
-    from mecha_exp.app.plugins import register_with_hydra
-
-    register_with_hydra()
     register_presets()
     sys.argv = [sys.argv[0], *arguments]
     hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.lab.contents import content_is
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
@@ -89,6 +88,8 @@ class Record:
     @property
     def has_model(self) -> bool:
         """Whether the merged model is there, with the bytes that were written."""
+        from mecha_exp.lab.contents import content_is  # it brings torch, and records are also read without
+
         return self.model is not None and content_is(Path(self.model), self.model_sha256)
 
     def save(self, folder: Path) -> None:

@@ -11,6 +11,7 @@ from mecha_exp.app import sweep as sweeps
 from mecha_exp.app.display import human_bytes, out, show_error, show_plan
 from mecha_exp.app.folders import claimed_folder
 from mecha_exp.app.overrides import CommandLine
+from mecha_exp.app.plugins import register_with_hydra
 from mecha_exp.app.point import prepare, resolve
 from mecha_exp.app.record import FAILED, Record
 from mecha_exp.app.report import Results, terminal_table
@@ -36,6 +37,7 @@ def main(arguments: list[str]) -> int:
     load_plugins(line.config.get("plugins") or ())
     if line.config.get("debug") and line.config.debug.get("plan"):
         return _show_plan(line)
+    register_with_hydra()
     bench = workbench(line.config.store, line.config.rerun)
     return _run_sweep(line, bench) if line.is_sweep else _run_one(line)
 
