@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.app import methods_info
 from mecha_exp.app.display import human_bytes, make_table, out
 from mecha_exp.architectures import (
     DEFAULT_CONVENTION,
@@ -34,11 +35,14 @@ examples:
     python -m mecha_exp info sdxl-sgm -v              one of them, with its keys
     python -m mecha_exp info model.safetensors        what a model is, by its header
     python -m mecha_exp info model.safetensors --deep    and whether its numbers are finite
+    python -m mecha_exp info methods [NAME]           the merge methods, or one of them
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is known of the configs, of a config, or of a model."""
+    """Print what is known of the configs, of a config, of a model, or of merge methods."""
+    if arguments[:1] == ["methods"]:
+        return methods_info.main(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m mecha_exp info",
         description="Say what model configs there are, what is in one, or what a model is.",

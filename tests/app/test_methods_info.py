@@ -1,0 +1,79 @@
+"""`info methods`: what a person is told of the merge methods, and the page that is made of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mecha_exp.app import cli, methods_info
+from mecha_exp.errors import RecipeError
+from mecha_exp.method import BUILTIN_METHODS, all_methods
+
+PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+BUILT_IN = [method for method in all_methods() if method.__wrapped__.__module__.startswith(BUILTIN_METHODS)]
+
+
+def told(capsys, *arguments: str) -> str:
+    assert methods_info.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_the_list_names_every_method_by_family(capsys):
+    listed = told(capsys, "--markdown")
+
+    for method in BUILT_IN:
+        assert f"| `{method.identifier}` |" in listed
+    assert listed.index("### ties") < listed.index("| `ties` |")
+
+
+def test_the_documentation_has_that_very_list(capsys):
+    assert PAGE.read_text(encoding="utf-8").endswith(told(capsys, "--markdown")), (
+        "docs/methods.md is behind: put what `python -m mecha_exp info methods --markdown` prints at its end"
+    )
+
+
+def test_of_one_method_it_tells_the_ranges_the_meanings_the_source_and_a_command(capsys):
+    said = json.loads(told(capsys, "della", "--json"))
+
+    density = next(p for p in said["parameters"] if p["name"] == "density")
+    assert density["range"] == "(0, 1]"
+    assert density["default"] == 0.5
+    assert "fraction of each task vector that is kept" in density["meaning"]
+    assert "arXiv:2406.11617" in said["source"]
+    assert said["example"] == "python -m mecha_exp recipe=della"
+    assert said["memory"] == "needs whole tensors"
+
+
+def test_it_says_how_a_method_streams():
+    memory = {method.identifier: methods_info.describe(method)["memory"] for method in BUILT_IN}
+
+    assert memory["weighted_sum"] == "streams"
+    assert memory["karcher"] == memory["ramplus_tl"] == "streams, after reductions"
+    assert memory["model_stock"] == "streams, row by row"
+    assert memory["rotate"] == memory["tsv_m"] == "needs whole tensors"
+
+
+@pytest.mark.parametrize("method", BUILT_IN, ids=lambda method: method.identifier)
+def test_every_hyperparameter_has_a_meaning_and_every_method_a_formula(method):
+    said = methods_info.describe(method)
+
+    assert said["formula"]
+    for spec in method.signature.parameters:
+        if not spec.is_model:
+            assert spec.help, f"{method.identifier}: {spec.name}"
+
+
+def test_a_person_sees_tables(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["mecha_exp", "info", "methods", "slerp"])
+
+    assert cli.main() == 0
+
+    shown = capsys.readouterr().out
+    assert "Spherical interpolation" in shown
+    assert "part of the way from a (0) to b (1)" in " ".join(shown.split())
+    assert "Shoemake 1985" in shown
+
+
+def test_a_method_that_is_none_is_met_with_the_nearest():
+    with pytest.raises(RecipeError, match=r"unknown merge method 'karchr'\. Did you mean 'karcher'"):
+        methods_info.main(["karchr"])
