@@ -30,6 +30,7 @@ from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from mecha_exp.app.points import Points, points_of
 from mecha_exp.app.presets import expanded, register_presets
 from mecha_exp.curves import PRESETS
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
@@ -44,6 +45,9 @@ _VALUE_FLAGS = {"--cfg", "--config-path", "--config-name", "--config-dir", "--pa
 _VALUE_FLAGS |= {"-c", "-cp", "-cn", "-cd", "-p"}
 _TEMPLATE = re.compile(r"'(?:mecha|parameter)':")  # a word that brings parameters into a recipe
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+OUR_SWEEPER = "lab"
+BLOCK = "block"
+"""What a block ablation calls the block that a point sets apart; a name for tables, not a hyperparameter."""
 _MAX_COMBINATIONS = 200  # of groups that are composed to check names; a larger sweep is checked in part
 
 
@@ -68,25 +72,21 @@ def reorder(arguments: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Grid(Sequence[DictConfig]):
-    """The configurations of the grid points, each made when it is asked for.
+    """The configurations of the points, each made when it is asked for.
 
     Attributes:
-        bases: a configuration for each choice of groups.
-        settings: what is set on top of each base: (key, value) pairs.
+        points: of each the configuration with its choice of groups, and the (key, value) pairs on top of it.
     """
 
-    bases: list[DictConfig]
-    settings: list[tuple[tuple[str, Any], ...]]
+    points: list[tuple[DictConfig, tuple[tuple[str, Any], ...]]]
 
     def __len__(self) -> int:
-        return len(self.bases) * len(self.settings)
+        return len(self.points)
 
     def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        base, setting = divmod(index, len(self.settings))
-        config = self.bases[base].copy()
-        for key, value in self.settings[setting]:
+        base, settings = self.points[index]
+        config = base.copy()
+        for key, value in settings:
             OmegaConf.update(config, key, value, force_add=True)
         return config
 
@@ -98,7 +98,10 @@ class Grid(Sequence[DictConfig]):
     @property
     def first_of_each(self) -> list[DictConfig]:
         """The first point of each choice of groups."""
-        return [self[number * len(self.settings)] for number in range(len(self.bases))]
+        firsts: dict[int, int] = {}
+        for number, (base, _) in enumerate(self.points):
+            firsts.setdefault(id(base), number)
+        return [self[number] for number in firsts.values()]
 
 
 @dataclass(frozen=True)
@@ -170,28 +173,57 @@ def _check(arguments: list[str], words: list[str], multirun: bool) -> CommandLin
     if is_sweep:
         given = {o.key_or_group for o in parsed}
         preset = [f"{k}={v}" for k, v in (first.hydra.sweeper.params or {}).items() if k not in given]
-        parsed += OverridesParser.create().parse_overrides(preset)
-        chosen = [o for o in parsed if _is_group(o, groups)]
+        parsed = [*OverridesParser.create().parse_overrides(preset), *parsed]
     elif swept := [o.input_line for o in parsed if o.is_sweep_override()]:
         raise ConfigError(f"{', '.join(map(str, swept))} has several values: add -m to run each of them.")
-    swept_keys = [o.key_or_group for o in parsed if o.is_sweep_override()]
-    points = _grid(chosen, [o for o in parsed if o not in chosen], fixed, problems)
+    settled = _settled(parsed, groups, first)
+    sweep = _points(parsed, settled) if is_sweep else Points([], [str(o.input_line) for o in parsed], [{}])
+    points = _grid(sweep, groups, problems)
     problems.raise_as(ConfigError)
     arguments = [f"++{word}" if _key(word) in points.parameters else word for word in arguments]
-    _check_used([k for k in swept_keys if k not in groups], points.first_of_each, problems)
+    _check_used({k for k in sweep.swept if k not in groups and k != BLOCK}, points, problems)
     _check_distinct_outputs(is_sweep, points, problems)
     problems.raise_as(ConfigError)
-    return CommandLine(arguments, is_sweep, swept_keys, points[0], points)
+    return CommandLine(arguments, is_sweep, sweep.swept, points[0], points)
 
 
-def _grid(chosen: list[Override], values: list[Override], fixed: list[str], problems: Problems) -> Grid:
-    """The grid, composed once for each choice of groups; names that a choice does not know are noted."""
-    plain = [o for o in values if not o.is_hydra_override()]
-    choices = itertools.islice(_choose(chosen), _MAX_COMBINATIONS)
-    bases = [_compose([*choice, *fixed]) for choice in choices]
-    axes = [[(o.key_or_group, value) for value in _values(o)] for o in plain]
-    grid = Grid(bases, list(itertools.product(*axes)))
-    for base, override in itertools.product(bases, plain):
+def _points(parsed: list[Override], config: DictConfig) -> Points:
+    """The points of a sweep; of one that another sweeper makes, one for all."""
+    if config.hydra.runtime.choices["hydra/sweeper"] == OUR_SWEEPER:
+        return points_of(parsed, config)
+    swept = [o for o in parsed if o.is_sweep_override()]
+    fixed = [str(o.input_line) for o in parsed if o not in swept]
+    first = {o.get_key_element(): str(_values(o)[0]) for o in swept}
+    return Points([o.key_or_group for o in swept], fixed, [first])
+
+
+def _settled(overrides: list[Override], groups: list[str], config: DictConfig) -> DictConfig:
+    """The configuration with every value that is not varied."""
+    config = config.copy()
+    for override in overrides:
+        is_value = not _is_group(override, groups) and not override.is_hydra_override()
+        if is_value and not override.is_sweep_override():
+            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+    return config
+
+
+def _grid(sweep: Points, groups: list[str], problems: Problems) -> Grid:
+    """The points, composed once for each choice of groups; names that a choice does not know are noted."""
+    parser = OverridesParser.create()
+    bases: dict[tuple[str, ...], DictConfig] = {}
+    points: list[tuple[DictConfig, tuple[tuple[str, Any], ...]]] = []
+    named: dict[tuple[int, str], tuple[DictConfig, Override]] = {}
+    for words in sweep.words:
+        parsed = parser.parse_overrides(words)
+        choice = tuple(str(o.input_line) for o in parsed if _is_group(o, groups) or o.is_hydra_override())
+        values = [o for o in parsed if not _is_group(o, groups) and not o.is_hydra_override()]
+        if choice not in bases and len(bases) == _MAX_COMBINATIONS:
+            break
+        base = bases[choice] if choice in bases else bases.setdefault(choice, _compose(list(choice)))
+        points.append((base, tuple((o.key_or_group, o.value()) for o in values)))
+        named.update({(id(base), o.key_or_group): (base, o) for o in values})
+    grid = Grid(points)
+    for base, override in named.values():
         if override.key_or_group not in grid.parameters:
             _check_name(base, override, problems)
     return grid
@@ -254,19 +286,18 @@ def _recipe_of(config: DictConfig) -> str:
     return f" '{name}'" if name else ""
 
 
-def _check_used(keys: list[str], points: Sequence[DictConfig], problems: Problems) -> None:
+def _check_used(swept: set[str], points: Grid, problems: Problems) -> None:
     """A swept hyperparameter must reach the recipe, or the sweep would be one merge many times."""
-    for key in keys:
-        if "." in key:
-            continue
-        idle = [p for p in points if key not in _used_by(p)]
-        if idle:
-            recipe = _recipe_of(idle[0])
-            used = sorted(_used_by(idle[0]))
-            problems.add(
-                f"{key} is swept, but the recipe{recipe} does not use it, so every point would be the same "
-                f"merge. It uses {', '.join(used) or 'no hyperparameter'}."
-            )
+    seen: set[tuple[int, str]] = set()
+    for number, (base, settings) in enumerate(points.points):
+        for key in (k for k, _ in settings if k in swept and "." not in k and (id(base), k) not in seen):
+            seen.add((id(base), key))
+            used = _used_by(points[number])
+            if key not in used:
+                problems.add(
+                    f"{key} is swept, but the recipe{_recipe_of(base)} does not use it, so every point would "
+                    f"be the same merge. It uses {', '.join(sorted(used)) or 'no hyperparameter'}."
+                )
 
 
 def _used_by(config: DictConfig) -> set[str]:

@@ -41,6 +41,7 @@ class Sweep:
         points: how many there should be.
         parent_run: the id of its MLflow run, if it is tracked.
         tracking_error: why it is not, if it should be.
+        mode: of our sweeper, such as `zip`.
         complete: whether every point is there, shown and tracked, so that a new start has nothing to do.
     """
 
@@ -51,6 +52,7 @@ class Sweep:
     parent_run: str | None = None
     tracking_error: str | None = None
     complete: bool = False
+    mode: str = "grid"
 
     def save(self, folder: Path) -> None:
         """Write `sweep.json`."""
@@ -73,7 +75,7 @@ class Sweep:
         records = load_all(folder)
         lost = [n for n in range(self.points) if folder / str(n) not in records]
         missing = [_lost(n) for n in lost][: max(self.points - len(records), 0)]
-        return Results(self.title, self.swept, [*records.values(), *missing])
+        return Results(self.title, self.swept, [*records.values(), *missing], mode=self.mode)
 
 
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:

@@ -1,0 +1,174 @@
+"""The points of a sweep from its command line: what is listed, and what the group `sweep` makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.core.override_parser.types import IntervalSweep, Override
+from omegaconf import DictConfig, OmegaConf
+
+from mecha_exp.architectures import detect
+from mecha_exp.checkpoint.folders import open_stored
+from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
+from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.lab import points as lab
+from mecha_exp.lab.points import Axis, Setting
+
+BLOCK_MODES = ("leave_one_block_out", "only_one_block")
+PARTS = ("block", "layer", "component")
+
+
+@dataclass(frozen=True)
+class Points:
+    """The points of a sweep.
+
+    Attributes:
+        swept: the keys that differ.
+        fixed: overrides that all points have.
+        settings: what each point sets beside them.
+    """
+
+    swept: list[str]
+    fixed: list[str]
+    settings: list[Setting]
+
+    @property
+    def words(self) -> list[list[str]]:
+        """The overrides of each point."""
+        return [
+            [*self.fixed, *(f"{key}={text}" for key, text in setting.items())] for setting in self.settings
+        ]
+
+
+def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
+    """The points of a sweep.
+
+    Args:
+        overrides: of the command line.
+        config: with its groups chosen, and the default of each key that is varied.
+
+    Raises:
+        ConfigError: a mode that cannot make points of this.
+    """
+    axes = [_axis(o) for o in overrides if o.is_sweep_override()]
+    fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
+    settings = config.sweep
+    mode = _MODES.get(settings.mode)
+    if mode is None:
+        raise ConfigError(
+            f"sweep.mode={settings.mode}: there is no such mode.{did_you_mean(settings.mode, _MODES)}"
+        )
+    made = mode(axes, config)
+    if settings.replicates is not None:
+        made = _replicated(made, config)
+    made = lab.unique(made)
+    keys = dict.fromkeys(key for setting in made for key in setting)
+    swept = [key for key in keys if not key.startswith("++blocks.") and len({s.get(key) for s in made}) > 1]
+    swept = [key.lstrip("+") for key in swept] or [key.lstrip("+") for key in keys]
+    return Points(swept, fixed, lab.shared(made, settings.share))
+
+
+def _axis(override: Override) -> Axis:
+    key = override.get_key_element()
+    if override.is_discrete_sweep():
+        return Axis(key, tuple(lab.normalized(text) for text in override.sweep_string_iterator()))
+    value = override.value()
+    assert isinstance(value, IntervalSweep) and value.start is not None and value.end is not None
+    axis = Axis(key, (), float(value.start), float(value.end), "log" in value.tags)
+    if axis.low >= axis.high or (axis.logarithmic and axis.low <= 0):
+        raise ConfigError(f"{override.input_line}: expected interval(low,high), above 0 for log.")
+    return axis
+
+
+def _sampled(axes: Sequence[Axis], config: DictConfig, draw: Callable[..., list[Setting]]) -> list[Setting]:
+    n, seed = config.sweep.n, config.sweep.seed
+    if not isinstance(n, int) or n < 1:
+        raise ConfigError(f"sweep.n={n}: expected how many points to draw, 1 or more.")
+    if not axes:
+        raise ConfigError(
+            f"sweep={config.sweep.mode} draws from ranges and lists, and there is none. Say for instance "
+            "'alpha=interval(0,1)' k=0.1,0.2."
+        )
+    return draw(axes, n, seed)
+
+
+def _listed(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
+    if config.sweep.file and config.sweep.points:
+        raise ConfigError("sweep.points and sweep.file: give one of them.")
+    if config.sweep.file:
+        given = lab.read_points(Path(config.sweep.file))
+    else:
+        given = lab.listed(OmegaConf.to_container(config.sweep.points or OmegaConf.create([]), resolve=True))  # type: ignore[arg-type]
+    return [{**other, **point} for other in lab.grid(axes) for point in given]
+
+
+def _one_at_a_time(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
+    default: dict[str, str] = {}
+    for axis in axes:
+        key = axis.key.lstrip("+")
+        chosen = config.hydra.runtime.choices.get(key)
+        default[axis.key] = lab.as_text(OmegaConf.select(config, key)) if chosen is None else str(chosen)
+    return lab.one_at_a_time(axes, default)
+
+
+def _blocks_apart(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
+    mode, part = config.sweep.mode, config.sweep.by
+    if part not in PARTS:
+        raise ConfigError(
+            f"sweep.by={part}: there is no such part of a model.{did_you_mean(str(part), PARTS)}"
+        )
+    if "${blocks}" not in str(OmegaConf.to_container(config, resolve=False).get("recipe")):  # type: ignore[union-attr]
+        raise ConfigError(
+            f"sweep={mode}: the recipe '{config.hydra.runtime.choices.recipe}' takes no strength for each "
+            "block (its alpha does not refer to ${blocks})."
+        )
+    blocks = parts_of(config.models, part)
+    others = [axis for axis in axes if axis.key != "alpha"]
+    alphas = next((axis.values for axis in axes if axis.key == "alpha"), (lab.as_text(config.alpha),))
+    apart = [{"alpha": alpha, **point} for alpha in alphas for point in lab.blocks_apart(blocks, mode, alpha)]
+    return [{**other, **point} for other in lab.grid(others) for point in apart]
+
+
+def parts_of(models: DictConfig, part: str) -> list[str]:
+    """The blocks, numbered layers or components of the models that a configuration names.
+
+    Raises:
+        CheckpointError: the model is not there.
+        ConfigError: it has no such parts.
+    """
+    named = models.get("base") or next(iter(models.experts), None)
+    folder = models.get("dir")
+    folders = [packaged(folder) if folder.startswith(PACKAGE_SCHEME) else Path(folder)] if folder else []
+    with open_stored(find_model(str(named), folders)) as model:
+        config = detect({key: model.info(key) for key in model.keys()}).config
+    names = {"block": config.blocks(), "layer": config.layers(), "component": tuple(config.components())}
+    found = names[part]
+    if not found:
+        raise ConfigError(f"sweep.by={part}: {named} has no {part}s.")
+    return [str(name) for name in found]
+
+
+def _replicated(points: Sequence[Setting], config: DictConfig) -> list[Setting]:
+    n, seed = config.sweep.replicates, config.get("seed")
+    if not isinstance(n, int) or n < 1:
+        raise ConfigError(f"sweep.replicates={n}: expected how many seeds to run, 1 or more.")
+    if not isinstance(seed, int) or any("seed" in point for point in points):
+        raise ConfigError(
+            f"sweep.replicates={n} runs each point with {n} seeds from the recipe's own on, and "
+            + ("seed is swept already." if isinstance(seed, int) else "this recipe has no seed.")
+        )
+    return lab.replicated(points, seed, n)
+
+
+_MODES: Mapping[str, Callable[[Sequence[Axis], DictConfig], list[Setting]]] = {
+    "grid": lambda axes, config: lab.grid(axes),
+    "zip": lambda axes, config: lab.zipped(axes),
+    "points": _listed,
+    "random": lambda axes, config: _sampled(axes, config, lab.at_random),
+    "latin": lambda axes, config: _sampled(axes, config, lab.latin_hypercube),
+    "one_at_a_time": _one_at_a_time,
+    "leave_one_block_out": _blocks_apart,
+    "only_one_block": _blocks_apart,
+}

@@ -1,0 +1,218 @@
+"""Which points a sweep has: from axes (a key and its values, or a range) to lists of settings.
+
+A point is a dictionary from configuration keys to texts, as they are typed on the command line.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.errors import ConfigError
+
+Setting = dict[str, str]
+
+DIGITS = 12
+"""Significant digits of a number in a name: what computing with it has left beyond them is dropped."""
+SAMPLED_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key that is varied.
+
+    Attributes:
+        key: of the configuration.
+        values: texts, if they are listed.
+        low, high: of a range, otherwise.
+        logarithmic: whether the range is drawn from by its logarithm.
+    """
+
+    key: str
+    values: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    logarithmic: bool = False
+
+    @property
+    def is_range(self) -> bool:
+        """Whether it has no listed values."""
+        return not self.values
+
+    def at(self, share: float) -> str:
+        """The value at a share of the way, from 0 to 1."""
+        if self.values:
+            return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+        if self.logarithmic:
+            low, high = math.log(self.low), math.log(self.high)
+            value = math.exp(low + share * (high - low))
+        else:
+            value = self.low + share * (self.high - self.low)
+        return f"{min(max(value, self.low), self.high):.{SAMPLED_DIGITS}g}"
+
+
+def normalized(text: str) -> str:
+    """A number as one would write it; other texts as they are.
+
+    >>> normalized("0.30000000000000004"), normalized("3"), normalized("1e-3"), normalized("ties")
+    ('0.3', '3', '0.001', 'ties')
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    is_decimal = any(c in text.lower() for c in ".e") and math.isfinite(number)
+    return str(float(f"{number:.{DIGITS}g}")) if is_decimal else text
+
+
+def grid(axes: Sequence[Axis]) -> list[Setting]:
+    """Every combination, the last axis changing first.
+
+    Raises:
+        ConfigError: a range, which has no values to list.
+    """
+    _require_lists(axes, "grid")
+    return [
+        dict(zip([a.key for a in axes], v, strict=True)) for v in itertools.product(*(a.values for a in axes))
+    ]
+
+
+def zipped(axes: Sequence[Axis]) -> list[Setting]:
+    """The first value of each, the second of each, ...
+
+    Raises:
+        ConfigError: lists of different lengths.
+    """
+    _require_lists(axes, "zip")
+    lengths = {axis.key: len(axis.values) for axis in axes}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{key} has {count}" for key, count in lengths.items())
+        raise ConfigError(f"sweep=zip needs lists of one length: {listed} values.")
+    return [dict(zip(lengths, values, strict=True)) for values in zip(*(a.values for a in axes), strict=True)]
+
+
+def at_random(axes: Sequence[Axis], n: int, seed: int) -> list[Setting]:
+    """`n` points, each axis drawn from by itself."""
+    chance = random.Random(seed)
+    return [{axis.key: axis.at(chance.random()) for axis in axes} for _ in range(n)]
+
+
+def latin_hypercube(axes: Sequence[Axis], n: int, seed: int) -> list[Setting]:
+    """`n` points of which each axis has one in each of `n` equal parts, in an order of its own."""
+    chance = random.Random(seed)
+    columns = {}
+    for axis in axes:
+        shares = [(part + chance.random()) / n for part in range(n)]
+        chance.shuffle(shares)
+        columns[axis.key] = [axis.at(share) for share in shares]
+    return [{key: column[number] for key, column in columns.items()} for number in range(n)]
+
+
+def one_at_a_time(axes: Sequence[Axis], default: Mapping[str, str]) -> list[Setting]:
+    """The default point, then each axis varied alone."""
+    _require_lists(axes, "one_at_a_time")
+    middle = {axis.key: default[axis.key] for axis in axes}
+    return [middle, *({**middle, axis.key: value} for axis in axes for value in axis.values)]
+
+
+def listed(points: Sequence[Mapping[str, Any]]) -> list[Setting]:
+    """Points that are given one by one.
+
+    Raises:
+        ConfigError: none, or one that is no mapping.
+    """
+    wrong = next((p for p in points if not isinstance(p, Mapping)), None)
+    if not points or wrong is not None:
+        found = "there is none" if not points else f"{wrong!r} is none"
+        raise ConfigError(
+            "sweep=points needs points, as in sweep.points=[{alpha:0.3,k:0.2},{alpha:0.5,k:0.1}] or "
+            f"sweep.file=points.csv: {found}."
+        )
+    return [{str(key): as_text(value) for key, value in point.items()} for point in points]
+
+
+def read_points(path: Path) -> list[Setting]:
+    """Points from a CSV file: keys in the first row, a point in each other one; an empty field sets nothing.
+
+    Raises:
+        ConfigError: it cannot be read, or a row has more fields than there are keys.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"sweep.file={path} cannot be read: {error}.") from None
+    for number, row in enumerate(rows, 2):
+        if None in row:
+            raise ConfigError(f"sweep.file={path}, line {number}: more fields than the first line has keys.")
+    points = [
+        {key.strip(): text.strip() for key, text in row.items() if text and text.strip()} for row in rows
+    ]
+    if not points:
+        raise ConfigError(f"sweep.file={path} has no points: put keys in its first line and values below.")
+    return points
+
+
+def blocks_apart(blocks: Sequence[str], mode: str, alpha: str) -> list[Setting]:
+    """The points of a block ablation: one undisturbed, then one for each block.
+
+    Args:
+        blocks: of the model.
+        mode: `leave_one_block_out` gives each block 0 in turn; `only_one_block` gives all others 0.
+        alpha: what the blocks have otherwise.
+    """
+    if mode == "leave_one_block_out":
+        return [{}, *({"++block": b, f"++blocks.{b}": "0"} for b in blocks)]
+    return [{"alpha": "0"}, *({"alpha": "0", "++block": b, f"++blocks.{b}": alpha} for b in blocks)]
+
+
+def replicated(points: Sequence[Setting], first_seed: int, n: int) -> list[Setting]:
+    """Each point with `n` seeds."""
+    return [{**point, "seed": str(first_seed + i)} for point in points for i in range(n)]
+
+
+def unique(points: Iterable[Setting]) -> list[Setting]:
+    """The points without repetitions, their numbers normalized."""
+    normal = ({key: normalized(text) for key, text in point.items()} for point in points)
+    return [dict(items) for items in dict.fromkeys(tuple(point.items()) for point in normal)]
+
+
+def shared(points: Sequence[Setting], share: str | None) -> list[Setting]:
+    """One machine's part of the points: of `2/4` every fourth one, from the second on.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    if share is None:
+        return list(points)
+    part, _, parts = str(share).partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise ConfigError(f"sweep.share={share}: expected a part such as 1/4, 2/4, 3/4 or 4/4.")
+    return list(points[int(part) - 1 :: int(parts)])
+
+
+def as_text(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{as_text(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(as_text, value)) + "]"
+    return json.dumps(value)
+
+
+def _require_lists(axes: Sequence[Axis], mode: str) -> None:
+    ranges = [axis.key for axis in axes if axis.is_range]
+    if ranges:
+        raise ConfigError(
+            f"{', '.join(ranges)}: sweep={mode} needs values, not a range. Draw from ranges with "
+            "sweep=latin or sweep=random."
+        )

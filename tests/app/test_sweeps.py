@@ -1,0 +1,338 @@
+"""Sweeps: one pass for all points, nothing twice, modes beyond the grid, and what goes wrong in one."""
+
+import csv
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mecha_exp import evaluator
+from mecha_exp.app import passes
+from mecha_exp.app.report import CSV_FILE, Results
+from mecha_exp.app.report.export import write_csv
+from mecha_exp.checkpoint.lock import TargetLock
+
+NONE = ("output=none", "evaluator=none", "-m")
+
+
+def sweep_of(folder: Path) -> Path:
+    return max((folder / "outputs" / "multiruns").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def records(sweep: Path) -> list[dict]:
+    found = sorted(sweep.glob("*/run.json"), key=lambda path: int(path.parent.name))
+    return [json.loads(path.read_text()) for path in found]
+
+
+def rows(sweep: Path) -> list[dict[str, str]]:
+    with (sweep / "sweep.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["status"] != "REFERENCE"]
+
+
+def overrides(sweep: Path) -> list[list[str]]:
+    return [record["overrides"] for record in records(sweep)]
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn is tested elsewhere, and takes seconds."""
+
+    def write_table(results: Results, command: list[str], folder: Path) -> list[Path]:
+        write_csv(results, folder / CSV_FILE)
+        return [folder / CSV_FILE]
+
+    monkeypatch.setattr("mecha_exp.app.sweep.write_all", write_table)
+
+
+@pytest.fixture
+def passes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many points each pass has merged."""
+    counts: list[int] = []
+    run = passes.run_plan
+
+    def counted(planned, *rest):
+        counts.append(len(planned.jobs))
+        return run(planned, *rest)
+
+    monkeypatch.setattr(passes, "run_plan", counted)
+    return counts
+
+
+def test_points_that_differ_in_anything_are_merged_in_one_pass(app, folder, passes_run):
+    outcome = app("recipe=ties,task_arithmetic", "alpha=0.3,0.5", "output.dtype=float32,bfloat16", *NONE)
+
+    assert outcome.status == 0, outcome.err
+    assert passes_run == [8]
+    assert {r["parameters"]["method"] for r in records(sweep_of(folder))} == {
+        "add_difference_ties",
+        "task_arithmetic",
+    }
+
+
+def test_the_bytes_are_those_of_a_merge_alone(app, folder):
+    app("recipe=dare_ties", "alpha=0.3,0.7", "seed=0,1", "evaluator=none", "-m")
+    app("recipe=dare_ties", "alpha=0.7", "seed=1", "evaluator=none", "output.path=alone.safetensors")
+
+    together = load_file(sweep_of(folder) / "3" / "model.safetensors")
+    alone = load_file("alone.safetensors")
+    assert all(torch.equal(together[key], alone[key]) for key in alone)
+
+
+def test_models_in_memory_are_made_in_waves_that_fit_the_budget(app, folder, passes_run):
+    outcome = app("alpha=0.1,0.2,0.3,0.4,0.5", "output=none", "engine.memory_budget=500000", "-m")
+
+    assert outcome.status == 0, outcome.err
+    assert passes_run == [2, 2, 1]  # a model takes 212 kB
+
+
+def test_the_same_command_computes_nothing_and_shows_the_whole_table(app, folder, passes_run):
+    command = ("recipe=ties", "alpha=0.3,0.5", "output=none", "-m")
+    first = app(*command)
+    again = app(*command)
+
+    assert passes_run == [2]
+    assert "nothing to do" in again.out
+    assert [line for line in first.out.splitlines() if line.startswith(" 0.")] == [
+        line for line in again.out.splitlines() if line.startswith(" 0.")
+    ]
+    assert len(list((folder / "outputs" / "multiruns").iterdir())) == 1
+
+
+def test_added_points_are_the_only_ones_that_are_computed(app, folder, passes_run):
+    app("alpha=0.3,0.5", "output=none", "-m")
+    app("alpha=0.3,0.4,0.5", "output=none", "-m")
+
+    assert passes_run == [2, 1]
+    assert [r["found"] for r in records(sweep_of(folder))] == [True, False, True]
+    assert all(float(row["accuracy"]) > 0.8 for row in rows(sweep_of(folder)))
+
+
+def test_a_single_merge_is_found_as_well_and_its_model_if_it_is_intact(app, folder, passes_run):
+    app("alpha=0.3")
+    found = app("alpha=0.3")
+    assert passes_run == [1]
+    assert "known already: nothing was merged, the model is" in found.out
+
+    (model,) = folder.rglob("model.safetensors")
+    damaged = bytearray(model.read_bytes())
+    damaged[-1] ^= 1
+    model.write_bytes(damaged)
+    app("alpha=0.3")
+    assert passes_run == [1, 1]
+
+
+def test_rerun_always_computes_everything_again(app, folder, passes_run):
+    app("alpha=0.3,0.5", *NONE)
+    app("alpha=0.3,0.5", "rerun=always", *NONE)
+
+    assert passes_run == [2, 2]
+
+
+def test_without_a_store_nothing_is_remembered(app, folder, passes_run):
+    app("alpha=0.3,0.30", "output=none", "store=null")
+    app("alpha=0.3,0.5", "store=null", *NONE)
+    app("alpha=0.3,0.5", "store=null", *NONE)
+
+    assert passes_run == [2, 2]
+    assert not (folder / "outputs" / "store").exists()
+
+
+def test_a_new_evaluator_measures_models_that_are_there(app, folder, passes_run):
+    app("alpha=0.3,0.5", "evaluator=none", "-m")
+    outcome = app("alpha=0.3,0.5", "evaluator=digits", "-m")
+
+    assert outcome.status == 0, outcome.err
+    assert passes_run == [2]
+    assert all(float(row["accuracy"]) > 0.8 for row in rows(sweep_of(folder)))
+
+
+def test_a_point_that_fails_does_not_stop_the_others(app, folder):
+    outcome = app("k=0.2,7,0.3", *NONE)
+
+    assert outcome.status != 0
+    assert [r["status"] for r in records(sweep_of(folder))] == ["FINISHED", "FAILED", "FINISHED"]
+    assert "k: 7 is out of range" in outcome.err
+
+
+def test_a_point_that_fails_in_the_pass_that_all_share_does_not_stop_the_others(app, folder, passes_run):
+    values = ",".join(["0.1", "0.2", "0.3", "1e30", "0.4"])
+    strict = ("output.dtype=float16", "engine.strict=true", "evaluator=none", "-m")
+    outcome = app("recipe=task_arithmetic", f"alpha={values}", *strict)
+
+    assert outcome.status != 0
+    status = [r["status"] for r in records(sweep_of(folder))]
+    assert status == ["FINISHED", "FINISHED", "FINISHED", "FAILED", "FINISHED"]
+    assert "1 of 5 points failed" in outcome.out
+
+
+def test_failed_points_are_tried_again_unless_they_are_not_to_be(app, folder):
+    works: list[bool] = []
+
+    @evaluator("test_moody", metric="x")
+    def moody(state_dict):
+        if not works:
+            raise ZeroDivisionError("not today")
+        return {"x": 1.0}
+
+    command = ("alpha=0.3,0.5", "output=none", "evaluator.name=test_moody", "-m")
+    assert app(*command).status != 0
+    works.append(True)
+    never = app(*command, "rerun=never")
+    assert never.status != 0
+    assert "It failed before. rerun=failed tries it again." in never.err
+
+    assert app(*command).status == 0
+
+
+def test_an_input_that_was_replaced_has_its_points_made_again_and_the_table_says_so(app, folder, passes_run):
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        save_file({"w": torch.full((4,), value)}, folder / f"{name}.safetensors")
+    command = ("recipe=weighted_sum", "models.base=a.safetensors", "models.experts=[b.safetensors]")
+    app(*command, "alpha=0.25,0.5", "output=none", "-m")
+    save_file({"w": torch.full((4,), 3.0)}, folder / "b.safetensors")
+
+    outcome = app(*command, "alpha=0.25,0.5", "output=none", "-m")
+
+    assert passes_run == [2, 2]
+    assert "alpha=0.25: made again: the input b has changed" in outcome.out
+    assert float(rows(sweep_of(folder))[1]["weights/distance/a"]) == pytest.approx(2.0)
+
+
+def test_a_store_of_a_newer_version_is_refused_before_anything_is_written(app, folder):
+    (folder / "outputs" / "store").mkdir(parents=True)
+    (folder / "outputs" / "store" / "store.json").write_text('{"version": 99}')
+
+    outcome = app("alpha=0.3,0.5", *NONE)
+
+    assert outcome.status != 0
+    assert "was written by a newer mecha_exp (format 99" in outcome.err
+    assert not (folder / "outputs" / "multiruns").exists()
+
+
+def test_a_store_on_a_full_disk_costs_no_result(app, folder, monkeypatch):
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("mecha_exp.lab.store.write_whole", full)
+
+    outcome = app("alpha=0.3,0.5", *NONE)
+
+    assert outcome.status == 0
+    assert outcome.err.count("the disk is full") <= 2  # of the sweep, and of the first of its points
+    assert "the disk is full" in outcome.err
+    assert [r["status"] for r in records(sweep_of(folder))] == ["FINISHED", "FINISHED"]
+
+
+def test_models_that_do_not_fit_the_disk_together_are_refused_together(app, folder, monkeypatch):
+    usage = shutil.disk_usage(folder)
+    monkeypatch.setattr(passes.shutil, "disk_usage", lambda path: usage._replace(free=300_000))
+
+    outcome = app("alpha=0.3,0.5", "evaluator=none", "-m")
+
+    assert outcome.status != 0
+    assert "the models of this sweep need 0.000 GB" in outcome.err
+    assert not list(folder.rglob("*.safetensors"))
+
+
+def test_an_unknown_choice_of_rerun(app, folder):
+    outcome = app("rerun=nevr")
+
+    assert outcome.status != 0
+    assert "rerun=nevr: there is no such choice. Did you mean 'never'?" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["sweep=zip", "alpha=0.3,0.5", "k=0.2,0.1"], [["alpha=0.3", "k=0.2"], ["alpha=0.5", "k=0.1"]]),
+        (["alpha=range(0.1,0.5,0.2)", "-m"], [["alpha=0.1"], ["alpha=0.3"]]),
+        (["alpha=0.3,0.30,0.5", "-m"], [["alpha=0.3"], ["alpha=0.5"]]),
+        (
+            ["sweep=points", "sweep.points=[{alpha:0.3,k:0.2},{recipe:slerp,alpha:0.5}]"],
+            [["alpha=0.3", "k=0.2"], ["recipe=slerp", "alpha=0.5"]],
+        ),
+        (["sweep=one_at_a_time", "alpha=0.5,0.7"], [["alpha=1.0"], ["alpha=0.5"], ["alpha=0.7"]]),
+        (
+            ["recipe=dare_ties", "alpha=0.3", "sweep.replicates=2", "-m"],
+            [["alpha=0.3", "seed=0"], ["alpha=0.3", "seed=1"]],
+        ),
+        (["alpha=0.1,0.2,0.3", "sweep.share=2/2", "-m"], [["alpha=0.2"]]),
+    ],
+)
+def test_a_mode_makes_its_points(app, folder, arguments, expected):
+    outcome = app(*arguments, "output=none", "evaluator=none")
+
+    assert outcome.status == 0, outcome.err
+    about = ("sweep", "output", "evaluator", "tracking", "recipe=dare_ties")
+    made = [[o for o in point if not o.startswith(about)] for point in overrides(sweep_of(folder))]
+    assert made == expected
+
+
+def test_a_block_ablation_sets_each_block_of_the_model_apart(app, folder):
+    outcome = app("sweep=leave_one_block_out", "recipe=task_arithmetic", "evaluator=none")
+
+    assert outcome.status == 0, outcome.err
+    names = [r["name"] for r in records(sweep_of(folder))]
+    assert names == ["task_arithmetic", "block=conv1", "block=conv2", "block=fc1", "block=fc2"]
+    whole, without = (load_file(sweep_of(folder) / str(n) / "model.safetensors") for n in (0, 1))
+    base = load_file(Path(__file__).parents[2] / "examples" / "digits" / "base.safetensors")
+    assert torch.equal(without["conv1.weight"], base["conv1.weight"])
+    assert torch.equal(without["fc1.weight"], whole["fc1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sweep=zip", "alpha=0.1,0.2", "k=0.1"], None),
+        (["sweep=zip", "alpha=0.1,0.2", "k=0.1,0.2,0.3"], "sweep=zip needs lists of one length"),
+        (["sweep=points"], "sweep=points needs points"),
+        (["sweep=points", "sweep.file=none.csv"], "sweep.file=none.csv cannot be read"),
+        (["sweep=latin"], "sweep=latin draws from ranges and lists, and there is none"),
+        (["sweep=latin", "sweep.n=0", "alpha=interval(0,1)"], "sweep.n=0: expected how many points"),
+        (["sweep=latin", "alpha=tag(log,interval(0,1))"], "above 0 for log"),
+        (["alpha=interval(0,1)", "-m"], "alpha: sweep=grid needs values, not a range"),
+        (["alpha=0.1,0.2", "sweep.replicates=2", "-m"], "this recipe has no seed"),
+        (["sweep=leave_one_block_out", "recipe=n_average"], "takes no strength for each block"),
+        (["sweep=only_one_block", "sweep.by=blok"], "sweep.by=blok: there is no such part of a model"),
+        (["alpha=0.1,0.2", "sweep.share=3/2", "-m"], "sweep.share=3/2: expected a part"),
+        (["sweep=zipp", "alpha=0.1,0.2"], "sweep=zipp: there is no such sweep. Did you mean 'zip'?"),
+        (["sweep=zip", "+seed=1,2", "alpha=0.1,0.2"], "seed is swept, but the recipe 'ties' does not use it"),
+    ],
+)
+def test_a_sweep_that_cannot_be_made_is_an_error_before_any_work(app, folder, arguments, message):
+    outcome = app(*arguments, "output=none", "evaluator=none")
+
+    if message is None:
+        assert outcome.status == 0, outcome.err
+        return
+    assert outcome.status != 0
+    assert message in outcome.err.replace("\n", " ")
+    assert not (folder / "outputs").exists()
+
+
+def test_hydras_own_launcher_gives_the_same_results(app, folder):
+    app("alpha=0.3,0.5", "output=none", "store=null", "-m")
+    together = sweep_of(folder)
+    app("alpha=0.3,0.5", "output=none", "store=null", "hydra/launcher=basic", "hydra.sweep.dir=basic", "-m")
+
+    def measured(sweep: Path) -> list[dict[str, float]]:
+        timed = ("time/", "io/", "memory/")
+        return [{k: v for k, v in r["metrics"].items() if not k.startswith(timed)} for r in records(sweep)]
+
+    assert measured(together) == measured(folder / "basic")
+
+
+def test_two_processes_do_not_share_a_sweeps_folder(app, folder):
+    app("alpha=0.3,0.5", *NONE)
+    taken = TargetLock(sweep_of(folder) / "sweep")
+    try:
+        outcome = app("alpha=0.3,0.5", *NONE)
+    finally:
+        taken.release()
+
+    assert outcome.status == 0
+    assert len(list((folder / "outputs" / "multiruns").iterdir())) == 2
