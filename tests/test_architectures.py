@@ -272,13 +272,12 @@ def test_a_part_that_is_absent_is_named_as_a_whole():
 
 def test_keys_under_other_names_are_known():
     keys = {
-        key.removeprefix("model.diffusion_model."): info
-        for key, info in resolve("flux_dev-flux").keys().items()
+        key.removeprefix("model.diffusion_model."): info for key, info in resolve("flux-flux").keys().items()
     }
 
     found = detect(keys)
 
-    assert found.config.identifier == "flux_dev-flux"
+    assert found.config.identifier == "flux-flux"
     assert found.renamed["img_in.bias"] == "model.diffusion_model.img_in.bias"
 
 
