@@ -12,7 +12,7 @@ from mecha_exp.engine.execution import compile_loops, execute
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planning import Job, Plan, plan
 from mecha_exp.engine.resuming import signature_of
-from mecha_exp.engine.sinks import MemorySink, Sink
+from mecha_exp.engine.sinks import MemorySink, ReceiverSink, Sink
 from mecha_exp.engine.work import Progress, Tally
 from mecha_exp.errors import some
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
@@ -98,8 +98,11 @@ def _open_sink(planned: Plan, number: int) -> Sink:
     job, destination = planned.jobs[number], planned.destination(number)
     if destination is not None:
         return destination.open(job.metadata, job.durable, signature_of(planned, number))
-    assert isinstance(job.output, dict)
-    return MemorySink(job.output, planned.layouts[number])
+    assert isinstance(job.output, dict) or callable(job.output)
+    layout = planned.layouts[number]
+    return (
+        MemorySink(job.output, layout) if isinstance(job.output, dict) else ReceiverSink(job.output, layout)
+    )
 
 
 def _moments(planned: Plan, tally: Tally, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:

@@ -19,7 +19,7 @@ from mecha_exp.engine.keys import ConvertedModel, KeyedGraph, Situation
 from mecha_exp.engine.lazy import Lazy
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import Extent, LazyNode, Pass, Program, compile_program, expand
-from mecha_exp.engine.sinks import Layout
+from mecha_exp.engine.sinks import Layout, Receiver
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.engine.weights import Binder, effective_values_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
@@ -36,7 +36,9 @@ class Job:
     Attributes:
         recipe: its graph.
         output: a path (`*.safetensors` is a file, any other a folder like that of the first input), a
-            dictionary to be filled, or None where only the statistics are wanted.
+            dictionary to be filled, a function that is given each key and its tensor as soon as it is
+            complete (by one thread at a time, in no particular order), or None where only the statistics
+            are wanted.
         dtype: of the output; None keeps the dtype that each key has in the first input.
         metadata: what the output file carries in its header.
         statistics: whether distances and cosines to the inputs are measured in the same pass.
@@ -46,7 +48,7 @@ class Job:
     """
 
     recipe: Node
-    output: Path | dict[str, torch.Tensor] | None = None
+    output: Path | dict[str, torch.Tensor] | Receiver | None = None
     dtype: torch.dtype | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     statistics: bool = False

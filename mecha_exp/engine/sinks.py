@@ -1,10 +1,11 @@
-"""Where a merged model goes: a file, or a dictionary in memory."""
+"""Where a merged model goes: a file, a dictionary in memory, or a function."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -12,6 +13,9 @@ from mecha_exp.checkpoint import Note, torch_dtype
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 """The dtype (by its safetensors name) and the shape of each key."""
+
+Receiver: TypeAlias = Callable[[str, torch.Tensor], object]
+"""A function that is given a key and its whole tensor."""
 
 
 class Sink(Protocol):
@@ -68,3 +72,50 @@ class MemorySink:
         self._tensors.clear()
 
     suspend = abort
+
+
+class ReceiverSink:
+    """Gives each tensor to a function when it is complete, and keeps none: the model is never held entire.
+
+    What the function raises ends the merge.
+    """
+
+    finished: Mapping[str, Note] = MappingProxyType({})
+
+    def __init__(self, receiver: Receiver, layout: Layout) -> None:
+        self._receiver = receiver
+        self._layout = layout
+        self._begun: dict[str, torch.Tensor] = {}
+        self._given: set[str] = set()
+        self._lock = threading.Lock()
+        self._receiving = threading.Lock()
+
+    def write(self, key: str, start: int, values: torch.Tensor) -> None:
+        self._tensor(key).view(-1)[start : start + values.numel()] = values
+
+    def write_bytes(self, key: str, start: int, data: memoryview) -> None:
+        raw = self._tensor(key).view(-1).view(torch.uint8)
+        raw[start : start + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
+
+    def finish(self, key: str, note: Note) -> None:
+        with self._receiving:
+            self._given.add(key)
+            self._receiver(key, self._tensor(key))
+            del self._begun[key]
+
+    def commit(self) -> None:
+        for key in self._layout:
+            if key not in self._given:  # there was nothing to write
+                self.finish(key, {})
+
+    def abort(self) -> None:
+        self._begun.clear()
+
+    suspend = abort
+
+    def _tensor(self, key: str) -> torch.Tensor:
+        with self._lock:
+            if key not in self._begun:
+                dtype, shape = self._layout[key]
+                self._begun[key] = torch.empty(shape, dtype=torch_dtype(dtype))
+            return self._begun[key]
