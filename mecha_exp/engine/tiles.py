@@ -26,6 +26,12 @@ from mecha_exp.method import Kind
 from mecha_exp.nodes import MergeNode, ModelNode, Node
 from mecha_exp.signature import Tile
 
+TOGETHER = 64
+"""A multiple of what any kernel computes at a time."""
+
+WIDE = 1 << 14
+"""Columns from which on a block has fewer rows: it must fit into memory."""
+
 
 class KeyPass:
     """A pass over a key: `tiles` gives its tiles, `run` does one of them, in any order and from any thread.
@@ -64,6 +70,8 @@ class KeyPass:
         if self._trip.sampled:
             return [Tile(self._key.key, 0, sum(stop - start for start, stop in self._spans))]
         size = -(-max(self._plan.options.tile_size, block) // block) * block
+        if (self._columns or 1) > WIDE:
+            size = block
         return [
             Tile(self._key.key, start, min(start + size, count), self._key.shape)
             for start in range(0, count, size)
@@ -261,9 +269,16 @@ def _check_count(node: MergeNode, result: torch.Tensor, tile: Tile, declared: st
 
 
 def block_of(key: KeyPlan, trip: Pass) -> int:
-    """The elements in a block of a pass: whole rows, of about `REDUCTION_BLOCK` elements for reductions."""
+    """The elements in a block of a pass: whole rows, and for reductions about `REDUCTION_BLOCK` of them.
+
+    Kernels compute the last few entries of a tensor one by one, where exp, say, may round differently, so
+    a block is of `TOGETHER` entries or rows: which ones are the last does not depend on the size of tiles.
+    """
     columns = (key.shape[-1] if key.shape else 1) if trip.by_rows else 1
-    return max(1, REDUCTION_BLOCK // columns) * columns if trip.reductions else columns
+    rows = TOGETHER if columns <= WIDE else max(1, TOGETHER * WIDE // columns)
+    if trip.reductions and columns <= WIDE:
+        rows = max(rows, REDUCTION_BLOCK // columns // rows * rows)
+    return rows * columns
 
 
 def peak_of(values: torch.Tensor) -> float:

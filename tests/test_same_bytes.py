@@ -1,0 +1,133 @@
+"""Every built-in method of the registry gives the same bytes however it is run."""
+
+import hashlib
+from itertools import count
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import mecha_exp as mx
+from mecha_exp import EngineOptions, Job, MergeMethod, Parameter, Return, merge_many, merge_method, model
+from mecha_exp.method import Kind, all_methods
+
+SHAPES = {
+    "blocks.0.weight": ((8207, 8), torch.float32),  # more than a block of a reduction, and no multiple of it
+    "blocks.1.weight": ((24, 40), torch.float16),
+    "blocks.2.weight": ((6, 4, 3, 3), torch.bfloat16),
+    "norm.weight": ((48,), torch.float32),
+    "scale": ((), torch.float32),
+}
+METHODS = [m for m in all_methods() if m.kind not in (Kind.CHOICE, Kind.FACTOR)]  # these make no model
+RUNS = [(1, 1 << 12), (2, 1 << 18), (4, 1 << 20), (4, 1 << 12)]
+
+
+@merge_method(elementwise=True, register=False)
+def shown(a: Parameter(torch.Tensor), value: Parameter(torch.Tensor, "param")) -> Return(torch.Tensor):
+    """Makes a small value visible."""
+    return torch.zeros_like(a) + value.sum()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Four models, the last one a difference."""
+    folder = tmp_path_factory.mktemp("models")
+    generator = torch.Generator().manual_seed(0)
+    paths = [folder / f"{name}.safetensors" for name in ("a", "b", "c", "difference")]
+    for path in paths:
+        drawn = {key: torch.randn(shape, generator=generator) * 0.1 for key, (shape, _) in SHAPES.items()}
+        save_file({key: drawn[key].to(SHAPES[key][1]) for key in drawn}, path)
+    return list(map(str, paths))
+
+
+def recipe_of(method: MergeMethod, files: list[str]) -> mx.Node:
+    """A call with arguments made up from the signature."""
+    numbers = count()
+
+    def tensor(spec):
+        number = next(numbers)
+        if spec.spaces is None or "weight" in spec.spaces:
+            return model(files[number % 3])
+        return (
+            model(files[3], merge_space="delta") if number % 2 else mx.subtract(files[number % 3], files[2])
+        )
+
+    given = {}
+    for spec in method.signature.parameters:
+        if spec.variadic:
+            given[spec.name] = [tensor(spec) for _ in range(3)]
+        elif spec.is_model:
+            given |= {spec.name: tensor(spec)} if spec.required else {}
+        elif (spec.required or spec.default in (0, 1)) and not spec.choices and spec.check(0.3) is None:
+            given[spec.name] = 0.3  # 0 and 1 often mean that nothing is to be done
+        elif spec.required:
+            given[spec.name] = next(c for c in (*spec.choices, "float16", 1, True) if spec.check(c) is None)
+    node, problems = method.bind(given)
+    assert not problems, problems
+    small = method.kind is Kind.REDUCTION or (method.kind is Kind.COMPOSITE and node.merge_space == "param")
+    return shown(files[0], node) if small else node
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def run(recipe, path, **options):
+    merge_many([Job(recipe, path, durable=False)], EngineOptions(fuse="never", **options))
+    return digest(path)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.identifier)
+def test_neither_workers_nor_tiles_nor_interrupts_nor_repeats_leave_a_trace(method, files, tmp_path):
+    recipe, path = recipe_of(method, files), tmp_path / "out.safetensors"
+
+    digests = {run(recipe, path, workers=workers, tile_size=size) for workers, size in RUNS}
+    digests |= {run(recipe, path, workers=2) for _ in range(10 - len(RUNS))}
+
+    heard = count()
+
+    def interrupt(key, nbytes):
+        if next(heard) == 3:
+            raise KeyboardInterrupt
+
+    job = Job(recipe, tmp_path / "resumed.safetensors", durable=False)
+    with pytest.raises(KeyboardInterrupt):
+        merge_many([job], EngineOptions(fuse="never", workers=1), interrupt)
+    merge_many([job], EngineOptions(fuse="never"))
+    digests.add(digest(job.output))
+
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("first", range(0, len(METHODS), 8))
+def test_a_batch_of_eight_gives_what_each_gives_alone(first, files, tmp_path):
+    jobs = {
+        method: Job(recipe_of(method, files), tmp_path / f"{method.identifier}.safetensors", durable=False)
+        for method in METHODS[first : first + 8]
+    }
+
+    merge_many(list(jobs.values()), EngineOptions(fuse="never"))
+
+    for method, job in jobs.items():
+        assert digest(job.output) == run(job.recipe, tmp_path / "alone.safetensors"), method.identifier
+
+
+def operations(recipe):
+    """How many operations the loops of a recipe do; None where some of it runs eagerly."""
+    with mx.plan([Job(recipe, {})], EngineOptions(fuse="always")) as plan:
+        if set(plan.fused) != {"fused"}:
+            return None
+        return sum(way.operations for way in plan.ways.values())
+
+
+def test_a_batch_of_eight_in_one_loop_gives_what_torch_gives_alone(files, tmp_path):
+    recipes = {method.identifier: recipe_of(method, files) for method in METHODS}
+    sizes = {name: size for name, recipe in recipes.items() if (size := operations(recipe)) is not None}
+    assert len(sizes) > 20
+    cheapest = sorted(sizes, key=lambda name: sizes[name])[:8]  # what is compiled takes its time
+    jobs = [Job(recipes[name], tmp_path / f"{name}.safetensors", durable=False) for name in cheapest]
+
+    merge_many(jobs, EngineOptions(fuse="always"))
+
+    for job in jobs:
+        assert digest(job.output) == run(job.recipe, tmp_path / "alone.safetensors"), job.output.stem
