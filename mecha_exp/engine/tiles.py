@@ -226,7 +226,7 @@ class KeyPass:
             raise MergeError(
                 f"{self._plan.sources[node].name}: the key '{tile.key}' has values that are not finite "
                 f"({count} NaN or infinite among its elements {tile.start} to {tile.stop}). "
-                "on_nonfinite=keep merges them as they are, on_nonfinite=skip leaves the key of this input out."
+                "on_nonfinite=keep merges them as they are, on_nonfinite=skip leaves that input out."
             )
 
     def _write(
