@@ -3,6 +3,7 @@
 from textwrap import dedent
 
 import pytest
+import torch
 
 from mecha_exp import (
     RecipeError,
@@ -14,9 +15,17 @@ from mecha_exp import (
     ties_sum,
     weighted_sum,
 )
+from mecha_exp.anatomy import Anatomy
 from mecha_exp.recipe.text_legacy import strengths
 
 TXT, UNET = "cond_stage_model.transformer.text_model", "model.diffusion_model"
+
+
+def strength_of(alpha, *keys: str) -> list[float]:
+    """The strength of some keys in a model that has a key for each selector."""
+    names = [*keys, *(f"{selector}.0.fc.weight" for selector, _ in alpha.patterns)]
+    bound = alpha.over(Anatomy.of({name: torch.empty(2) for name in names}))
+    return [bound(key) for key in keys]
 
 
 def test_models_have_an_architecture_and_a_type():
@@ -60,9 +69,8 @@ def test_a_dictionary_gives_components_their_strengths():
 
     alpha = strengths({"sd1_txt_default": 0.25, "sd1_unet_default": 1})
     assert deserialize(text) is weighted_sum(model("a", "sd1-ldm"), model("b", "sd1-ldm"), alpha=alpha)
-    assert alpha(f"{TXT}.encoder.layers.3.mlp.fc1.bias") == 0.25
-    assert alpha(f"{UNET}.out.0.weight") == 1
-    assert alpha("first_stage_model.encoder.conv_in.weight") == 0
+    keys = (f"{TXT}.encoder.layers.3.fc.bias", f"{UNET}.out.0.weight", "first_stage_model.conv_in.weight")
+    assert strength_of(alpha, *keys) == [0.25, 1, 0]
 
 
 def test_blocks_win_over_their_component():
@@ -75,20 +83,18 @@ def test_blocks_win_over_their_component():
         }
     )
 
-    assert alpha(f"{TXT}.encoder.layers.1.mlp.fc1.bias") == 0.1
-    assert alpha(f"{TXT}.encoder.layers.11.mlp.fc1.bias") == 0.2
-    assert alpha(f"{TXT}.final_layer_norm.weight") == 0.2
-    assert alpha(f"{TXT}.encoder.layers.2.mlp.fc1.bias") == 0.3
-    assert alpha(f"{UNET}.output_blocks.11.0.in_layers.0.weight") == 0.4
-    assert alpha(f"{UNET}.out.2.bias") == 0.4
-    assert alpha(f"{UNET}.output_blocks.10.0.in_layers.0.weight") == 0
+    in_text = [f"{TXT}.encoder.layers.{i}.fc.bias" for i in (1, 11, 2)]
+    assert strength_of(alpha, *in_text, f"{TXT}.final_layer_norm.weight") == [0.1, 0.2, 0.3, 0.2]
+    in_unet = [f"{UNET}.{part}.0.weight" for part in ("output_blocks.11", "out", "output_blocks.10")]
+    assert strength_of(alpha, *in_unet) == [0.4, 0.4, 0]
 
 
 def test_what_several_blocks_share_has_the_mean_of_their_strengths():
     alpha = strengths({"sdxl_unet_block_mid": 0.2, "sdxl_unet_block_in1": 0.4, "sdxl_unet_block_in3": 9})
 
-    assert alpha(f"{UNET}.time_embed.0.weight") == pytest.approx(0.3), "in3 has no part in it"
-    assert alpha(f"{UNET}.middle_block.1.norm.weight") == 0.2
+    shared, own = strength_of(alpha, f"{UNET}.time_embed.0.weight", f"{UNET}.middle_block.1.norm.weight")
+    assert shared == pytest.approx(0.3), "in3 has no part in it"
+    assert own == 0.2
 
 
 @pytest.mark.parametrize(

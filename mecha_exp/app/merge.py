@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from mecha_exp.app.display import human_bytes, out, progress_bar
-from mecha_exp.app.recipes import add_recipe, load_recipe
-from mecha_exp.checkpoint import parse_dtype
+from mecha_exp.app.origin import KEY, Origin, versions
+from mecha_exp.app.recipes import add_recipe, found, load_recipe
+from mecha_exp.checkpoint import Checkpoint, dtype_name, parse_dtype
 from mecha_exp.engine import EngineOptions, Job, plan, run_plan
 from mecha_exp.engine.merging import recipe_metadata
 from mecha_exp.errors import ConfigError
+from mecha_exp.merger import SUFFIX
 
 EXAMPLE = """\
 examples:
@@ -46,13 +53,14 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     recipe = load_recipe(options)
-    job = Job(
-        recipe,
-        _output(options),
-        parse_dtype(options.dtype) if options.dtype else None,
-        recipe_metadata(recipe),
-    )
-    engine = EngineOptions(workers=options.workers, model_dirs=options.models_dir)
+    made = _as_made_before(options)
+    word = options.dtype or made.output.get("dtype")
+    dtype = None if word in (None, "input") else parse_dtype(str(word))
+    metadata = made.metadata
+    if not metadata or options.parameter or options.dtype:
+        metadata = recipe_metadata(recipe) | _origin(made, dtype)
+    job = Job(recipe, _output(options), dtype, metadata)
+    engine = EngineOptions(**made.engine, workers=options.workers, model_dirs=options.models_dir)
     with plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance)
     for warning in report.warnings:
@@ -63,6 +71,34 @@ def main(arguments: list[str]) -> int:
         f"{human_bytes(report.bytes_written)} written"
     )
     return 0
+
+
+@dataclass(frozen=True)
+class _Made:
+    """How a model was made, as its header says: what is merged again is made in the same way."""
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    output: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _as_made_before(options: argparse.Namespace) -> _Made:
+    path = found(options.recipe, options.models_dir)
+    if path.suffix != SUFFIX:
+        return _Made()
+    with Checkpoint(path) as file:
+        metadata = file.header.metadata
+    origin = Origin.of_file(path)
+    if origin is None:
+        return _Made(metadata)
+    engine = {name: value for name, value in origin.engine.items() if value is not None}
+    return _Made(metadata, engine, origin.output)
+
+
+def _origin(made: _Made, dtype: torch.dtype | None) -> dict[str, str]:
+    """What a header says of settings that the recipe does not, where there are any."""
+    output = {"dtype": dtype_name(dtype)} if dtype else {}
+    return {KEY: Origin([], made.engine, output, {}, versions()).text()} if made.engine or output else {}
 
 
 def _output(options: argparse.Namespace) -> Path:

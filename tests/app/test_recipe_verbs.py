@@ -66,6 +66,8 @@ def test_the_output_may_have_another_dtype(app, models):
     app("merge", "average.mecha", "--dtype", "float16", "-o", "half.safetensors")
 
     assert load_file(models / "half.safetensors")["w"].dtype is torch.float16
+    app("merge", "half.safetensors", "-o", "again.safetensors")
+    assert (models / "again.safetensors").read_bytes() == (models / "half.safetensors").read_bytes()
 
 
 def test_models_and_recipes_are_looked_for_in_given_folders(app, models, tmp_path_factory, monkeypatch):

@@ -94,6 +94,17 @@ def test_a_merged_model_is_a_recipe_too(app, template):
     )
 
     assert outcome.status == 0, outcome.err
+    first, again = load_file("first.safetensors"), load_file("again.safetensors")
+    assert again["w"].tolist() == first["w"].tolist() == [1.5] * 4
+
+
+def test_a_model_that_a_configuration_made_is_merged_again_to_the_same_bytes(app, template):
+    words = ["a=a.safetensors", "c=c.safetensors", "alpha=0.3", "output.dtype=bfloat16"]
+    app(*BASE, *words, "engine.compute_dtype=float64", "output.path=first.safetensors")
+
+    outcome = app("merge", "first.safetensors", "-o", "again.safetensors")
+
+    assert outcome.status == 0, outcome.err
     assert Path("again.safetensors").read_bytes() == Path("first.safetensors").read_bytes()
 
 
