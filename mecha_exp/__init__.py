@@ -126,6 +126,8 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "conf").is_dir():
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'mecha_exp' has no attribute '{name}'")
+    if name == "extensions":
+        return importlib.import_module("mecha_exp.extensions")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     from mecha_exp.errors import RecipeError

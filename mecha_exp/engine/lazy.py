@@ -149,9 +149,9 @@ class Lazy:
     def _as_info(
         self, node: MergeNode, key: str, shape: tuple[int, ...] | None, asked: list[TensorInfo]
     ) -> TensorInfo:
-        config = self.graph.config_of(node)
-        declared = config.keys().get(key) if config else None
         if shape is None:
+            config = self.graph.config_of(node)
+            declared = config.keys().get(key) if config else None
             known = declared.shape if declared else next((i.shape for i in asked), None)
             same = [i for c in node.children if not self.graph.is_constant(c) and (i := self.info(c, key))]
             shape = known if known is not None else next((i.shape for i in same), ())
@@ -278,7 +278,8 @@ class Lazy:
         given = dict(node.arguments)
         if relations is None:
             names = {name: (key,) for name, child in given.items()}
-            return KeyRelation((key,), names) if self._may_give(node, key) else None
+            gives = not is_lazy(node) or self._may_give(node, key)  # others are asked when all below is there
+            return KeyRelation((key,), names) if gives else None
 
         def has(name: str, wanted: str) -> bool:
             child = given[name]
