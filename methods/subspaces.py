@@ -35,24 +35,24 @@ def iso_c(base: Base, *models: Experts, scale: Scale = 1.0) -> Return(Tensor, "w
     return add_scaled(base, isotropic(total, decomposition(total), count=len(models)), scale)
 
 
-def _share_of_rank(shape: tuple[int, ...], count: int) -> int:
-    return max(min(shape[0], math.prod(shape[1:])) // count, 1)
-
-
 @factor(elements=lambda shape: 4 * math.prod(shape))
 def separated(*parts: Small) -> Return(Tensor, "param"):
     """The first singular parts of each task, an equal share of the rank each, made orthogonal to each other.
 
     Of the stacked U, and likewise of the stacked V, the nearest matrix with orthonormal columns is taken.
+    Parts of no size are left out, since their directions mean nothing.
     """
     if not parts[0]:
         return ()
-    u, _, vh = parts[0]
-    share = _share_of_rank((u.shape[0], vh.shape[1]), len(parts))
-    left = torch.cat([u[:, :share] for u, _, _ in parts], 1)
-    right = torch.cat([vh[:share] for _, _, vh in parts])
-    sizes = torch.cat([s[:share] for _, s, _ in parts])
-    return _nearest_frame(left), sizes, _nearest_frame(right)
+    first = [_largest(*each, len(each[1]) // len(parts)) for each in parts]
+    left, sizes, right = (torch.cat(stacked, -1) for stacked in zip(*first, strict=True))
+    return _nearest_frame(left), sizes, _nearest_frame(right.mT)
+
+
+def _largest(u: Tensor, s: Tensor, vh: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """U, S and V of the `count` largest singular parts, at least one, without those of no size."""
+    known = s[: max(count, 1)] > s.max() * max(len(u), vh.shape[1]) * torch.finfo(s.dtype).eps
+    return u[:, : len(known)][:, known], s[: len(known)][known], vh[: len(known)][known].mT
 
 
 def _nearest_frame(matrix: Tensor) -> Tensor:
