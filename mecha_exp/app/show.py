@@ -15,6 +15,9 @@ from mecha_exp.app.sweep import SWEEP_FILE
 from mecha_exp.app.tree import data_of, tree_of
 from mecha_exp.nodes import Node
 from mecha_exp.recipe import serialize
+from mecha_exp.recipe.files import SUFFIX
+
+MODEL_SUFFIXES = (".safetensors", ".sft", ".ckpt", ".pt", ".bin")
 
 EXAMPLE = """\
 examples:
@@ -49,8 +52,10 @@ def main(arguments: list[str]) -> int:
 
 
 def names_a_run(word: Path) -> bool:
-    """Whether a word is a run's folder, or no file at all and so a signature, a name or an id."""
-    return (word / RUN_FILE).is_file() or (word / SWEEP_FILE).is_file() or not (word.suffix or word.exists())
+    """Whether a word is a run's folder, or else no file and not called so: a signature, a name, an id."""
+    if (word / RUN_FILE).is_file() or (word / SWEEP_FILE).is_file():
+        return True
+    return not word.exists() and word.suffix not in (SUFFIX, *MODEL_SUFFIXES)
 
 
 def show_recipe(recipe: Node, options: argparse.Namespace) -> None:
