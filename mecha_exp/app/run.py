@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from mecha_exp.app.block_weights import block_weights
 from mecha_exp.app.display import progress_bar, show_error, show_point
 from mecha_exp.app.point import prepare, resolve
 from mecha_exp.app.provenance import git_changes
@@ -105,6 +106,7 @@ def _complete(record: Record, bench: Workbench, entry: Entry, result: Result) ->
     record.tags = {"signature": entry.digest, **fingerprints, **kept.tags}
     record.signature, record.found = entry.digest, result.found
     record.origin = asdict(entry.origin)
+    record.block_weights = block_weights(point.recipe, point.files.values())
     record.note = _what_changed(entry.folder, record)
     if kept.model:
         record.model, record.model_sha256 = kept.model.path, kept.model.sha256

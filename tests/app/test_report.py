@@ -53,7 +53,7 @@ SEEDS = Results(
 BLOCKS = Results(
     "blocks",
     ["block"],
-    [record(0.8), *(record(0.8 - d, **{"blocks.b" + str(n): 0}) for n, d in enumerate((0.1, -0.05, 0.2)))],
+    [record(0.8), *(record(0.8 - d, block=f"b{n}") for n, d in enumerate((0.1, -0.05, 0.2)))],
     mode="leave_one_block_out",
 )
 WEIGHTS = Results("presets", ["blocks"], [record(0.1 * n, blocks=f"p{n}") for n in range(3)])
@@ -206,6 +206,33 @@ def test_a_block_that_hurts_has_another_sign():
     effects = {block: round(estimate.mean, 3) for block, estimate in block_effects(BLOCKS).items()}
 
     assert effects == {"b0": 0.1, "b1": -0.05, "b2": 0.2}
+
+
+def test_a_block_is_compared_with_the_whole_of_its_own_seed():
+    from mecha_exp.app.report.figures.blocks import block_effects
+
+    points = [record(0.5 + s, seed=s) for s in (1, 2, 3)]
+    points += [record(0.6 + s, seed=s, block="b0") for s in (1, 2, 3)]
+
+    effect = block_effects(Results("t", ["block", "seed"], points, mode="only_one_block"))["b0"]
+
+    assert effect.mean == pytest.approx(0.1)
+    assert effect.half_width == pytest.approx(0, abs=1e-12)
+
+
+def test_the_weight_of_a_block_is_the_mean_over_its_keys(tmp_path: Path):
+    import torch
+    from safetensors.torch import save_file
+
+    from mecha_exp import weighted_sum
+    from mecha_exp.app.block_weights import block_weights
+
+    path = tmp_path / "a.safetensors"
+    save_file({f"layers.{i}.{part}": torch.zeros(2) for i in range(2) for part in ("w", "b")}, path)
+    recipe = weighted_sum(str(path), str(path), alpha={"layers.0.w": 1.0, "layers.1": 0.25, "default": 0.5})
+
+    assert block_weights(recipe, [path]) == {"alpha": {"0": 0.75, "1": 0.25}}
+    assert block_weights(weighted_sum(str(path), "b.safetensors", alpha=0.5), [path]) == {}
 
 
 def test_a_sweep_without_a_finished_point_has_no_figure(tmp_path: Path):

@@ -133,7 +133,7 @@ def _headings(results: Results) -> list[str]:
 
 
 def _row(results: Results, setting: Setting, metrics: Sequence[str]) -> Row:
-    label = [as_text(value) for value in setting.values.values()] or [setting.name]
+    label = [as_text(value) or "–" for value in setting.values.values()] or [setting.name]
     kind = "point" if setting.finished else "failed"
     return Row(kind, label, [setting.estimate(m) for m in metrics], setting is results.best_setting)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mecha_exp.app.record import Record
 from mecha_exp.app.report.figures.style import COLOUR_MAP, new_figure, title
-from mecha_exp.app.report.results import Estimate, Results
+from mecha_exp.app.report.results import Estimate, Results, Value
 from mecha_exp.app.report.table import distinct, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_BLOCKS = "blocks."
+_BLOCK = "block"
 _MODES = {
     "leave_one_block_out": "lost where the block is left out of the merge",
     "only_one_block": "gained where the block alone is merged",
@@ -91,36 +90,25 @@ def block_weights(results: Results) -> Figure | None:
 
 
 def block_effects(results: Results) -> dict[str, Estimate]:
-    """How much each block changes the main metric, in the order of the points."""
-    whole, by_block = [], dict[str, list[float]]()
-    for record in results.finished:
-        value = record.metrics.get(str(results.metric), math.nan)
-        block = _block_of(record)
-        if block == "":
-            whole.append(value)
-        elif block is not None:
-            by_block.setdefault(block, []).append(value)
-        else:
-            return {}
-    if not whole or not by_block or results.mode not in _MODES:
+    """How much each block changes the main metric, in the order of the points.
+
+    A point is compared with the undisturbed one of the same seed and other settings, so that what these do to
+    both does not count.
+    """
+    if results.mode not in _MODES:
         return {}
-    reference = Estimate.of(whole)
+    others = [key for key in results.swept if key != _BLOCK]
+    whole, apart = {}, list[tuple[str, tuple[Value, ...], float]]()
+    for record in results.finished:
+        place = tuple(results.value(record, key) for key in others)
+        measured = record.metrics.get(str(results.metric), math.nan)
+        if block := results.text(record, _BLOCK):
+            apart.append((block, place, measured))
+        else:
+            whole[place] = measured
     sign = 1 if results.mode == "only_one_block" else -1
-    return {block: _difference(Estimate.of(values), reference, sign) for block, values in by_block.items()}
-
-
-def _difference(block: Estimate, reference: Estimate, sign: int) -> Estimate:
-    """The change, with the intervals of both added as for independent means."""
-    widths = [e.half_width for e in (block, reference)]
-    width = None if None in widths else math.hypot(*(w or 0.0 for w in widths))
-    return Estimate(sign * (block.mean - reference.mean), width, block.count)
-
-
-def _block_of(record: Record) -> str | None:
-    """The one block that a point sets apart; `""` for the undisturbed point, None where it sets several."""
-    settings = [o.lstrip("+").partition("=")[::2] for o in record.overrides]
-    named = [value for key, value in settings if key == "block"]
-    if named:
-        return named[0]
-    apart = [key.removeprefix(_BLOCKS) for key, _ in settings if key.startswith(_BLOCKS)]
-    return apart[0] if len(apart) == 1 else None if apart else ""
+    changes: dict[str, list[float]] = {}
+    for block, place, measured in apart:
+        if place in whole:
+            changes.setdefault(block, []).append(sign * (measured - whole[place]))
+    return {block: Estimate.of(values) for block, values in changes.items()}

@@ -1,0 +1,62 @@
+"""The weight that each block of a model gets, where a hyperparameter is not the same for all keys."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from mecha_exp.anatomy import Anatomy
+from mecha_exp.architectures import DEFAULT_CONVENTION
+from mecha_exp.checkpoint.folders import open_stored
+from mecha_exp.errors import MechaError
+from mecha_exp.nodes import LiteralNode, MergeNode, Node, walk
+from mecha_exp.weighting import ByKey
+
+
+def block_weights(recipe: Node, files: Iterable[Path]) -> dict[str, dict[str, float]]:
+    """For each hyperparameter with values by key: its mean over the keys of each block.
+
+    Args:
+        recipe: the graph.
+        files: of its models, the first of which says what blocks there are.
+    """
+    values = {
+        name: child.value
+        for node in walk(recipe)
+        if isinstance(node, MergeNode)
+        for name, child in node.arguments
+        if isinstance(child, LiteralNode) and isinstance(child.value, ByKey)
+    }
+    first = next(iter(files), None)
+    if not values or first is None:
+        return {}
+    changed = first.stat().st_mtime_ns
+    return {
+        name: _means(value, _anatomy(first, changed, value.convention or DEFAULT_CONVENTION))
+        for name, value in values.items()
+    }
+
+
+def _means(value: ByKey, anatomy: Anatomy) -> dict[str, float]:
+    bound = value.with_curves().over(anatomy)
+    by_block: dict[str, list[float]] = {}
+    for key, block in anatomy.blocks.items():
+        try:
+            by_block.setdefault(block, []).append(float(bound(key)))  # type: ignore[arg-type]
+        except (MechaError, TypeError, ValueError):  # no value, or none that is a number
+            continue
+    return {block: math.fsum(found) / len(found) for block, found in _ordered(by_block, anatomy) if found}
+
+
+def _ordered(by_block: Mapping[str, list[float]], anatomy: Anatomy) -> list[tuple[str, list[float]]]:
+    """The blocks from the first layer to the last, as the model's config lists them."""
+    order = {str(block): place for place, block in enumerate(anatomy.config.blocks(anatomy.convention))}
+    return sorted(by_block.items(), key=lambda pair: order.get(pair[0], len(order)))
+
+
+@functools.lru_cache(maxsize=16)
+def _anatomy(path: Path, changed: int, convention: str) -> Anatomy:
+    with open_stored(path) as model:
+        return Anatomy.of({key: model.info(key) for key in model.keys()}, convention)
