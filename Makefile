@@ -35,7 +35,8 @@ parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare wit
 	.parity/mergekit/bin/python -m parity.oracles mergekit tests/golden/mergekit.safetensors
 	$(BIN)/python -m parity.our_texts tests/golden/texts/ours
 	.parity/sd-mecha/bin/python -m parity.texts tests/golden/texts
-	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py
+	.parity/sd-mecha/bin/python -m parity.configs tests/golden/model_configs.json
+	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py
 
 constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)
 	$(BIN)/python .ci/constraints.py $(PYTHONS)

@@ -1,7 +1,7 @@
 """Write what sd-mecha's model configs and conversions say: `python -m parity.configs model_configs.json`.
 
-It runs in sd-mecha's own environment. Of each table only a hash is kept: tests/test_parity_configs.py compares
-it with the hash of ours, and a hash is equal only where every key, shape and block is.
+It runs in the environment of sd-mecha. Of each table a hash is kept, which tests/test_parity_configs.py
+compares with the hash of ours: they are equal only where every key, shape and block is.
 """
 
 import hashlib

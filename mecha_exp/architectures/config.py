@@ -123,6 +123,11 @@ class Component:
         """The sizes that hold in it: its own before those of the model before those of the layout."""
         return {**(self.layout.sizes if self.layout else {}), **sizes, **self.sizes}
 
+    def count(self, sizes: Mapping[str, int]) -> int:
+        """How many keys it has."""
+        own = self.all_sizes(sizes)
+        return sum(key.names.count(own) for key in self.patterns)
+
     def full_name(self, name: str) -> str:
         """The key of one of its patterns' names."""
         return self.prefix + (name if self.dots == "." else name.replace(".", self.dots))

@@ -84,9 +84,12 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
 
     It does where it has at least one of its components, no key of another shape, and not mostly other keys.
     """
-    if not any(_looks_like(keys, part) for part in config.parts if part.optional is not True):
+    likely = [part for part in config.parts if _looks_like(keys, part)]
+    if all(part.optional is True for part in likely):
         return None
     fitted = config.with_sizes(_find_sizes(keys, config))
+    if 2 * sum(part.count(fitted.sizes) for part in likely) <= len(keys):
+        return None
     renamed = {alias: key for alias, key in fitted.aliases().items() if alias in keys and key not in keys}
     present = {renamed.get(key, key): tuple(info.shape) for key, info in keys.items()}
     missing: list[str] = []

@@ -97,6 +97,10 @@ class Pattern:
         """Every name it stands for."""
         return ["".join(parts) for parts in product(*self._parts(sizes))]
 
+    def count(self, sizes: Mapping[str, int] = NO_SIZES) -> int:
+        """How many names it stands for, without making them."""
+        return math.prod(len(piece.names(sizes)) for piece in self._groups)
+
     def first(self) -> str:
         """The first of its names; that of an open range is where it starts."""
         return "".join(piece if isinstance(piece, str) else piece.first() for piece in self.pieces)
