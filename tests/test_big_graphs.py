@@ -5,7 +5,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mecha_exp import (
-    EngineOptions, Parameter, Return, deserialize, merge, merge_method, model, n_average, serialize, weighted_sum,
+    EngineOptions,
+    Parameter,
+    Return,
+    deserialize,
+    merge,
+    merge_method,
+    model,
+    n_average,
+    serialize,
+    weighted_sum,
 )  # fmt: skip
 from mecha_exp.nodes import walk
 

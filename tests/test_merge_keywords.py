@@ -33,9 +33,17 @@ class Bar:
 
 def test_keywords_are_options_of_the_engine_in_other_words(tmp_path):
     made = merge(
-        RECIPE, merge_dtype=torch.float64, output_dtype=torch.bfloat16, output_device="cpu", threads=0, tqdm=Bar,
-        total_buffer_size=2**20, memoize_intermediates=False, validate_mm_contract=False, check_extra_keys=False,
-    )  # fmt: skip
+        RECIPE,
+        merge_dtype=torch.float64,
+        output_dtype=torch.bfloat16,
+        output_device="cpu",
+        threads=0,
+        tqdm=Bar,
+        total_buffer_size=2**20,
+        memoize_intermediates=False,
+        validate_mm_contract=False,
+        check_extra_keys=False,
+    )
 
     assert made["x"].dtype == torch.bfloat16
     assert made["x"].tolist() == [3, 4]
@@ -88,7 +96,7 @@ def test_values_that_are_not_finite_are_warned_of(caplog):
 def test_a_file_holds_weights_unless_it_is_said_to_hold_something_else(tmp_path):
     delta, path = model(A) - model(B), tmp_path / "d.safetensors"
 
-    with pytest.raises(RecipeError, match="gives a delta, not a weight.*strict_merge_space='delta'"):
+    with pytest.raises(RecipeError, match=r"gives a delta, not a weight.*strict_merge_space='delta'"):
         merge(delta, path)
     assert merge(delta, path, strict_merge_space="delta") == path
     assert merge(delta, path, strict_merge_space=None) == path

@@ -8,8 +8,21 @@ from torch import Tensor
 
 import mecha_exp
 from mecha_exp import (
-    MergeError, MergeSpaceSymbol, Parameter, RecipeError, Return, StateDict, StateDictKeyError, convert, merge,
-    merge_method, model, skip_key, slerp, ties_sum, weighted_sum,
+    MergeError,
+    MergeSpaceSymbol,
+    Parameter,
+    RecipeError,
+    Return,
+    StateDict,
+    StateDictKeyError,
+    convert,
+    merge,
+    merge_method,
+    model,
+    skip_key,
+    slerp,
+    ties_sum,
+    weighted_sum,
 )  # fmt: skip
 from mecha_exp.extensions import model_configs
 from mecha_exp.method import all_methods
@@ -236,22 +249,57 @@ def test_weights_of_blocks_become_those_of_keys():
         convert({"INN": 0.1}, a)
 
 
-def test_blocks_of_sdxl_and_a_split_of_text_encoder_and_unet():
-    unet, text = (
-        "model.diffusion_model.input_blocks.4.1.norm.weight",
-        "conditioner.embedders.1.model.ln_final.weight",
-    )
-    shapes = model_configs.resolve("sdxl-sgm").keys()
-    a, b = (
-        model({key: torch.full(shapes[key].shape, value) for key in (unet, text)}, "sdxl-sgm")
-        for value in (0.0, 1.0)
-    )
+UNET = "model.diffusion_model.input_blocks.4.1.norm.weight"
+TEXT = "conditioner.embedders.1.model.ln_final.weight"
 
-    blocks = merge(weighted_sum(a, b, alpha=convert({"IN04": 0.25, "default": 0.5}, a)))
+
+@pytest.fixture
+def sdxl():
+    """Two models with a key of SDXL's UNet and one of its text encoder, of zeros and of ones."""
+    shapes = model_configs.resolve("sdxl-sgm").keys()
+    return [
+        model({key: torch.full(shapes[key].shape, value) for key in (UNET, TEXT)}, "sdxl-sgm")
+        for value in (0.0, 1.0)
+    ]
+
+
+def test_a_config_of_two_blocks_of_sdxl(sdxl):
+    config("sdxl-two_blocks", "text", "image", shape="[]")
+
+    @merge_method(is_conversion=True)
+    class convert_two_blocks:
+        @staticmethod
+        def map_keys(b):
+            for key in b.out.keys():
+                b[key] = b.blocks.keys["text" if key.startswith("conditioner.") else "image"]
+
+        def __call__(self, blocks: Parameter(StateDict[T], "sdxl-two_blocks"), **kwargs) -> Return(
+            T, "sdxl-sgm"
+        ):
+            (block,) = kwargs["key_relation"].inputs["blocks"]
+            return blocks[block]
+
+    a, b = sdxl
+
+    merged = merge(weighted_sum(a, b, alpha=convert({"text": 0.25, "image": 0.75}, a)))
+
+    assert (merged[UNET].unique().item(), merged[TEXT].unique().item()) == (0.75, 0.25)
+
+
+def test_the_blocks_of_sdxl(sdxl):
+    a, b = sdxl
+
+    merged = merge(weighted_sum(a, b, alpha=convert({"IN04": 0.25, "default": 0.5}, a)))
+
+    assert (merged[UNET].unique().item(), merged[TEXT].unique().item()) == (0.25, 0.5)
+
+
+def test_a_text_encoder_of_one_model_and_a_unet_of_another(sdxl):
+    a, b = sdxl
+
     parts = merge(mecha_exp.pick_component(a, "diffuser") | mecha_exp.pick_component(b, "clip_g"))
 
-    assert (blocks[unet].unique().item(), blocks[text].unique().item()) == (0.25, 0.5)
-    assert (parts[unet].unique().item(), parts[text].unique().item()) == (0, 1)
+    assert (parts[UNET].unique().item(), parts[TEXT].unique().item()) == (0, 1)
 
 
 def test_a_hyperparameter_may_be_computed_for_each_key():
@@ -275,7 +323,7 @@ def test_an_interface_calls_the_method_for_the_config():
     @merge_method(is_interface=True)
     def shifted(a: Parameter(StateDict[Tensor])) -> Return(Tensor): ...
 
-    for number, name, key in ((1, "toy-one", "x"), (2, "toy-two", "y")):
+    for number, name, _key in ((1, "toy-one", "x"), (2, "toy-two", "y")):
 
         @merge_method(identifier=f"shifted_{number}", implements=shifted)
         def implementation(a: Parameter(StateDict[Tensor], name), **kwargs) -> Return(Tensor):

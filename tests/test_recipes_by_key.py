@@ -5,8 +5,17 @@ import torch
 from torch import Tensor
 
 from mecha_exp import (
-    CheckpointError, EngineOptions, RecipeError, add_difference, merge, model, n_average, omit_component,
-    pick_component, slerp, weighted_sum,
+    CheckpointError,
+    EngineOptions,
+    RecipeError,
+    add_difference,
+    merge,
+    model,
+    n_average,
+    omit_component,
+    pick_component,
+    slerp,
+    weighted_sum,
 )  # fmt: skip
 
 A = {"unet.w": torch.tensor([1.0, 2.0]), "text.w": torch.tensor([3.0]), "text.ids": torch.tensor([0, 1])}
