@@ -61,3 +61,21 @@ def cast(
     if dtype is None:
         return a
     return a.to(parse_dtype(dtype)).to(a.dtype)
+
+
+@merge_method
+def exchange_ema(model: Parameter(StateDict[Tensor]), **kwargs: object) -> Return(Tensor):
+    """The weights of a Stable Diffusion 1 checkpoint and their running mean (EMA), each in the other's place.
+
+    `model.a.b.weight` has its mean in `model_ema.abweight`; keys without one stay as they are.
+    Source: sd-mecha.
+    """
+    key = str(kwargs["key"])
+    partners = (name for name in model.keys() if _ema_of(name) == key)
+    other = _ema_of(key) if _ema_of(key) in model else next(partners, key)
+    return model[other]
+
+
+def _ema_of(key: str) -> str:
+    before, _, name = key.partition("model.")
+    return "" if before or not name else f"model_ema.{name.replace('.', '')}"

@@ -469,3 +469,18 @@ def test_layers_change_the_more_the_deeper_they_are():
 
     assert made["first"].tolist() == pytest.approx([0.2, 0.2])
     assert made["last"].tolist() == pytest.approx([0.8, 0.8])
+
+
+def test_the_running_mean_takes_the_place_of_the_weights():
+    weights, mean = torch.ones(2, 3), torch.zeros(2, 3)
+    model = {
+        "model.in.w.weight": weights,
+        "model_ema.inwweight": mean,
+        "first.x": weights,
+        "model.alone": mean[0, :1],
+    }
+
+    made = m.merge(m.exchange_ema(model))
+
+    swapped = {"model.in.w.weight": mean, "model_ema.inwweight": weights}
+    assert contents(made) == contents(model | swapped)

@@ -196,7 +196,7 @@ class Lazy:
         if not isinstance(result, torch.Tensor | int | float):
             raise MergeError(f"'{node.method.identifier}' returned {type(result).__name__}, not a tensor")
         tensor = torch.as_tensor(result, dtype=self._options.compute_dtype)
-        return tensor.reshape(()).expand(shape).contiguous() if tensor.numel() == 1 else tensor
+        return tensor.reshape(()).repeat(shape) if tensor.numel() == 1 else tensor
 
     def _picked_run(self, node: MergeNode, key: str, relation: KeyRelation) -> Any:
         result = self._call(node, key, relation, View, None, self._cache(node))
