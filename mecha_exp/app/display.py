@@ -52,7 +52,8 @@ def show_point(record: Record, number: int, points: int) -> None:
     measured = record.metrics.get(record.metric or "")
     score = f"{record.metric} {measured:.4g}" if measured is not None else record.status.lower()
     took = (record.ended - record.started) / 1000
-    out.print(f"[{number}/{points}] {record.name}: {score}, {took:.1f} s", markup=False, soft_wrap=True)
+    of = f"/{points}" if number <= points else ""  # a sweeper that searches says not how many
+    out.print(f"[{number}{of}] {record.name}: {score}, {took:.1f} s", markup=False, soft_wrap=True)
 
 
 def progress_bar(planned: Plan) -> AbstractContextManager[Callable[[str, int], None]]:

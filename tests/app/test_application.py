@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -317,3 +318,15 @@ def test_the_log_says_how_far_a_long_merge_is(app, folder, monkeypatch):
 
     log = (only_run(folder) / "mecha_exp.log").read_text()
     assert re.search(r"[\d.]+ [kM]B of 2\.5 MB, .*/s, \d+ s left, at conv", log)
+
+
+def test_a_sweeper_that_searches_gets_the_main_metric_as_its_objective(app, folder):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
+    search = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.direction=maximize")
+
+    outcome = app(*search, "alpha=interval(0.1,1.5)", "output=none", "-m")
+
+    assert outcome.status == 0, outcome.err
+    found = yaml.safe_load(next(folder.rglob("optimization_results.yaml")).read_text())
+    scores = [json.loads(path.read_text())["accuracy"] for path in folder.rglob("metrics.json")]
+    assert found["best_value"] == max(scores)
