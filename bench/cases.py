@@ -8,11 +8,15 @@ prints the seconds of the merge, imports left out, as the last line.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+WORKERS_VARIABLE = "MECHA_EXP_BENCH_WORKERS"
+"""Says how many threads mecha_exp uses; nothing is one for each core."""
 
 POINTS = [0.3 + 0.1 * i for i in range(8)]
 
@@ -31,6 +35,8 @@ def ours(case: str, output: Path, inputs: list[str]) -> float:
         "ties": lambda: me.add_difference_ties(base, *experts, alpha=0.7, k=0.2),
         "dare_ties": lambda: me.dare_ties(base, *experts, density=0.5),
         "n_average": lambda: me.n_average(*inputs),
+        "statistics": lambda: me.weighted_sum(base, experts[0], alpha=0.3),
+        "deep": lambda: doubled(me.model(base), me.n_average, me.weighted_sum, experts[0]),
     }
     points = POINTS if case == "ties_sweep" else [None]
     if case == "ties_sweep":
@@ -43,10 +49,19 @@ def ours(case: str, output: Path, inputs: list[str]) -> float:
             for n, alpha in enumerate(points)
         ]
     else:
-        jobs = [Job(recipes[case](), output, durable=False)]
+        jobs = [Job(recipes[case](), output, durable=False, statistics=case == "statistics")]
+    workers = os.environ.get(WORKERS_VARIABLE)
+    options = EngineOptions(workers=int(workers) if workers else None)
     started = time.perf_counter()
-    merge_many(jobs, EngineOptions())
+    merge_many(jobs, options)
     return time.perf_counter() - started
+
+
+def doubled(node: Any, average: Any, weighted_sum: Any, expert: Any) -> Any:
+    """A graph forty nodes deep, in which every node is used twice."""
+    for _ in range(20):
+        node = weighted_sum(node, average(node, expert), alpha=0.3)
+    return node
 
 
 def sd_mecha(case: str, output: Path, inputs: list[str]) -> float:
@@ -69,6 +84,7 @@ def sd_mecha(case: str, output: Path, inputs: list[str]) -> float:
             base, sd_mecha.ties_sum_with_dropout(*deltas, probability=0.5, k=1.0, seed=0), alpha=1.0
         ),
         "n_average": lambda: sd_mecha.n_average(*models),
+        "deep": lambda: doubled(base, sd_mecha.n_average, sd_mecha.weighted_sum, experts[0]),
     }
     recipe = recipes[case]()
     started = time.perf_counter()
