@@ -11,14 +11,16 @@ import atexit
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
 import torch
 
 from mecha_exp.engine.compiling import compile_ahead
+from mecha_exp.engine.devices import CPU, own_stream
 from mecha_exp.engine.inputs import Source
+from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.partials import Partials, is_known, open_partials
 from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.program import Extent, LazyNode, Pass, Program
@@ -54,7 +56,7 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         for key in plan.keys
         if key.numel and (key.outputs or key.copies or key.statistics) and not resumption.skips(key)
     )
-    _Workers(runs, plan.options.threads, plan.options.memory_budget, resumption.finish).run()
+    _Workers(runs, plan.options, resumption.finish).run()
     for source in plan.sources.values():
         source.check_unchanged()
     return work.tally
@@ -174,7 +176,7 @@ class _KeyRun(_Run):
         if isinstance(node, LazyNode):
             result = node.owner.whole(node, self._key.key, self._key.shape)
         else:
-            result = self._program.calls[node](self._values, tile)
+            result = self._program.calls[node](self._arguments(node), tile).cpu()
         if self._program.extents[node] is Extent.SMALL:
             return result.to(torch.float64)
         if tuple(result.shape) != self._key.shape:
@@ -183,6 +185,15 @@ class _KeyRun(_Run):
                 f"{list(self._key.shape)} into {list(result.shape)}. A merged tensor keeps its shape."
             )
         return result.to(self._dtype).contiguous()
+
+    def _arguments(self, node: MergeNode) -> Mapping[Node, torch.Tensor]:
+        """The values that a method is given, on the device where it runs."""
+        device = self._work.plan.options.device
+        if device == CPU or self._program.extents[node] is Extent.SMALL:
+            return self._values
+        on_device = (Extent.WHOLE, Extent.TILE)
+        held = [c for c in node.children if self._program.extents[c] in on_device]
+        return {**self._values, **{child: self._values[child].to(device) for child in held}}
 
     def _collect_statistics(self) -> None:
         with self._work.tally.lock:
@@ -205,12 +216,13 @@ class _Workers:
     """Threads that share a queue of tiles and take the next key when it is empty."""
 
     def __init__(
-        self, runs: Iterator[_Run], threads: int, budget: int, finished: Callable[[KeyPlan], None]
+        self, runs: Iterator[_Run], options: EngineOptions, finished: Callable[[KeyPlan], None]
     ) -> None:
         self._runs = runs
         self._finished = finished
-        self._threads = threads
-        self._budget = budget
+        self._threads = options.threads
+        self._budget = options.memory_budget
+        self._device = options.device
         self._queue: deque[Task] = deque()
         self._next: _Run | None = next(runs, None)
         self._active = 0  # keys that have begun and not ended
@@ -252,8 +264,8 @@ class _Workers:
 
     def _work_on(self) -> None:
         torch.set_num_threads(1)
-        scratch = Scratch()
-        with torch.inference_mode():
+        scratch = Scratch(self._device)
+        with torch.inference_mode(), own_stream(self._device):
             while True:
                 try:
                     task = self._take()  # it prepares the next key, which can fail as well

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from mecha_exp.engine.compiling import LoopText, can_compile
+from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import Extent, Pass, Program
 from mecha_exp.engine.recording import Computed, Given, Trace
@@ -115,6 +116,8 @@ def choose_ways(elements: Mapping[Program, int], options: EngineOptions) -> dict
 
 def _reason_against(node_elements: int, options: EngineOptions) -> str | None:
     """Why nothing at all is fused."""
+    if options.device != CPU:
+        return f"torch computes on {options.device}"
     if options.fuse == "never":
         return "fuse=never"
     if options.fuse == "auto" and node_elements * _MOST_OPERATIONS < WORTH_COMPILING:

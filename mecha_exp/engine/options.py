@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint import parse_dtype
+from mecha_exp.engine.devices import CPU, check_device
 from mecha_exp.errors import ConfigError, did_you_mean
 
 ON_MISSING = ("error", "skip", "base")
@@ -21,6 +22,7 @@ class EngineOptions:
 
     Attributes:
         compute_dtype: the arithmetic, float32 or float64.
+        device: where the arithmetic is done: cpu, cuda or cuda:1 and so on; see `devices`.
         workers: threads; None is one for each core.
         fuse: whether passes are compiled into loops: `auto` where that takes less time than it saves,
             `always` or `never`. The bytes are the same.
@@ -35,6 +37,7 @@ class EngineOptions:
     """
 
     compute_dtype: torch.dtype = torch.float32
+    device: str = CPU
     workers: int | None = None
     fuse: str = "auto"
     tile_size: int = 1 << 18
@@ -49,6 +52,7 @@ class EngineOptions:
             object.__setattr__(self, "compute_dtype", parse_dtype(self.compute_dtype))
         if self.compute_dtype not in (torch.float32, torch.float64):
             raise ConfigError(f"compute_dtype: expected float32 or float64, got {self.compute_dtype}")
+        check_device(self.device)
         for name in ("tile_size", "memory_budget"):
             _require_positive(name, getattr(self, name))
         if self.workers is not None:

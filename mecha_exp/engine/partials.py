@@ -109,7 +109,7 @@ class Ranked(Partials):
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
         (values,) = results
-        self.collect(*gather(ordered(values.to(self._dtype)).numpy(), self.bracket))
+        self.collect(*gather(ordered(values.to(self._dtype)).cpu().numpy(), self.bracket))
 
     def collect(self, below: int, no_numbers: int, keys: Keys) -> None:
         """Of a tile so many entries below the bracket, so many that are not a number, and these inside."""
@@ -143,7 +143,7 @@ class Blocks(Partials):
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
         with self._lock:
-            (self._results[start // self._block],) = results
+            (self._results[start // self._block],) = (result.cpu() for result in results)
 
     def _total(self) -> torch.Tensor:
         return torch.stack([self._results[i] for i in sorted(self._results)]).sum(0)

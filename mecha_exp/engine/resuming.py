@@ -39,7 +39,14 @@ def signature_of(planned: Plan, number: int) -> str | None:
         code = sorted({_source(method) for method in _methods(planned, number)})
     except (OSError, TypeError):
         return None
-    settings = [options.compute_dtype, options.on_missing, options.on_nonfinite, options.strict, job.dtype]
+    settings = [
+        options.device,
+        options.compute_dtype,
+        options.on_missing,
+        options.on_nonfinite,
+        options.strict,
+        job.dtype,
+    ]
     versions = [__version__, torch.__version__]
     text = [serialize(job.recipe), inputs, *map(str, settings), job.statistics, *versions, code]
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()

@@ -13,6 +13,7 @@ import torch
 
 from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.engine.compiling import Loop, LoopText, compiled
+from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.fusion import FusedPass
 from mecha_exp.engine.partials import REDUCTION_BLOCK, Partials, Ranked, Sums, is_by_entry
 from mecha_exp.engine.planning import KeyPlan, Plan
@@ -53,6 +54,7 @@ class KeyPass:
         self._work, self._plan, self._key, self._trip = work, work.plan, key, trip
         self._program = key.program
         self._dtype = work.plan.options.compute_dtype
+        self._device = work.plan.options.device
         self._values, self._partials = values, partials
         self._checked = work.plan.options.on_nonfinite == "error" and not trip.sampled
         self._columns = (key.shape[-1] if key.shape else 1) if trip.by_rows else None
@@ -157,22 +159,39 @@ class KeyPass:
 
     def _run_methods(self, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
         """Every value of the pass for one tile, flat; small values as they are."""
-        values = dict(self._values)
+        values = self._small_values()
         for place, node in enumerate(self._trip.nodes):
             if isinstance(node, MergeNode) and self._program.extents[node] is Extent.TILE:
                 columns = self._columns if node.method.kind is Kind.ROWWISE else None
                 result = self._program.calls[node](values, tile, columns)
                 values[node] = self._flat(node, result, tile)
             elif self._program.extents[node] is not Extent.SMALL:
-                values[node] = self._read(node, place, tile, scratch).tensor
+                values[node] = self._read_here(node, place, tile, scratch)
                 if self._checked and isinstance(node, ModelNode):
                     self._check(node, values[node], peak_of(values[node]), tile)
         self._reduce(tile, values, [node for node, _ in self._trip.reductions])
         return values
 
+    def _small_values(self) -> dict[Node, torch.Tensor]:
+        """The values that are known before the pass, the small ones on the device."""
+        if self._device == CPU:
+            return dict(self._values)
+        small = {n: v for n, v in self._values.items() if self._program.extents[n] is Extent.SMALL}
+        return {**self._values, **{node: value.to(self._device) for node, value in small.items()}}
+
+    def _read_here(self, node: Node, place: int, tile: Tile, scratch: Scratch) -> torch.Tensor:
+        """A tile on the device, in the dtype of the arithmetic."""
+        if self._device == CPU:
+            return self._read(node, place, tile, scratch).tensor
+        if isinstance(node, ModelNode):
+            buffer = self._read_stored(node, ("input", place), tile, scratch)
+        else:
+            buffer = self._read(node, place, tile, scratch)
+        return buffer.tensor.to(self._device, non_blocking=True).to(self._dtype)
+
     def _flat(self, node: MergeNode, result: torch.Tensor, tile: Tile) -> torch.Tensor:
         _check_count(node, result, tile, node.method.kind.value)
-        return result.reshape(-1).to(self._dtype)
+        return result.reshape(-1).to(self._device, self._dtype)
 
     def _reduce(
         self, tile: Tile, values: Mapping[Node, torch.Tensor], reductions: Sequence[MergeNode]
@@ -185,7 +204,7 @@ class KeyPass:
             for start in range(tile.start, tile.stop, size):
                 stop = min(start + size, tile.stop)
                 part = {c: values[c][start - tile.start : stop - tile.start] for c in large}
-                part = {**self._values, **part}
+                part = {**self._values, **values, **part}
                 place = Tile(tile.key, start, stop, tile.shape)
                 results = self._program.calls[node].partial(part, place, partials.state)
                 for result in results if is_by_entry(node) else ():
@@ -237,8 +256,9 @@ class KeyPass:
             if output.root == number:
                 dtype = torch_dtype(output.dtype)
                 stored = values
-                if dtype is not values.dtype:
-                    stored = scratch.take("written", dtype, values.numel()).tensor.copy_(values)
+                if dtype is not values.dtype or self._device != CPU:
+                    rounded = values if self._device == CPU else values.to(dtype)
+                    stored = scratch.take("written", dtype, values.numel()).tensor.copy_(rounded)
                 if not peak < _overflows_from(dtype, self._dtype):
                     self._count_nonfinite(output.job, stored, tile)
                 self._work.sinks[output.job].write(tile.key, tile.start, stored)

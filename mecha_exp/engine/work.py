@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mecha_exp.engine.devices import CPU, wants_pinned
 from mecha_exp.engine.operations import STORED
 from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.sinks import Sink
@@ -54,7 +55,8 @@ class Buffer:
 class Scratch:
     """The buffers of one worker, which serve one tile after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = CPU) -> None:
+        self._pinned = wants_pinned(device)
         self._memory: dict[tuple[object, torch.dtype], torch.Tensor] = {}
         self._buffers: dict[tuple[object, torch.dtype], Buffer] = {}
 
@@ -64,7 +66,7 @@ class Scratch:
         if buffer is None or buffer.tensor.shape[0] != count:
             memory = self._memory.get((name, dtype))
             if memory is None or memory.numel() < count:
-                memory = self._memory[name, dtype] = torch.empty(count, dtype=dtype)
+                memory = self._memory[name, dtype] = torch.empty(count, dtype=dtype, pin_memory=self._pinned)
             buffer = self._buffers[name, dtype] = Buffer.of(memory[:count])
         return buffer
 

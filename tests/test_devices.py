@@ -1,0 +1,76 @@
+"""The engine on another device runs the same program; what needs a GPU is skipped where there is none."""
+
+import pytest
+import torch
+from state_dicts import contents, floating
+
+import mecha_exp as mx
+from mecha_exp import ConfigError, EngineOptions, Job, merge_many
+from mecha_exp.engine.devices import check_device
+
+cuda = pytest.mark.cuda
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+with_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@mx.merge_method(register=False)
+def reverse(a: mx.Parameter(torch.Tensor)) -> mx.Return(torch.Tensor):
+    """A function of the whole tensor."""
+    return a.flip(tuple(range(a.ndim)))
+
+
+def recipes(a, b, c):
+    return [
+        mx.weighted_sum(a, b, alpha=0.3),
+        mx.slerp(a, b, alpha=0.3),
+        mx.add_difference_ties(a, b, c, k=0.3),
+        mx.dare_ties(a, b, c),
+        mx.n_model_stock(a, b, c),
+        mx.weighted_sum(reverse(mx.slerp(a, reverse(b))), c, alpha=0.1),
+    ]
+
+
+def merged(paths, device):
+    jobs = [Job(recipe, {}, statistics=True) for recipe in recipes(*paths)]
+    options = EngineOptions(fuse="never", tile_size=4096)
+    object.__setattr__(options, "device", device)  # any that torch has
+    merge_many(jobs, options)
+    return [dict(sorted(job.output.items())) for job in jobs]
+
+
+def test_the_way_of_a_device_gives_the_bytes_of_the_cpu(models):
+    paths = models(3, large=((301, 1000), torch.float16))
+
+    for plain, moved in zip(merged(paths, "cpu"), merged(paths, "cpu:0"), strict=True):
+        assert contents(moved) == contents(plain)
+
+
+@without_gpu
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_without_a_gpu_the_way_out_is_said(device):
+    with pytest.raises(ConfigError, match=f"device: {device} is wanted, but this torch .* Use engine=cpu"):
+        EngineOptions(device=device)
+
+
+@pytest.mark.parametrize("device", ["gpu", "mps", "", "cuda:x"])
+def test_a_device_that_is_none_is_refused(device):
+    with pytest.raises(ConfigError, match="expected 'cpu', 'cuda' or 'cuda:N', got"):
+        check_device(device)
+
+
+@cuda
+@with_gpu
+def test_a_gpu_gives_nearly_what_the_cpu_gives(models):
+    paths = models(3, large=((301, 1000), torch.float16))
+
+    for there, here in zip(merged(paths, "cuda"), merged(paths, "cpu"), strict=True):
+        for key in floating(here):
+            torch.testing.assert_close(there[key], here[key])
+
+
+@cuda
+@with_gpu
+def test_a_gpu_gives_the_same_bytes_every_time(models):
+    paths = models(3)
+
+    assert list(map(contents, merged(paths, "cuda"))) == list(map(contents, merged(paths, "cuda")))
