@@ -295,7 +295,10 @@ def test_the_conventions_of_projects_differ_in_the_layers_outside_the_blocks():
     )
 
 
-@pytest.mark.parametrize("pair", [("sdxl-sgm", "sdxl-diffusers"), ("sd1-ldm", "sd1-diffusers")])
+@pytest.mark.parametrize(
+    "pair",
+    [("sdxl-sgm", "sdxl-diffusers"), ("sd1-ldm", "sd1-diffusers"), ("clip_g-openclip", "clip_g-hf")],
+)
 def test_a_block_is_the_same_in_every_format(pair):
     ours, theirs = map(resolve, pair)
     for key, view in views(*pair).by_key.items():
