@@ -157,5 +157,7 @@ def test_diff_of_models_without_a_common_key_is_an_error(run, llama, tmp_path):
 
     assert status == 1
     assert "have no key of the same shape in common" in " ".join(said.split())
+    status, said = run("diff", "llama.safetensors", "lama.safetensors")
+    assert (status, "Did you mean 'llama.safetensors'" in " ".join(said.split())) == (1, True)
     status, said = run("diff", "3f2a", "91bc", "--figure", "x.png")
     assert (status, "draws the difference of two models" in said) == (1, True)

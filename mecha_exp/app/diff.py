@@ -58,7 +58,8 @@ def main(arguments: list[str]) -> int:
 def _is_model(word: str) -> bool:
     """Whether a word names a model rather than a run: a file, or a folder that no run has left."""
     path = Path(word)
-    return path.is_file() or (path.is_dir() and not (path / RUN_FILE).is_file())
+    is_folder = path.is_dir() and not (path / RUN_FILE).is_file()
+    return path.is_file() or path.suffix == ".safetensors" or is_folder
 
 
 def _diff_models(options: argparse.Namespace) -> int:
