@@ -45,11 +45,10 @@ def compose_jobs(
 
 def enter(job: DictConfig) -> Path:
     """Make a job the current one, so that references to Hydra's part can be resolved; returns its folder."""
-    HydraConfig.instance().set_config(job)
+    HydraConfig.instance().cfg = job  # type: ignore[assignment]  # `set_config` would copy it
     folder = Path(str(job.hydra.sweep.dir), str(job.hydra.sweep.subdir)).absolute()
     with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
         job.hydra.runtime.output_dir = str(folder)
-    HydraConfig.instance().set_config(job)  # which takes a copy
     return folder
 
 

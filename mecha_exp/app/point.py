@@ -155,17 +155,21 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: a reference to nothing, or a value that must be given.
     """
-    bare = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
-        resolved = OmegaConf.to_container(bare, resolve=True, throw_on_missing=True)
+        return {str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"}
     except OmegaConfBaseException as error:
         place = f"{error.full_key}: " if error.full_key else ""
         message = str(error).splitlines()[0]
         if "${models.experts" in message or "models.experts" in str(error):
             message += ". The recipe needs more experts than models.experts lists"
         raise ConfigError(f"{place}{message}.") from None
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+
+
+def _resolved(cfg: DictConfig, key: str) -> Any:
+    value = cfg[key]
+    if not OmegaConf.is_config(value):
+        return value
+    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
 
 def prepare(config: dict[str, Any], folder: Path) -> Point:

@@ -9,9 +9,6 @@ from pathlib import Path
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
-from mecha_exp.architectures import detect
-from mecha_exp.checkpoint.folders import open_stored
-from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import Axis, Setting
@@ -138,6 +135,10 @@ def parts_of(models: DictConfig, part: str) -> list[str]:
         CheckpointError: the model is not there.
         ConfigError: it has no such parts.
     """
+    from mecha_exp.architectures import detect  # which need torch
+    from mecha_exp.checkpoint.folders import open_stored
+    from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
+
     named = models.get("base") or next(iter(models.experts), None)
     folder = models.get("dir")
     folders = [packaged(folder) if folder.startswith(PACKAGE_SCHEME) else Path(folder)] if folder else []

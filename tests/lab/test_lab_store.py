@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mecha_exp.errors import StoreError
-from mecha_exp.lab import Kept, ModelFile, ResultStore
-from mecha_exp.lab.store import write_whole
+from mecha_exp.lab.store import Kept, ModelFile, ResultStore, write_whole
 
 
 @pytest.fixture

@@ -1,0 +1,52 @@
+"""A sweep that is killed at random moments and started again ends as if nothing had happened."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mecha_exp.tracking import Store
+
+REPOSITORY = Path(__file__).parents[2]
+POINTS = 30
+KILLS = 10
+COMMAND = (
+    "recipe=weighted_sum",
+    "alpha=" + ",".join(f"{i / POINTS:.3g}" for i in range(POINTS)),
+    "output=none",
+    "evaluator=none",
+    "-m",
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_a_sweep_that_is_killed_again_and_again_gives_the_undisturbed_table(tmp_path: Path):
+    program = [sys.executable, str(REPOSITORY / "tests" / "sweep_killing.py")]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+
+    subprocess.run(
+        [*program, str(tmp_path), "0", str(KILLS), *COMMAND], env=environment, check=True, timeout=400
+    )
+
+    disturbed = table(tmp_path / "disturbed")
+    assert disturbed == table(tmp_path / "undisturbed")
+    assert [row["point"] for row in disturbed] == [str(number) for number in range(POINTS)]
+    statuses = mlflow_statuses(tmp_path / "disturbed")
+    assert statuses == ["FINISHED"] * (POINTS + 1)
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """The points and what was measured, without how long it took."""
+    (path,) = folder.glob("outputs/multiruns/*/sweep.csv")
+    told = ("point", "name", "status", "alpha", "weights/")
+    with path.open() as file:
+        return [{k: v for k, v in row.items() if k.startswith(told)} for row in csv.DictReader(file)]
+
+
+def mlflow_statuses(folder: Path) -> list[str]:
+    store = Store(f"sqlite:///{folder / 'outputs' / 'mlflow.db'}", "mecha_exp")
+    found = store._client.search_runs([store._experiment], max_results=1000)
+    return [run.info.status for run in found]
