@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -180,7 +182,28 @@ def _client(uri: str) -> MlflowClient:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     from mlflow.tracking import MlflowClient
 
+    if uri.startswith(SQLITE):
+        _create_whole(Path(uri.removeprefix(SQLITE)))
     return MlflowClient(tracking_uri=uri)
+
+
+def _create_whole(database: Path) -> None:
+    """Make a database that is not there, elsewhere first.
+
+    MLflow takes seconds and many steps for it. A kill in between, or two processes at once, would leave one
+    that no later start can use.
+    """
+    if database.exists():
+        return
+    from mlflow.tracking import MlflowClient
+
+    with tempfile.TemporaryDirectory(dir=database.parent, prefix=f".{database.name}.") as folder:
+        new = Path(folder) / database.name
+        client = MlflowClient(tracking_uri=SQLITE + new.as_posix())
+        client.search_experiments(max_results=1)
+        client._tracking_client.store.engine.dispose()  # which closes the file
+        with suppress(FileExistsError):  # another process was quicker
+            new.rename(database) if sys.platform == "win32" else os.link(new, database)
 
 
 def _require_answer(uri: str) -> None:
