@@ -32,26 +32,7 @@ configuration: python -m mecha_exp recipe=mecha recipe.path=template.mecha a=a.s
 
 def main(arguments: list[str]) -> int:
     """Merge a recipe into a file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp merge",
-        description="Merge models as a recipe file says.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_recipe(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help="the merged model: a .safetensors file, or else a folder like that of the first model (default: "
-        "the recipe's name with .safetensors, in the current folder)",
-    )
-    parser.add_argument("--dtype", help="of the output, as float16 (default: each key's in the first model)")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="threads (default: one for each core); never changes a byte"
-    )
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     recipe = load_recipe(options)
     made = _as_made_before(options)
     word = options.dtype or made.output.get("dtype")
@@ -71,6 +52,29 @@ def main(arguments: list[str]) -> int:
         f"{human_bytes(report.bytes_written)} written"
     )
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mecha_exp merge",
+        description="Merge models as a recipe file says.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_recipe(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="the merged model: a .safetensors file, or else a folder like that of the first model (default: "
+        "the recipe's name with .safetensors, in the current folder)",
+    )
+    parser.add_argument("--dtype", help="of the output, as float16 (default: each key's in the first model)")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="threads (default: one for each core); never changes a byte"
+    )
+    return parser
 
 
 @dataclass(frozen=True)
