@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mecha_exp import ConfigError
+import mecha_exp
+from mecha_exp import ConfigError, RecipeError, build_recipe
 from mecha_exp.evaluation import all_evaluators
+from mecha_exp.method import all_methods
 from mecha_exp.plugins import load_plugins
 
 DEFINES = (
@@ -49,3 +51,34 @@ def test_what_is_wrong_is_said_at_once_with_its_place(tmp_path: Path, monkeypatc
         "there is no module, file or folder 'no_such_module'",
     ):
         assert words in str(error.value)
+
+
+OWN_METHOD = """
+from torch import Tensor
+
+from mecha_exp import Parameter, Return, merge_method
+
+
+@merge_method(elementwise=True)
+def {name}(
+    a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(Tensor) = 0.5, k: Parameter(float, ge=0) = 1.0
+) -> Return(Tensor):
+    return a + alpha * k * (b - a)
+"""
+
+
+def test_methods_of_the_working_folder_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "mine.py").write_text(OWN_METHOD.format(name="test_own_local"))
+    (tmp_path / "methods" / "unrelated.py").write_text("raise SystemExit('not a plugin')")
+    (tmp_path / "named.py").write_text(OWN_METHOD.format(name="test_own_named"))
+    monkeypatch.chdir(tmp_path)
+    all_methods()
+    monkeypatch.setattr("mecha_exp.method._registry", dict(mecha_exp.method._registry))
+
+    load_plugins(["named.py"])
+
+    for name in ("test_own_local", "test_own_named"):
+        assert build_recipe({"method": name, "a": "a", "b": "b", "k": 2}).method.identifier == name
+        with pytest.raises(RecipeError, match=r"recipe\.k: -1 is out of range \[0, inf\)"):
+            build_recipe({"method": name, "a": "a", "b": "b", "k": -1})

@@ -43,6 +43,9 @@ def value_at(node: LiteralNode, key: str) -> Any:
     """A literal's value at a key, or MISSING."""
     if not isinstance(node.value, ByKey):
         return node.value
+    if node.value.anatomy is None:  # of no model: the keys are the names as they stand
+        value = dict(node.value.patterns).get(key, node.value.default)
+        return MISSING if value is None else value
     try:
         return node.value(key)
     except NoValueError:

@@ -288,7 +288,10 @@ class Lazy:
         return relations.relation(key, has)
 
     def _may_give(self, node: MergeNode, key: str) -> bool:
-        """Without `map_keys` a method gives the keys of its declared config, or those of its arguments."""
+        """Without `map_keys` a method gives the keys of its declared config, or those of its arguments.
+
+        One of hyperparameters gives any key that it finds a value for.
+        """
         signature = node.method.signature
         plain = [
             child
@@ -302,7 +305,7 @@ class Lazy:
             config = self.graph.config_of(node)
             return config is not None and key in config.keys()
         others = [child for child in node.children if child not in plain] or plain
-        return any(self.graph.has(child, key) for child in others)
+        return self.graph.is_constant(node) or any(self.graph.has(child, key) for child in others)
 
     def _key_map(self, node: MergeNode) -> KeyMap | None:
         if node not in self._relations:

@@ -12,9 +12,11 @@ from typing import TypeAlias
 from mecha_exp.anatomy import Anatomy
 from mecha_exp.architectures import DEFAULT_CONVENTION, resolve
 from mecha_exp.checkpoint import TensorInfo
+from mecha_exp.engine.atoms import is_lazy
 from mecha_exp.engine.inputs import Source, open_sources
 from mecha_exp.engine.program import rewrite
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.signature import ParameterSpec
 from mecha_exp.weighting import BlockValue, ByKey, effective_values
 
 _Whose: TypeAlias = "str | tuple[ModelNode, ...]"
@@ -40,14 +42,21 @@ class Binder:
             return node
         beside = _beside(node.children) or everything
 
-        def bound(child: Node) -> Node:
+        def bound(child: Node, spec: ParameterSpec) -> Node:
             if not isinstance(child, LiteralNode) or not isinstance(child.value, ByKey):
                 return child
-            whose = child.config or beside
+            if is_lazy(node) and spec.is_state_dict and not (child.config or spec.config):
+                return child  # the method asks it for keys of its own
+            whose = child.config or spec.config or beside
             return replace(child, value=child.value.over(self._anatomy(whose, child.value.convention)))
 
         arguments = tuple(
-            (name, tuple(map(bound, value)) if isinstance(value, tuple) else bound(value))
+            (
+                name,
+                tuple(bound(one, node.method.signature[name]) for one in value)
+                if isinstance(value, tuple)
+                else bound(value, node.method.signature[name]),
+            )
             for name, value in node.arguments
         )
         return replace(node, arguments=arguments)
