@@ -3,8 +3,8 @@
     python -m bench.sweeps --size small --repeat 1     a quick look
     python -m bench.sweeps --save                      the whole table, into bench/RESULTS.md
 
-Every run is a process of its own with a store of its own, so that nothing is known beforehand; hashes of the inputs
-are remembered from the first one on. Figures are drawn and runs are tracked unless a row says otherwise.
+Every run is a process of its own with a store of its own, so that nothing is known beforehand; hashes of the
+inputs are remembered from the first one on. The demo's figures are drawn and its runs tracked.
 """
 
 from __future__ import annotations
