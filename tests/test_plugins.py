@@ -61,7 +61,10 @@ from mecha_exp import Parameter, Return, merge_method
 
 @merge_method(elementwise=True)
 def {name}(
-    a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(Tensor) = 0.5, k: Parameter(float, ge=0) = 1.0
+    a: Parameter(Tensor),
+    b: Parameter(Tensor),
+    alpha: Parameter(Tensor) = 0.5,
+    k: Parameter(float, ge=0) = 1.0,
 ) -> Return(Tensor):
     return a + alpha * k * (b - a)
 """
