@@ -14,14 +14,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mecha_exp.app.provenance import input_names
 from mecha_exp.app.templates import build_filled
-from mecha_exp.checkpoint import dtype_name, parse_dtype, parse_size
+from mecha_exp.checkpoint import dtype_name, parse_size
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
 from mecha_exp.engine.merging import recipe_metadata
+from mecha_exp.engine.weights import output_dtype_words, parse_output_dtype
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
 from mecha_exp.lab.signature import Signature, signature_of
 from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
+from mecha_exp.weighting import ByKey
 
 SECTIONS = (
     "models",
@@ -58,7 +60,7 @@ class Point:
     recipe: Node
     options: EngineOptions
     output: Path | None
-    dtype: torch.dtype | None
+    dtype: torch.dtype | ByKey | None
     shard_size: int | None = None
 
     @property
@@ -110,7 +112,7 @@ class Point:
             "method": method,
             **{f"input/{name}": str(self.files[model]) for model, name in self.names.items()},
             "compute_dtype": dtype_name(self.options.compute_dtype),
-            "output_dtype": dtype_name(self.dtype) if self.dtype else "input",
+            "output_dtype": output_dtype_words(self.dtype),
         }
 
     def job(
@@ -144,7 +146,7 @@ class Point:
         """Its signature, with the content of each of its `files`."""
         by_model = {model: contents[path] for model, path in self.files.items()}
         given = self.output_settings
-        given["dtype"] = dtype_name(self.dtype) if self.dtype else "input"
+        given["dtype"] = output_dtype_words(self.dtype)
         output = {name: str(value) for name, value in given.items() if value is not None}
         return signature_of(self.recipe, by_model, self.options, output)
 
@@ -186,12 +188,19 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
     options = _options(config["engine"], model_folders(config))
     recipe = build_filled(config, options.model_dirs, (*SECTIONS, *_NAMES))
     output = config["output"]
-    dtype = None if output["dtype"] in (None, "input") else parse_dtype(output["dtype"])
+    dtype = _output_dtype(output["dtype"])
     path, shard_size = None, _shard_size(output)
     if output["save"]:
         own = folder / ("model.safetensors" if shard_size is None else "model")
         path = Path(output["path"]).absolute() if output["path"] else own
     return Point(config, recipe, options, path, dtype, shard_size)
+
+
+def _output_dtype(value: Any) -> torch.dtype | ByKey | None:
+    try:
+        return parse_output_dtype(value)
+    except ConfigError as error:
+        raise ConfigError(f"output.dtype: {error}") from None
 
 
 def _shard_size(output: Mapping[str, Any]) -> int | None:

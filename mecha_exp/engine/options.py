@@ -13,7 +13,16 @@ from mecha_exp.errors import ConfigError, did_you_mean
 
 ON_MISSING = ("error", "skip", "base")
 ON_NONFINITE = ("error", "keep", "skip")
+ON_TIED = ("error", "untie", "tie")
+RESIZE_EMBEDDINGS = ("error", "truncate", "pad")
 FUSE = ("auto", "always", "never")
+_CHOICES = {
+    "on_missing": ON_MISSING,
+    "on_nonfinite": ON_NONFINITE,
+    "on_tied": ON_TIED,
+    "resize_embeddings": RESIZE_EMBEDDINGS,
+    "fuse": FUSE,
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,10 @@ class EngineOptions:
             taken unchanged from the first input that has it (`base`).
         on_nonfinite: a NaN or an infinity in an input is an error, or kept, or makes the key count as
             missing from that input (`skip`), which takes a look at all inputs before.
+        on_tied: an output layer that an input lacks because it is the embedding is an error, or read from
+            there (`untie`), or left out of the output (`tie`).
+        resize_embeddings: vocabularies of different sizes are an error, or cut to the smallest (`truncate`),
+            or filled up to the largest (`pad`) with the rows of the first input that has them.
         strict: a value that overflows the output's dtype is an error rather than a warning.
         model_dirs: folders where a relative path of a model is looked for, after the current one.
     """
@@ -44,6 +57,8 @@ class EngineOptions:
     memory_budget: int = 2 << 30
     on_missing: str = "error"
     on_nonfinite: str = "error"
+    on_tied: str = "error"
+    resize_embeddings: str = "error"
     strict: bool = False
     model_dirs: Sequence[Path] = ()
 
@@ -57,7 +72,7 @@ class EngineOptions:
             _require_positive(name, getattr(self, name))
         if self.workers is not None:
             _require_positive("workers", self.workers)
-        for name, known in (("on_missing", ON_MISSING), ("on_nonfinite", ON_NONFINITE), ("fuse", FUSE)):
+        for name, known in _CHOICES.items():
             choice = getattr(self, name)
             if choice not in known:
                 raise ConfigError(f"{name}: unknown choice '{choice}'.{did_you_mean(choice, known)}")

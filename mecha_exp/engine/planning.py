@@ -10,8 +10,18 @@ from typing import Any
 
 import torch
 
-from mecha_exp.checkpoint import Destination, Template, dtype_name, is_arithmetic, parse_dtype, stored_bytes
+from mecha_exp.checkpoint import (
+    Destination,
+    Template,
+    TensorInfo,
+    dtype_name,
+    is_arithmetic,
+    parse_dtype,
+    stored_bytes,
+    torch_dtype,
+)
 from mecha_exp.engine import checks
+from mecha_exp.engine.adapting import adapt, as_stored
 from mecha_exp.engine.converting import in_one_format
 from mecha_exp.engine.fusion import FusedPass, choose_ways, how_run
 from mecha_exp.engine.inputs import FiniteSource, Source, open_sources
@@ -21,7 +31,7 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import Extent, LazyNode, Pass, Program, compile_program, expand
 from mecha_exp.engine.sinks import Layout, Receiver
 from mecha_exp.engine.statistics import statistics_of
-from mecha_exp.engine.weights import Binder, effective_values_of
+from mecha_exp.engine.weights import INPUT, Binder, effective_values_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
 from mecha_exp.method import resolve_method
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
@@ -39,7 +49,8 @@ class Job:
             dictionary to be filled, a function that is given each key and its tensor as soon as it is
             complete (by one thread at a time, in no particular order), or None where only the statistics
             are wanted.
-        dtype: of the output; None keeps the dtype that each key has in the first input.
+        dtype: of the output, or one by key (see `parse_output_dtype`); None keeps the dtype that each key has
+            in the first input.
         metadata: what the output file carries in its header.
         statistics: whether distances and cosines to the inputs are measured in the same pass.
         durable: whether the file is flushed to disk before it appears.
@@ -49,7 +60,7 @@ class Job:
 
     recipe: Node
     output: Path | dict[str, torch.Tensor] | Receiver | None = None
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | ByKey | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     statistics: bool = False
     durable: bool = True
@@ -168,7 +179,7 @@ class Plan:
         if not isinstance(made.output, Path):
             return None
         first = self.sources[models_of(made.recipe)[0]]
-        template = Template.at(first.path, layout_of(first))
+        template = Template.at(first.path, layout_of(as_stored(first)))
         return Destination(made.output, self.layouts[job], made.shard_size, template)
 
     def bytes_of(self, key: KeyPlan) -> int:
@@ -207,6 +218,7 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
         sources, notes = in_one_format(recipes, opened)
         if options.on_nonfinite == "skip":
             sources = {model: FiniteSource(source) for model, source in sources.items()}
+        sources = adapt(sources, options)
         yield _Planner(tuple(_bound(jobs, Binder(sources))), options, sources, notes).plan()
 
 
@@ -216,7 +228,8 @@ def _bound(jobs: Sequence[Job], binder: Binder) -> Iterator[Job]:
         new: dict[Node, Node] = {}
         (recipe,) = binder.bind([job.recipe], new)
         caches = {new.get(node, node): cache for node, cache in job.caches.items()}
-        yield replace(job, recipe=recipe, caches=caches)
+        dtype = binder.bind_beside(job.dtype, [recipe]) if isinstance(job.dtype, ByKey) else job.dtype
+        yield replace(job, recipe=recipe, caches=caches, dtype=dtype)
 
 
 class _Planner:
@@ -269,6 +282,7 @@ class _Planner:
         problems = Problems()
         values = [atom for atom in self._graph.atoms(self._graph.roots) if isinstance(atom, LiteralNode)]
         by_key = [atom.value for atom in values if isinstance(atom.value, ByKey) and atom.config is None]
+        by_key += [job.dtype for job in self._jobs if isinstance(job.dtype, ByKey)]
         problems.add_all(checks.unmatched_patterns(by_key, list(situations)))
         problems.add_all(checks.missing_values(situations))
         problems.raise_as(RecipeError)
@@ -326,7 +340,8 @@ class _Planner:
         is_copied = any(info and not is_arithmetic(info.dtype) for info in infos)
         if is_copied and len(copies) == sum(leaf is not None for leaf in first):
             return KeyPlan(key, shape, None, (), copies=copies)
-        roots = self._roots_at(situation, tuple(info.dtype if info else None for info in infos))
+        dtypes = tuple(self._dtype_at(job, key, situation, info) for job, info in enumerate(infos))
+        roots = self._roots_at(situation, dtypes)
         program = self._program(roots.nodes)
         for output in roots.outputs:
             extent = program.extents[program.roots[output.root]]
@@ -337,6 +352,19 @@ class _Planner:
                     "so it makes no model. Use it as an argument of another method."
                 )
         return KeyPlan(key, shape, program, roots.outputs, roots.statistics)
+
+    def _dtype_at(self, number: int, key: str, situation: Situation, info: TensorInfo | None) -> str | None:
+        """How a job's result is stored: as the job says, or the recipe's last cast, or the first input."""
+        if info is None:
+            return None
+        wanted = self._jobs[number].dtype
+        if isinstance(wanted, ByKey):
+            name = str(wanted(key))
+            wanted = None if name == INPUT else torch_dtype(name)
+        if wanted is not None:
+            return dtype_name(wanted)
+        root = self._root(number, situation)
+        return (root and _dtype_of_cast(root)) or info.dtype
 
     def _first_leaf(self, root: Node | None) -> ModelNode | LazyNode | None:
         """What the shape and the dtype of a result are those of: the first input."""
@@ -355,10 +383,9 @@ class _Planner:
         outputs: list[Output] = []
         statistics: list[tuple[int, ModelNode, int]] = []
         for number, job in enumerate(self._jobs):
-            root, dtype = self._root(number, situation), dtypes[number]
-            if root is None or dtype is None:
+            root, stored = self._root(number, situation), dtypes[number]
+            if root is None or stored is None:
                 continue
-            stored = dtype_name(job.dtype) if job.dtype else _dtype_of_cast(root) or dtype
             (root,) = self._expand([root])
             if job.output is not None:
                 outputs.append(Output(number, len(nodes), stored))

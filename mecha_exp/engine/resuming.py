@@ -45,6 +45,8 @@ def signature_of(planned: Plan, number: int) -> str | None:
         options.on_missing,
         options.on_nonfinite,
         options.strict,
+        options.on_tied,
+        options.resize_embeddings,
         job.dtype,
     ]
     versions = [__version__, torch.__version__]

@@ -267,7 +267,7 @@ class KeyPass:
         count = int((~stored.to(self._dtype).isfinite()).sum())
         if not count:
             return
-        stored.masked_fill_(stored.isnan(), torch.nan)  # kernels leave NaN with bits of their own
+        _unify_nan(stored)
         if self._plan.options.strict:
             raise MergeError(
                 f"the key '{tile.key}' of the output has {count} values that are not finite in "
@@ -277,6 +277,14 @@ class KeyPass:
         with self._work.tally.lock:
             nonfinite = self._work.tally.nonfinite
             nonfinite[job, tile.key] = nonfinite.get((job, tile.key), 0) + count
+
+
+def _unify_nan(values: torch.Tensor) -> None:
+    """Give all NaN the same bits: kernels leave them with bits of their own."""
+    if values.element_size() > 1:
+        values.masked_fill_(values.isnan(), torch.nan)
+    else:  # which float8 does not have
+        values.copy_(values.float().nan_to_num_(torch.nan, torch.inf, -torch.inf))
 
 
 def _check_count(node: MergeNode, result: torch.Tensor, tile: Tile, declared: str) -> None:

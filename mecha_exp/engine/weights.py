@@ -7,20 +7,60 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import torch
 
 from mecha_exp.anatomy import Anatomy
 from mecha_exp.architectures import DEFAULT_CONVENTION, resolve
-from mecha_exp.checkpoint import TensorInfo
+from mecha_exp.checkpoint import TensorInfo, dtype_name, parse_dtype, torch_dtype
 from mecha_exp.engine.atoms import is_lazy
 from mecha_exp.engine.inputs import Source, open_sources
 from mecha_exp.engine.program import rewrite
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.signature import ParameterSpec
-from mecha_exp.weighting import BlockValue, ByKey, effective_values
+from mecha_exp.weighting import DEFAULT, BlockValue, ByKey, by_key, effective_values
 
 _Whose: TypeAlias = "str | tuple[ModelNode, ...]"
 """The name of a model config, or models."""
+
+
+INPUT = "input"
+"""The word for the dtype that a key has in the first input."""
+
+
+def parse_output_dtype(value: Any) -> torch.dtype | ByKey | None:
+    """The dtype of an output: one for all keys, or a mapping by component, block or pattern of keys.
+
+    >>> parse_output_dtype({"vae": "float32", "default": "bf16"})("first_stage_model.x")
+
+    Args:
+        value: a dtype or its name; `input` or None for that of the first input; or a mapping of selectors
+            (see `ByKey`) to these, whose `default` is `input`.
+
+    Raises:
+        ConfigError: a name that is no dtype.
+        RecipeError: a selector that makes no sense.
+    """
+    if not isinstance(value, Mapping):
+        name = _dtype_word(value)
+        return None if name == INPUT else torch_dtype(name)
+    words = {str(selector): _dtype_word(dtype) for selector, dtype in value.items()}
+    wanted = by_key({DEFAULT: INPUT, **words})
+    return wanted if isinstance(wanted, ByKey) else parse_output_dtype(wanted)
+
+
+def output_dtype_words(dtype: torch.dtype | ByKey | None) -> str:
+    """An output's dtype in words, the same for the same."""
+    if isinstance(dtype, ByKey):
+        return ", ".join(f"{selector}: {name}" for selector, name in dtype.words)
+    return dtype_name(dtype) if dtype else INPUT
+
+
+def _dtype_word(value: Any) -> str:
+    if value is None or value == INPUT:
+        return INPUT
+    return dtype_name(value if isinstance(value, torch.dtype) else parse_dtype(str(value)))
 
 
 class Binder:
@@ -36,6 +76,10 @@ class Binder:
             return tuple(roots)
         everything = _beside(roots)
         return rewrite(roots, lambda node: self._bind_arguments(node, everything), new)
+
+    def bind_beside(self, value: ByKey, roots: Sequence[Node]) -> ByKey:
+        """A value bound to the models of recipes."""
+        return value.over(self._anatomy(_beside(roots), value.convention))
 
     def _bind_arguments(self, node: Node, everything: _Whose) -> Node:
         if not isinstance(node, MergeNode) or not any(map(is_by_key, node.children)):

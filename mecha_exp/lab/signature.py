@@ -26,7 +26,14 @@ from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, m
 from mecha_exp.recipe import serialize
 from mecha_exp.weighting import ByKey
 
-ENGINE_SETTINGS = ("device", "compute_dtype", "on_missing", "on_nonfinite")
+ENGINE_SETTINGS = (
+    "device",
+    "compute_dtype",
+    "on_missing",
+    "on_nonfinite",
+    "on_tied",
+    "resize_embeddings",
+)
 """The options of the engine that change bits; the others change only how fast they are made."""
 
 FORMAT = 1
