@@ -8,7 +8,7 @@ INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip in
   --disable-pip-version-check --constraint constraints.txt
 DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
 
-.PHONY: help demo test lint format parity constraints clean
+.PHONY: help demo test lint hf format parity constraints clean
 
 help: ## list the targets (the default)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,10 @@ lint: .venv/.test ## check style and types
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+
+hf: .venv/.test ## install transformers and diffusers, then load and run merged models with them
+	@$(INSTALL) -e '.[hub,hf-test]'
+	$(BIN)/python -m pytest tests/test_hugging_face.py tests/checkpoint/test_checkpoint_hub.py
 
 format: .venv/.test ## mend the style where that can be done automatically
 	$(BIN)/python -m ruff check --fix .

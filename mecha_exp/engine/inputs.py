@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from mecha_exp.checkpoint import StoredModel, TensorInfo, dtype_name, is_arithmetic, open_stored, torch_dtype
+from mecha_exp.checkpoint.hub import hub_folder, is_hub_name
 from mecha_exp.errors import CheckpointError, Problems, did_you_mean
 from mecha_exp.extensions import model_dirs
 from mecha_exp.nodes import InMemory, ModelNode
@@ -151,7 +152,7 @@ def find_model(path: str, folders: Sequence[Path]) -> Path:
 
     A path is relative to the current folder, then to each of the model folders and to those that the
     environment variable MECHA_MODELS_DIR lists; `.safetensors` may be left out. `pkg://some.package/file` is
-    a file inside an installed package.
+    a file inside an installed package, and `org/name` that is nowhere a model of the Hugging Face hub.
 
     Raises:
         CheckpointError: it is nowhere; the message says where was looked, and what lies there.
@@ -164,6 +165,8 @@ def find_model(path: str, folders: Sequence[Path]) -> Path:
     found = next((p for t in tried for p in (t, Path(f"{t}.safetensors")) if p.exists()), None)
     if found is not None:
         return found
+    if is_hub_name(path) and not Path(path).parent.is_dir():
+        return hub_folder(path)
     lying = {p.name for t in tried if t.parent.is_dir() for p in t.parent.glob("*.safetensors")}
     looked = ", ".join(str(p.parent.resolve()) for p in dict.fromkeys(tried))
     raise CheckpointError(
