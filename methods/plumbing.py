@@ -50,7 +50,7 @@ def _is_in(a: StateDict[T], component: str, key: str) -> bool:
 @merge_method(elementwise=True)
 def cast(
     a: Parameter(Tensor),
-    device: Parameter(str) = None,
+    device: Parameter(str, help="for recipes of sd-mecha; it changes nothing") = None,
     dtype: Parameter(str, help="such as `float16` or `bfloat16`") = None,
 ) -> Return(Tensor):
     """The values of a rounded to a floating dtype: `a.to(dtype=...)`.
