@@ -19,7 +19,7 @@ demo: .venv/.app ## install into .venv, then run an ablation on the bundled mode
 	@PATH="$(BIN):$$PATH" $(DEMO)
 
 test: .venv/.test lint ## install with the test extras, then run everything CI checks
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8
 
 lint: .venv/.test ## check style and types
 	$(BIN)/python -m ruff check .

@@ -161,14 +161,16 @@ def test_block_weights_reach_their_blocks_only(app, folder):
     assert torch.equal(merged["fc1.weight"], expert["fc1.weight"])
 
 
-def test_the_recipe_in_a_models_header_makes_the_same_bytes_again(app, folder):
+def test_the_recipe_in_a_models_header_makes_the_same_tensors_again(app, folder):
     app("recipe=ties", "alpha=0.7", "output.path=m.safetensors")
     with safe_open(folder / "m.safetensors", "pt") as file:
         text = file.metadata()["mecha_recipe"]
 
     merge(deserialize(text), "again.safetensors")
 
-    assert Path("again.safetensors").read_bytes() == Path("m.safetensors").read_bytes()
+    first, again = load_file("m.safetensors"), load_file("again.safetensors")
+    assert list(first) == list(again)
+    assert all(torch.equal(first[key], again[key]) for key in first)
 
 
 def test_a_recipe_file_is_a_recipe(app, folder):
@@ -317,7 +319,7 @@ def test_the_log_says_how_far_a_long_merge_is(app, folder, monkeypatch):
     app("output=none")
 
     log = (only_run(folder) / "mecha_exp.log").read_text()
-    assert re.search(r"[\d.]+ [kM]B of 2\.5 MB, .*/s, \d+ s left, at conv", log)
+    assert re.search(r"[\d.]+ [kM]B of [\d.]+ MB, .*/s, \d+ s left, at conv", log)
 
 
 def test_a_sweeper_that_searches_gets_the_main_metric_as_its_objective(app, folder):
