@@ -30,6 +30,7 @@ from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from mecha_exp.app.choices import register_choices
 from mecha_exp.app.points import Points, points_of
 from mecha_exp.app.presets import expanded, register_presets
 from mecha_exp.curves import PRESETS
@@ -369,6 +370,7 @@ def program_name() -> str:
 def start_hydra(arguments: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
     """Hand the command line to Hydra, which composes each point and calls `task` with it."""
     register_presets()
+    register_choices()
     sys.argv = [sys.argv[0], *arguments]
     hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(
         task

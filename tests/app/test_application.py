@@ -19,9 +19,11 @@ from safetensors.torch import load_file, save_file
 import mecha_exp
 from mecha_exp import deserialize, evaluator, merge
 from mecha_exp.app import display
+from mecha_exp.app.cli import VERBS
 from mecha_exp.app.overrides import reorder
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits"
 
 
 def only_run(folder: Path) -> Path:
@@ -232,6 +234,10 @@ def test_help_shows_how_to_begin_and_what_there_is_to_choose(as_a_user, tmp_path
     assert outcome.status == 0
     for words in ("recipe=ties alpha=0.3,0.5,0.7 -m", "experiment=alpha_curve", "weighted_sum", "tile_size"):
         assert words in outcome.out
+    for verb in VERBS:
+        assert f"python -m mecha_exp {verb} " in outcome.out, verb
+    for group in {path.parent.name for path in (ROOT / "conf").glob("*/*.yaml")}:
+        assert f"\n{group} " in outcome.out, group
     assert list(tmp_path.iterdir()) == []
 
 
