@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from mecha_exp.app.display import out
 from mecha_exp.app.record import FAILED, FINISHED, Record, load_all, write_json
-from mecha_exp.app.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_table, write_all
+from mecha_exp.app.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_tables, write_all
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.tracking import Store
 from mecha_exp.tracking.store import PARENT_TAG
@@ -133,7 +133,7 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     """
     results = sweep.results(folder)
     if sweep.complete and _is_as_before(results, folder):
-        out.print(terminal_table(results, out.width))
+        out.print(*terminal_tables(results, out.width), sep="\n")
         out.print(f"nothing to do: every point is in {folder}", soft_wrap=True)
         return True
     return _summarise(sweep, folder, tracking, results)
@@ -150,7 +150,7 @@ def _is_as_before(results: Results, folder: Path) -> bool:
 
 def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results) -> bool:
     written = write_all(results, sweep.command, folder)
-    out.print(terminal_table(results, out.width))
+    out.print(*terminal_tables(results, out.width), sep="\n")
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
         out.print(f"[red]{len(failed)} of {sweep.points} points failed[/]")

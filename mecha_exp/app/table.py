@@ -10,7 +10,7 @@ from typing import Any
 
 from mecha_exp.app.display import out, print_json
 from mecha_exp.app.finding import OUTPUTS, find_sweep
-from mecha_exp.app.report import Results, terminal_table
+from mecha_exp.app.report import Results, terminal_tables
 from mecha_exp.app.report.export import write_csv
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation.registry import DIRECTIONS
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     elif options.csv:
         write_csv(results, sys.stdout)
     else:
-        out.print(terminal_table(results, out.width))
+        out.print(*terminal_tables(results, out.width), sep="\n")
         out.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
     return 0
 

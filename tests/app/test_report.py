@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from mecha_exp.app.record import FAILED, Record, load_all
-from mecha_exp.app.report import Results, terminal_table, write_all
+from mecha_exp.app.report import Results, terminal_table, terminal_tables, write_all
 from mecha_exp.app.report.export import write_csv, write_parquet
 from mecha_exp.app.report.figures import draw_figures
 from mecha_exp.app.report.results import Estimate
@@ -46,6 +46,17 @@ def shown(results: Results, width: int = 100) -> str:
     return console.export_text()
 
 
+METHODS = Results(
+    "methods",
+    ["recipe", "alpha"],
+    [
+        record(accuracy, recipe=recipe, alpha=alpha)
+        for recipe, alpha, accuracy in (
+            ("ties", 0.3, 0.6), ("ties", 0.5, 0.9), ("slerp", 0.3, 0.7), ("slerp", 0.5, 0.5),
+            ("sce", 1, math.nan),
+        )
+    ],
+)  # fmt: skip
 CURVE = Results("curve", ["alpha"], [record(0.6, alpha=0.3), record(0.8, alpha=0.5), record(0.7, alpha=0.7)])
 SEEDS = Results(
     "seeds", ["alpha", "seed"], [record(a + s / 100, alpha=a, seed=s) for a in (0.3, 0.5) for s in (1, 2, 3)]
@@ -67,6 +78,37 @@ def test_the_table_is_sorted_by_the_main_metric_with_the_best_point_marked():
     rows = [line for line in lines if line and line[0] in ("0.3", "0.5", "0.7")]
     assert [row[0] for row in rows] == ["0.5", "0.7", "0.3"]
     assert rows[0][1:] == ["0.8", "*"]
+
+
+def test_where_methods_are_compared_the_best_of_each_has_a_table_of_its_own(tmp_path: Path):
+    whole, short = terminal_tables(METHODS, 100)
+    console = Console(width=100, no_color=True, file=io.StringIO())
+    console.print(short)
+    write_all(METHODS, COMMAND, tmp_path)
+
+    lines = [line.split() for line in console.file.getvalue().splitlines() if line.strip()]
+    assert lines[0] == ["the", "best", "of", "each", "recipe"]
+    assert lines[3:5] == [["ties", "0.5", "0.9", "*"], ["slerp", "0.3", "0.7"]]
+    assert whole.row_count == 6 and short.row_count == 3  # the input stands below both
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("<h2>The best of each recipe</h2>") < page.index("<h2>Results</h2>")
+    with (tmp_path / "sweep.csv").open() as file:
+        marked = [row["name"] for row in csv.DictReader(file) if row["best_of_recipe"] == "true"]
+    assert marked == ["recipe=ties,alpha=0.5", "recipe=slerp,alpha=0.3"]
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        CURVE,
+        Results("one point each", ["recipe"], [record(0.1, recipe="ties"), record(0.2, recipe="slerp")]),
+        Results("zip", ["recipe", "a"], [record(0.1, recipe="ties", a=1), record(0.2, recipe="sce", a=2)]),
+        Results("not judged", ["recipe", "a"], [record(status=FAILED, recipe="ties", a=a) for a in (1, 2)]),
+    ],
+    ids=lambda results: results.title,
+)
+def test_other_sweeps_have_one_table(results: Results):
+    assert len(terminal_tables(results, 100)) == 1
 
 
 def test_less_is_better_where_the_evaluator_says_so():

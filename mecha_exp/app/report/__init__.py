@@ -16,9 +16,18 @@ from mecha_exp.app.report.export import CSV_FILE, PARQUET_FILE, write_csv, write
 from mecha_exp.app.report.figures import MAIN_FILE, draw_figures
 from mecha_exp.app.report.html import REPORT_FILE, write_report
 from mecha_exp.app.report.results import Results
-from mecha_exp.app.report.table import terminal_table
+from mecha_exp.app.report.table import terminal_table, terminal_tables
 
-__all__ = ["CSV_FILE", "MAIN_FILE", "PARQUET_FILE", "REPORT_FILE", "Results", "terminal_table", "write_all"]
+__all__ = [
+    "CSV_FILE",
+    "MAIN_FILE",
+    "PARQUET_FILE",
+    "REPORT_FILE",
+    "Results",
+    "terminal_table",
+    "terminal_tables",
+    "write_all",
+]
 
 
 def write_all(results: Results, command: Sequence[str], folder: Path) -> list[Path]:

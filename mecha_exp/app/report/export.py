@@ -4,6 +4,7 @@
 
 Columns: `point` (its number), `name`, `status` (FINISHED, FAILED; REFERENCE for the inputs), one for each
 swept key and one for each metric, `signature`, `error`. Swept keys are numbers where all their values are.
+Where methods are compared, `best_of_recipe` (or `best_of_method`) is true for the best points of each.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ def columns(results: Results) -> dict[str, list[Any]]:
     for metric in results.metrics:
         measured = [r.metrics.get(metric) for r in records]
         found[_free(metric, found)] = [*measured, *(values.get(metric) for values in references.values())]
+    if results.best_of_each is not None:
+        best = {id(record) for record in results.best_of_each.records}
+        name = f"best_of_{(results.method_key or '').rpartition('.')[2]}"
+        found[_free(name, found)] = [*(id(record) in best for record in records), *blank]
     found["signature"] = [*(r.tags.get("signature") for r in records), *blank]
     found["error"] = [*(r.error for r in records), *blank]
     return found

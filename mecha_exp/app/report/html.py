@@ -33,6 +33,7 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
         title=_escaped(results.title),
         command=_escaped(shlex.join(command)),
         answer=_answer(results),
+        best_of_each=_best_of_each(results),
         table=_table(results),
         figures="\n".join(_figure(picture) for picture in pictures),
         failures=_failures(results),
@@ -73,6 +74,14 @@ def _table(results: Results) -> str:
     listed = rows(results, metrics)
     body = "\n".join(_table_row(row, results.has_replicates, len(metrics)) for row in listed)
     return f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>"
+
+
+def _best_of_each(results: Results) -> str:
+    if results.best_of_each is None:
+        return ""
+    title = _escaped(results.best_of_each.title.capitalize())
+    table = _table(results.best_of_each)
+    return f'<h2>{title}</h2>\n<div class="scroll"><table id="best">\n{table}\n</table></div>'
 
 
 def _heading(text: str, kind: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,8 @@ from mecha_exp.app.record import FAILED, Record
 
 REPLICATE_KEY = "seed"
 """Points that differ in nothing else are replicates of one setting."""
+METHOD_KEYS = ("recipe", "recipe.method")
+"""Swept keys that name what is compared; each has a best setting of its own."""
 HIDDEN_PREFIXES = ("time/", "io/", "memory/", "weights/", "nonfinite")
 CONFIDENCE = 0.95
 _FALLBACK_METRIC = "weights/relative_change/"
@@ -186,6 +188,27 @@ class Results:
         ]
         sign = -1 if self.minimized else 1
         return max(measured, key=lambda r: sign * r.metrics[self._metric])
+
+    @cached_property
+    def method_key(self) -> str | None:
+        """The swept key that names the methods, where several are compared at several settings."""
+        if self.best_setting is None or len(self.keys) < 2:
+            return None
+        return next((key for key in METHOD_KEYS if key in self.keys), None)
+
+    @cached_property
+    def best_of_each(self) -> Results | None:
+        """The best setting of each method alone, where methods are compared; the best method first."""
+        if self.method_key is None:
+            return None
+        best: dict[Value, Setting] = {}
+        for setting in self.ranked:
+            if setting.estimate(self.metric).count:
+                best.setdefault(setting.values[self.method_key], setting)
+        if len(best) == len(self.settings):  # one setting each: the whole table says it already
+            return None
+        records = [record for setting in best.values() for record in setting.records]
+        return replace(self, title=f"the best of each {self.method_key}", records=records)
 
     @property
     def references(self) -> dict[str, dict[str, float]]:

@@ -76,6 +76,12 @@ def terminal_table(results: Results, width: int, limit: int = MAX_ROWS) -> Table
     return table
 
 
+def terminal_tables(results: Results, width: int) -> list[Table]:
+    """The whole table and, where methods are compared, a short one of the best setting of each."""
+    short = [] if results.best_of_each is None else [results.best_of_each]
+    return [terminal_table(each, width) for each in (results, *short)]
+
+
 def estimate_text(estimate: Estimate) -> str:
     """A mean, and its interval to two digits where there is one.
 
