@@ -38,7 +38,8 @@ class EngineOptions:
         tile_size: elements that pass through an elementwise chain at a time.
         memory_budget: bytes that the tensors of whole-tensor methods may take at once.
         on_missing: a key that one of the inputs lacks is an error, or left out of the output (`skip`), or
-            taken unchanged from the first input that has it (`base`).
+            taken unchanged from the first input that has it (`base`). Where it is an error, parts that an
+            input lacks as a whole (see `Parts`) are taken unchanged nevertheless.
         on_nonfinite: a NaN or an infinity in an input is an error, or kept, or makes the key count as
             missing from that input (`skip`), which takes a look at all inputs before.
         on_tied: an output layer that an input lacks because it is the embedding is an error, or read from

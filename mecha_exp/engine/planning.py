@@ -28,6 +28,7 @@ from mecha_exp.engine.inputs import FiniteSource, Source, open_sources
 from mecha_exp.engine.keys import ConvertedModel, KeyedGraph, Situation
 from mecha_exp.engine.lazy import Lazy
 from mecha_exp.engine.options import EngineOptions
+from mecha_exp.engine.parts import Parts
 from mecha_exp.engine.program import Extent, LazyNode, Pass, Program, compile_program, expand
 from mecha_exp.engine.sinks import Layout, Receiver
 from mecha_exp.engine.statistics import statistics_of
@@ -248,6 +249,7 @@ class _Planner:
         self._lazy = Lazy(options)
         self._graph = KeyedGraph([job.recipe for job in jobs], sources, self._lazy, caches)
         self._sources = self._graph.sources
+        self._parts = Parts(self._sources)
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[Node, ...], Program] = {}
         self._warnings: list[str] = list(notes)
@@ -293,8 +295,13 @@ class _Planner:
         for number in range(len(self._jobs)):
             lacking = {key: s.lacking[number] for key, s in situations.items() if s.lacking[number]}
             if self._options.on_missing == "error":
+                held = {key: situations[key].held[number] for key in lacking}
+                lacked = self._parts.lacked(lacking, held)
+                for note in self._parts.notes(lacked, lacking, held):
+                    self._warn(note)
                 total = sum(bool(s.held[number]) for s in situations.values())
-                problems.add_all(checks.missing_keys(lacking, self._sources, total))
+                wrong = {key: nodes for key, nodes in lacking.items() if key not in lacked}
+                problems.add_all(checks.missing_keys(wrong, self._sources, total))
             elif self._options.on_missing == "skip" and lacking:
                 self._warn(f"{len(lacking)} keys are not in every input and are left out: {some(lacking)}")
             models = {key: self._models(number, situation) for key, situation in situations.items()}
@@ -313,11 +320,11 @@ class _Planner:
         return [m for m in self._models(number, situation) if not isinstance(m, ConvertedModel)]
 
     def _root(self, number: int, situation: Situation) -> Node | None:
-        """What a job makes of a key, after `on_missing`."""
+        """What a job makes of a key, after `on_missing`; what is an error was raised before."""
         if not situation.lacking[number]:
             return situation.roots[number]
         held = situation.held[number]
-        return held[0] if held and self._options.on_missing == "base" else None
+        return held[0] if held and self._options.on_missing != "skip" else None
 
     def _check_room(self, made: Plan) -> None:
         """In memory for whole tensors, and on the disks of the outputs."""
