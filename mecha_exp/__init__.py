@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mecha_exp.relations import KeyMapBuilder
     from mecha_exp.signature import Parameter, Return, StateDict, StateDictKeyError, Tile, skip_key
     from mecha_exp.spaces import MergeSpaceSymbol
+    from mecha_exp.strengths import blocks, classes, default
 
 __version__ = "0.1.0"
 
@@ -69,6 +70,7 @@ _HOMES = {
     "mecha_exp.relations": ["KeyMapBuilder"],
     "mecha_exp.signature": ["Parameter", "Return", "StateDict", "StateDictKeyError", "Tile", "skip_key"],
     "mecha_exp.spaces": ["MergeSpaceSymbol"],
+    "mecha_exp.strengths": ["blocks", "classes", "default"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -93,8 +95,11 @@ __all__ = [
     "StateDict",
     "StateDictKeyError",
     "Tile",
+    "blocks",
     "build_recipe",
+    "classes",
     "convert",
+    "default",
     "deserialize",
     "deserialize_path",
     "evaluator",

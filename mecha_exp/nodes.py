@@ -20,6 +20,7 @@ import torch
 from mecha_exp.curves import Gradient, Preset
 from mecha_exp.errors import RecipeError
 from mecha_exp.spaces import is_space, resolve
+from mecha_exp.strengths import Strengths
 from mecha_exp.weighting import ByKey, Scalar, by_key
 
 if TYPE_CHECKING:
@@ -271,6 +272,8 @@ def as_node(value: Any, *, model: bool = True) -> Node:
         return value
     if isinstance(value, PurePath) or (model and isinstance(value, str)):
         return ModelNode(os.fspath(value))
+    if isinstance(value, Strengths):
+        return LiteralNode(value.by_key(), config=value.config)
     if isinstance(value, ByKey | torch.Tensor | float | int | bool | str | None):
         return LiteralNode(value)
     if isinstance(value, list | tuple) and all(isinstance(v, float | int | bool | str | None) for v in value):

@@ -119,8 +119,8 @@ def test_an_error_says_the_line(line, said):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("sd1_unt_default", "'sd1_unt_default': no component 'unt'. Did you mean 'unet'?"),
-        ("sd1_unet_block_inn3", "'sd1_unet_block_inn3': no block 'inn3'. Known: in*, mid, out*, out11."),
+        ("sd1_unt_default", "'sd1' has no component 'unt'. Did you mean 'unet'?"),
+        ("sd1_unet_block_inn3", "'unet' of 'sd1' has no block 'inn3'. Did you mean 'in3'?"),
         (
             "sd3_unet_default",
             "'sd3_unet_default' cannot be read from the old format. Expected <architecture>_",

@@ -12,13 +12,14 @@ and a dictionary names the components and blocks of an architecture. Here all of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mecha_exp.errors import RecipeError, did_you_mean
 from mecha_exp.method import MergeMethod, resolve_method
 from mecha_exp.nodes import ModelNode, Node, ParameterNode
 from mecha_exp.recipe.text_reader import Arguments, Dialect, call, read_dict
+from mecha_exp.strengths import Strengths, part_of_word
 from mecha_exp.weighting import ByKey
 
 CONFIGS = {
@@ -33,37 +34,6 @@ SPACES = {"BASE": "weight", "DELTA": "delta"}
 RENAMED = {"rotate": {"alpha": "alignment", "beta": "alpha"}}
 """Arguments that have another name today, by method."""
 
-_CLIP_L = {"in0": "embeddings", "in11": "final_layer_norm", "in*": "encoder.layers.*"}
-_CLIP_G = {"in0": "positional_embedding token_embedding", "in*": "transformer.resblocks.*"}
-_CLIP_G["in31"] = "ln_final text_projection logit_scale"
-
-
-def _unet(last_out: int) -> dict[str, str]:
-    return {
-        "in*": "input_blocks.* time_embed",
-        "mid": "middle_block time_embed",
-        "out*": "output_blocks.* time_embed",
-        f"out{last_out}": "out",
-    }
-
-
-_COMPONENTS = {
-    "sd1": {
-        "txt": ("cond_stage_model.transformer.text_model", _CLIP_L),
-        "unet": ("model.diffusion_model", _unet(last_out=11)),
-    },
-    "sdxl": {
-        "txt": ("conditioner.embedders.0.transformer.text_model", _CLIP_L),
-        "txt2": ("conditioner.embedders.1.model", _CLIP_G),
-        "unet": ("model.diffusion_model", _unet(last_out=8)),
-    },
-}
-"""Of each architecture and component the prefix of its keys, and the parts below it that make up a block."""
-
-_WITHOUT_TIME = {"in0", "in3", "in6", "in9"}
-"""Blocks that have no part in `time_embed`, whose strength is the mean of those of the others."""
-
-_STRENGTH = re.compile(r"(?P<arch>[a-z0-9]+)_(?P<component>[a-z0-9]+)_(?:default|block_(?P<block>\w+))")
 _FIRST_WORD = re.compile(r"\s*(dict|model|lora|parameter|merge|call)\b")
 
 
@@ -128,41 +98,7 @@ def strengths(given: Mapping[str, Any]) -> ByKey:
     >>> strengths({"sd1_txt_default": 0.2}).patterns
     (('cond_stage_model.transformer.text_model', 0.2),)
     """
-    patterns: dict[str, list[float]] = {}
-    for name, value in given.items():
-        for pattern in _keys_of(name):
-            patterns.setdefault(pattern, []).append(value)
-    means = {
-        pattern: values[0] if len(values) == 1 else sum(values) / len(values)
-        for pattern, values in patterns.items()
-    }
-    return ByKey(tuple(sorted(means.items())), 0)
-
-
-def _keys_of(name: str) -> Sequence[str]:
-    """The prefixes of the keys that `sd1_txt_default` or `sd1_unet_block_in3` speaks of."""
-    match = _STRENGTH.fullmatch(name)
-    if match is None or match["arch"] not in _COMPONENTS:
-        raise RecipeError(
-            f"'{name}' cannot be read from the old format. Expected <architecture>_<component>_default or "
-            f"<architecture>_<component>_block_<block> of one of {', '.join(_COMPONENTS)}."
-        )
-    components = _COMPONENTS[match["arch"]]
-    if match["component"] not in components:
-        raise RecipeError(
-            f"'{name}': no component '{match['component']}'.{did_you_mean(match['component'], components)}"
-        )
-    prefix, blocks = components[match["component"]]
-    block = match["block"]
-    if block is None:
-        return [prefix]
-    kind = re.sub(r"\d+$", "*", block)
-    number = block.removeprefix(kind.removesuffix("*"))
-    found = [blocks[form].replace("*", number) for form in dict.fromkeys([block, kind]) if form in blocks]
-    if not found:
-        raise RecipeError(f"'{name}': no block '{block}'.{did_you_mean(block, blocks)}")
-    parts = " ".join(found).split()
-    return [f"{prefix}.{part}" for part in parts if part != "time_embed" or block not in _WITHOUT_TIME]
+    return Strengths({part_of_word(word): value for word, value in given.items()}).by_key()
 
 
 def _config(arch: Any) -> str | None:
