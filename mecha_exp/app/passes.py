@@ -97,7 +97,7 @@ class Wave:
 
     Attributes:
         numbers: of the points.
-        read, written: bytes.
+        read, written: bytes of inputs, and of files.
         held: bytes of the models that are kept in memory.
     """
 
@@ -121,7 +121,7 @@ def survey(wanted: Sequence[Wanted]) -> tuple[list[Wave], Outcome]:
                 held = sum(
                     _held(job, layout) for job, layout in zip(planned.jobs, planned.layouts, strict=True)
                 )
-                waves.append(Wave(part, planned.bytes_read, planned.bytes_written, held))
+                waves.append(Wave(part, planned.bytes_read, planned.bytes_written - held, held))
     return waves, failed
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.errors import ConfigError, did_you_mean
@@ -70,13 +70,20 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
 def _axis(override: Override) -> Axis:
     key = override.get_key_element()
     if override.is_discrete_sweep():
-        return Axis(key, tuple(lab.normalized(text) for text in override.sweep_string_iterator()))
+        texts = tuple(lab.normalized(text) for text in override.sweep_string_iterator())
+        return Axis(key, tuple(text for text in texts if not _is_stop(text, override)))
     value = override.value()
     assert isinstance(value, IntervalSweep) and value.start is not None and value.end is not None
     axis = Axis(key, (), float(value.start), float(value.end), "log" in value.tags)
     if axis.low >= axis.high or (axis.logarithmic and axis.low <= 0):
         raise ConfigError(f"{override.input_line}: expected interval(low,high), above 0 for log.")
     return axis
+
+
+def _is_stop(text: str, override: Override) -> bool:
+    """Whether a value is the end of its range: Hydra's sums come to 1.0999999999999999 in place of 1.1."""
+    value = override.value()
+    return isinstance(value, RangeSweep) and value.stop is not None and float(text) == float(value.stop)
 
 
 def _sampled(axes: Sequence[Axis], config: DictConfig, draw: Callable[..., list[Setting]]) -> list[Setting]:

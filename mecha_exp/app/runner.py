@@ -17,6 +17,7 @@ from mecha_exp.app.record import FAILED, Record
 from mecha_exp.app.report import Results, terminal_table
 from mecha_exp.app.run import run_point
 from mecha_exp.app.sweep import Sweep, Tracking
+from mecha_exp.app.sweep_plan import plan_sweep, show_sweep_plan
 from mecha_exp.app.track import how_to_log_later
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.checkpoint import can_resume, check_writable, find_leftovers
@@ -43,12 +44,18 @@ def main(arguments: list[str]) -> int:
 
 
 def _show_plan(line: CommandLine) -> int:
+    if line.is_sweep:
+        return _show_plan_of_sweep(line)
     point = prepare(resolve(line.config), Path("outputs/runs/<time>"))
     with plan([point.job(point.output or {})], point.options) as planned:
         show_plan(planned, list(point.names.values()), point.hyperparameters)
-    if len(line.points) > 1:
-        out.print(f"This is the first of {len(line.points)} points; swept: {', '.join(line.swept)}.")
     return 0
+
+
+def _show_plan_of_sweep(line: CommandLine) -> int:
+    planned = plan_sweep(line.points, workbench(line.config.store, line.config.rerun))
+    show_sweep_plan(planned, line.swept)
+    return 1 if planned.failing else 0
 
 
 def _require_one_good_point(line: CommandLine, folder: Path) -> None:

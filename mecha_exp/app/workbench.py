@@ -26,7 +26,7 @@ from mecha_exp.engine import plan
 from mecha_exp.errors import ConfigError, MechaError, MergeError, StoreError, did_you_mean
 from mecha_exp.evaluation import Evaluation, Scoring
 from mecha_exp.evaluation.scoring import load_state_dict
-from mecha_exp.lab.contents import Advance, content_of, contents_of, files_of
+from mecha_exp.lab.contents import content_of, contents_of, files_of
 from mecha_exp.lab.signature import Signature
 from mecha_exp.lab.store import Kept, ModelFile, ResultStore
 
@@ -112,13 +112,23 @@ class Workbench:
         """Whether what is known does not count."""
         return self._rerun == "always"
 
-    def enter(self, point: Point, folder: Path, advance: Advance = lambda nbytes: None) -> Entry:
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to recall."""
+        return self.store is None or self.redoes_everything or not self.store.places()
+
+    def enter(self, point: Point, folder: Path, contents: Mapping[Path, str] | None = None) -> Entry:
         """Find out what identifies a point, and what measures it.
+
+        Args:
+            point: what it is.
+            folder: of its run.
+            contents: the SHA-256 of each of its files; else they are read, where they are not remembered.
 
         Raises:
             MechaError: an input that is not there, an evaluator that cannot measure it.
         """
-        contents = contents_of(point.files.values(), advance)
+        contents = contents_of(point.files.values()) if contents is None else contents
         return Entry(point, folder, point.signature(contents), self._scoring(point), contents)
 
     def recall(self, entry: Entry) -> Result | None:

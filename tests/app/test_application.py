@@ -148,12 +148,6 @@ def test_the_plan_says_what_would_be_done_and_does_nothing(app, folder):
     assert list(folder.iterdir()) == []
 
 
-def test_the_plan_of_a_sweep_shows_its_first_point(app, folder):
-    outcome = app("alpha=0.1,0.2,0.3", "debug=plan", "-m")
-
-    assert "This is the first of 3 points; swept: alpha." in outcome.out
-
-
 def test_block_weights_reach_their_blocks_only(app, folder):
     app("recipe=weighted_sum", "alpha=1.0", "blocks.conv1=0", "output.path=m.safetensors")
 

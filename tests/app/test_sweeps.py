@@ -89,6 +89,31 @@ def test_models_in_memory_are_made_in_waves_that_fit_the_budget(app, folder, pas
     assert passes_run == [2, 2, 1]  # a model takes 212 kB
 
 
+def test_the_plan_of_a_sweep_counts_passes_and_what_each_reads_and_keeps(app, folder, passes_run):
+    outcome = app("alpha=0.1,0.2,0.3,0.3", "output=none", "engine.memory_budget=500000", "debug=plan", "-m")
+
+    assert outcome.status == 0, outcome.err
+    assert [line.split() for line in outcome.out.splitlines() if line[1:2] in ("1", "2")] == [
+        ["1", "2", "1.7", "MB", "0", "B", "424.0", "kB"],
+        ["2", "1", "1.7", "MB", "0", "B", "212.0", "kB"],
+    ]
+    assert "to make  3 in 2 passes: 3.4 MB read, 0 B written" in outcome.out
+    assert passes_run == []
+    assert list(folder.iterdir()) == []
+
+
+def test_the_plan_of_a_sweep_knows_what_is_there_and_what_cannot_be_made(app, folder):
+    app("k=0.1,0.2", *NONE)
+
+    outcome = app("plan", "k=0.1,0.2,0.3,7", *NONE)
+
+    assert outcome.status == 1
+    assert "points   4; swept: k" in outcome.out
+    assert "known    2: nothing is computed for them" in outcome.out
+    assert "to make  1 in 1 passes" in outcome.out
+    assert "point 3: recipe.k: 7 is out of range" in outcome.err.replace("\n", " ")
+
+
 def test_the_same_command_computes_nothing_and_shows_the_whole_table(app, folder, passes_run):
     command = ("recipe=ties", "alpha=0.3,0.5", "output=none", "-m")
     first = app(*command)
@@ -250,6 +275,7 @@ def test_an_unknown_choice_of_rerun(app, folder):
     [
         (["sweep=zip", "alpha=0.3,0.5", "k=0.2,0.1"], [["alpha=0.3", "k=0.2"], ["alpha=0.5", "k=0.1"]]),
         (["alpha=range(0.1,0.5,0.2)", "-m"], [["alpha=0.1"], ["alpha=0.3"]]),
+        (["alpha=range(0.7,1.1,0.1)", "-m"], [["alpha=0.7"], ["alpha=0.8"], ["alpha=0.9"], ["alpha=1.0"]]),
         (["alpha=0.3,0.30,0.5", "-m"], [["alpha=0.3"], ["alpha=0.5"]]),
         (
             ["sweep=points", "sweep.points=[{alpha:0.3,k:0.2},{recipe:slerp,alpha:0.5}]"],
