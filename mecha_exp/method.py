@@ -355,7 +355,8 @@ def resolve_method(identifier: str) -> MergeMethod:
             if (method := format_conversion(*formats.groups())) is not None:
                 return method
         raise RecipeError(
-            f"unknown merge method '{identifier}'.{did_you_mean(identifier, _registry)}"
+            f"unknown merge method '{identifier}'.{did_you_mean(identifier, _registry)} A method of your own "
+            "has to be loaded first: plugins=[mine.py] or --plugin mine.py."
         ) from None
 
 
