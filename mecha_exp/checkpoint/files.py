@@ -8,10 +8,21 @@ from pathlib import Path
 
 import torch
 
+from mecha_exp.checkpoint.open_files import explain_limit, raise_limit
 from mecha_exp.errors import CheckpointError
 
 POSITIONAL = hasattr(os, "preadv") and hasattr(os, "pwrite")  # Windows has neither: seek under a lock
 _CHUNK = 1 << 30  # more than 2 GiB in one call is cut short on Linux and refused on macOS and Windows
+
+
+def _open(path: str | os.PathLike[str], flags: int, mode: int) -> int:
+    try:
+        descriptor = os.open(path, flags, mode)
+    except OSError as error:
+        explain_limit(error)
+        raise
+    raise_limit(descriptor)
+    return descriptor
 
 
 class PositionalFile:
@@ -21,7 +32,7 @@ class PositionalFile:
         self.path = Path(path)
         flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         writes = flags & (os.O_WRONLY | os.O_RDWR)
-        descriptor = os.open(path, flags, mode)
+        descriptor = _open(path, flags, mode)
         try:
             self._raw = io.FileIO(descriptor, "r+" if writes else "r")
         except OSError:  # a folder
