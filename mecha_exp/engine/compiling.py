@@ -1,8 +1,9 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call"
 """Compiled loops: once a source and machine, kept in memory for the process and on disk for the next ones.
 
-The disk cache is a folder of small source files, with numba's machine code beside them. Files are written
-under another name and renamed, so processes may share it; one that cannot be used costs the time to compile.
+The disk cache is a folder of machine code, as `objects` keeps it; where it cannot, of small source files with
+what numba keeps beside them. Files are written under another name and renamed, so processes may share it; one
+that cannot be used costs the time to compile.
 """
 
 from __future__ import annotations
@@ -16,21 +17,23 @@ import platform
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
+
+from mecha_exp.engine import objects
+from mecha_exp.engine.objects import Loop
 
 CACHE_VARIABLE = "MECHA_EXP_CACHE"
 """Names the folder of compiled loops; `off` keeps none."""
 
-Loop: TypeAlias = Callable[..., None]
-
 
 class LoopText(NamedTuple):
-    """A Python function `loop` in numba's subset, and the types of its parameters."""
+    """A Python function `loop(start, count, table)` in numba's subset, and the bytes it needs for itself."""
 
     source: str
-    signature: str
+    room: int
 
 
 _log = logging.getLogger(__name__)
@@ -88,59 +91,89 @@ def _user_caches() -> Path:
 
 @functools.cache
 def _compiled(text: LoopText) -> Loop | None:
-    _prepare()
+    folder = cache_folder()
     try:
-        folder = cache_folder()
-        path = _keep_source(folder, text.source) if folder else None
-        if path is not None:
+        if objects.is_possible():
             try:
-                return _jit(text, str(path), cache=True)
-            except Exception as error:  # whatever a broken file makes pickle, the loader or the system raise
-                _log.debug("the compiled loop in %s cannot be used: %s", folder, error)
-        return _jit(text, "<fused loop>", cache=False)
+                return _object(text, folder)
+            except Exception as error:
+                _log.debug("a fused loop is left to numba: %s", error)
+        return _by_numba(text, folder)
     except Exception as error:
         _log.warning("a fused loop cannot be compiled, so it runs eagerly: %s", error)
         return None
 
 
-def _jit(text: LoopText, filename: str, cache: bool) -> Loop:
+def _object(text: LoopText, folder: Path | None) -> Loop:
+    """A loop that does without numba once it is on disk."""
+    path = folder / f"{_name(text)}.o" if folder else None
+    code = objects.read(path) if path else None
+    if code is None:
+        _prepare()
+        code = objects.build(_function(text, "<fused loop>"))
+        if path is not None:
+            _keep(path, objects.sealed(path, code))
+    return objects.load(code)
+
+
+def _by_numba(text: LoopText, folder: Path | None) -> Loop:
+    """A loop that numba compiles, keeps and calls."""
     import numba
 
-    namespace: dict[str, Any] = {
-        "__name__": __name__
-    }  # a module that can be imported, or numba keeps nothing
+    def jit(filename: str, cache: bool) -> Loop:
+        loop: Loop = numba.njit(objects.SIGNATURE, cache=cache, **objects.OPTIONS)(_function(text, filename))
+        return loop
+
+    _prepare()
+    path = folder / f"{_name(text)}.py" if folder else None
+    if path is not None and _keep(path, text.source.encode()):
+        try:
+            return jit(str(path), cache=True)
+        except Exception as error:  # whatever a broken file makes pickle, the loader or the system raise
+            _log.debug("the compiled loop in %s cannot be used: %s", folder, error)
+    return jit("<fused loop>", cache=False)
+
+
+def _function(text: LoopText, filename: str) -> Loop:
+    """A loop as Python has it."""
+    # a module that can be imported, or numba keeps nothing
+    namespace: dict[str, Any] = {"__name__": __name__}
     exec(compile(text.source, filename, "exec"), namespace)
-    make = numba.njit(text.signature, nogil=True, error_model="numpy", cache=cache)
-    loop: Loop = make(namespace["loop"])
+    loop: Loop = namespace["loop"]
     return loop
 
 
-def _keep_source(folder: Path, source: str) -> Path | None:
-    """The file of a source in the cache; None where none can be written."""
-    path = folder / f"{_version()}-{hashlib.sha256(source.encode()).hexdigest()[:32]}.py"
+def _keep(path: Path, content: bytes) -> bool:
+    """Have a file in the cache; whether it could be written."""
     try:
-        if path.is_file() and path.read_text(encoding="utf-8") == source:
-            return path
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-            file.write(source)
+        if path.is_file() and path.read_bytes() == content:
+            return True
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(content)
         os.utime(file.name, (0, 0))  # numba compares times, and every process is to write the same one
         Path(file.name).replace(path)
     except OSError as error:
-        _log.debug("no compiled loops are kept in %s: %s", folder, error)
-        return None
-    return path
+        _log.debug("no compiled loops are kept in %s: %s", path.parent, error)
+        return False
+    return True
+
+
+def _name(text: LoopText) -> str:
+    """Of the files of a loop."""
+    return f"{_version()}-{hashlib.sha256(text.source.encode()).hexdigest()[:32]}"
 
 
 @functools.cache
 def _version() -> str:
     """What besides its source decides what becomes of a loop."""
-    import llvmlite
-    import numba
+    from llvmlite import binding
 
+    versions = (sys.version, metadata.version("numba"), metadata.version("llvmlite"), objects.FORMAT)
+    machine = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), platform.machine())
+    settings = (_ALIAS_CHECKS, *sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_")))
     intrinsics = Path(__file__).with_name("intrinsics.py").read_bytes()
-    parts = (numba.__version__, llvmlite.__version__, _ALIAS_CHECKS, sys.version, intrinsics)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr((versions, machine, settings, intrinsics)).encode()).hexdigest()[:12]
 
 
 @functools.cache

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mecha_exp.engine.compiling import LoopText, can_compile
 from mecha_exp.engine.devices import CPU
@@ -59,7 +57,7 @@ class FusedPass:
         """The loop for tiles of these dtypes, by input and by output; see `loop_dtype`."""
         if (read, written) not in self._texts:
             writer = LoopWriter(self.trace, self.compute_dtype, read, written)
-            text = LoopText("\n".join(writer.module()) + "\n", writer.signature())
+            text = LoopText("\n".join(writer.module()) + "\n", writer.room)
             self._texts[read, written] = text
         return self._texts[read, written]
 
@@ -70,7 +68,7 @@ class FusedPass:
 
     def arguments(
         self, values: Mapping[Node, torch.Tensor], key: str
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The small values for one key, fractions and whole numbers; None if one of them is not a number."""
         known: dict[Computed, Any] = {}
         floats: list[float] = []
@@ -83,7 +81,7 @@ class FusedPass:
         for node in self.trace.draws:
             given = self.program.calls[node].hyperparameters
             integers += [*philox_key(key, given["seed"]), given["stream"]]
-        return np.array(floats, np.float64), np.array(integers, np.int64)
+        return torch.tensor(floats, dtype=torch.float64), torch.tensor(integers, dtype=torch.int64)
 
 
 def choose_ways(elements: Mapping[Program, int], options: EngineOptions) -> dict[Pass, FusedPass | str]:

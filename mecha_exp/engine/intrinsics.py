@@ -5,6 +5,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 _REINTERPRETED = {
     types.float32: types.int32,
@@ -35,6 +36,23 @@ def bits(context, value):
 
 
 number = bits
+
+
+@intrinsic
+def array_at(context, address, size, kind):
+    """The array of so many entries at an address; whose memory it is is not counted."""
+    result = types.Array(kind.dtype, 1, "C")
+
+    def build(context, builder, signature, args):
+        entry = context.get_data_type(result.dtype)
+        item_bytes = context.get_constant(types.intp, context.get_abi_sizeof(entry))
+        array = context.make_array(result)(context, builder)
+        data = builder.inttoptr(args[0], entry.as_pointer())
+        shape, strides = [args[1]], [item_bytes]
+        populate_array(array, data=data, shape=shape, strides=strides, itemsize=item_bytes, meminfo=None)
+        return array._getvalue()
+
+    return result(types.int64, types.int64, kind), build
 
 
 @intrinsic
@@ -118,20 +136,20 @@ def from_bfloat16(context, value):
     return types.float32(types.int16), build
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", _nrt=False)
 def to_bfloat16(value):
     """The bits of a float32 rounded to bfloat16, to the nearest, ties to even."""
     return np.int16(np.uint32(bits(as_bfloat16(value))) >> np.uint32(16))
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", _nrt=False)
 def clamped(value, low, high):
     """At least low, then at most high; NaN stays."""
     raised = low if value < low else value
     return high if high < raised else raised
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", _nrt=False)
 def as_bfloat16(value):
     """value rounded to bfloat16, to the nearest, ties to even."""
     raw = np.uint32(bits(value))
@@ -140,7 +158,7 @@ def as_bfloat16(value):
     return kept if value == value else number(np.int32(bits(value) | np.int32(0x400000)))
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", _nrt=False)
 def as_half(value):
     """value rounded to float16, to the nearest, ties to even."""
     size = abs(value)
@@ -153,7 +171,7 @@ def as_half(value):
     return signed if value == value else value
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", _nrt=False)
 def gathered(keys, count, low, high, last, words, found, kept):
     """Of a strip of keys count those below a bracket, and add those inside, which are few, to what is kept.
 
@@ -180,7 +198,7 @@ def gathered(keys, count, low, high, last, words, found, kept):
     found[4] = np.int64(place)
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", _nrt=False)
 def folded(lanes):
     """The sum of the lanes: the second half is added to the first until one is left."""
     size = len(lanes)
@@ -191,9 +209,9 @@ def folded(lanes):
     return lanes[0]
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", _nrt=False)
 def drawn(room, first, count, key0, key1, stream):
-    """Draws first, ..., first + count - 1 of `mecha_exp.random.uniforms`, in a part of `room`."""
+    """Fill `room` with draws of `mecha_exp.random.uniforms`; number `first` comes at the place returned."""
     before = first & 3
     low32 = np.uint64(0xFFFFFFFF)
     word = np.uint64(32)
@@ -212,4 +230,4 @@ def drawn(room, first, count, key0, key1, stream):
         room[place + 1] = np.float32(np.int32(c1 >> np.uint64(8))) * np.float32(2**-24)
         room[place + 2] = np.float32(np.int32(c2 >> np.uint64(8))) * np.float32(2**-24)
         room[place + 3] = np.float32(np.int32(c3 >> np.uint64(8))) * np.float32(2**-24)
-    return room[before : before + count]
+    return before

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 
 from mecha_exp.checkpoint import torch_dtype
-from mecha_exp.engine.compiling import Loop, LoopText, compiled
+from mecha_exp.engine.compiling import LoopText, compiled
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.fusion import FusedPass
+from mecha_exp.engine.objects import Loop
 from mecha_exp.engine.partials import REDUCTION_BLOCK, Partials, Ranked, Sums, is_by_entry
 from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.program import Extent, Pass
@@ -109,7 +109,8 @@ class KeyPass:
         arguments = fused.arguments(self._values, self._key.key)
         if code is None or arguments is None:
             return None
-        return _Loop(fused.trace, *_tile_dtypes(self._plan, self._key, self._trip, fused), code, *arguments)
+        dtypes = _tile_dtypes(self._plan, self._key, self._trip, fused)
+        return _Loop(fused.trace, *dtypes, code, text.room, *arguments)
 
     def _run_loop(
         self, loop: _Loop, tile: Tile, scratch: Scratch
@@ -121,11 +122,13 @@ class KeyPass:
         ]
         outputs = [scratch.take(("output", place), dtype, count) for place, dtype in enumerate(loop.written)]
         peaks = scratch.take("peaks", torch.int64, len(inputs) + len(outputs))
-        tiles = [buffer.array for buffer in (*inputs, *outputs)]
+        own = [loop.floats, loop.integers, peaks.tensor, scratch.take("room", torch.int8, loop.room).tensor]
+        tiles = [buffer.tensor for buffer in (*inputs, *outputs)]
         with self._terms(trace, tile, scratch) as terms:
-            loop.code(tile.start, count, loop.floats, loop.integers, peaks.array, *tiles, *terms)
-        found = peaks.array.astype(np.int32 if self._dtype.itemsize == 4 else np.int64)
-        largest = found.view(np.float32 if self._dtype.itemsize == 4 else np.float64).tolist()
+            table = torch.tensor([tensor.data_ptr() for tensor in (*own, *tiles, *terms)])
+            loop.code(tile.start, count, table.data_ptr())
+        found = peaks.tensor.to(torch.int32 if self._dtype.itemsize == 4 else torch.int64)
+        largest = found.view(self._dtype).tolist()
         for node, buffer, peak in zip(trace.inputs, inputs, largest, strict=False):
             self._check(node, buffer.tensor, peak, tile)
         values = {node: buffer.tensor for (node, _), buffer in zip(trace.outputs, outputs, strict=True)}
@@ -139,21 +142,22 @@ class KeyPass:
         return self._read_stored(node, ("input", place), tile, scratch)
 
     @contextmanager
-    def _terms(self, trace: Trace, tile: Tile, scratch: Scratch) -> Iterator[list[Any]]:
+    def _terms(self, trace: Trace, tile: Tile, scratch: Scratch) -> Iterator[list[torch.Tensor]]:
         """Where the loop puts the terms of reductions: a total of each, then what was found of each rank."""
-        totals: list[Any] = []
-        ranked: list[tuple[Ranked, Any, Any]] = []
+        totals: list[torch.Tensor] = []
+        ranked: list[tuple[Ranked, torch.Tensor, torch.Tensor]] = []
         for number, (node, refs) in enumerate(trace.terms):
             partials = self._partials[node]
             if isinstance(partials, Sums):
-                totals.append(partials.rows(tile.start, tile.stop, len(refs)).numpy())
+                totals.append(partials.rows(tile.start, tile.stop, len(refs)))
             elif isinstance(partials, Ranked):
                 whole = torch.int32 if self._dtype.itemsize == 4 else torch.int64
-                totals.append(scratch.take(("kept", number), whole, tile.stop - tile.start + 1).array)
-                ranked.append((partials, np.array([*partials.bracket, 0, 0, 0]), totals[-1]))
+                totals.append(scratch.take(("kept", number), whole, tile.stop - tile.start + 1).tensor)
+                ranked.append((partials, torch.tensor([*partials.bracket, 0, 0, 0]), totals[-1]))
         yield totals + [found for _, found, _ in ranked]
-        for partials, (_, _, below, no_numbers, inside), kept in ranked:
-            partials.collect(int(below), int(no_numbers), kept[:inside].copy())
+        for partials, found, kept in ranked:
+            _, _, below, no_numbers, inside = found.tolist()
+            partials.collect(below, no_numbers, kept[:inside].numpy().copy())
 
     # eager
 
@@ -323,14 +327,15 @@ def _overflows_from(dtype: torch.dtype, compute_dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class _Loop:
-    """A compiled loop, the dtypes of its tiles and its small values."""
+    """A compiled loop, the dtypes of its tiles, the bytes it needs for itself and its small values."""
 
     trace: Trace
     read: tuple[torch.dtype, ...]
     written: tuple[torch.dtype, ...]
     code: Loop
-    floats: Any
-    integers: Any
+    room: int
+    floats: torch.Tensor
+    integers: torch.Tensor
 
 
 def loop_text(plan: Plan, key: KeyPlan, trip: Pass) -> LoopText | None:

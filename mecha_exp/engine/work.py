@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from mecha_exp.engine.devices import CPU, wants_pinned
-from mecha_exp.engine.operations import STORED
 from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.nodes import ModelNode
@@ -39,17 +37,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory for one tile, as torch, a compiled loop and a file see it."""
+    """Memory for one tile, as torch and a file see it."""
 
     tensor: torch.Tensor
-    array: Any
     view: memoryview
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Buffer:
-        raw = tensor.view(torch.uint8).numpy()
-        array = tensor.view(torch.int16) if tensor.dtype in STORED else tensor
-        return cls(tensor, None if tensor.dtype.itemsize == 1 else array.numpy(), raw.data)
+        return cls(tensor, tensor.view(torch.uint8).numpy().data)
 
 
 class Scratch:

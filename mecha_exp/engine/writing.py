@@ -2,11 +2,14 @@
 
 This is the loop for a pass that needs the sum of `base + alpha * (model - base)` and the result itself:
 
-    def loop(start, count, floats, integers, peaks, x0, x1, y0, s0):
+    def loop(start, count, table):
+        places = array_at(table, 8, int64)
+        floats = array_at(places[0], 1, float64)
+        ...
         a0 = float32(floats[0])
         ...
         for block in range(0, count, 65536):
-            lanes0[:] = 0
+            lanes0_0[:] = 0
             for first in range(block, min(block + 65536, count), 2048):
                 ...
                 for j in range(size):
@@ -16,9 +19,11 @@ This is the loop for a pass that needs the sum of `base + alpha * (model - base)
                     v3 = float32(a0 * v2)
                     v4 = float32(v0 + v3)
                     y0_[j] = v4
-                    lanes0[j] += float64(v4)
-            s0[block // 65536, 0] = folded(lanes0)
+                    lanes0_0[j] += float64(v4)
+            s0[block // 65536 * 1 + 0] = folded(lanes0_0)
 
+The table holds the addresses of what the loop reads and writes, so that every loop is called alike. All
+memory is the caller's, and nothing can fail: the machine code needs nothing of numba's.
 A block has its own sums, and what is drawn, summed or ranked is done in strips that stay in the first cache.
 """
 
@@ -26,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from mecha_exp.engine.compiling import converts_half
@@ -63,30 +69,16 @@ class LoopWriter:
             if _sums(node)
             for column in range(len(refs))
         }
-
-    def signature(self) -> str:
-        """The types of the loop's parameters."""
-        kinds = ["int64", "int64", "float64[::1]", "int64[::1]", "int64[::1]"]
-        kinds += [
-            "int16[::1]" if d in STORED else f"{NUMBERS[d]}[::1]" for d in (*self._read, *self._written)
-        ]
-        kept = f"{self._key_type}[::1]"
-        kinds += ["float64[:, ::1]" if _sums(node) else kept for node, _ in self._trace.terms]
-        kinds += ["int64[::1]" for node, _ in self._trace.terms if not _sums(node)]
-        return f"void({', '.join(kinds)})"
+        self._ranks = [number for number, (node, _) in enumerate(trace.terms) if not _sums(node)]
 
     def module(self) -> Iterator[str]:
         """The lines of the source file."""
-        trace = self._trace
-        parameters = ["start", "count", "floats", "integers", "peaks"]
-        for name, each in (("x", trace.inputs), ("y", trace.outputs), ("s", trace.terms)):
-            parameters += [f"{name}{number}" for number in range(len(each))]
-        parameters += [f"found{number}" for number, (node, _) in enumerate(trace.terms) if not _sums(node)]
         yield "import numpy as np"
-        yield "from numba import boolean, float32, float64, int32, int64"
+        yield "from numba import boolean, float32, float64, int16, int32, int64, uint64"
         yield "from mecha_exp.engine.intrinsics import *"
         yield ""
-        yield f"def loop({', '.join(parameters)}):"
+        yield "def loop(start, count, table):"
+        yield from _indented(1, self._arrays())
         yield from _indented(1, self._prologue())
         yield f"    for block in range(0, count, {REDUCTION_BLOCK}):"
         yield from _indented(2, (f"{lanes}[:] = 0" for lanes in self._lanes.values()))
@@ -95,14 +87,53 @@ class LoopWriter:
         yield from _indented(3, self._strip())
         yield "            for j in range(size):"
         yield from _indented(4, self._body())
-        for number, (node, _) in enumerate(trace.terms):
-            if not _sums(node):
-                bracket = f"low{number}, high{number}, last, words{number}, found{number}"
-                yield f"            gathered(keys{number}, size, {bracket}, s{number})"
+        for number in self._ranks:
+            bracket = f"low{number}, high{number}, last, words{number}, found{number}"
+            yield f"            gathered(keys{number}, size, {bracket}, s{number})"
         for (number, column), lanes in self._lanes.items():
-            yield f"        s{number}[block // {REDUCTION_BLOCK}, {column}] = folded({lanes})"
-        for number in range(len(trace.inputs) + len(trace.outputs)):
+            columns = len(self._trace.terms[number][1])
+            yield f"        s{number}[block // {REDUCTION_BLOCK} * {columns} + {column}] = folded({lanes})"
+        for number in range(len(self._trace.inputs) + len(self._trace.outputs)):
             yield f"    peaks[{number}] = p{number}"
+
+    def _arrays(self) -> Iterator[str]:
+        """The arrays that the table has the addresses of."""
+        trace = self._trace
+        stored = ["int16" if d in STORED else NUMBERS[d] for d in (*self._read, *self._written)]
+        names = [f"x{n}" for n in range(len(trace.inputs))] + [f"y{n}" for n in range(len(trace.outputs))]
+        arrays = [
+            ("floats", len(trace.arguments), "float64"),
+            ("integers", len(trace.arguments) + 3 * len(trace.draws), "int64"),
+            ("peaks", len(names), "int64"),
+            ("room", self.room, "int8"),
+            *((name, "count", kind) for name, kind in zip(names, stored, strict=True)),
+        ]
+        for number, (node, refs) in enumerate(trace.terms):
+            blocks = f"(count + {REDUCTION_BLOCK - 1}) // {REDUCTION_BLOCK}"
+            sums = (f"s{number}", f"{blocks} * {len(refs)}", "float64")
+            arrays.append(sums if _sums(node) else (f"s{number}", "count + 1", self._key_type))
+        arrays += [(f"found{number}", 5, "int64") for number in self._ranks]
+        yield f"places = array_at(table, {len(arrays)}, int64)"
+        for place, (name, size, kind) in enumerate(arrays):
+            address = f"places[{place}]"
+            array = f"array_at({address}, {size}, {kind})"
+            yield f"{name} = {address if name == 'room' else array}"
+        offset = 0
+        for name, size, kind in self._rooms():
+            yield f"{name} = array_at(room + {offset}, {size}, {kind})"
+            offset += size * np.dtype(kind).itemsize
+
+    @property
+    def room(self) -> int:
+        """The bytes that the loop needs for itself."""
+        return sum(size * np.dtype(kind).itemsize for _, size, kind in self._rooms())
+
+    def _rooms(self) -> list[tuple[str, int, str]]:
+        """Name, length and type of the arrays that serve one strip or block after another."""
+        rooms = [(f"room{number}", LANES + 8, "float32") for number in range(len(self._trace.draws))]
+        rooms += [(f"keys{number}", LANES, self._key_type) for number in self._ranks]
+        rooms += [(f"words{number}", LANES // 8, "uint64") for number in self._ranks]
+        return rooms + [(lanes, LANES, "float64") for lanes in self._lanes.values()]
 
     def _prologue(self) -> Iterator[str]:
         """What is done once a tile."""
@@ -116,18 +147,13 @@ class LoopWriter:
                 yield f"a{number} = {NUMBERS[dtype]}(integers[{integers}])"
                 integers += 1
         for number in range(len(trace.draws)):
-            yield f"room{number} = np.empty({LANES + 8}, np.float32)"
             for name in ("key0_", "key1_", "stream"):
                 yield f"{name}{number} = integers[{integers}]"
                 integers += 1
-        for number, (node, _) in enumerate(trace.terms):
-            if not _sums(node):
-                yield f"keys{number} = np.zeros({LANES}, np.{self._key_type})"
-                yield f"words{number} = np.empty({LANES} // 8, np.uint64)"
-                yield f"low{number} = {self._key_type}(found{number}[0])"
-                yield f"high{number} = {self._key_type}(found{number}[1])"
-        for lanes in self._lanes.values():
-            yield f"{lanes} = np.empty({LANES}, np.float64)"
+        for number in self._ranks:
+            yield f"keys{number}[:] = 0"
+            yield f"low{number} = {self._key_type}(found{number}[0])"
+            yield f"high{number} = {self._key_type}(found{number}[1])"
         yield f"last = {self._key_type}({2 ** (31 if self._dtype.itemsize == 4 else 63) - 1})"
         for number in range(len(trace.inputs) + len(trace.outputs)):
             yield f"p{number} = {self._key_type}(0)"
@@ -139,7 +165,8 @@ class LoopWriter:
                 yield f"{name}{number}_ = {name}{number}[first:first + size]"
         for number in range(len(self._trace.draws)):
             arguments = f"room{number}, start + first, size, key0_{number}, key1_{number}, stream{number}"
-            yield f"d{number} = drawn({arguments})"
+            yield f"before = drawn({arguments})"
+            yield f"d{number} = room{number}[before:before + size]"
 
     def _body(self) -> Iterator[str]:
         """What is done to one element."""
