@@ -14,6 +14,9 @@ from mecha_exp.errors import ConfigError
 _BEFORE = re.compile(r"(^|[._])(\w*embed\w*|wte|wpe|conv_in|proj_in|img_in|txt_in|x_embedder)([._]|$)")
 """Names of what a model begins with, where only the names tell."""
 
+UNKNOWN = "(unknown)"
+"""The block, where a name is needed, of keys that a model's config does not know."""
+
 _OUTSIDE = ("BASE", "VAE")
 """Blocks of Stable Diffusion that are neither before nor after the others."""
 
@@ -55,6 +58,10 @@ class Anatomy:
     def blocks(self) -> Mapping[str, str]:
         """The block of each key that the config knows."""
         return {key: self.config.block_of(key, self.convention) for key in self._known}
+
+    def block(self, key: str) -> str:
+        """The block of a key, or `UNKNOWN`: what tables are grouped by."""
+        return self.blocks.get(key, UNKNOWN)
 
     def layer(self, key: str) -> tuple[int, int] | None:
         """The place of a key's block among the layers of its stack, and their number; None outside."""

@@ -1,10 +1,11 @@
-"""Loading files of the user's own: what they decorate (merge methods, evaluators) is then found by name.
+"""Loading files of the user's own: merge methods, evaluators and model configs are then found by name.
 
-    plugins: [my_evaluator.py, my_methods/, my_package.scoring]
+    plugins: [my_evaluator.py, my_methods/, my_package.scoring, acme-net.yaml]
 
-A plugin is a Python file, a folder of them, or an importable module. A configuration that names one runs its
-code, as importing it would: a name in a recipe never does. The files in `methods/` of the current folder that
-mention mecha_exp are plugins without being named, so that a new method is a new file there.
+A plugin is a Python file, the YAML of a model config, a folder of them, or an importable module. A
+configuration that names one runs its code, as importing it would: a name in a recipe never does. The files in
+`methods/` of the current folder that mention mecha_exp are plugins without being named, so that a new method
+is a new file there; so are the model configs in `model_configs/` and those that MECHA_MODEL_CONFIGS lists.
 """
 
 from __future__ import annotations
@@ -12,33 +13,65 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+from mecha_exp.architectures import from_yaml, register
+from mecha_exp.architectures.library import builtin_folder
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.method import BUILTIN_METHODS
 
 METHODS_FOLDER = "methods"
+CONFIGS_FOLDER = "model_configs"
+CONFIGS_VARIABLE = "MECHA_MODEL_CONFIGS"
+_YAML = (".yaml", ".yml")
 
 
 def load_plugins(plugins: Iterable[str]) -> None:
-    """Import every plugin that this process has not imported yet, and those in `methods/`.
+    """Load every plugin that this process has not loaded yet, and those that need no name.
 
     Args:
-        plugins: Python files and folders of them, relative to the current folder, or names of modules.
+        plugins: Python and YAML files and folders of them, relative to the current folder, or modules.
 
     Raises:
         ConfigError: all that do not exist or fail when they are imported.
     """
     problems = Problems()
-    for plugin in (*_local_methods(), *plugins):
+    for plugin in (*_local_methods(), *_local_configs(), *plugins):
         try:
             _load(str(plugin))
         except ConfigError as error:
             problems.add(error)
     problems.raise_as(ConfigError)
+
+
+def load_model_configs() -> None:
+    """Make the model configs known that need no name: what verbs that only look at models want.
+
+    Raises:
+        ConfigError: all that are wrong, and where.
+    """
+    problems = Problems()
+    for path in _local_configs():
+        try:
+            _load(path)
+        except ConfigError as error:
+            problems.add(error)
+    problems.raise_as(ConfigError)
+
+
+def _local_configs() -> list[str]:
+    """The configs in the folder `model_configs` and in what the environment names."""
+    folder = Path(CONFIGS_FOLDER)
+    own = [] if folder.resolve() == builtin_folder().resolve() else _files(folder, _YAML)
+    named = os.environ.get(CONFIGS_VARIABLE, "").split(os.pathsep)
+    found = [path for path in own if b"identifier:" in path.read_bytes()]
+    for path in (Path(name) for name in named if name):
+        found += _files(path, _YAML) if path.is_dir() else [path]
+    return [str(path) for path in found]
 
 
 def _local_methods() -> list[str]:
@@ -56,18 +89,38 @@ def _local_methods() -> list[str]:
 def _load(plugin: str) -> None:
     path = Path(plugin)
     if path.is_dir():
-        for file in sorted(path.glob("*.py")):
+        for file in _files(path, (".py", *_YAML)):
             _load_file(file)
-    elif path.suffix == ".py":
+    elif path.suffix in (".py", *_YAML):
         _load_file(path)
     else:
         _import(plugin)
 
 
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.suffix in suffixes)
+
+
 def _load_file(path: Path) -> None:
     if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise ConfigError(f"plugins: {path} does not exist.{did_you_mean(path.name, beside)}")
+        beside = [p.name for p in _files(path.parent, (path.suffix,))]
+        what = "model configs" if path.suffix in _YAML else "plugins"
+        raise ConfigError(f"{what}: {path} does not exist.{did_you_mean(path.name, beside)}")
+    if path.suffix in _YAML:
+        _load_config(path)
+    else:
+        _load_code(path)
+
+
+def _load_config(path: Path) -> None:
+    config = from_yaml(path.read_text(encoding="utf-8"), str(path))
+    try:
+        register(config)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _load_code(path: Path) -> None:
     # Files of one stem in different folders are different modules.
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
     name = f"mecha_exp_plugin_{path.stem}_{place}"

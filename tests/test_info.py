@@ -161,3 +161,28 @@ def test_diff_of_models_without_a_common_key_is_an_error(run, llama, tmp_path):
     assert (status, "Did you mean 'llama.safetensors'" in " ".join(said.split())) == (1, True)
     status, said = run("diff", "3f2a", "91bc", "--figure", "x.png")
     assert (status, "draws the difference of two models" in said) == (1, True)
+
+
+def test_info_of_a_near_miss_names_the_nearest_config_and_what_differs(run, llama):
+    name = "model.layers.1.self_attn.q_proj.weight"
+    save_file({**llama, name: torch.zeros(9, 8)}, "odd.safetensors")
+
+    status, said = run("info", "odd.safetensors")
+
+    assert status == 0
+    assert f"odd: nearly llama-hf, but {name} is [9, 8] instead of [8, 8]" in said
+
+
+def test_a_model_unlike_any_is_nearly_nothing(run):
+    save_file({f"some.{i}.weight": torch.zeros(3) for i in range(4)}, "own.safetensors")
+
+    assert "nearly" not in run("info", "own.safetensors")[1]
+
+
+def test_the_blocks_of_two_models_are_those_of_their_config(run, llama):
+    save_file({key: tensor + 1 for key, tensor in llama.items()}, "other.safetensors")
+
+    compared = json.loads(run("diff", "llama.safetensors", "other.safetensors", "--json")[1])
+
+    assert compared["config"] == "llama-hf"
+    assert set(compared["blocks"]) == set(resolve("llama-hf").with_sizes(SIZES).blocks())

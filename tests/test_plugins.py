@@ -6,6 +6,8 @@ import pytest
 
 import mecha_exp
 from mecha_exp import ConfigError, RecipeError, build_recipe
+from mecha_exp.__main__ import main
+from mecha_exp.architectures import library, resolve
 from mecha_exp.evaluation import all_evaluators
 from mecha_exp.method import all_methods
 from mecha_exp.plugins import load_plugins
@@ -85,3 +87,53 @@ def test_methods_of_the_working_folder_are_found_by_name(tmp_path: Path, monkeyp
         assert build_recipe({"method": name, "a": "a", "b": "b", "k": 2}).method.identifier == name
         with pytest.raises(RecipeError, match=r"recipe\.k: -1 is out of range \[0, inf\)"):
             build_recipe({"method": name, "a": "a", "b": "b", "k": -1})
+
+
+ACME = "identifier: {name}\ncomponents: {{net: {{keys: {{'a.{{0..1}}.weight': [3]}}}}}}\n"
+
+
+@pytest.fixture
+def own_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(library, "_REGISTERED", {})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_configs").mkdir()
+    return tmp_path
+
+
+def test_model_configs_of_the_folder_the_environment_and_the_plugins_are_known(own_configs, monkeypatch):
+    places = {"one": "model_configs/one.yaml", "two": "two.yaml", "three": "more/three.yml"}
+    (own_configs / "more").mkdir()
+    for name, place in places.items():
+        (own_configs / place).write_text(ACME.format(name=f"{name}-x"))
+    (own_configs / "model_configs" / "training.yaml").write_text("of: something else\n")
+    monkeypatch.setenv("MECHA_MODEL_CONFIGS", "two.yaml")
+
+    load_plugins(["more"])
+    load_plugins(["more"])
+
+    assert all(list(resolve(f"{name}-x").keys()) == ["a.0.weight", "a.1.weight"] for name in places)
+
+
+def test_what_is_wrong_with_model_configs_is_said_with_their_files(own_configs, monkeypatch):
+    (own_configs / "model_configs" / "acme.yaml").write_text("identifier: acme-x\ncomponent: {}\n")
+    (own_configs / "model_configs" / "mine.yaml").write_text(ACME.format(name="sdxl-sgm"))
+    monkeypatch.setenv("MECHA_MODEL_CONFIGS", "nowhere.yaml")
+
+    with pytest.raises(ConfigError) as error:
+        load_plugins([])
+
+    for words in (
+        "acme.yaml",
+        "Did you mean 'components'?",
+        "mine.yaml: there is a model config",
+        "nowhere.yaml",
+    ):
+        assert words in str(error.value)
+
+
+def test_a_run_and_a_look_at_a_model_know_the_configs_of_the_folder(own_configs, monkeypatch, capsys):
+    (own_configs / "model_configs" / "acme.yaml").write_text(ACME.format(name="acme-x"))
+    monkeypatch.setattr("sys.argv", ["mecha_exp", "info", "acme-x"])
+
+    assert main() == 0
+    assert "acme-x: 2 keys" in capsys.readouterr().out

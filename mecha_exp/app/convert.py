@@ -15,6 +15,7 @@ from mecha_exp.checkpoint.folders import SAFETENSORS, STEMS
 from mecha_exp.engine.converting import ConvertedSource, convert_source, write_source
 from mecha_exp.engine.inputs import find_model
 from mecha_exp.errors import some
+from mecha_exp.plugins import load_model_configs
 from mecha_exp.recipe.files import METADATA_KEY
 
 EXAMPLE = """\
@@ -31,6 +32,7 @@ examples:
 def main(arguments: list[str]) -> int:
     """Convert a model."""
     options = _parser().parse_args(arguments)
+    load_model_configs()
     target = resolve(options.to)
     config = resolve(options.config) if options.config else None
     with open_stored(find_model(str(options.model), options.models_dir)) as model:

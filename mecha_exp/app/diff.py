@@ -16,6 +16,7 @@ from mecha_exp.app.record import RUN_FILE
 from mecha_exp.app.report.results import as_text
 from mecha_exp.app.report.table import shortened
 from mecha_exp.errors import ConfigError
+from mecha_exp.plugins import load_model_configs
 
 EXAMPLE = """\
 examples:
@@ -42,6 +43,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="the differences for other programs")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="of two models: draw it, too")
     options = parser.parse_args(arguments)
+    load_model_configs()
     if _is_model(options.a) and _is_model(options.b):
         return _diff_models(options)
     if options.figure is not None:

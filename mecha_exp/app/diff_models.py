@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from rich.text import Text
 
+from mecha_exp.anatomy import UNKNOWN, Anatomy
 from mecha_exp.app.display import make_table, out
-from mecha_exp.architectures import detect
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.files import byte_view
 from mecha_exp.engine.converting import in_one_format
-from mecha_exp.engine.inputs import Source, open_sources
+from mecha_exp.engine.inputs import Source, infos_of, open_sources
 from mecha_exp.engine.statistics import Statistics, summarise
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.nodes import model
@@ -49,21 +49,20 @@ def compare_models(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, An
                 f"{a} and {b} have no key of the same shape in common: {some(first.keys(), 3)} in the one, "
                 f"{some(second.keys(), 3)} in the other."
             )
-        config = detect({key: first.info(key) for key in first.keys()}).config
+        anatomy = Anatomy.of(infos_of(first))
         with ThreadPoolExecutor(WORKERS) as pool:
             found = dict(zip(alike, pool.map(lambda key: _compare(first, second, key), alike), strict=True))
-        names = set(config.keys())
-        block = {key: config.block_of(key) if key in names else "(unknown)" for key in alike}
+    block = {key: anatomy.block(key) for key in alike}
     changed = [key for key, (same, _) in found.items() if not same]
     sums = {key: moments for key, (_, moments) in found.items() if moments is not None}
     per_block = summarise(sums, block.__getitem__)
-    order = [name for name in (*config.blocks(), "(unknown)") if name in set(block.values())]
+    order = [name for name in (*anatomy.config.blocks(), UNKNOWN) if name in set(block.values())]
     counts, changes = Counter(block.values()), Counter(block[key] for key in changed)
     whole = summarise(sums).get("")
     return {
         "a": a,
         "b": b,
-        "config": config.identifier,
+        "config": anatomy.config.identifier,
         "all": _row(len(alike), len(changed), whole),
         "blocks": {name: _row(counts[name], changes[name], per_block.get(name)) for name in order},
         "changed": changed,

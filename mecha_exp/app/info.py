@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from mecha_exp.architectures import (
     candidates,
     detect,
     get_all,
+    nearest,
     resolve,
     targets_of,
 )
 from mecha_exp.checkpoint import StoredModel, is_arithmetic, open_stored, torch_dtype
 from mecha_exp.engine.inputs import find_model
 from mecha_exp.errors import CheckpointError, ConfigError, did_you_mean, some
+from mecha_exp.plugins import load_model_configs
 from mecha_exp.recipe.files import METADATA_KEY
 
 EXAMPLE = """\
@@ -64,6 +66,7 @@ def main(arguments: list[str]) -> int:
         help="where models are looked for",
     )
     options = parser.parse_args(arguments)
+    load_model_configs()
     if options.what is None:
         data, show = {"configs": [summary_of(config) for config in get_all()]}, show_configs
     elif (config := _config_named(options)) is not None:
@@ -194,7 +197,7 @@ def _component(keys: Mapping[str, KeyInfo]) -> dict[str, int]:
 
 
 def _odd(infos: Mapping[str, Any], found: Detection) -> list[str]:
-    odd = []
+    odd = [] if found.is_known else list(_nearly(infos))
     if found.missing:
         odd.append(f"{len(found.missing)} keys are missing: {some(found.missing, 3)}")
     if found.extra:
@@ -203,6 +206,20 @@ def _odd(infos: Mapping[str, Any], found: Detection) -> list[str]:
     if empty:
         odd.append(f"{len(empty)} tensors are empty: {some(empty, 3)}")
     return odd
+
+
+def _nearly(infos: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps a model of no known config from being of the nearest."""
+    near = nearest(infos)
+    if near is None:
+        return
+    differences = [
+        f"{key} is {list(own)} instead of {list(wanted)}" for key, (own, wanted) in near.other_shape.items()
+    ]
+    parts = [some(differences, 3)] if differences else []
+    parts += [f"{len(near.missing)} keys are missing: {some(near.missing, 3)}"] if near.missing else []
+    parts += [f"{len(near.extra)} keys are others: {some(near.extra, 3)}"] if near.extra else []
+    yield f"nearly {near.config.identifier}, but {'; '.join(parts)}"
 
 
 def _nonfinite(model: StoredModel) -> list[str]:

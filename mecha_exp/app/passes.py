@@ -19,11 +19,12 @@ from pathlib import Path
 
 import torch
 
+from mecha_exp.anatomy import Anatomy
 from mecha_exp.app.memory import PeakMemory
 from mecha_exp.app.point import Point
-from mecha_exp.architectures import infer_blocks
 from mecha_exp.checkpoint.beside import PARTIAL, beside, disk_bytes
 from mecha_exp.engine import Job, MergeReport, Plan, plan, run_plan
+from mecha_exp.engine.inputs import infos_of
 from mecha_exp.engine.planning import size_of
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import summarise
@@ -245,8 +246,11 @@ def _run(planned: Plan, numbers: Sequence[int], wanted: Sequence[Wanted], progre
     if report.resumed_keys:
         log.info("resumed: %d of %d keys were already done", report.resumed_keys, report.keys)
     outcome: Outcome = {}
+    compared = {model for moments in report.moments for model in moments}
+    anatomies = {model: Anatomy.of(infos_of(planned.sources[model])) for model in compared}
     for place, (number, job) in enumerate(zip(numbers, planned.jobs, strict=True)):
-        metrics, statistics = _weight_statistics(report.moments[place], wanted[number].point.names)
+        names = wanted[number].point.names
+        metrics, statistics = _weight_statistics(report.moments[place], names, anatomies)
         metrics = {**_shares(report, place, len(numbers)), **metrics}
         metrics["memory/peak_bytes"] = float(memory.peak)
         kept = job.output if isinstance(job.output, dict) else None
@@ -277,7 +281,9 @@ def _warnings(report: MergeReport, place: int) -> tuple[str, ...]:
 
 
 def _weight_statistics(
-    moments: Mapping[ModelNode, Mapping[str, torch.Tensor]], names: Mapping[ModelNode, str]
+    moments: Mapping[ModelNode, Mapping[str, torch.Tensor]],
+    names: Mapping[ModelNode, str],
+    anatomies: Mapping[ModelNode, Anatomy],
 ) -> tuple[dict[str, float], str]:
     """Metrics over the whole model, and a table by block as CSV; nothing where they are not wanted."""
     metrics: dict[str, float] = {}
@@ -290,7 +296,7 @@ def _weight_statistics(
         metrics[f"weights/distance/{name}"] = whole.distance
         metrics[f"weights/relative_change/{name}"] = whole.relative_change
         metrics[f"weights/cosine/{name}"] = whole.cosine
-        by_block = summarise(by_key, infer_blocks(by_key).__getitem__)
+        by_block = summarise(by_key, anatomies[model].block)
         for block, s in {"(all)": whole, **by_block}.items():
             rows.writerow([name, block, s.distance, s.relative_change, s.cosine, s.norm, s.input_norm])
     return metrics, text.getvalue() if moments else ""

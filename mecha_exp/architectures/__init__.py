@@ -10,7 +10,7 @@ from mecha_exp.architectures.config import (
     ModelConfig,
 )
 from mecha_exp.architectures.conversions import View, Views, targets_of, views
-from mecha_exp.architectures.detection import Detection, candidates, detect
+from mecha_exp.architectures.detection import Detection, NearMiss, candidates, detect, nearest
 from mecha_exp.architectures.library import from_yaml, get_all, register, resolve
 from mecha_exp.architectures.schema import to_yaml
 from mecha_exp.architectures.structural import StructuralConfig
@@ -23,6 +23,7 @@ __all__ = [
     "KeyPattern",
     "Layout",
     "ModelConfig",
+    "NearMiss",
     "StructuralConfig",
     "View",
     "Views",
@@ -31,6 +32,7 @@ __all__ = [
     "from_yaml",
     "get_all",
     "infer_blocks",
+    "nearest",
     "register",
     "resolve",
     "targets_of",

@@ -79,6 +79,56 @@ def candidates(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> list
     return [d for d in found if d.is_whole] or found
 
 
+@dataclass(frozen=True)
+class NearMiss:
+    """What keeps a file from being of a config that it has most keys of.
+
+    Attributes:
+        config: the config.
+        other_shape: by key the shape that the file has and the one that the config has.
+        missing: required keys that the file lacks, of components that it has.
+        extra: keys of the file that the config does not know.
+    """
+
+    config: ModelConfig
+    other_shape: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+
+
+def nearest(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> NearMiss | None:
+    """For a file that no config fits the one that has most of its keys and shapes, if that is over half."""
+    known = get_all() if configs is None else configs
+    ranked = (
+        (_alike(keys, fitted), fitted) for fitted in (c.with_sizes(_find_sizes(keys, c)) for c in known)
+    )
+    alike, config = max(ranked, key=lambda found: found[0], default=(0, None))
+    if config is None or 2 * alike <= len(keys):
+        return None
+    names = {config.resolve_alias(key): key for key in keys}
+    infos = config.keys()
+    shapes = {
+        key: (tuple(keys[own].shape), infos[key].shape)
+        for key, own in names.items()
+        if key in infos and tuple(keys[own].shape) != infos[key].shape
+    }
+    missing = [
+        key
+        for part in config.components().values()
+        if names.keys() & part.keys()
+        for key, info in part.items()
+        if key not in names and not info.optional
+    ]
+    extra = [own for key, own in names.items() if key not in infos]
+    return NearMiss(config, shapes, tuple(missing), tuple(extra))
+
+
+def _alike(keys: Keys, config: ModelConfig) -> int:
+    infos = config.keys()
+    found = ((infos.get(config.resolve_alias(key)), info) for key, info in keys.items())
+    return sum(known is not None and known.shape == tuple(info.shape) for known, info in found)
+
+
 def match(keys: Keys, config: ModelConfig) -> Detection | None:
     """How a file fits one config, or None where it does not.
 

@@ -29,17 +29,16 @@ def from_yaml(text: str, name: str = "the model config") -> ModelConfig:
 
 
 def register(config: ModelConfig) -> ModelConfig:
-    """Make a config known by its identifier, for `resolve` and for detection.
+    """Make a config known by its identifier, for `resolve` and for detection; twice does no harm.
 
     Raises:
         ConfigError: another config has that identifier, or a key is there twice.
     """
     known = _REGISTERED.get(config.identifier, config)
-    if config.identifier in _builtin() or known is not config:
+    if config.identifier in _builtin() or (known.parts, known.sizes) != (config.parts, config.sizes):
         raise ConfigError(f"there is a model config {config.identifier!r} already: name this one otherwise.")
     config.keys()
-    _REGISTERED[config.identifier] = config
-    return config
+    return _REGISTERED.setdefault(config.identifier, config)
 
 
 def resolve(identifier: str) -> ModelConfig:
@@ -72,16 +71,17 @@ def find_layout(name: str) -> Layout:
 @cache
 def _builtin() -> dict[str, Path]:
     """The file of each built-in config, which is named by its identifier."""
-    return {path.stem: path for path in _folder().glob("*.yaml")}
+    return {path.stem: path for path in builtin_folder().glob("*.yaml")}
 
 
 @cache
 def _layouts() -> dict[str, Path]:
-    found = {path.stem: path for path in (_folder() / "layouts").glob("*.yaml")}
+    found = {path.stem: path for path in (builtin_folder() / "layouts").glob("*.yaml")}
     return {name: path for name, path in found.items() if name != CONVERSIONS}
 
 
-def _folder() -> Path:
+def builtin_folder() -> Path:
+    """Where the built-in configs lie."""
     return Path(str(importlib.resources.files("mecha_exp.model_configs")))
 
 
@@ -93,7 +93,7 @@ def _load(path: Path) -> ModelConfig:
 @cache
 def conversions() -> dict[str, dict[str, Conversion]]:
     """The rules from layout to layout, by the one and then by the other."""
-    path = _folder() / "layouts" / f"{CONVERSIONS}.yaml"
+    path = builtin_folder() / "layouts" / f"{CONVERSIONS}.yaml"
     found: dict[str, dict[str, Conversion]] = {}
     for names, rules in load_yaml(path.read_text(encoding="utf-8"), path.name).items():
         here, there = names.split(" -> ")

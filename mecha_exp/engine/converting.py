@@ -13,7 +13,7 @@ from mecha_exp.architectures import Detection, ModelConfig, Views, candidates, d
 from mecha_exp.architectures.conversions import View
 from mecha_exp.checkpoint import Destination, TensorInfo
 from mecha_exp.checkpoint.files import byte_view
-from mecha_exp.engine.inputs import Source
+from mecha_exp.engine.inputs import Source, infos_of
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
 from mecha_exp.nodes import MergeNode, ModelNode, Node, walk
 
@@ -101,7 +101,7 @@ def convert_source(
         ConfigError: the config is not known, several fit, or nothing leads from it to the target.
         CheckpointError: tensors that do not fit each other.
     """
-    found = detect(_infos_of(original), None if config is None else [config])
+    found = detect(infos_of(original), None if config is None else [config])
     if config is not None and not found.is_known:
         raise CheckpointError(f"{original.name} is no {config.identifier}: its keys are others.")
     wanted = resolve(target) if isinstance(target, str) else target
@@ -158,7 +158,7 @@ def in_one_format(
     free = [model for model in sources if model.config is None and model not in _asked_for(recipes)]
     if len({frozenset(sources[model].keys()) for model in free}) < 2:
         return dict(sources), []
-    found = {model: each for model in free if (each := candidates(_infos_of(sources[model])))}
+    found = {model: each for model in free if (each := candidates(infos_of(sources[model])))}
     for fitting in found.values():
         target = fitting[0].config
         conversions = _conversions_into(target, found) if len(fitting) == 1 else None
@@ -206,10 +206,6 @@ def _lossless(found: Detection, target: ModelConfig) -> Views | None:
     if any(not found.config.keys()[key].optional for key in conversion.lost):
         return None
     return conversion.named({name: key for key, name in found.renamed.items()})
-
-
-def _infos_of(source: Source) -> dict[str, TensorInfo]:
-    return {key: source.info(key) for key in source.keys()}
 
 
 def write_source(

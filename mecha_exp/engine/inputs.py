@@ -64,6 +64,11 @@ class Source(Protocol):
         """Nothing is read from it any more. Idempotent."""
 
 
+def infos_of(source: Source) -> dict[str, TensorInfo]:
+    """The dtype and the shape of every key: what a model is recognised by."""
+    return {key: source.info(key) for key in source.keys()}
+
+
 class MemorySource:
     """A state dict in memory."""
 

@@ -14,7 +14,7 @@ from mecha_exp.architectures import ModelConfig, detect, resolve, views
 from mecha_exp.conversion import FormatConversion
 from mecha_exp.engine.atoms import MISSING, is_atom, is_lazy, value_at
 from mecha_exp.engine.converting import ConvertedSource, convert_source
-from mecha_exp.engine.inputs import Source
+from mecha_exp.engine.inputs import Source, infos_of
 from mecha_exp.engine.lazy import Lazy, View
 from mecha_exp.engine.program import LazyNode
 from mecha_exp.errors import Problems, RecipeError, did_you_mean
@@ -194,7 +194,7 @@ class KeyedGraph:
         if node not in self._configs:
             source = self.sources[node]
             declared = resolve(node.config) if node.config else None
-            self._configs[node] = declared or detect({key: source.info(key) for key in source.keys()}).config
+            self._configs[node] = declared or detect(infos_of(source)).config
         return self._configs[node]
 
     def _with_implementations(self, roots: Sequence[Node]) -> tuple[Node, ...]:

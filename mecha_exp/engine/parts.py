@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from mecha_exp.architectures import ModelConfig, candidates
-from mecha_exp.engine.inputs import Source
+from mecha_exp.engine.inputs import Source, infos_of
 from mecha_exp.errors import some
 from mecha_exp.nodes import ModelNode, Node
 
@@ -70,8 +70,7 @@ class Parts:
     def _config_of(self, model: ModelNode) -> ModelConfig | None:
         """What a model is, where exactly one known config fits."""
         if model not in self._configs:
-            source = self._sources[model]
-            fitting = candidates({key: source.info(key) for key in source.keys()})
+            fitting = candidates(infos_of(self._sources[model]))
             self._configs[model] = fitting[0].config if len(fitting) == 1 else None
         return self._configs[model]
 
