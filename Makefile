@@ -34,13 +34,15 @@ format: .venv/.test ## mend the style where that can be done automatically
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare with sd-mecha and mergekit, each in its own environment
+parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare with sd-mecha and mergekit, each in its own environment, and diffusers
 	.parity/sd-mecha/bin/python -m parity.oracles sd-mecha tests/golden/sd-mecha.safetensors
 	.parity/mergekit/bin/python -m parity.oracles mergekit tests/golden/mergekit.safetensors
 	$(BIN)/python -m parity.our_texts tests/golden/texts/ours
 	.parity/sd-mecha/bin/python -m parity.texts tests/golden/texts
 	.parity/sd-mecha/bin/python -m parity.configs tests/golden/model_configs.json
-	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py
+	@$(INSTALL) -e '.[hf-test]'
+	$(BIN)/python -m parity.pipelines tests/golden/pipelines.json
+	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py
 
 constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)
 	$(BIN)/python .ci/constraints.py $(PYTHONS)
