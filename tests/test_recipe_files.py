@@ -7,11 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mecha_exp import (
+    ConfigError,
     RecipeError,
     RecipeMerger,
     deserialize_path,
     merge,
     merge_and_save,
+    model,
     n_average,
     serialize,
     serialize_and_save,
@@ -45,6 +47,27 @@ def test_a_merger_takes_several_folders_and_another_dtype(folder):
 
     assert path == folder / "merge.safetensors"
     assert load_file(path)["w"].dtype is torch.bfloat16
+
+
+def test_a_merger_takes_the_keywords_of_older_scripts(folder):
+    merger = RecipeMerger(models_dir="models", default_device="cpu", default_dtype=torch.float64)
+    made = {}
+
+    merger.merge_and_save(
+        model({"v": torch.ones(2)}),
+        output=made,
+        fallback_model="b",
+        save_device="cpu",
+        save_dtype=torch.float16,
+        threads=1,
+        total_buffer_size=2**20,
+    )
+
+    assert {key: tensor.dtype for key, tensor in made.items()} == {"v": torch.float16, "w": torch.float16}
+    with pytest.raises(ConfigError, match="device: expected 'cpu', 'cuda'"):
+        RecipeMerger(default_device="tpu").merge_and_save("a")
+    with pytest.raises(RecipeError, match="gives a delta, not a weight"):
+        merger.merge_and_save(model("a") - model("b"))
 
 
 def test_merge_and_save_is_a_merger_at_once(folder):
