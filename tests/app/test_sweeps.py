@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -362,3 +364,16 @@ def test_two_processes_do_not_share_a_sweeps_folder(app, folder):
 
     assert outcome.status == 0
     assert len(list((folder / "outputs" / "multiruns").iterdir())) == 2
+
+
+def test_two_processes_sweep_on_one_store_at_once(folder):
+    command = [sys.executable, "-m", "mecha_exp", "alpha=0.3,0.5", "tracking=none", *NONE]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for _ in range(2)]
+
+    assert [process.wait(timeout=180) for process in both] == [0, 0]
+    sweeps = list((folder / "outputs" / "multiruns").iterdir())
+    statuses = {path.parent: json.loads(path.read_text())["status"] for path in folder.rglob("run.json")}
+    assert set(statuses.values()) == {"FINISHED"}
+    assert len(statuses) == 2 * len(sweeps)
+    assert len(list((folder / "outputs" / "store" / "points").iterdir())) == 2
