@@ -18,6 +18,17 @@ def fallback(a: Parameter(StateDict[T]), default: Parameter(StateDict[T]), **kwa
 
 
 @merge_method(choice=True)
+def omit_non_finite(a: Parameter(StateDict[T])) -> Return(T):
+    """A model without the keys where it has a NaN or an infinity: `omit_non_finite(a) | b` takes those of b.
+
+    a is a model that is read, all of whose values are looked at before the merge; the keys count as missing
+    from it wherever the merge uses it. For all models at once there is the engine's `on_nonfinite=skip`.
+    Source: sd-mecha.
+    """
+    return a  # the engine reads it without those keys
+
+
+@merge_method(choice=True)
 def pick_component(
     a: Parameter(StateDict[T]), component: Parameter(str, help="such as `vae`"), **kwargs: object
 ) -> Return(T):

@@ -484,3 +484,19 @@ def test_the_running_mean_takes_the_place_of_the_weights():
 
     swapped = {"model.in.w.weight": mean, "model_ema.inwweight": weights}
     assert contents(made) == contents(model | swapped)
+
+
+def test_keys_that_are_not_finite_are_taken_from_elsewhere():
+    good = {"x": torch.ones(3), "y": torch.ones(3)}
+    bad = {"x": torch.zeros(3), "y": torch.tensor([0.0, math.nan, 0.0])}
+
+    made = m.merge(m.omit_non_finite(bad) | good)
+
+    assert contents(made) == contents({"x": bad["x"], "y": good["y"]})
+    assert m.merge(m.omit_non_finite(bad)).keys() == {"x"}
+    with pytest.raises(m.MergeError, match="not finite"):  # of a model that nothing is said of
+        m.merge(m.weighted_sum(m.omit_non_finite(good), bad))
+    with pytest.raises(m.CheckpointError, match="lacks 1 of the 2 keys"):  # a missing key like any other
+        m.merge(m.weighted_sum(m.omit_non_finite(bad), good))
+    with pytest.raises(m.RecipeError, match=r"omit_non_finite: expected a model that is read, got .*sum"):
+        m.merge(m.omit_non_finite(m.weighted_sum(good, bad)))

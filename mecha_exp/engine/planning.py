@@ -39,6 +39,9 @@ from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, 
 from mecha_exp.recipe.parameters import require_filled
 from mecha_exp.weighting import BlockValue, ByKey
 
+OMIT_NON_FINITE = "omit_non_finite"
+"""The method whose model is read without the keys that are not finite there."""
+
 
 @dataclass(frozen=True, eq=False)
 class Job:
@@ -217,10 +220,25 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     recipes = [job.recipe for job in jobs]
     with open_sources(models_of(*recipes), options.model_dirs) as opened:
         sources, notes = in_one_format(recipes, opened)
-        if options.on_nonfinite == "skip":
-            sources = {model: FiniteSource(source) for model, source in sources.items()}
+        looked_through = set(sources) if options.on_nonfinite == "skip" else _only_finite(recipes)
+        sources |= {model: FiniteSource(sources[model]) for model in looked_through}
         sources = adapt(sources, options)
         yield _Planner(tuple(_bound(jobs, Binder(sources))), options, sources, notes).plan()
+
+
+def _only_finite(recipes: Sequence[Node]) -> set[ModelNode]:
+    """The models that a recipe wants without their keys that are not finite."""
+    models = set()
+    for node in walk(*recipes):
+        if isinstance(node, MergeNode) and node.method.identifier == OMIT_NON_FINITE:
+            (child,) = node.children
+            if not isinstance(child, ModelNode):
+                raise RecipeError(
+                    f"{OMIT_NON_FINITE}: expected a model that is read, got {child!r}, whose values are "
+                    "known only when the output is laid out already. Apply it to the models below."
+                )
+            models.add(child)
+    return models
 
 
 def _bound(jobs: Sequence[Job], binder: Binder) -> Iterator[Job]:

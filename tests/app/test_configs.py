@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mecha_exp import truncate_kronecker
 from mecha_exp.app.point import prepare, resolve
 from mecha_exp.engine import merge_many
 from mecha_exp.method import resolve_method
@@ -96,6 +97,19 @@ def model_stock_rows(key: str) -> Tensor:
     return base[key] + torch.where((1 + 2 * cosine.unsqueeze(-1)).abs() < 1e-6, 0, t * sum(ds) / 3)
 
 
+def clamped(key: str) -> Tensor:
+    stacked = torch.stack([expert[key] for expert in experts])
+    return (base[key] + sum(deltas(key))).clamp(stacked.amin(0), stacked.amax(0))
+
+
+def truncated(key: str) -> Tensor:
+    d = deltas(key)[0]
+    if d.ndim < 2:
+        return base[key] + d
+    u, s, vh = torch.linalg.svd(d.flatten(1), full_matrices=False)
+    return base[key] + ((u[:, :8] * s[:8]) @ vh[:8]).reshape(d.shape)
+
+
 FORMULAS: dict[str, Callable[[str], Tensor]] = {
     "weighted_sum": lambda key: 0.5 * base[key] + 0.5 * experts[0][key],
     "add_difference": lambda key: experts[0][key] + experts[1][key] - base[key],
@@ -109,6 +123,13 @@ FORMULAS: dict[str, Callable[[str], Tensor]] = {
     "dare_ties": dare_ties,
     "model_stock": model_stock,
     "model_stock_rows": model_stock_rows,
+    "clamp": clamped,
+    "clip": clamped,
+    "passthrough": lambda key: experts[0][key],
+    "truncate_rank": truncated,
+    "truncate_kronecker": lambda key: (
+        base[key] + truncate_kronecker.__wrapped__(deltas(key)[0], 0.5, use_approximate_basis=False)
+    ),
 }
 
 
