@@ -37,6 +37,19 @@ def ours(case: str, output: Path, inputs: list[str]) -> float:
         "n_average": lambda: me.n_average(*inputs),
         "statistics": lambda: me.weighted_sum(base, experts[0], alpha=0.3),
         "deep": lambda: doubled(me.model(base), me.n_average, me.weighted_sum, experts[0]),
+        "centres": lambda: me.n_model_stock(base, *experts),
+        "difference": lambda: me.train_difference(base, *experts[:2]),
+        "dropout": lambda: me.della(base, *experts, density=0.5),
+        "frequency": lambda: me.crossover(base, experts[0], alpha=0.3),
+        "limiting": lambda: me.clamp(*inputs, stiffness=0.3),
+        "linear": lambda: me.task_arithmetic(base, *experts, weights=0.3),
+        "outliers": lambda: me.breadcrumbs(base, *experts, density=0.9),
+        "slicing": lambda: me.tensor_sum(base, experts[0], width=0.4),
+        "spectral": lambda: me.rotate(base, experts[0]),
+        "spherical": lambda: me.karcher(*inputs),
+        "subspaces": lambda: me.tsv_m(base, *experts),
+        "tasks": lambda: me.consensus(base, *experts),
+        "trimming": lambda: me.ties(base, *experts, density=0.2),
     }
     points = POINTS if case == "ties_sweep" else [None]
     if case == "ties_sweep":

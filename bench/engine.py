@@ -3,6 +3,7 @@
     python -m bench.engine --size small --repeat 1          a quick look
     python -m bench.engine --save                           the whole table, into bench/RESULTS.md
     python -m bench.engine --cases ties slerp --no-peers    single rows
+    python -m bench.engine --cases families --size half     a method of each family, 0.5 GB models
     python -m bench.engine --cases sdxl --disk /var/tmp     what needs more room than the memory disk has
 
 The floor of a case is the time to read every input once (`cat` to nowhere) and to copy one output. Each run
@@ -64,6 +65,22 @@ class Case:
 
 WITHOUT_MERGEKIT = ("mecha_exp", "sd-mecha")
 ALONE = ("mecha_exp",)
+FAMILIES = {
+    "centres": Case("centres", "model stock by row, 3 experts", 4, tools=ALONE),
+    "difference": Case("difference", "train difference of 3", 3, tools=ALONE),
+    "dropout": Case("dropout", "DELLA, 3 experts", 4, tools=ALONE),
+    "frequency": Case("frequency", "crossover of 2", 2, tools=ALONE),
+    "limiting": Case("limiting", "clamp by 3", 4, tools=ALONE),
+    "linear": Case("linear", "task arithmetic, 3 experts", 4, tools=ALONE),
+    "outliers": Case("outliers", "breadcrumbs, 3 experts", 4, tools=ALONE),
+    "slicing": Case("slicing", "tensor_sum of 2", 2, tools=ALONE),
+    "spectral": Case("spectral", "rotate of 2", 2, tools=ALONE),
+    "spherical": Case("spherical", "Karcher mean of 4", 4, tools=ALONE),
+    "subspaces": Case("subspaces", "TSV-Merge, 3 experts", 4, tools=ALONE),
+    "tasks": Case("tasks", "consensus, 3 experts", 4, tools=ALONE),
+    "trimming": Case("trimming", "weighted TIES, 3 experts", 4, tools=ALONE),
+}
+"""One method of each family, by a name of `cases.py`."""
 CASES = [
     Case("weighted_sum", "weighted sum of 2", 2),
     Case("add_difference", "add difference of 3", 3),
@@ -92,9 +109,11 @@ CASES = [
         tools=ALONE,
         on_disk=True,
     ),
+    *FAMILIES.values(),
 ]
-BY_NAME_ONLY = ("sdxl",)
-"""Rows that are measured only if they are named: they need 21 GB of disk."""
+EVERY_FAMILY = "families"
+BY_NAME_ONLY = ("sdxl", *FAMILIES)
+"""Rows that are measured only if they are named: they need 21 GB of disk, or make the table long."""
 
 
 @dataclass
@@ -119,7 +138,7 @@ def main() -> None:
     parser.add_argument(
         "--size", default="sd15", choices=["small", "half", "sd15", "sdxl"], help="of the models"
     )
-    names = [case.name for case in CASES]
+    names = [*(case.name for case in CASES), EVERY_FAMILY]
     parser.add_argument(
         "--cases", nargs="*", choices=names, metavar="CASE", help=f"only these of: {', '.join(names)}"
     )
@@ -135,7 +154,7 @@ def main() -> None:
     pythons = {"mecha_exp": Path(sys.executable)}
     if not options.no_peers:
         pythons |= {name: environment(options.environments / name, what) for name, what in PEERS.items()}
-    cases = [c for c in CASES if (c.name in options.cases if options.cases else c.name not in BY_NAME_ONLY)]
+    cases = chosen_cases(options.cases)
     repeat = (options.repeat, options.peer_repeat or options.repeat)
     rows = [["work", "floor", "mecha_exp", "of the floor", "peak memory", "sd-mecha", "mergekit"]]
     ends = time.monotonic() + 60 * (options.minutes or float("inf"))
@@ -151,6 +170,14 @@ def main() -> None:
     say(text)
     if options.save:
         save_section(f"The engine beside its peers ({options.size})", text)
+
+
+def chosen_cases(named: Sequence[str] | None) -> list[Case]:
+    """The rows that are named, `families` being one for each family of methods; or all but the long ones."""
+    if not named:
+        return [case for case in CASES if case.name not in BY_NAME_ONLY]
+    wanted = {*named, *(FAMILIES if EVERY_FAMILY in named else ())}
+    return [case for case in CASES if case.name in wanted]
 
 
 def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: tuple[int, int]) -> list[str]:
