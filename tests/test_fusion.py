@@ -76,6 +76,10 @@ INSTANCES = {
     "no contraction": lambda a, b: a * b + a,
     "cast: half": lambda a, b: a.to(torch.float16).to(F32),
     "cast: bfloat16": lambda a, b: (a * b).to(torch.bfloat16).to(F32),
+    "cast: e4m3fn": lambda a, b: a.to(torch.float8_e4m3fn).to(F32),
+    "cast: e4m3fnuz": lambda a, b: a.to(torch.float8_e4m3fnuz).to(F32),
+    "cast: e5m2": lambda a, b: b.to(torch.float8_e5m2).to(F32),
+    "cast: e5m2fnuz": lambda a, b: (a * b).to(torch.float8_e5m2fnuz).to(F32),
     "cast: truth": lambda a, b: (a > b).to(F32) + (b > 0).double() + a.bool(),
     "cast: whole number": lambda a, b: a.view(I32).to(F32),
 }

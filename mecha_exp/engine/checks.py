@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mecha_exp.checkpoint import Destination, is_arithmetic
-from mecha_exp.engine.inputs import Source
+from mecha_exp.engine.inputs import FiniteSource, Source
 from mecha_exp.engine.keys import Situation
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.nodes import LiteralNode, ModelNode, Node
@@ -51,7 +51,7 @@ def missing_keys(lacking: Mapping[str, Sequence[Node]], sources: Sources, total:
         if isinstance(node, ModelNode):
             yield (
                 f"{sources[node].name} lacks {len(keys)} of the {total} keys that the other "
-                f"inputs have: {some(keys, SHOWN_KEYS)}. Are these models of one architecture? "
+                f"inputs have: {some(keys, SHOWN_KEYS)}. {_why_missing(sources[node], keys)} "
                 "on_missing=skip leaves such keys out, on_missing=base takes them from the first input that "
                 "has them."
             )
@@ -61,6 +61,12 @@ def missing_keys(lacking: Mapping[str, Sequence[Node]], sources: Sources, total:
                 f"{some(keys, SHOWN_KEYS)}. Say what to take instead (`node | model`), or leave such keys "
                 "out with on_missing=skip."
             )
+
+
+def _why_missing(source: Source, keys: Sequence[str]) -> str:
+    if isinstance(source, FiniteSource) and source.spoilt.issuperset(keys):
+        return "Their values are not finite, so they count as missing."
+    return "Are these models of one architecture?"
 
 
 def different_shapes(models: Mapping[str, Sequence[ModelNode]], sources: Sources) -> Iterator[str]:

@@ -18,8 +18,8 @@ from typing import TypeAlias
 import torch
 
 from mecha_exp.engine.compiling import compile_ahead
+from mecha_exp.engine.converting import COPY_BYTES
 from mecha_exp.engine.devices import CPU, own_stream
-from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.partials import Partials, is_known, open_partials
 from mecha_exp.engine.planning import KeyPlan, Plan
@@ -88,26 +88,41 @@ class _CopyRun(_Run):
 
     def __init__(self, key: KeyPlan, work: Work) -> None:
         self.key = key
-        self._key, self._copies, self._work = key.key, key.copies, work
-        self._done = False
+        self._key, self._work = key.key, work
+        sources = work.plan.sources
+        self._sizes = {m: s.info(self._key).nbytes for m, s in sources.items() if self._key in s}
+        self._sinks = {
+            model: [work.sinks[job] for job, taken in key.copies if taken is model and job in work.sinks]
+            for model in self._sizes
+        }
+        self._differs = len(set(self._sizes.values())) > 1
+        self._begun = False
 
     def advance(self) -> Sequence[Task] | None:
-        if self._done:
-            return None
-        self._done = True
-        return [self._copy]
+        if not self._begun:
+            self._begun = True
+            return [partial(self._copy, at) for at in range(0, max(self._sizes.values()), COPY_BYTES)]
+        if self._differs:
+            with self._work.tally.lock:
+                self._work.tally.disagreeing.append(self._key)
+        return None
 
-    def _copy(self, scratch: Scratch) -> None:
-        plan, sinks, tally = self._work.plan, self._work.sinks, self._work.tally
-        held = [source for source in plan.sources.values() if self._key in source]
-        contents = {id(source): _all_bytes(source, self._key) for source in held}
-        for job, model in self._copies:
-            if job in sinks:
-                sinks[job].write_bytes(self._key, 0, memoryview(contents[id(plan.sources[model])]))
-        self._work.progress(self._key, sum(map(len, contents.values())))
-        if len(set(map(bytes, contents.values()))) > 1:
-            with tally.lock:
-                tally.disagreeing.append(self._key)
+    def _copy(self, start: int, scratch: Scratch) -> None:
+        """A part of the key: two buffers do for any number of inputs."""
+        first: torch.Tensor | None = None
+        for model, size in self._sizes.items():
+            count = min(COPY_BYTES, size - start)
+            if count <= 0:
+                continue
+            buffer = scratch.take("copied" if first is None else "compared", torch.uint8, count)
+            self._work.plan.sources[model].read_bytes_into(self._key, start, buffer.view)
+            for sink in self._sinks[model]:
+                sink.write_bytes(self._key, start, buffer.view)
+            self._work.progress(self._key, count)
+            if first is None:
+                first = buffer.tensor
+            elif not torch.equal(buffer.tensor, first):
+                self._differs = True
 
 
 class _KeyRun(_Run):
@@ -323,9 +338,3 @@ class _Workers:
             self._error = self._error or error
             self._queue.clear()
             self._changed.notify_all()
-
-
-def _all_bytes(source: Source, key: str) -> bytearray:
-    data = bytearray(source.info(key).nbytes)
-    source.read_bytes_into(key, 0, memoryview(data))
-    return data

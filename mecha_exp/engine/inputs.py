@@ -124,11 +124,16 @@ def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterat
 
 
 class FiniteSource:
-    """The keys of another source whose values are all finite; made by looking at all of them."""
+    """The keys of another source whose values are all finite; made by looking at all of them.
+
+    Attributes:
+        spoilt: the other keys.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._finite = {key: None for key in source.keys() if _is_finite(source, key)}
+        self.spoilt = frozenset(source.keys()) - self._finite.keys()
         self.keys = self._finite.keys
 
     def __contains__(self, key: str) -> bool:

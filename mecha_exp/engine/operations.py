@@ -12,22 +12,30 @@ from dataclasses import dataclass
 
 import torch
 
+STORED = {
+    torch.float16: "half",
+    torch.bfloat16: "bfloat16",
+    torch.float8_e4m3fn: "e4m3fn",
+    torch.float8_e4m3fnuz: "e4m3fnuz",
+    torch.float8_e5m2: "e5m2",
+    torch.float8_e5m2fnuz: "e5m2fnuz",
+}
+"""What a loop reads and writes as it lies in a file, by `from_...` and `to_...`, and rounds to, `as_...`."""
+
 NUMBERS = {
     torch.float32: "float32",
     torch.float64: "float64",
     torch.int32: "int32",
     torch.int64: "int64",
     torch.bool: "boolean",
-    torch.float16: "float32",  # a value that has been rounded, and only to be converted again
-    torch.bfloat16: "float32",
+    **dict.fromkeys(STORED, "float32"),  # values that have been rounded, and only to be converted again
 }
 """The dtypes that a value in a loop can have, and the types that hold them there."""
 
-ROUNDED = {torch.float16: "as_half", torch.bfloat16: "as_bfloat16"}
-"""How a float32 is rounded to a narrower dtype."""
 
-STORED = {torch.float16: "half", torch.bfloat16: "bfloat16"}
-"""What a loop reads and writes as it lies in a file, by `from_...` and `to_...`."""
+def bits_dtype(stored: torch.dtype) -> torch.dtype:
+    """What the bits of a `STORED` dtype are taken for."""
+    return torch.int16 if stored.itemsize == 2 else torch.uint8
 
 
 @dataclass(frozen=True)

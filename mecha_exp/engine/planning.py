@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -221,9 +221,21 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     with open_sources(models_of(*recipes), options.model_dirs) as opened:
         sources, notes = in_one_format(recipes, opened)
         looked_through = set(sources) if options.on_nonfinite == "skip" else _only_finite(recipes)
-        sources |= {model: FiniteSource(sources[model]) for model in looked_through}
+        finite = {model: FiniteSource(sources[model]) for model in looked_through}
+        notes += _spoilt(finite.values())
+        sources |= finite
         sources = adapt(sources, options)
         yield _Planner(tuple(_bound(jobs, Binder(sources))), options, sources, notes).plan()
+
+
+def _spoilt(sources: Iterable[FiniteSource]) -> list[str]:
+    """A line about each input that has keys which count as missing."""
+    return [
+        f"{source.name}: {len(source.spoilt)} keys count as missing, since they have values that are not "
+        f"finite: {some(sorted(source.spoilt))}"
+        for source in sorted(sources, key=lambda source: str(source.name))
+        if source.spoilt
+    ]
 
 
 def _only_finite(recipes: Sequence[Node]) -> set[ModelNode]:

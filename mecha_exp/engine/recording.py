@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mecha_exp.engine.operations import NUMBERS, OPERATIONS, ROUNDED
+from mecha_exp.engine.operations import NUMBERS, OPERATIONS, STORED
 from mecha_exp.errors import MechaError
 from mecha_exp.nodes import MergeNode, Node
 
@@ -197,7 +197,7 @@ class Recorder(TorchDispatchMode):
         known = operation is not None and operation.arity in (0, len(args)) and not tensor_bound
         if operation is None or not known or (operation.whole and reals):
             raise Untraceable(f"'{name}' is not in the table of operations")
-        narrow = [t.dtype for t in [*reals, result] if t.dtype in ROUNDED]
+        narrow = [t.dtype for t in [*reals, result] if t.dtype in STORED]
         if result.dtype not in NUMBERS or (narrow and name != "cast"):
             raise Untraceable(f"'{name}' computes in {narrow[0] if narrow else result.dtype}")
         self._note(

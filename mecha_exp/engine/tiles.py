@@ -20,7 +20,7 @@ from mecha_exp.engine.planning import KeyPlan, Plan
 from mecha_exp.engine.program import Extent, Pass
 from mecha_exp.engine.recording import Trace
 from mecha_exp.engine.selection import sample_spans
-from mecha_exp.engine.work import Buffer, Scratch, Work
+from mecha_exp.engine.work import Buffer, Scratch, Work, widen
 from mecha_exp.engine.writing import loop_dtype
 from mecha_exp.errors import MergeError
 from mecha_exp.method import Kind
@@ -226,7 +226,7 @@ class KeyPass:
         if stored is self._dtype:
             return self._read_stored(node, ("input", place), tile, scratch)
         converted = scratch.take(("input", place), self._dtype, tile.stop - tile.start)
-        converted.tensor.copy_(self._read_stored(node, "stored", tile, scratch).tensor)
+        widen(self._read_stored(node, "stored", tile, scratch).tensor, converted.tensor)
         return converted
 
     def _read_stored(self, model: ModelNode, name: object, tile: Tile, scratch: Scratch) -> Buffer:
@@ -245,7 +245,7 @@ class KeyPass:
 
     def _check(self, node: Node, values: torch.Tensor, peak: float, tile: Tile) -> None:
         if self._checked and isinstance(node, ModelNode) and not np.isfinite(peak):
-            count = int((~values.isfinite()).sum())
+            count = int((~values.to(self._dtype).isfinite()).sum())
             raise MergeError(
                 f"{self._plan.sources[node].name}: the key '{tile.key}' has values that are not finite "
                 f"({count} NaN or infinite among its elements {tile.start} to {tile.stop}). "
@@ -268,7 +268,7 @@ class KeyPass:
                 self._work.sinks[output.job].write(tile.key, tile.start, stored)
 
     def _count_nonfinite(self, job: int, stored: torch.Tensor, tile: Tile) -> None:
-        count = int((~stored.to(self._dtype).isfinite()).sum())
+        count = int((~stored.to(self._dtype).isfinite()).sum())  # a float8 cannot be asked
         if not count:
             return
         _unify_nan(stored)

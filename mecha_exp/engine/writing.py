@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from mecha_exp.engine.compiling import converts_half
-from mecha_exp.engine.operations import NUMBERS, OPERATIONS, ROUNDED, STORED
+from mecha_exp.engine.operations import NUMBERS, OPERATIONS, STORED, bits_dtype
 from mecha_exp.engine.partials import LANES, REDUCTION_BLOCK
 from mecha_exp.engine.recording import DRAW, INPUT, Argument, Expression, Operand, Ref, Trace
 from mecha_exp.method import Reduction
@@ -74,7 +74,7 @@ class LoopWriter:
     def module(self) -> Iterator[str]:
         """The lines of the source file."""
         yield "import numpy as np"
-        yield "from numba import boolean, float32, float64, int16, int32, int64, uint64"
+        yield "from numba import boolean, float32, float64, int16, int32, int64, uint8, uint64"
         yield "from mecha_exp.engine.intrinsics import *"
         yield ""
         yield "def loop(start, count, table):"
@@ -99,7 +99,7 @@ class LoopWriter:
     def _arrays(self) -> Iterator[str]:
         """The arrays that the table has the addresses of."""
         trace = self._trace
-        stored = ["int16" if d in STORED else NUMBERS[d] for d in (*self._read, *self._written)]
+        stored = [_element(dtype) for dtype in (*self._read, *self._written)]
         names = [f"x{n}" for n in range(len(trace.inputs))] + [f"y{n}" for n in range(len(trace.outputs))]
         arrays = [
             ("floats", len(trace.arguments), "float64"),
@@ -201,7 +201,7 @@ class LoopWriter:
             operands[0] = self._converted(expression.operands[0], torch.bool)
         kind = NUMBERS[expression.dtype]
         text = f"{kind}({operation.text.format(*operands, t=kind)})"
-        return f"{ROUNDED[expression.dtype]}({text})" if expression.dtype in ROUNDED else text
+        return f"as_{STORED[expression.dtype]}({text})" if expression.dtype in STORED else text
 
     def _converted(self, operand: Operand, dtype: torch.dtype) -> str:
         """An operand in the dtype that it is needed in."""
@@ -220,6 +220,11 @@ def _peak(place: Operand, value: str) -> Iterator[str]:
     """Keep the largest magnitude: one number per tile tells whether all of it is finite."""
     yield f"m = magnitude({value})"
     yield f"p{place} = m if m > p{place} else p{place}"
+
+
+def _element(dtype: torch.dtype) -> str:
+    """The type of what a tile holds."""
+    return str(bits_dtype(dtype)).removeprefix("torch.") if dtype in STORED else NUMBERS[dtype]
 
 
 def _sums(node: MergeNode) -> bool:
