@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mecha_exp.app.display import human_bytes, out, progress_bar
+from mecha_exp.app.memory import PeakMemory
 from mecha_exp.app.origin import KEY, Origin, versions
 from mecha_exp.app.recipes import add_recipe, found, load_recipe
 from mecha_exp.checkpoint import Checkpoint, dtype_name, parse_dtype
@@ -42,14 +43,16 @@ def main(arguments: list[str]) -> int:
         metadata = recipe_metadata(recipe) | _origin(made, dtype)
     job = Job(recipe, _output(options), dtype, metadata)
     engine = EngineOptions(**made.engine, workers=options.workers, model_dirs=options.models_dir)
-    with plan([job], engine) as planned, progress_bar(planned) as advance:
+    with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance)
     for warning in report.warnings:
         out.print(f"warning: {warning}", markup=False, soft_wrap=True)
     out.print(str(job.output), markup=False, soft_wrap=True)
     out.print(
         f"merged {report.keys} keys in {report.seconds:.2f} s: {human_bytes(report.bytes_read)} read, "
-        f"{human_bytes(report.bytes_written)} written"
+        f"{human_bytes(report.bytes_written)} written, {human_bytes(report.bytes_per_second)}/s, "
+        f"peak memory {human_bytes(memory.peak)}",
+        soft_wrap=True,
     )
     return 0
 
