@@ -169,7 +169,8 @@ def _version() -> str:
     """What besides its source decides what becomes of a loop."""
     from llvmlite import binding
 
-    versions = (sys.version, metadata.version("numba"), metadata.version("llvmlite"), objects.FORMAT)
+    packages = (metadata.version(name) for name in ("numba", "llvmlite", "torch"))
+    versions = (sys.version, *packages, objects.FORMAT)
     machine = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), platform.machine())
     settings = (_ALIAS_CHECKS, *sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_")))
     intrinsics = Path(__file__).with_name("intrinsics.py").read_bytes()

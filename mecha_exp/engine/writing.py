@@ -9,7 +9,7 @@ This is the loop for a pass that needs the sum of `base + alpha * (model - base)
         a0 = float32(floats[0])
         ...
         for block in range(0, count, 65536):
-            lanes0_0[:] = 0
+            lanes0[:] = 0
             for first in range(block, min(block + 65536, count), 2048):
                 ...
                 for j in range(size):
@@ -19,8 +19,9 @@ This is the loop for a pass that needs the sum of `base + alpha * (model - base)
                     v3 = float32(a0 * v2)
                     v4 = float32(v0 + v3)
                     y0_[j] = v4
-                    lanes0_0[j] += float64(v4)
-            s0[block // 65536 * 1 + 0] = folded(lanes0_0)
+                    lanes0[j] += float64(v4)
+            total0 = folded(lanes0)
+            s0[block // 65536 * 1 + 0] = total0
 
 The table holds the addresses of what the loop reads and writes, so that every loop is called alike. All
 memory is the caller's, and nothing can fail: the machine code needs nothing of numba's.
@@ -63,12 +64,8 @@ class LoopWriter:
         self._read = read or [compute_dtype] * len(trace.inputs)
         self._written = written or [compute_dtype] * len(trace.outputs)
         self._key_type = "int32" if compute_dtype.itemsize == 4 else "int64"
-        self._lanes = {
-            (number, column): f"lanes{number}_{column}"
-            for number, (node, refs) in enumerate(trace.terms)
-            if _sums(node)
-            for column in range(len(refs))
-        }
+        summed = dict.fromkeys(ref for node, refs in trace.terms if _sums(node) for ref in refs)
+        self._summed = {ref: place for place, ref in enumerate(summed)}  # equal terms are added up once
         self._ranks = [number for number, (node, _) in enumerate(trace.terms) if not _sums(node)]
 
     def module(self) -> Iterator[str]:
@@ -81,7 +78,7 @@ class LoopWriter:
         yield from _indented(1, self._arrays())
         yield from _indented(1, self._prologue())
         yield f"    for block in range(0, count, {REDUCTION_BLOCK}):"
-        yield from _indented(2, (f"{lanes}[:] = 0" for lanes in self._lanes.values()))
+        yield from _indented(2, (f"lanes{place}[:] = 0" for place in range(len(self._summed))))
         yield f"        for first in range(block, min(block + {REDUCTION_BLOCK}, count), {LANES}):"
         yield f"            size = min({LANES}, count - first)"
         yield from _indented(3, self._strip())
@@ -90,9 +87,12 @@ class LoopWriter:
         for number in self._ranks:
             bracket = f"low{number}, high{number}, last, words{number}, found{number}"
             yield f"            gathered(keys{number}, size, {bracket}, s{number})"
-        for (number, column), lanes in self._lanes.items():
-            columns = len(self._trace.terms[number][1])
-            yield f"        s{number}[block // {REDUCTION_BLOCK} * {columns} + {column}] = folded({lanes})"
+        for place in range(len(self._summed)):
+            yield f"        total{place} = folded(lanes{place})"
+        for number, (node, refs) in enumerate(self._trace.terms):
+            for column, ref in enumerate(refs if _sums(node) else ()):
+                at = f"block // {REDUCTION_BLOCK} * {len(refs)} + {column}"
+                yield f"        s{number}[{at}] = total{self._summed[ref]}"
         for number in range(len(self._trace.inputs) + len(self._trace.outputs)):
             yield f"    peaks[{number}] = p{number}"
 
@@ -133,7 +133,7 @@ class LoopWriter:
         rooms = [(f"room{number}", LANES + 8, "float32") for number in range(len(self._trace.draws))]
         rooms += [(f"keys{number}", LANES, self._key_type) for number in self._ranks]
         rooms += [(f"words{number}", LANES // 8, "uint64") for number in self._ranks]
-        return rooms + [(lanes, LANES, "float64") for lanes in self._lanes.values()]
+        return rooms + [(f"lanes{place}", LANES, "float64") for place in range(len(self._summed))]
 
     def _prologue(self) -> Iterator[str]:
         """What is done once a tile."""
@@ -179,12 +179,11 @@ class LoopWriter:
             value, stored = self._converted(ref, self._dtype), STORED.get(self._written[place])
             yield f"y{place}_[j] = {f'to_{stored}({value})' if stored else value}"
             yield from _peak(len(trace.inputs) + place, value)
-        for number, (node, refs) in enumerate(trace.terms):
-            for column, ref in enumerate(refs):
-                if _sums(node):
-                    yield f"{self._lanes[number, column]}[j] += {self._converted(ref, torch.float64)}"
-                else:
-                    yield f"keys{number}[j] = ordered({self._converted(ref, self._dtype)})"
+        for ref, place in self._summed.items():
+            yield f"lanes{place}[j] += {self._converted(ref, torch.float64)}"
+        for number in self._ranks:
+            (ref,) = trace.terms[number][1]
+            yield f"keys{number}[j] = ordered({self._converted(ref, self._dtype)})"
 
     def _value(self, expression: Expression) -> str:
         if expression.operation == INPUT:
