@@ -1,5 +1,6 @@
 """Fused loops give the bits of eager torch, and where there can be none, torch runs and the plan says why."""
 
+import gc
 import hashlib
 import itertools
 import os
@@ -414,3 +415,16 @@ def test_a_loop_that_needs_more_than_the_c_library_is_no_object():
     place = torch.zeros(1, dtype=torch.int64)
     objects.load(code)(3, 4, place.data_ptr())
     assert place.item() == 7
+
+
+@pytest.mark.skipif(not objects.is_possible(), reason="objects are for Linux")
+def test_a_loop_that_is_dropped_takes_nothing_of_the_others_with_it():
+    def nothing(start, count, table):
+        pass
+
+    code = objects.build(nothing)
+    for _ in range(20):
+        objects.load(code)(0, 0, 0)
+        gc.collect()
+
+    objects.load(objects.build(nothing))(0, 0, 0)

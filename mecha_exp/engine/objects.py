@@ -8,7 +8,6 @@ memory is the caller's. An object that does need more than the C library's `mems
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import struct
 import sys
@@ -98,8 +97,8 @@ def read(path: Path) -> bytes | None:
     return code if sealed(path, code) == content else None
 
 
-@functools.cache
 def _machine() -> Any:
+    """A target machine. Each engine takes one for its own, and frees it at its end."""
     from llvmlite import binding
 
     binding.initialize_native_target()
