@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,6 @@ def merge(
     return target if isinstance(target, Path) else _delivered(target, output, output_device)
 
 
-@dataclass
 class Defaults:
     """Keywords of `merge` that are the same for several merges.
 
