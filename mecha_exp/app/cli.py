@@ -43,10 +43,19 @@ _HYDRA_ANSWERS = (
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
 
+NO_READER = 141
+"""The exit status when whoever reads our output has left, as in `... | head`, as shells have it."""
+
 
 def main() -> int:
     """Run the command line; returns the exit status."""
-    status = _run()
+    try:
+        status = _run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still in the buffer has no reader either: without this, Python complains when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
     if status == INTERRUPTED:
         _leave_workers(status)
     return status

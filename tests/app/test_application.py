@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import mecha_exp
 from mecha_exp import deserialize, evaluator, merge
 from mecha_exp.app import display
-from mecha_exp.app.cli import VERBS
+from mecha_exp.app.cli import NO_READER, VERBS
 from mecha_exp.app.overrides import reorder
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,20 @@ def test_the_multirun_flag_may_stand_anywhere(arguments):
 
 def test_a_flag_keeps_its_value_when_the_arguments_are_reordered():
     assert reorder(["a=1", "--config-dir", "mine", "b=2"]) == ["--config-dir", "mine", "a=1", "b=2"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no broken pipes")
+def test_a_reader_that_leaves_ends_the_output_without_a_word():
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "mecha_exp", "--help"], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT
+    )
+
+    os.close(writer)
+    assert ended.returncode == NO_READER
+    assert not ended.stderr
 
 
 def test_no_output_keeps_no_model_and_measures_it_all_the_same(app, folder):
