@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from mecha_exp.checkpoint import dtype_name, parse_dtype
 from mecha_exp.conversion import convert
 from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.merging import recipe_metadata
+from mecha_exp.engine.notices import About
 from mecha_exp.engine.work import Progress
 from mecha_exp.errors import ConfigError, MergeError, RecipeError
 from mecha_exp.nodes import Node, as_node
@@ -68,13 +69,15 @@ def merge(
             something else is said, a dictionary anything.
         strict_mandatory_keys: whether a key that an input lacks is an error (which it is by default) or is
             left out: the engine's `on_missing`.
+        check_extra_keys: whether keys that are left out, since their file's model config does not have them,
+            are warned of. The engine's `on_extra` merges them like the others, or makes them an error.
         check_finite_output: whether values that are not finite are warned of.
         omit_non_finite_inputs: whether a key is taken to be missing from an input that is not finite there,
             or is merged as it is; None is the engine's `on_nonfinite`, which is an error.
         allow_empty_merge: whether a result without any key is no error.
         cache: by node what its method gets as `cache`, to be kept from merge to merge.
         tqdm: makes a progress bar: it is called with `total` and `desc`.
-        total_buffer_size, check_extra_keys, memoize_intermediates, validate_mm_contract: are accepted, and
+        total_buffer_size, memoize_intermediates, validate_mm_contract: are accepted, and
             have no meaning here: see docs/migrating-from-sd-mecha.md.
 
     Returns:
@@ -113,7 +116,8 @@ def merge(
                 f"the recipe {node!r} gives no key. allow_empty_merge=True merges it all the same."
             )
         report = run_plan(planned, progress)
-    _warn(report, check_finite_output)
+    checked = {About.EXTRA_KEYS: check_extra_keys, About.NONFINITE_OUTPUT: check_finite_output}
+    _warn(report, [about for about, wanted in checked.items() if not wanted])
     return target if isinstance(target, Path) else _delivered(target, output, output_device)
 
 
@@ -205,9 +209,9 @@ def _progress(planned: Plan, tqdm: Callable[..., Any] | None) -> Iterator[Progre
         yield advance
 
 
-def _warn(report: MergeReport, of_nonfinite: bool) -> None:
+def _warn(report: MergeReport, unwanted: Container[About]) -> None:
     for warning in report.warnings:
-        if of_nonfinite or not warning.endswith("are not finite"):
+        if warning.about not in unwanted:
             log.warning(warning)
 
 

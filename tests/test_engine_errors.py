@@ -380,6 +380,7 @@ class TestNothingIsLeftBehind:
         ({"tile_size": 1.5}, "tile_size: expected a positive whole number, got 1.5"),
         ({"memory_budget": True}, "memory_budget: expected a positive whole number, got True"),
         ({"on_missing": "skpi"}, "on_missing: unknown choice 'skpi'. Did you mean 'skip'?"),
+        ({"on_extra": "drop"}, "on_extra: unknown choice 'drop'."),
         ({"on_nonfinite": "drop"}, "on_nonfinite: unknown choice 'drop'."),
     ],
 )

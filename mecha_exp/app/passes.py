@@ -25,6 +25,7 @@ from mecha_exp.app.point import Point
 from mecha_exp.checkpoint.beside import PARTIAL, beside, disk_bytes
 from mecha_exp.engine import Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.inputs import infos_of
+from mecha_exp.engine.notices import About
 from mecha_exp.engine.planning import size_of
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import summarise
@@ -274,10 +275,9 @@ def _shares(report: MergeReport, place: int, points: int) -> dict[str, float]:
 
 def _warnings(report: MergeReport, place: int) -> tuple[str, ...]:
     """What concerns all points of a pass, and what concerns this one."""
-    of_outputs = sum(count > 0 for count in report.nonfinite_values)  # they come last
-    shared = report.warnings[: len(report.warnings) - of_outputs]
+    shared = [warning for warning in report.warnings if warning.about is not About.NONFINITE_OUTPUT]
     count = report.nonfinite_values[place]
-    return (*shared, f"{count} values of the output are not finite") if count else shared
+    return (*shared, f"{count} values of the output are not finite") if count else tuple(shared)
 
 
 def _weight_statistics(

@@ -10,7 +10,7 @@ from mecha_exp.architectures.config import (
     ModelConfig,
 )
 from mecha_exp.architectures.conversions import View, Views, targets_of, views
-from mecha_exp.architectures.detection import Detection, NearMiss, candidates, detect, nearest
+from mecha_exp.architectures.detection import Detection, NearMiss, candidates, detect, fit, nearest
 from mecha_exp.architectures.library import from_yaml, get_all, register, resolve
 from mecha_exp.architectures.schema import to_yaml
 from mecha_exp.architectures.structural import StructuralConfig
@@ -29,6 +29,7 @@ __all__ = [
     "Views",
     "candidates",
     "detect",
+    "fit",
     "from_yaml",
     "get_all",
     "infer_blocks",

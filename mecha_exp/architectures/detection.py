@@ -99,9 +99,7 @@ class NearMiss:
 def nearest(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> NearMiss | None:
     """For a file that no config fits the one that has most of its keys and shapes, if that is over half."""
     known = get_all() if configs is None else configs
-    ranked = (
-        (_alike(keys, fitted), fitted) for fitted in (c.with_sizes(_find_sizes(keys, c)) for c in known)
-    )
+    ranked = ((_alike(keys, fitted), fitted) for fitted in (fit(keys, config) for config in known))
     alike, config = max(ranked, key=lambda found: found[0], default=(0, None))
     if config is None or 2 * alike <= len(keys):
         return None
@@ -137,7 +135,7 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
     likely = [part for part in config.parts if _looks_like(keys, part)]
     if all(part.optional is True for part in likely):
         return None
-    fitted = config.with_sizes(_find_sizes(keys, config))
+    fitted = fit(keys, config)
     if 2 * sum(part.count(fitted.sizes) for part in likely) <= len(keys):
         return None
     renamed = {alias: key for alias, key in fitted.aliases().items() if alias in keys and key not in keys}
@@ -163,6 +161,11 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
         return None
     extra = [key for key in keys if renamed.get(key, key) not in fitted.keys()]
     return Detection(fitted, matched, tuple(missing), tuple(absent), tuple(extra), renamed)
+
+
+def fit(keys: Keys, config: ModelConfig) -> ModelConfig:
+    """A config as it is for a file: the member of a family that has the file's sizes."""
+    return config.with_sizes(_find_sizes(keys, config))
 
 
 def _looks_like(keys: Keys, part: Component) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from mecha_exp.engine.execution import compile_loops, execute
+from mecha_exp.engine.notices import About, Notice
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planning import Job, Plan, plan
 from mecha_exp.engine.resuming import signature_of
@@ -36,7 +38,7 @@ class MergeReport:
     bytes_read: int
     bytes_written: int
     seconds: float
-    warnings: tuple[str, ...]
+    warnings: tuple[Notice, ...]
     nonfinite_values: tuple[int, ...]
     moments: tuple[dict[ModelNode, dict[str, torch.Tensor]], ...]
     keys: int = 0
@@ -118,16 +120,19 @@ def _moments(planned: Plan, tally: Tally, job: int) -> dict[ModelNode, dict[str,
 def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
     warnings = list(planned.warnings)
     if tally.disagreeing:
-        warnings.append(
+        text = (
             f"{len(tally.disagreeing)} keys are not floating point and differ between the inputs; they are "
             f"taken from the first one: {some(sorted(tally.disagreeing))}"
         )
+        warnings.append(Notice(text))
     nonfinite = [0] * len(planned.jobs)
     for (job, _), count in tally.nonfinite.items():
         nonfinite[job] += count
     for made, count in zip(planned.jobs, nonfinite, strict=True):
         if count:
-            warnings.append(f"{count} values of the output {made.output} are not finite")
+            where = f" {made.output}" if isinstance(made.output, Path) else ""
+            text = f"{count} values of the output{where} are not finite"
+            warnings.append(Notice(text, About.NONFINITE_OUTPUT))
     moments = tuple(_moments(planned, tally, job) for job in range(len(planned.jobs)))
     return MergeReport(
         planned.bytes_read - sum(planned.bytes_of(key) for key in tally.resumed),

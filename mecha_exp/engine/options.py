@@ -12,12 +12,14 @@ from mecha_exp.engine.devices import CPU, check_device
 from mecha_exp.errors import ConfigError, did_you_mean
 
 ON_MISSING = ("error", "skip", "base")
+ON_EXTRA = ("skip", "error", "keep")
 ON_NONFINITE = ("error", "keep", "skip")
 ON_TIED = ("error", "untie", "tie")
 RESIZE_EMBEDDINGS = ("error", "truncate", "pad")
 FUSE = ("auto", "always", "never")
 _CHOICES = {
     "on_missing": ON_MISSING,
+    "on_extra": ON_EXTRA,
     "on_nonfinite": ON_NONFINITE,
     "on_tied": ON_TIED,
     "resize_embeddings": RESIZE_EMBEDDINGS,
@@ -27,7 +29,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Settings of the engine. Only `compute_dtype` and the two `on_...` can change what a merge gives.
+    """Settings of the engine. `compute_dtype`, the `on_...` and `resize_embeddings` can change the result.
 
     Attributes:
         compute_dtype: the arithmetic, float32 or float64.
@@ -40,6 +42,9 @@ class EngineOptions:
         on_missing: a key that one of the inputs lacks is an error, or left out of the output (`skip`), or
             taken unchanged from the first input that has it (`base`). Where it is an error, parts that an
             input lacks as a whole (see `Parts`) are taken unchanged nevertheless.
+        on_extra: keys of an input that are not in its model config are left out of the output with a warning
+            (`skip`), or an error, or merged like the others (`keep`). A model of no known config has none,
+            one that was found to be of a family (llama-hf and so on) has some only for `error`.
         on_nonfinite: a NaN or an infinity in an input is an error, or kept, or makes the key count as
             missing from that input (`skip`), which takes a look at all inputs before.
         on_tied: an output layer that an input lacks because it is the embedding is an error, or read from
@@ -57,6 +62,7 @@ class EngineOptions:
     tile_size: int = 1 << 18
     memory_budget: int = 2 << 30
     on_missing: str = "error"
+    on_extra: str = "skip"
     on_nonfinite: str = "error"
     on_tied: str = "error"
     resize_embeddings: str = "error"

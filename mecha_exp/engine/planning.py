@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,10 +23,12 @@ from mecha_exp.checkpoint import (
 from mecha_exp.engine import checks
 from mecha_exp.engine.adapting import adapt, as_stored
 from mecha_exp.engine.converting import in_one_format
+from mecha_exp.engine.extras import converted, find_extras, left_out, notices_of, problems_of
 from mecha_exp.engine.fusion import FusedPass, choose_ways, how_run
 from mecha_exp.engine.inputs import FiniteSource, Source, open_sources
 from mecha_exp.engine.keys import ConvertedModel, KeyedGraph, Situation
 from mecha_exp.engine.lazy import Lazy
+from mecha_exp.engine.notices import Notice
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.parts import Parts
 from mecha_exp.engine.program import Extent, LazyNode, Pass, Program, compile_program, expand
@@ -129,7 +131,7 @@ class Plan:
     sources: Mapping[ModelNode, Source]
     keys: tuple[KeyPlan, ...]
     layouts: tuple[Layout, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[Notice, ...]
     ways: Mapping[Pass, FusedPass | str] = field(default_factory=dict, repr=False)
 
     @property
@@ -219,13 +221,38 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     require_filled(job.recipe for job in jobs)
     recipes = [job.recipe for job in jobs]
     with open_sources(models_of(*recipes), options.model_dirs) as opened:
-        sources, notes = in_one_format(recipes, opened)
+        sources, lines = in_one_format(recipes, opened)
+        notes = [Notice(line) for line in lines]
+        extra = _settle_extras(opened, sources, options, notes)
         looked_through = set(sources) if options.on_nonfinite == "skip" else _only_finite(recipes)
         finite = {model: FiniteSource(sources[model]) for model in looked_through}
-        notes += _spoilt(finite.values())
+        notes += [Notice(line) for line in _spoilt(finite.values())]
         sources |= finite
         sources = adapt(sources, options)
-        yield _Planner(tuple(_bound(jobs, Binder(sources))), options, sources, notes).plan()
+        yield _Planner(tuple(_bound(jobs, Binder(sources))), options, sources, notes, extra).plan()
+
+
+def _settle_extras(
+    opened: Mapping[ModelNode, Source],
+    sources: Mapping[ModelNode, Source],
+    options: EngineOptions,
+    notes: list[Notice],
+) -> frozenset[str]:
+    """The keys that are left out as no model config knows them; `notes` is told which.
+
+    Raises:
+        CheckpointError: there are such keys, and that is an error.
+    """
+    extras = find_extras(opened, of_relatives=options.on_extra == "error")
+    if options.on_extra == "keep":
+        notes += converted([model for model in sources if sources[model] is not opened[model]], extras)
+        return frozenset()
+    if options.on_extra == "error":
+        problems = Problems()
+        problems.add_all(problems_of(extras.values()))
+        problems.raise_as(CheckpointError)
+    notes += notices_of(extras.values())
+    return left_out(extras, opened)
 
 
 def _spoilt(sources: Iterable[FiniteSource]) -> list[str]:
@@ -271,7 +298,8 @@ class _Planner:
         jobs: tuple[Job, ...],
         options: EngineOptions,
         sources: Mapping[ModelNode, Source],
-        notes: Sequence[str],
+        notes: Sequence[Notice],
+        extra: Collection[str],
     ) -> None:
         self._jobs = jobs
         self._options = options
@@ -282,13 +310,15 @@ class _Planner:
         self._parts = Parts(self._sources)
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[Node, ...], Program] = {}
-        self._warnings: list[str] = list(notes)
+        self._extra = extra
+        self._warnings: list[Notice] = list(notes)
 
     def plan(self) -> Plan:
         """Check, then lay out every key."""
         self._check_recipes()
         recipes = self._graph.roots
-        situations = {key: self._graph.at(recipes, key) for key in self._graph.candidates(recipes)}
+        keys = (key for key in self._graph.candidates(recipes) if key not in self._extra)
+        situations = {key: self._graph.at(recipes, key) for key in keys}
         self._check_values(situations)
         self._check_inputs(situations)
         plans = tuple(self._plan_key(key, situation) for key, situation in situations.items())
@@ -457,7 +487,7 @@ class _Planner:
 
     def _warn(self, message: str) -> None:
         if message not in self._warnings:
-            self._warnings.append(message)
+            self._warnings.append(Notice(message))
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def signature_of(planned: Plan, number: int) -> str | None:
         options.device,
         options.compute_dtype,
         options.on_missing,
+        options.on_extra,
         options.on_nonfinite,
         options.strict,
         options.on_tied,

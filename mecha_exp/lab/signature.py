@@ -30,6 +30,7 @@ ENGINE_SETTINGS = (
     "device",
     "compute_dtype",
     "on_missing",
+    "on_extra",
     "on_nonfinite",
     "on_tied",
     "resize_embeddings",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
@@ -54,6 +54,7 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
         (["recipe=mecha", "recipe.path=no.mecha"], "'no.mecha' does not exist"),
         (["engine.compute_dtype=int8"], "engine.compute_dtype: expected float32 or float64, got torch.int8"),
         (["engine.workers=0"], "engine.workers: expected a positive whole number, got 0"),
+        (["engine.on_extra=kep"], "engine.on_extra: unknown choice 'kep'. Did you mean 'keep'?"),
         (["engine.on_missing=bas"], "engine.on_missing: unknown choice 'bas'. Did you mean 'base'?"),
         (["output.dtype=float15"], "unknown dtype 'float15'. Did you mean 'float16'"),
         (["evaluator.name=digit"], "unknown evaluator 'digit'. Did you mean 'digits'?"),
@@ -125,6 +126,27 @@ def test_a_missing_key_is_named_with_its_file_and_what_to_do(app, folder):
     assert outcome.status != 0
     assert "part.safetensors lacks 1 of the 2 keys that the other inputs have: b" in outcome.err
     assert "on_missing=skip" in outcome.err
+
+
+def test_a_key_that_no_config_knows_is_left_out_or_an_error_as_the_configuration_says(app, folder):
+    Path("model_configs").mkdir()
+    Path("model_configs/two.yaml").write_text(
+        "identifier: app_extras-test\ncomponents:\n  body:\n    keys:\n      app_extras.{a,b}: [2]\n"
+    )
+    for name in ("base", "other"):
+        tensors = {key: torch.ones(2) for key in ("app_extras.a", "app_extras.b", "step")}
+        save_file(tensors, folder / f"{name}.safetensors")
+    words = ["recipe=weighted_sum", "models.base=base.safetensors", "models.experts=[other.safetensors]"]
+
+    left_out = app(*words, "output.path=merged.safetensors", "evaluator=none")
+    refused = app(*words, "engine.on_extra=error", "output.path=x.safetensors", "evaluator=none")
+
+    said = "has 1 keys that are not in its model config 'app_extras-test': step"
+    assert left_out.status == 0
+    assert said in " ".join((left_out.out + left_out.err).split())
+    assert load_file("merged.safetensors").keys() == {"app_extras.a", "app_extras.b"}
+    assert refused.status != 0
+    assert said in refused.err
 
 
 def test_an_output_that_is_an_input_is_refused_before_it_is_touched(app, folder):
