@@ -15,7 +15,7 @@ from typing import Any
 from rich.markup import escape
 
 from mecha_exp.app.display import make_table, out
-from mecha_exp.engine.program import expand
+from mecha_exp.engine.rewriting import expand
 from mecha_exp.method import BUILTIN_METHODS, Kind, MergeMethod, all_methods, resolve_method
 from mecha_exp.nodes import MergeNode, Node, model, walk
 from mecha_exp.signature import ParameterSpec

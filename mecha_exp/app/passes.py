@@ -26,7 +26,7 @@ from mecha_exp.checkpoint.beside import PARTIAL, beside, disk_bytes
 from mecha_exp.engine import Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.inputs import infos_of
 from mecha_exp.engine.notices import About
-from mecha_exp.engine.planning import size_of
+from mecha_exp.engine.planned import size_of
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import CheckpointError

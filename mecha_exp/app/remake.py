@@ -18,7 +18,7 @@ from mecha_exp.app.provenance import environment
 from mecha_exp.checkpoint import Checkpoint
 from mecha_exp.engine import plan, run_plan
 from mecha_exp.engine.inputs import find_model
-from mecha_exp.engine.program import rewrite
+from mecha_exp.engine.rewriting import rewrite
 from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.lab.contents import content_of

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.partials import REDUCTION_BLOCK, is_known, open_partials, rounds_of
-from mecha_exp.engine.program import Extent, Program
+from mecha_exp.engine.program import Program
 from mecha_exp.method import Kind, Reduction
 from mecha_exp.nodes import LiteralNode, MergeNode, Node
 from mecha_exp.signature import Tile

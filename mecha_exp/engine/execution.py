@@ -17,13 +17,14 @@ from typing import TypeAlias
 
 import torch
 
+from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.compiling import compile_ahead
 from mecha_exp.engine.converting import COPY_BYTES
 from mecha_exp.engine.devices import CPU, own_stream
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.partials import Partials, is_known, open_partials
-from mecha_exp.engine.planning import KeyPlan, Plan
-from mecha_exp.engine.program import Extent, LazyNode, Pass, Program
+from mecha_exp.engine.planned import KeyPlan, Plan
+from mecha_exp.engine.program import LazyNode, Pass, Program
 from mecha_exp.engine.resuming import Resumption
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.tiles import KeyPass, block_of, loop_text

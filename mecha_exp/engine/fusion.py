@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.compiling import LoopText, can_compile
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.program import Extent, Pass, Program
+from mecha_exp.engine.program import Pass, Program
 from mecha_exp.engine.recording import Computed, Given, Trace
 from mecha_exp.engine.tracing import trace_program
 from mecha_exp.engine.writing import LoopWriter

@@ -20,9 +20,11 @@ import torch
 from mecha_exp.architectures import ModelConfig, StructuralConfig, resolve
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, torch_dtype
 from mecha_exp.engine.atoms import MISSING, is_atom, is_lazy
+from mecha_exp.engine.calls import run_method, skipped_too_late
 from mecha_exp.engine.eager import run_eagerly
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.program import LazyNode, Program, compile_program, expand, run_method, skipped_too_late
+from mecha_exp.engine.program import LazyNode, Program, compile_program
+from mecha_exp.engine.rewriting import expand
 from mecha_exp.errors import MechaError, MergeError, RecipeError
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.relations import KeyMap, KeyRelation

@@ -12,7 +12,8 @@ import torch
 from mecha_exp.engine.execution import compile_loops, execute
 from mecha_exp.engine.notices import About, Notice
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.planning import Job, Plan, plan
+from mecha_exp.engine.planned import Job, Plan
+from mecha_exp.engine.planning import plan
 from mecha_exp.engine.resuming import signature_of
 from mecha_exp.engine.sinks import MemorySink, ReceiverSink, Sink
 from mecha_exp.engine.work import Progress, Tally

@@ -14,7 +14,7 @@ import torch
 
 from mecha_exp import __version__
 from mecha_exp.checkpoint import Note
-from mecha_exp.engine.planning import KeyPlan, Plan
+from mecha_exp.engine.planned import KeyPlan, Plan
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.method import MergeMethod
 from mecha_exp.nodes import MergeNode, models_of, walk

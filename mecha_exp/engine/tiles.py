@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from mecha_exp.checkpoint import torch_dtype
+from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.compiling import LoopText, compiled
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.fusion import FusedPass
 from mecha_exp.engine.objects import Loop
 from mecha_exp.engine.partials import REDUCTION_BLOCK, Partials, Ranked, Sums, is_by_entry
-from mecha_exp.engine.planning import KeyPlan, Plan
-from mecha_exp.engine.program import Extent, Pass
+from mecha_exp.engine.planned import KeyPlan, Plan
+from mecha_exp.engine.program import Pass
 from mecha_exp.engine.recording import Trace
 from mecha_exp.engine.selection import sample_spans
 from mecha_exp.engine.work import Buffer, Scratch, Work, widen

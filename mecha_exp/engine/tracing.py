@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.partials import is_by_entry, open_partials
-from mecha_exp.engine.program import Extent, Pass, Program, Stage
+from mecha_exp.engine.program import Pass, Program, Stage
 from mecha_exp.engine.recording import DRAW, INPUT, Guard, Recorder, Trace, Untraceable
 from mecha_exp.errors import MechaError
 from mecha_exp.method import Kind

@@ -16,7 +16,7 @@ from mecha_exp.architectures import DEFAULT_CONVENTION, resolve
 from mecha_exp.checkpoint import TensorInfo, dtype_name, parse_dtype, torch_dtype
 from mecha_exp.engine.atoms import is_lazy
 from mecha_exp.engine.inputs import Source, open_sources
-from mecha_exp.engine.program import rewrite
+from mecha_exp.engine.rewriting import rewrite
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.signature import ParameterSpec
 from mecha_exp.weighting import DEFAULT, BlockValue, ByKey, by_key, effective_values

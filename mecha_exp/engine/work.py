@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mecha_exp.engine.devices import CPU, wants_pinned
-from mecha_exp.engine.planning import KeyPlan, Plan
+from mecha_exp.engine.planned import KeyPlan, Plan
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.nodes import ModelNode
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.program import expand, rewrite
+from mecha_exp.engine.rewriting import expand, rewrite
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.method import MergeMethod
 from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, models_of, walk
