@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from mecha_exp.checkpoint import dtype_name, parse_dtype
+from mecha_exp.checkpoint import dtype_name
 from mecha_exp.conversion import convert
 from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
-from mecha_exp.engine.merging import recipe_metadata
 from mecha_exp.engine.notices import About
+from mecha_exp.engine.weights import parse_output_dtype
 from mecha_exp.engine.work import Progress
 from mecha_exp.errors import ConfigError, MergeError, RecipeError
 from mecha_exp.nodes import Node, as_node
@@ -38,7 +38,7 @@ def merge(
     merge_device: str | torch.device | None = None,
     merge_dtype: torch.dtype | str | None = None,
     output_device: str | torch.device | None = None,
-    output_dtype: torch.dtype | str | None = None,
+    output_dtype: torch.dtype | str | Mapping[str, Any] | None = None,
     threads: int | None = None,
     total_buffer_size: int | None = None,
     strict_merge_space: Any = ...,
@@ -63,7 +63,8 @@ def merge(
         merge_device: where the arithmetic is done: the engine's `device`.
         merge_dtype: of the arithmetic: the engine's `compute_dtype`, float32 or float64.
         output_device: where the tensors of a dictionary are put.
-        output_dtype: of the output; None keeps the dtype that each key has in the first input.
+        output_dtype: of the output, or by component, block or pattern of keys; None keeps the dtype that each
+            key has in the first input.
         threads: the engine's `workers`; 0 is one.
         strict_merge_space: what the result must be; None allows any. A file holds a `weight` unless
             something else is said, a dictionary anything.
@@ -101,15 +102,8 @@ def merge(
         on_missing=_choice(strict_mandatory_keys, "error", "skip"),
         on_nonfinite=_choice(omit_non_finite_inputs, "skip", "keep"),
     )
-    stored = output_dtype if dtype is None else dtype
     target: Path | dict[str, torch.Tensor] = Path(output) if is_file else {}  # type: ignore[arg-type]
-    job = Job(
-        node,
-        target,
-        parse_dtype(stored) if isinstance(stored, str) else stored,
-        recipe_metadata(node),
-        caches=cache or {},
-    )
+    job = Job(node, target, parse_output_dtype(output_dtype if dtype is None else dtype), caches=cache or {})
     with plan([job], options) as planned, _progress(planned, tqdm) as progress:
         if not planned.layouts[0] and not allow_empty_merge:
             raise MergeError(

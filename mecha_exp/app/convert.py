@@ -14,9 +14,9 @@ from mecha_exp.checkpoint import Component, Destination, StoredModel, Template, 
 from mecha_exp.checkpoint.folders import SAFETENSORS, STEMS
 from mecha_exp.engine.converting import ConvertedSource, convert_source, write_source
 from mecha_exp.engine.inputs import find_model
+from mecha_exp.engine.origin import MADE_BY
 from mecha_exp.errors import some
 from mecha_exp.plugins import load_model_configs
-from mecha_exp.recipe.files import METADATA_KEY
 
 EXAMPLE = """\
 examples:
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     with open_stored(find_model(str(options.model), options.models_dir)) as model:
         source = convert_source(model, target, config)
         destination = _destination(options, target, source)
-        metadata = {"format": "pt"} | {k: v for k, v in model.metadata.items() if k != METADATA_KEY}
+        metadata = {"format": "pt"} | {k: v for k, v in model.metadata.items() if k not in MADE_BY}
         size = sum(source.info(key).nbytes for key in source.keys())
         began = time.monotonic()
         with byte_bar("converting", size) as advance:

@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mecha_exp.app.display import human_bytes, out, progress_bar
 from mecha_exp.app.memory import PeakMemory
-from mecha_exp.app.origin import KEY, Origin, versions
 from mecha_exp.app.recipes import add_recipe, found, load_recipe
-from mecha_exp.checkpoint import Checkpoint, dtype_name, parse_dtype
+from mecha_exp.checkpoint import open_stored
 from mecha_exp.engine import EngineOptions, Job, plan, run_plan
-from mecha_exp.engine.merging import recipe_metadata
+from mecha_exp.engine.origin import Origin
+from mecha_exp.engine.weights import parse_output_dtype
 from mecha_exp.errors import ConfigError
-from mecha_exp.merger import SUFFIX
+from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
 
 EXAMPLE = """\
 examples:
@@ -37,11 +35,9 @@ def main(arguments: list[str]) -> int:
     recipe = load_recipe(options)
     made = _as_made_before(options)
     word = options.dtype or made.output.get("dtype")
-    dtype = None if word in (None, "input") else parse_dtype(str(word))
-    metadata = made.metadata
-    if not metadata or options.parameter or options.dtype:
-        metadata = recipe_metadata(recipe) | _origin(made, dtype)
-    job = Job(recipe, _output(options), dtype, metadata)
+    # Of a model that is merged as it was the header is the same too.
+    is_as_it_was = made.metadata and not options.parameter and not options.dtype
+    job = Job(recipe, _output(options), parse_output_dtype(word), made.metadata if is_as_it_was else None)
     engine = EngineOptions(**made.engine, workers=options.workers, model_dirs=options.models_dir)
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance)
@@ -91,21 +87,15 @@ class _Made:
 
 def _as_made_before(options: argparse.Namespace) -> _Made:
     path = found(options.recipe, options.models_dir)
-    if path.suffix != SUFFIX:
+    if path.suffix == RECIPE_SUFFIX:
         return _Made()
-    with Checkpoint(path) as file:
-        metadata = file.header.metadata
+    with open_stored(path) as model:
+        metadata = model.metadata
     origin = Origin.of_file(path)
     if origin is None:
         return _Made(metadata)
     engine = {name: value for name, value in origin.engine.items() if value is not None}
     return _Made(metadata, engine, origin.output)
-
-
-def _origin(made: _Made, dtype: torch.dtype | None) -> dict[str, str]:
-    """What a header says of settings that the recipe does not, where there are any."""
-    output = {"dtype": dtype_name(dtype)} if dtype else {}
-    return {KEY: Origin([], made.engine, output, {}, versions()).text()} if made.engine or output else {}
 
 
 def _output(options: argparse.Namespace) -> Path:

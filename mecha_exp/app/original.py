@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from mecha_exp.app.finding import Run, find_run
-from mecha_exp.app.origin import KEY, Origin
 from mecha_exp.app.record import FAILED, RUN_FILE, Record
 from mecha_exp.checkpoint import Checkpoint
 from mecha_exp.engine.inputs import PACKAGE_SCHEME, packaged
+from mecha_exp.engine.origin import KEY, Origin
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab.contents import content_of
 from mecha_exp.tracking import Store

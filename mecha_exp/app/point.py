@@ -17,7 +17,7 @@ from mecha_exp.app.templates import build_filled
 from mecha_exp.checkpoint import dtype_name, parse_size
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
-from mecha_exp.engine.merging import recipe_metadata
+from mecha_exp.engine.origin import metadata_of
 from mecha_exp.engine.weights import output_dtype_words, parse_output_dtype
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
@@ -123,7 +123,7 @@ class Point:
             self.recipe,
             output,
             self.dtype,
-            {**recipe_metadata(self.recipe), **(metadata or {})},
+            {**metadata_of(self.recipe, self.options, self.dtype), **(metadata or {})},
             statistics=self.wants_statistics,
             durable=bool(self.config["output"]["durable"]),
             shard_size=self.shard_size,

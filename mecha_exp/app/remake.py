@@ -17,12 +17,13 @@ from mecha_exp.app.point import Point, prepare
 from mecha_exp.app.provenance import environment
 from mecha_exp.checkpoint import Checkpoint
 from mecha_exp.engine import plan, run_plan
+from mecha_exp.engine.code import methods_of
 from mecha_exp.engine.inputs import find_model
+from mecha_exp.engine.options import SETTINGS
 from mecha_exp.engine.rewriting import rewrite
 from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.lab.contents import content_of
-from mecha_exp.lab.signature import ENGINE_SETTINGS, methods_of
 from mecha_exp.nodes import ModelNode, Node, models_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize
@@ -143,7 +144,7 @@ def _point(original: Original, recipe: Node, scratch: Path) -> Point:
     text = scratch / "recipe.mecha"
     text.write_text(original.recipe, encoding="utf-8")
     given = original.config.get("engine") or {}
-    engine = {name: given[name] for name in ENGINE_SETTINGS if name in given}
+    engine = {name: given[name] for name in SETTINGS if name in given}
     output = {"dtype": "input", **(original.config.get("output") or {})}
     config: dict[str, Any] = {
         "models": {},

@@ -11,7 +11,9 @@ from typing import Any
 from mecha_exp.app.display import out, print_json
 from mecha_exp.app.finding import OUTPUTS
 from mecha_exp.app.original import Original, read_original
+from mecha_exp.app.recipes import add_plugins
 from mecha_exp.app.remake import Outcome, remake
+from mecha_exp.plugins import load_plugins
 from mecha_exp.tracking.store import SQLITE
 
 EXAMPLE = """\
@@ -48,7 +50,9 @@ def main(arguments: list[str]) -> int:
         "--uri", default=f"{SQLITE}outputs/mlflow.db", help="the MLflow store (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="the outcome for other programs")
+    add_plugins(parser)
     options = parser.parse_args(arguments)
+    load_plugins(options.plugin)
     with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
         original = read_original(options.what, [options.folder], options.uri, Path(scratch))
         outcome = remake(original, options.models_dir, options.output, Path(scratch), options.anyway)

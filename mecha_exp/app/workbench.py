@@ -12,17 +12,17 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mecha_exp.app import origin, provenance
-from mecha_exp.app.origin import Origin
+from mecha_exp.app import provenance
 from mecha_exp.app.passes import Made, Progress, Wanted, make
 from mecha_exp.app.point import Point
 from mecha_exp.engine import plan
+from mecha_exp.engine.origin import KEY, Origin
 from mecha_exp.errors import ConfigError, MechaError, MergeError, StoreError, did_you_mean
 from mecha_exp.evaluation import Evaluation, Scoring
 from mecha_exp.evaluation.scoring import load_state_dict
@@ -62,7 +62,14 @@ class Entry:
     @property
     def origin(self) -> Origin:
         """What the model's file says of where it comes from."""
-        return Origin.of(self.point, self.signature)
+        point = self.point
+        origin = Origin.of(point.recipe, point.options, point.dtype)
+        return replace(
+            origin,
+            inputs=self.signature.inputs,
+            output=point.output_settings,
+            methods=self.signature.methods,
+        )
 
 
 @dataclass(frozen=True)
@@ -161,7 +168,7 @@ class Workbench:
         A model in memory is the caller's: drop it before asking for the next wave.
         """
         wanted = [
-            Wanted(entry.point, bool(entry.scoring.evaluations), {origin.KEY: entry.origin.text()})
+            Wanted(entry.point, bool(entry.scoring.evaluations), {KEY: entry.origin.text()})
             for entry in entries
         ]
         for outcome in make(wanted, progress):

@@ -12,14 +12,14 @@ import torch
 from mecha_exp.engine.execution import compile_loops, execute
 from mecha_exp.engine.notices import About, Notice
 from mecha_exp.engine.options import EngineOptions
+from mecha_exp.engine.origin import metadata_of
 from mecha_exp.engine.planned import Job, Plan
 from mecha_exp.engine.planning import plan
 from mecha_exp.engine.resuming import signature_of
 from mecha_exp.engine.sinks import MemorySink, ReceiverSink, Sink
 from mecha_exp.engine.work import Progress, Tally
 from mecha_exp.errors import some
-from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
-from mecha_exp.recipe.text import serialize
+from mecha_exp.nodes import ModelNode
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,14 @@ def run_plan(
     return _report(planned, tally, time.perf_counter() - started)
 
 
-def recipe_metadata(recipe: Node) -> dict[str, str]:
-    """What an output file says of its origin in its header; nothing where a model has no path to name."""
-    if any(isinstance(model.source, InMemory) for model in models_of(recipe)):
-        return {"format": "pt"}
-    return {"format": "pt", "mecha_recipe": serialize(recipe)}
-
-
 def _open_sink(planned: Plan, number: int) -> Sink:
     """Where a job's tiles go; a file goes on with what an interrupted run of the same merge has left."""
     job, destination = planned.jobs[number], planned.destination(number)
     if destination is not None:
-        return destination.open(job.metadata, job.durable, signature_of(planned, number))
+        metadata = job.metadata
+        if metadata is None:
+            metadata = metadata_of(job.recipe, planned.options, job.dtype)
+        return destination.open(metadata, job.durable, signature_of(planned, number))
     assert isinstance(job.output, dict) or callable(job.output)
     layout = planned.layouts[number]
     return (

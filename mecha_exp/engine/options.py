@@ -16,6 +16,17 @@ ON_EXTRA = ("skip", "error", "keep")
 ON_NONFINITE = ("error", "keep", "skip")
 ON_TIED = ("error", "untie", "tie")
 RESIZE_EMBEDDINGS = ("error", "truncate", "pad")
+SETTINGS = (
+    "device",
+    "compute_dtype",
+    "on_missing",
+    "on_extra",
+    "on_nonfinite",
+    "on_tied",
+    "resize_embeddings",
+)
+"""The options that can change what a merge gives; the others change only how fast it is made."""
+
 FUSE = ("auto", "always", "never")
 _CHOICES = {
     "on_missing": ON_MISSING,
@@ -29,7 +40,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Settings of the engine. `compute_dtype`, the `on_...` and `resize_embeddings` can change the result.
+    """Settings of the engine. Only those in `SETTINGS` can change the result.
 
     Attributes:
         compute_dtype: the arithmetic, float32 or float64.

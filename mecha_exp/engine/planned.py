@@ -34,7 +34,7 @@ class Job:
             are wanted.
         dtype: of the output, or one by key (see `parse_output_dtype`); None keeps the dtype that each key has
             in the first input.
-        metadata: what the output file carries in its header.
+        metadata: what the output file carries in its header; None: what makes it again (see `origin`).
         statistics: whether distances and cosines to the inputs are measured in the same pass.
         durable: whether the file is flushed to disk before it appears.
         shard_size: bytes of a file: a larger model is written to a folder, in shards.
@@ -44,7 +44,7 @@ class Job:
     recipe: Node
     output: Path | dict[str, torch.Tensor] | Receiver | None = None
     dtype: torch.dtype | ByKey | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] | None = None
     statistics: bool = False
     durable: bool = True
     shard_size: int | None = None

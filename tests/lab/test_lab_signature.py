@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from mecha_exp import EngineOptions, add_difference_ties, model, weighted_sum
+from mecha_exp.engine.code import meaning_of
 from mecha_exp.errors import CheckpointError, RecipeError
 from mecha_exp.lab.contents import content_of, unread_bytes
-from mecha_exp.lab.signature import Signature, meaning_of, signature_of
+from mecha_exp.lab.signature import Signature, signature_of
 from mecha_exp.nodes import Node, models_of
 
 

@@ -1,0 +1,70 @@
+"""What the code of merge methods is: the same hash where the same is computed."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from functools import cache
+from pathlib import Path
+
+from mecha_exp.engine.rewriting import expand, rewrite
+from mecha_exp.errors import MechaError
+from mecha_exp.method import MergeMethod
+from mecha_exp.nodes import LiteralNode, MergeNode, Node, walk
+from mecha_exp.weighting import ByKey
+
+
+def methods_of(recipe: Node) -> dict[str, str]:
+    """The hash of the code of each merge method of a recipe, and of those that its composites are made of."""
+    try:
+        expanded = expand(_for_keys(recipe))
+    except MechaError:  # which the merge will say
+        expanded = ()
+    called = {node.method for node in walk(recipe, *expanded) if isinstance(node, MergeNode)}
+    return {method.identifier: _code(method) for method in called}
+
+
+def _for_keys(recipe: Node) -> list[Node]:
+    """The recipe with the first of all values by key, with the second ones, and so on."""
+    by_key = [n.value for n in walk(recipe) if isinstance(n, LiteralNode) and isinstance(n.value, ByKey)]
+
+    def at(number: int) -> Node:
+        def value(node: Node) -> Node:
+            if not isinstance(node, LiteralNode) or not isinstance(node.value, ByKey):
+                return node
+            values = node.value.values
+            return LiteralNode(values[min(number, len(values) - 1)], node.space)
+
+        return rewrite([recipe], value)[0]
+
+    return [at(number) for number in range(max([len(value.values) for value in by_key], default=1))]
+
+
+@cache
+def _code(method: MergeMethod) -> str:
+    """The hash of the file that a method is in, for it may call what stands beside it."""
+    try:
+        path = inspect.getsourcefile(method.__wrapped__)
+        text = Path(path).read_text(encoding="utf-8") if path and Path(path).is_file() else ""
+        return hashlib.sha256(meaning_of(text or inspect.getsource(method.__wrapped__)).encode()).hexdigest()
+    except (OSError, TypeError):  # typed at a prompt
+        return hashlib.sha256(method.__wrapped__.__code__.co_code).hexdigest()
+
+
+def meaning_of(source: str) -> str:
+    """A program's text without comments, layout and docstrings, none of which changes what it computes."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return source
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and body and _is_text(body[0]):
+            node.body = body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
