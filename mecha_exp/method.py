@@ -30,6 +30,9 @@ from mecha_exp.errors import RecipeError, did_you_mean
 from mecha_exp.nodes import LiteralNode, MergeNode, Node
 
 BUILTIN_METHODS = "mecha_exp.methods"
+RowLength = Callable[[tuple[int, ...]], int]
+"""How many consecutive entries are a row of a tensor of a shape."""
+
 _BETWEEN_FORMATS = re.compile("convert '(.+)' to '(.+)'")
 
 
@@ -39,8 +42,8 @@ class Kind(enum.Enum):
     ELEMENTWISE = "elementwise"
     """output[i] depends on inputs[i] and on small values only: flat tiles of any size."""
     ROWWISE = "rowwise"
-    """A row of the output (along the last axis) depends on that row of the inputs: tiles of whole rows,
-    of shape [rows, columns]."""
+    """A row of the output (along the last axis, or of another length) depends on that row of the inputs:
+    tiles of whole rows, of shape [rows, columns]."""
     REDUCTION = "reduction"
     """Tiles in, one small value per key out."""
     WHOLE = "whole"
@@ -64,6 +67,7 @@ class MergeMethod:
         signature: its parameters, their types, ranges and merge spaces.
         is_conversion: whether `convert` may use it to get from one model config to another.
         implementations: of an interface, the methods to choose from.
+        columns: (shape) -> how many consecutive entries of a tensor are a row; None if it has no rows.
         __wrapped__: the function itself, to be called with tensors; or a class with `__call__`.
     """
 
@@ -74,6 +78,7 @@ class MergeMethod:
         kind: Kind,
         is_conversion: bool = False,
         cache_factory: Callable[[], Any] = dict,
+        columns: RowLength | None = None,
     ) -> None:
         if inspect.isclass(function) and "__call__" not in vars(function):
             raise RecipeError(f"{identifier}: a class of a merge method needs a method `__call__`")
@@ -83,6 +88,7 @@ class MergeMethod:
         self.kind = kind
         self.signature: Signature = read_signature(function)
         self.is_conversion = is_conversion
+        self.columns = columns
         self.implementations: list[MergeMethod] = []
         self.create_cache = cache_factory
         self._check()
@@ -151,6 +157,8 @@ class Reduction(MergeMethod):
     and threads. With several rounds the function also gets `state`: None in the first round, then what
     `finish` made of the round before.
 
+    With `rowwise` a block has whole rows, of shape [rows, columns].
+
     Attributes:
         sums: whether the function returns terms of sums. The total is a number or, for a tuple, a vector.
         rank: (count, **hyperparameters) -> the rank of the entry that is wanted, 1 being the smallest. The
@@ -169,8 +177,9 @@ class Reduction(MergeMethod):
         finish: Callable[..., torch.Tensor] | None,
         sums: bool = False,
         rank: Callable[..., int] | None = None,
+        columns: RowLength | None = None,
     ) -> None:
-        super().__init__(function, identifier, Kind.REDUCTION)
+        super().__init__(function, identifier, Kind.REDUCTION, columns=columns)
         self.sums = sums
         self.rank = rank
         self.rounds = rounds
@@ -184,14 +193,19 @@ class Factor(MergeMethod):
     as equal nodes are one node, all methods and all points of a sweep that need it share it.
 
     Attributes:
-        elements: how many numbers it holds for a tensor of a shape, for the memory budget.
+        elements: (shape, **hyperparameters) -> how many numbers it holds for a tensor of a shape, for the
+            memory budget; hyperparameters are those of the function that it names as keywords.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], identifier: str, elements: Callable[[tuple[int, ...]], int]
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], identifier: str, elements: Callable[..., int]) -> None:
         super().__init__(function, identifier, Kind.FACTOR)
         self.elements = elements
+        named = inspect.signature(elements).parameters.values()
+        self._named = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name in self.signature.names]
+
+    def size(self, shape: tuple[int, ...], hyperparameters: Mapping[str, Any]) -> int:
+        """How many numbers it holds for a tensor of a shape."""
+        return self.elements(shape, **{name: hyperparameters[name] for name in self._named})
 
 
 _registry: dict[str, MergeMethod] = {}
@@ -204,7 +218,7 @@ def merge_method(
     *,
     identifier: str | None = None,
     elementwise: bool = False,
-    rowwise: bool = False,
+    rowwise: bool | RowLength = False,
     composite: bool = False,
     choice: bool = False,
     register: bool = True,
@@ -220,7 +234,7 @@ def merge_method(
     *,
     identifier: str | None = None,
     elementwise: bool = False,
-    rowwise: bool = False,
+    rowwise: bool | RowLength = False,
     composite: bool = False,
     choice: bool = False,
     register: bool = True,
@@ -239,7 +253,7 @@ def merge_method(
         identifier: its name in recipes; the function's name by default.
         elementwise: `Kind.ELEMENTWISE`. Tensors come as flat tiles in the dtype of the arithmetic, small
             values as zero-dimensional tensors.
-        rowwise: `Kind.ROWWISE`.
+        rowwise: `Kind.ROWWISE`; true for rows along the last axis, or (shape) -> the length of a row.
         composite: `Kind.COMPOSITE`: the function gets nodes for tensors (None for those left out) and
             returns a node.
         choice: `Kind.CHOICE`: the function returns one of the state dicts that it gets, or skips the key.
@@ -257,7 +271,7 @@ def merge_method(
     """
     kinds = {
         Kind.ELEMENTWISE: elementwise,
-        Kind.ROWWISE: rowwise,
+        Kind.ROWWISE: bool(rowwise),
         Kind.COMPOSITE: composite,
         Kind.CHOICE: choice,
         Kind.INTERFACE: is_interface,
@@ -269,7 +283,8 @@ def merge_method(
         raise RecipeError("a conversion, an interface and what implements one must be registered")
 
     def decorate(fn: Callable[..., Any]) -> MergeMethod:
-        made = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory)
+        columns = _row_length(rowwise)
+        made = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory, columns)
         if implements is not None:
             _implement(made, implements)
         return _registered(made, register)
@@ -286,6 +301,7 @@ def reduction(
     rank: Callable[..., int] | None = None,
     rounds: Callable[[torch.dtype], int] = ...,
     finish: Callable[..., torch.Tensor] | None = None,
+    rowwise: bool | RowLength = False,
     register: bool = True,
 ) -> Callable[[Callable[..., Any]], Reduction]: ...
 def reduction(
@@ -296,22 +312,26 @@ def reduction(
     rank: Callable[..., int] | None = None,
     rounds: Callable[[torch.dtype], int] = lambda _: 1,
     finish: Callable[..., torch.Tensor] | None = None,
+    rowwise: bool | RowLength = False,
     register: bool = True,
 ) -> Reduction | Callable[[Callable[..., Any]], Reduction]:
-    """Make a reduction of a function of entries or of blocks; see `Reduction`.
+    """Make a reduction of a function of entries or of blocks; see `Reduction` and, for rows, `merge_method`.
 
     >>> @reduction(sums=True)
     ... def dot(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor, "param"):
     ...     return a.double() * b.double()
 
     Raises:
-        RecipeError: as `merge_method`; or both `sums` and `rank` are given, or `rank` and `finish`.
+        RecipeError: as `merge_method`; or both `sums` and `rank` are given, or `rank` and `finish`, or rows
+            for what is told entry by entry.
     """
     if rank and (sums or finish):
         raise RecipeError("a reduction by rank gives the entry of that rank: it has no sums and no finish")
+    if rowwise and (rank or sums):
+        raise RecipeError("a reduction by rows gets blocks of rows: it has no sums and no rank of entries")
 
     def decorate(fn: Callable[..., Any]) -> Reduction:
-        made = Reduction(fn, fn.__name__, rounds, finish, sums, rank)
+        made = Reduction(fn, fn.__name__, rounds, finish, sums, rank, _row_length(rowwise))
         _registered(made, register)
         return made
 
@@ -319,7 +339,7 @@ def reduction(
 
 
 def factor(
-    *, elements: Callable[[tuple[int, ...]], int] = math.prod, register: bool = False
+    *, elements: Callable[..., int] = math.prod, register: bool = False
 ) -> Callable[[Callable[..., Any]], Factor]:
     """Make a factor of a function of whole tensors; see `Factor`. Whole-tensor methods take it as a `param`.
 
@@ -394,6 +414,14 @@ def spread(weights: float | Sequence[float], count: int) -> list[float]:
             f"{len(weights)} weights are given for {count} models. Give one number, or {count}."
         )
     return [float(w) for w in weights]
+
+
+def _row_length(rowwise: bool | RowLength) -> RowLength | None:
+    return rowwise if callable(rowwise) else _last_axis if rowwise else None
+
+
+def _last_axis(shape: tuple[int, ...]) -> int:
+    return shape[-1] if shape else 1
 
 
 def _implement(method: MergeMethod, interface: str | MergeMethod) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from mecha_exp import Parameter, Return, merge_method
 from mecha_exp.method import is_constant
 from mecha_exp.methods.limiting import higher, lower
-from mecha_exp.methods.linear import add_scaled, combination, deltas_to, n_average
+from mecha_exp.methods.linear import add_scaled, combination, deltas_to, difference, n_average
 from mecha_exp.methods.parameters import Base, Delta, Experts, Model, RowNorm, Scale, Small
 from mecha_exp.methods.reductions import gram, gram_matrix
 
@@ -155,12 +155,6 @@ def geometric_median(
     apart = [difference(model, models[0]) for model in models[1:]]
     shares = median_shares(gram(*apart), count=len(models), eps=eps, maxiter=maxiter, ftol=ftol)
     return combination(*models, coefficients=shares)
-
-
-@merge_method(elementwise=True, register=False)
-def difference(a: Model, b: Model) -> Return(Tensor):
-    """a - b, of models in any merge space."""
-    return a - b
 
 
 @merge_method(elementwise=True)

@@ -5,13 +5,13 @@ from itertools import product
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
+from torch.nn.functional import cosine_similarity
 
 from mecha_exp import Parameter, Return, merge_method
 from mecha_exp.method import is_constant
 from mecha_exp.methods.linear import add_difference, add_scaled, subtract, weighted_sum
 from mecha_exp.methods.parameters import Alpha, Base, Delta, Model, Share, Small, Weight
-from mecha_exp.methods.reductions import dot, squared_norm
+from mecha_exp.methods.reductions import column_cosines, column_products, dot, slice_size, squared_norm
 
 
 @merge_method(elementwise=True, register=False)
@@ -145,40 +145,37 @@ def multiply_quotient(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Retu
     return torch.where(result.isfinite(), result, a)
 
 
-def _less_alike(a: Tensor, b: Tensor, likeness: Tensor, alpha: Tensor) -> Tensor:
-    k = 1 - (likeness - alpha).clamp(0, 1)
+@merge_method(elementwise=True, register=False)
+def cosine_with_overall(columns: Small, products: Small) -> Return(Tensor, "param"):
+    """The mean of the cosine of each column and that of the whole tensors, one with zeros counting as 0."""
+    overall = products[2].sum() / (products[0].sum() * products[1].sum()).sqrt()
+    return (columns.nan_to_num(nan=0) + overall.nan_to_num(nan=0)) / 2
+
+
+@merge_method(rowwise=slice_size, register=False)
+def blended_columns(a: Weight, b: Weight, likeness: Small, alpha: Small) -> Return(Tensor, "weight"):
+    """lerp(a, b, 1 - clamp(likeness - alpha, 0, 1)), column by column; no likeness counts as 0."""
+    k = 1 - (likeness.nan_to_num(nan=0) - alpha).clamp(0, 1)
     return torch.where(k < 0.5, a + k * (b - a), b - (1 - k) * (b - a))
 
 
-@merge_method
+@merge_method(composite=True)
 def add_cosine_a(a: Weight, b: Weight, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
     """lerp(a, b, k), k = 1 - clamp(s - alpha, 0, 1), s the cosine of the columns (along axis 0) of a and b.
 
-    Whole tensors: a column's cosine is known only when all its rows have been seen.
-    Source: supermerger (cosineA); sd-mecha.
+    A cosine with zeros counts as 0. Source: supermerger (cosineA); sd-mecha.
     """
-    likeness = _column_cosine(normalize(_rows(a), dim=0), normalize(_rows(b), dim=0))
-    return _less_alike(_rows(a), _rows(b), likeness, alpha).reshape(a.shape)
+    return blended_columns(a, b, column_cosines(column_products(a, b)), alpha)
 
 
-@merge_method
+@merge_method(composite=True)
 def add_cosine_b(a: Weight, b: Weight, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
     """As `add_cosine_a`, s being the mean of the column's cosine and that of the whole tensors.
 
     A cosine with zeros counts as 0. Source: supermerger (cosineB); sd-mecha.
     """
-    norms = a.norm() * b.norm()
-    overall = (a * b).sum() / norms if norms > 0 else norms
-    likeness = (_column_cosine(_rows(a), _rows(b)) + overall) / 2
-    return _less_alike(_rows(a), _rows(b), likeness, alpha).reshape(a.shape)
-
-
-def _rows(a: Tensor) -> Tensor:
-    return a if a.ndim else a.reshape(1)
-
-
-def _column_cosine(a: Tensor, b: Tensor) -> Tensor:
-    return cosine_similarity(a, b, dim=0)
+    products = column_products(a, b)
+    return blended_columns(a, b, cosine_with_overall(column_cosines(products), products), alpha)
 
 
 @merge_method(rowwise=True)

@@ -11,6 +11,7 @@ from mecha_exp.method import is_constant, spread
 from mecha_exp.methods.centres import Iterations, Nearest, Progress
 from mecha_exp.methods.linear import add_scaled, deltas_to
 from mecha_exp.methods.linear import scale as scaled
+from mecha_exp.methods.ordering import ranks
 from mecha_exp.methods.parameters import (
     Alpha,
     Base,
@@ -104,35 +105,27 @@ def dare_ties(
     return add_scaled(base, merged_deltas(dropped, weights, consensus=True), scale)
 
 
-@factor(elements=math.prod)
-def ranks_in_rows(delta: Delta) -> Return(Tensor, "param"):
-    """The place of each magnitude in its row, from 0 for the smallest to 1.
+def filter_size(shape: tuple[int, ...]) -> int:
+    """The length of DELLA's rows: slices along the first axis, or all of a tensor of one axis."""
+    return math.prod(shape[1:] if len(shape) > 1 else shape)
 
-    A row is a slice along the first axis, or all of a tensor of one axis. Of equal magnitudes the later entry
-    has the higher rank.
+
+@merge_method(rowwise=filter_size, register=False)
+def probability_by_rank(delta: Delta, density: Parameter(float), epsilon: Parameter(float)) -> Return(
+    Tensor, "param"
+):
+    """density - epsilon for the smallest entry of a row, density + epsilon for the largest.
+
+    Of equal magnitudes the later entry has the higher rank.
     """
-    rows = delta.abs().flatten(1) if delta.ndim > 1 else delta.abs().reshape(1, -1)
-    return _ranks(rows) / max(rows.shape[1] - 1, 1)
+    place = ranks(delta.abs()) / max(delta.shape[1] - 1, 1)
+    return density - epsilon + 2 * epsilon * place
 
 
 @factor(elements=math.prod)
-def ranks(delta: Delta) -> Return(Tensor, "param"):
+def rank_in_tensor(delta: Delta) -> Return(Tensor, "param"):
     """The place of each magnitude in the whole tensor, from 1 for the smallest."""
-    return _ranks(delta.abs().reshape(1, -1)) + 1
-
-
-def _ranks(rows: Tensor) -> Tensor:
-    order = rows.argsort(dim=1, stable=True)
-    places = torch.arange(rows.shape[1]).to(rows).expand_as(rows)
-    return torch.empty_like(rows).scatter_(1, order, places)
-
-
-@merge_method(register=False)
-def probability_by_rank(
-    delta: Delta, rank: Small, density: Parameter(float), epsilon: Parameter(float)
-) -> Return(Tensor, "param"):
-    """density - epsilon for the smallest entry of a row, density + epsilon for the largest."""
-    return (density - epsilon + 2 * epsilon * rank).reshape(delta.shape)
+    return ranks(delta.abs().flatten()) + 1
 
 
 def _della(
@@ -154,7 +147,7 @@ def _della(
                 f"epsilon: {share:g} - {epsilon:g} and {share:g} + {epsilon:g} must lie between 0 and 1, "
                 f"since they are probabilities. Give an epsilon below {min(share, 1 - share):g}."
             )
-        chances = probability_by_rank(delta, ranks_in_rows(delta), density=share, epsilon=epsilon)
+        chances = probability_by_rank(delta, density=share, epsilon=epsilon)
         kept.append(_dropped(delta, chances, rescale, seed, i))
     return kept
 
@@ -179,7 +172,7 @@ def della_linear(
     """base + scale sum_i w_i drop(model_i - base), larger entries being kept more often.
 
     The probability goes linearly with the rank of the magnitude in its row (a slice along the first axis),
-    from density - epsilon to density + epsilon. `rescale` is as for `dare_linear`. Ranks need whole tensors.
+    from density - epsilon to density + epsilon. `rescale` is as for `dare_linear`.
     Source: DELLA, Deep et al. 2024, arXiv:2406.11617; mergekit rescales by the L1 norm.
     """
     if is_constant(scale, 0):
@@ -330,7 +323,9 @@ def ties_sum_with_dropout(
     for i, delta in enumerate(deltas):
         chance: Node | float = 1 - probability
         if della_eps:
-            chance = probability_by_size(delta, ranks(delta), probability=probability, della_eps=della_eps)
+            chance = probability_by_size(
+                delta, rank_in_tensor(delta), probability=probability, della_eps=della_eps
+            )
         dropped.append(_dropped(delta, chance, False, seed, i))
     settings = {"k": k, "vote_sgn": vote_sgn, "apply_stock": apply_stock, "apply_median": apply_median}
     limits = {"cos_eps": cos_eps, "eps": eps, "maxiter": maxiter, "ftol": ftol}

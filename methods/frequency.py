@@ -6,65 +6,76 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, factor, merge_method
-from mecha_exp.methods.linear import weighted_sum
+from mecha_exp.methods.linear import difference, plus, weighted_sum
 from mecha_exp.methods.parameters import Model, Share, Small, Weight
 from mecha_exp.methods.slicing import ascending
 
 Tilt = Parameter(float, help="slope of the filter: 0 is a sharp cut, 1 a weighted sum; it has the period 4")
 
 
-def distances(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """How far each place of a spectrum is from frequency 0: the root of the mean square over axes, 0 to 1."""
+def spectrum_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the real Fourier transform of a tensor of a shape."""
+    return (*shape[:-1], shape[-1] // 2 + 1)
+
+
+def squared_distances(shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
+    """How far the places of a spectrum are from frequency 0, squared, 0 to 1 along each axis."""
     axes = []
     for axis, size in enumerate(shape):
         if axis == len(shape) - 1:
-            axes.append(torch.arange(size).to(like) / max(size - 1, 1))
+            distances = torch.arange(size).to(like) / max(size - 1, 1)
         else:  # the second half are the negative frequencies
             places = torch.arange(size)
-            axes.append(torch.minimum(places, size - places).to(like) / max(size // 2, 1))
-    squares = [axis.square() for axis in axes]
-    return (sum(torch.meshgrid(*squares, indexing="ij")) / len(shape)).sqrt()
+            distances = torch.minimum(places, size - places).to(like) / max(size // 2, 1)
+        axes.append(distances.square().reshape(-1, *[1] * (len(shape) - 1 - axis)))
+    return axes
 
 
-def high_pass(shape: tuple[int, ...], alpha: float, tilt: float, like: Tensor) -> Tensor:
-    """The share of b at each place of a spectrum: a step or a slope over the distance from frequency 0.
+def high_pass(distance: Tensor, alpha: float, tilt: float) -> Tensor:
+    """The share of b at a distance from frequency 0, from 0 to 1: a step or a slope.
 
     The step is at 1 - alpha. `tilt` turns it, in quarter turns, and slides it until it touches (alpha, 1 -
     alpha).
     """
     tilt = tilt % 4
-    return 1 - _cut(shape, 1 - alpha, tilt - 2, like) if tilt > 2 else _cut(shape, alpha, tilt, like)
+    return 1 - _cut(distance, 1 - alpha, tilt - 2) if tilt > 2 else _cut(distance, alpha, tilt)
 
 
-def _cut(shape: tuple[int, ...], alpha: float, tilt: float, like: Tensor) -> Tensor:
-    mesh = distances(shape, like)
+def _cut(distance: Tensor, alpha: float, tilt: float) -> Tensor:
     if tilt < 1e-10:
-        return (mesh > 1 - alpha).to(like)
+        return (distance > 1 - alpha).to(distance)
     if abs(tilt - 2) < 1e-10:
-        return (mesh < 1 - alpha).to(like)
+        return (distance < 1 - alpha).to(distance)
     slope = 1 / math.tan(math.pi * tilt / 2)
     level = alpha + slope * (alpha - 1) if tilt <= 1 else alpha - slope * alpha
-    return (mesh * slope + level).clamp(0, 1)
+    return (distance * slope + level).clamp(0, 1)
 
 
-def _blend(a: Tensor, b: Tensor, alpha: float, tilt: float, like: Tensor) -> Tensor:
-    return a + high_pass(tuple(a.shape), alpha, tilt, like) * (b - a)
+def filtered(waves: Tensor, alpha: float, tilt: float) -> Tensor:
+    """A spectrum times `high_pass`, a slice of its first axis at a time.
+
+    The distance from frequency 0 is the root of the mean square over the axes.
+    """
+    first, *others = squared_distances(tuple(waves.shape), waves.real)
+    made = torch.empty_like(waves)
+    for place, square in enumerate(first):
+        distance = (sum(others, square) / waves.ndim).sqrt()
+        made[place] = waves[place] * high_pass(distance.reshape(waves.shape[1:]), alpha, tilt)
+    return made
 
 
-@factor(elements=lambda shape: 2 * math.prod(shape))
+@factor(elements=lambda shape: 2 * math.prod(spectrum_shape(shape)) if shape else 1)
 def spectrum(a: Model) -> Return(Tensor, "param"):
     """The real Fourier transform over all axes; a number is its own."""
     return torch.fft.rfftn(a) if a.ndim else a
 
 
 @merge_method(register=False)
-def cross(a: Model, low: Small, high: Small, alpha: Parameter(float), tilt: Parameter(float)) -> Return(
+def high_frequencies(d: Model, waves: Small, alpha: Parameter(float), tilt: Parameter(float)) -> Return(
     Tensor
 ):
-    """The tensor with the low frequencies of a spectrum and the high ones of another; numbers are blended."""
-    if not a.ndim:
-        return a + alpha * (high - a)
-    return torch.fft.irfftn(_blend(low, high, alpha, tilt, a), s=a.shape)
+    """The high frequencies of a tensor with a spectrum; of a number the share alpha."""
+    return torch.fft.irfftn(filtered(waves, alpha, tilt), s=d.shape) if d.ndim else alpha * d
 
 
 @merge_method(composite=True)
@@ -78,19 +89,20 @@ def crossover(a: Model, b: Model, alpha: Share = 0.5, tilt: Tilt = 0.0) -> Retur
     """
     if alpha in (0, 1) or tilt == 1:
         return weighted_sum(a, b, alpha=alpha)
-    return cross(a, spectrum(a), spectrum(b), alpha=alpha, tilt=tilt)
+    apart = difference(b, a)
+    return plus(a, high_frequencies(apart, spectrum(apart), alpha=alpha, tilt=tilt))
 
 
 @merge_method(register=False)
-def cross_in_order(
-    a: Model, b: Model, order: Small, alpha: Parameter(float), tilt: Parameter(float)
+def high_frequencies_in_order(
+    d: Model, order: Small, alpha: Parameter(float), tilt: Parameter(float)
 ) -> Return(Tensor):
-    """The crossover of the entries of a and b in an order, as if they were samples in time."""
-    low, high = (torch.fft.rfft(x.flatten()[order]) for x in (a, b))
-    crossed = torch.fft.irfft(_blend(low, high, alpha, tilt, a), n=a.numel())
-    back = torch.empty_like(crossed)
-    back[order] = crossed
-    return back.reshape(a.shape)
+    """The high frequencies of the entries in an order, as if they were samples in time."""
+    waves = torch.fft.rfft(d.flatten()[order])
+    distance = torch.arange(len(waves)).to(d) / max(len(waves) - 1, 1)
+    back = d.new_empty(d.numel())
+    back[order] = torch.fft.irfft(waves * high_pass(distance, alpha, tilt), n=d.numel())
+    return back.reshape(d.shape)
 
 
 @merge_method(composite=True)
@@ -104,4 +116,5 @@ def distribution_crossover(a: Weight, b: Weight, c: Weight, alpha: Share = 0.5, 
     """
     if alpha in (0, 1) or tilt == 1:
         return weighted_sum(a, b, alpha=alpha)
-    return cross_in_order(a, b, ascending(c), alpha=alpha, tilt=tilt)
+    high = high_frequencies_in_order(difference(b, a), ascending(c), alpha=alpha, tilt=tilt)
+    return plus(a, high)

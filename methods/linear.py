@@ -103,6 +103,18 @@ def subtract(a: Weight, b: Weight) -> Return(Tensor, "delta"):
     return a - b
 
 
+@merge_method(elementwise=True, register=False)
+def difference(a: Model, b: Model) -> Return(Tensor):
+    """a - b, of models in any merge space."""
+    return a - b
+
+
+@merge_method(elementwise=True, register=False)
+def plus(a: Model, d: Parameter(Tensor)) -> Return(Tensor):
+    """a + d."""
+    return a + d
+
+
 @merge_method(elementwise=True)
 def scale(a: Delta, alpha: Alpha = 1.0) -> Return(Tensor, "delta"):
     """alpha a, of a delta."""

@@ -1,10 +1,12 @@
 """What other methods need to know of a whole tensor before they can go through it tile by tile."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, merge_method, reduction
-from mecha_exp.methods.parameters import Kept, Model
+from mecha_exp.methods.parameters import Kept, Model, Small
 from mecha_exp.nodes import Node
 
 
@@ -40,6 +42,24 @@ def gram_matrix(products: Tensor, count: int) -> Tensor:
     full[row, column] = products.reshape(-1)
     full[column, row] = products.reshape(-1)
     return full
+
+
+def slice_size(shape: tuple[int, ...]) -> int:
+    """The entries of a slice along the first axis: how many columns there are to go down."""
+    return math.prod(shape[1:])
+
+
+@reduction(rowwise=slice_size, register=False)
+def column_products(a: Model, b: Model) -> Return(Tensor, "param"):
+    """|a|^2, |b|^2 and <a, b> of each column (along the first axis), [3, columns], in float64."""
+    first, second = a.double(), b.double()
+    return torch.stack([first.square().sum(0), second.square().sum(0), (first * second).sum(0)])
+
+
+@merge_method(elementwise=True, register=False)
+def column_cosines(products: Small) -> Return(Tensor, "param"):
+    """The cosine of each column, from `column_products`; not a number where a column is zero."""
+    return products[2] / (products[0] * products[1]).sqrt()
 
 
 @merge_method(elementwise=True, register=False)

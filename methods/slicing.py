@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mecha_exp import Parameter, Return, Tile, factor, merge_method
 from mecha_exp.methods.linear import add_scaled, subtract
+from mecha_exp.methods.ordering import ascending_order
 from mecha_exp.methods.parameters import Base, Model, Small
 
 Width = Parameter(
@@ -43,7 +44,7 @@ def tensor_sum(a: Model, b: Model, tile: Tile, width: Width = 0.5, offset: Offse
 @factor(elements=lambda shape: 2 * math.prod(shape))
 def ascending(a: Model) -> Return(Tensor, "param"):
     """The places of the entries from the smallest to the largest; of equal ones the earlier comes first."""
-    return a.flatten().argsort(stable=True)
+    return ascending_order(a.flatten())
 
 
 @merge_method(register=False)

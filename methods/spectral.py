@@ -23,12 +23,18 @@ def _centred(a: Tensor, centralization: float) -> tuple[Tensor, Tensor]:
     return matrix - mean, mean
 
 
-def _side(shape: tuple[int, ...]) -> int:
+def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The columns of `as_matrix`, and its smaller side."""
     rows = shape[0] * shape[1] if len(shape) == 4 and math.prod(shape[2:]) != 1 else (shape or (1,))[0]
-    return min(rows, math.prod(shape) // max(rows, 1))
+    columns = math.prod(shape) // max(rows, 1)
+    return columns, min(rows, columns)
 
 
-@factor(elements=lambda shape: 2 * math.prod(shape))
+def _frames(shape: tuple[int, ...]) -> int:
+    return 2 * math.prod(_sides(shape))
+
+
+@factor(elements=_frames)
 def alignment_of(a: Model, b: Model, centralization: Parameter(float)) -> Return(Tensor, "param"):
     """The frames U, V of the rotation that brings the centred rows of a nearest to those of b (Procrustes).
 
@@ -49,7 +55,7 @@ def alignment_of(a: Model, b: Model, centralization: Parameter(float)) -> Return
     return q_a @ u[:, known], q_b @ vh.mT[:, known]
 
 
-@factor(elements=lambda shape: 2 * math.prod(shape))
+@factor(elements=_frames)
 def proper(frames: Small) -> Return(Tensor, "param"):
     """The frames of a rotation without a reflection, which has no fractional powers.
 
@@ -61,7 +67,7 @@ def proper(frames: Small) -> Return(Tensor, "param"):
     return torch.cat([u[:, :-1], u[:, -1:] * torch.linalg.slogdet(u @ v.mT)[0]], 1), v
 
 
-@factor(elements=lambda shape: 3 * _side(shape) ** 2)
+@factor(elements=lambda shape: max(3 * _sides(shape)[1] ** 2, _frames(shape)))
 def turning(frames: Small, eps: Parameter(float), max_iters: Parameter(int)) -> Return(Tensor, "param"):
     """What fractional powers of the rotation need: its angles and axes, or the way between the frames."""
     if not frames:
@@ -107,11 +113,12 @@ def rotated(
     if a.ndim < 2:
         return a + alpha * (b - a)
     rows, mean_a = _centred(a, centralization)
-    others, mean_b = _centred(b, centralization)
+    mean_b = as_matrix(b).mean(0) * centralization
     if alpha:
-        rows = rows + alpha * (_rotated(others, frames, turn, -1) - rows)
-    moved = _rotated(rows, frames, turn, alignment) + mean_a + alignment * (mean_b - mean_a)
-    return moved.reshape(a.shape)
+        others = _rotated(as_matrix(b) - mean_b, frames, turn, -1)
+        rows = rows + alpha * (others - rows)
+    moved = _rotated(rows, frames, turn, alignment)
+    return moved.add_(mean_a + alignment * (mean_b - mean_a)).reshape(a.shape)
 
 
 @merge_method(register=False)

@@ -7,7 +7,15 @@ from mecha_exp import Parameter, Return, merge_method
 from mecha_exp.method import is_constant, spread
 from mecha_exp.methods.linear import add_scaled, combination, subtract, weighted_sum
 from mecha_exp.methods.parameters import Base, Model, Small, Weights
-from mecha_exp.methods.reductions import dot, gram, gram_matrix, norm
+from mecha_exp.methods.reductions import (
+    column_cosines,
+    column_products,
+    dot,
+    gram,
+    gram_matrix,
+    norm,
+    slice_size,
+)
 
 SMALLEST_SINE = 1e-7
 """Below it the two directions are parallel, or opposite, and no arc between them is defined."""
@@ -85,11 +93,9 @@ def slerp_raw(
     return combine(a, weight_a, b, arc_weight(*known, alpha, threshold=threshold))
 
 
-def _arc(a: Tensor, b: Tensor, alpha: float, axis: int) -> Tensor:
-    """`slerp_raw` of each slice along an axis."""
-    norms = a.norm(dim=axis, keepdim=True) * b.norm(dim=axis, keepdim=True)
-    cosine = ((a * b).sum(axis, keepdim=True) / norms).clamp(-1, 1)
-    omega = torch.arccos(cosine)
+def _arc(a: Tensor, b: Tensor, cosine: Tensor, alpha: float | Tensor) -> Tensor:
+    """`slerp_raw` of slices of which the cosine is known; the weighted sum where it is not a number."""
+    omega = torch.arccos(cosine.clamp(-1, 1))
     arc = (torch.sin((1 - alpha) * omega) * a + torch.sin(alpha * omega) * b) / torch.sin(omega)
     return torch.where(torch.sin(omega) > SMALLEST_SINE, arc, (1 - alpha) * a + alpha * b)
 
@@ -97,13 +103,14 @@ def _arc(a: Tensor, b: Tensor, alpha: float, axis: int) -> Tensor:
 @merge_method(rowwise=True, register=False)
 def arc_of_rows(a: Model, b: Model, alpha: Parameter(float)) -> Return(Tensor):
     """The arc of each slice along the last axis."""
-    return _arc(a, b, alpha, -1)
+    norms = a.norm(dim=-1, keepdim=True) * b.norm(dim=-1, keepdim=True)
+    return _arc(a, b, (a * b).sum(-1, keepdim=True) / norms, alpha)
 
 
-@merge_method(register=False)
-def arc_of_columns(a: Model, b: Model, alpha: Parameter(float)) -> Return(Tensor):
+@merge_method(rowwise=slice_size, register=False)
+def arc_of_columns(a: Model, b: Model, cosines: Small, alpha: Parameter(float)) -> Return(Tensor):
     """The arc of each slice along the first axis."""
-    return _arc(a, b, alpha, 0)
+    return _arc(a, b, cosines, alpha)
 
 
 @merge_method(composite=True)
@@ -118,8 +125,7 @@ def nuslerp(
 ) -> Return(Tensor):
     """`slerp_raw` at alpha = weight_b / (weight_a + weight_b); of deltas if there is a base.
 
-    There is no threshold, and alpha is 0.5 where the weights sum to 0. Slices along the first axis need the
-    whole tensor.
+    There is no threshold, and alpha is 0.5 where the weights sum to 0.
     Source: mergekit.
     """
     total = weight_a + weight_b
@@ -128,8 +134,10 @@ def nuslerp(
         a, b = subtract(a, base), subtract(b, base)
     if flatten:
         merged = slerp_raw(a, b, alpha=alpha, threshold=1.0)
+    elif row_wise:
+        merged = arc_of_columns(a, b, column_cosines(column_products(a, b)), alpha=alpha)
     else:
-        merged = (arc_of_columns if row_wise else arc_of_rows)(a, b, alpha=alpha)
+        merged = arc_of_rows(a, b, alpha=alpha)
     return merged if base is None else add_scaled(base, merged, 1.0)
 
 

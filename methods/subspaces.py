@@ -35,24 +35,30 @@ def iso_c(base: Base, *models: Experts, scale: Scale = 1.0) -> Return(Tensor, "w
     return add_scaled(base, isotropic(total, decomposition(total), count=len(models)), scale)
 
 
-@factor(elements=lambda shape: 4 * math.prod(shape))
+@factor(elements=lambda shape, *, tasks: 2 * math.prod(shape) // tasks)
+def leading_parts(delta: Delta, tasks: Parameter(int)) -> Return(Tensor, "param"):
+    """U, S and V of the largest singular parts of a task, its share of the rank among so many `tasks`.
+
+    At least one; parts of no size are left out, since their directions mean nothing.
+    """
+    parts = decomposition.__wrapped__(delta)
+    if not parts:
+        return ()
+    u, s, vh = parts
+    known = s[: max(len(s) // tasks, 1)] > s.max() * max(len(u), vh.shape[1]) * torch.finfo(s.dtype).eps
+    return u[:, : len(known)][:, known], s[: len(known)][known], vh[: len(known)][known].mT
+
+
+@factor(elements=lambda shape: 2 * math.prod(shape))
 def separated(*parts: Small) -> Return(Tensor, "param"):
-    """The first singular parts of each task, an equal share of the rank each, made orthogonal to each other.
+    """The leading parts of all tasks, made orthogonal to each other.
 
     Of the stacked U, and likewise of the stacked V, the nearest matrix with orthonormal columns is taken.
-    Parts of no size are left out, since their directions mean nothing.
     """
     if not parts[0]:
         return ()
-    first = [_largest(*each, len(each[1]) // len(parts)) for each in parts]
-    left, sizes, right = (torch.cat(stacked, -1) for stacked in zip(*first, strict=True))
+    left, sizes, right = (torch.cat(stacked, -1) for stacked in zip(*parts, strict=True))
     return _nearest_frame(left), sizes, _nearest_frame(right.mT)
-
-
-def _largest(u: Tensor, s: Tensor, vh: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V of the `count` largest singular parts, at least one, without those of no size."""
-    known = s[: max(count, 1)] > s.max() * max(len(u), vh.shape[1]) * torch.finfo(s.dtype).eps
-    return u[:, : len(known)][:, known], s[: len(known)][known], vh[: len(known)][known].mT
 
 
 def _nearest_frame(matrix: Tensor) -> Tensor:
@@ -81,5 +87,5 @@ def tsv_m(base: Base, *models: Experts, scale: Scale = 1.0) -> Return(Tensor, "w
     if is_constant(scale, 0):
         return base
     deltas = deltas_to(base, models)
-    parts = separated(*(decomposition(delta) for delta in deltas))
+    parts = separated(*(leading_parts(delta, tasks=len(deltas)) for delta in deltas))
     return add_scaled(base, from_parts(n_average(*deltas), parts), scale)

@@ -88,6 +88,8 @@ def recipes(a: Model, b: Model, c: Model) -> dict[str, Node]:
         "reductions of reductions": m.slerp(ties, m.slerp(b, c), alpha=0.2),
         "rows of tiles of rows": softmax_rows(m.weighted_sum(m.n_model_stock(a, b, c), b), sharpness=2),
         "reductions of rows": m.slerp(m.n_model_stock(a, b, c), softmax_rows(a)),
+        "rows of other lengths": m.della(a, m.add_cosine_b(b, c, alpha=0.3), c, density=0.6, seed=4),
+        "reductions of columns": m.nuslerp(softmax_rows(a), b, weight_b=2.0, flatten=False, row_wise=True),
         "whole": m.weighted_sum(reverse(m.slerp(a, reverse(b))), c, alpha=0.1),
         "per key": m.slerp(a, b, alpha={"conv": 0, "proj.weight": 1, "default": 0.1}),
         "one model": as_node(b),

@@ -55,6 +55,37 @@ def test_a_factor_counts_in_the_memory_budget(decomposed):
         mx.merge(low_rank(node, svd(node), rank=2), options=options)
 
 
+def test_whole_tensors_are_held_no_longer_than_they_are_needed():
+    @merge_method(register=False)
+    def doubled(a: Parameter(Tensor)) -> Return(Tensor):
+        return a + a
+
+    node = mx.model({"w": torch.ones(100, 100)})
+    for _ in range(5):
+        node = doubled(node)
+
+    with mx.plan([mx.Job(node, {})]) as planned:
+        assert planned.whole_bytes == 2 * 4 * 100 * 100  # what goes in, and what comes out
+    assert mx.merge(node)["w"].unique().item() == 32
+
+
+def test_the_size_of_a_factor_may_depend_on_its_hyperparameters():
+    @mx.factor(elements=lambda shape, *, share: math.prod(shape) // share)
+    def first_rows(a: Parameter(Tensor), share: Parameter(int)) -> Return(Tensor, "param"):
+        return a[: len(a) // share]
+
+    @merge_method(register=False)
+    def above(a: Parameter(Tensor), rows: Parameter(Tensor, "param")) -> Return(Tensor):
+        return torch.where(torch.arange(len(a)).unsqueeze(1) < len(rows), a, 0)
+
+    node = mx.model({"w": torch.ones(100, 100)})
+    recipe = above(node, first_rows(node, share=4))
+
+    with mx.plan([mx.Job(recipe, {})]) as planned:
+        assert planned.whole_bytes == 4 * (100 * 100 * 2 + 100 * 25)
+    assert mx.merge(recipe)["w"].sum(1).tolist() == [100.0] * 25 + [0.0] * 75
+
+
 def test_a_factor_is_no_model_and_no_tile(decomposed):
     _, svd, _ = decomposed
     node = mx.model({"w": torch.ones(3, 3)})

@@ -207,6 +207,10 @@ def test_a_parameter_needs_an_annotation_that_can_be_merged():
 def test_the_decorator_refuses_what_has_no_meaning():
     with pytest.raises(RecipeError, match=r"one of elementwise, rowwise, not several"):
         merge_method(elementwise=True, rowwise=True)
+    with pytest.raises(RecipeError, match=r"by rows gets blocks of rows: it has no sums"):
+        reduction(sums=True, rowwise=True)
+    with pytest.raises(RecipeError, match=r"by rank gives the entry of that rank: it has no sums"):
+        reduction(sums=True, rank=lambda count: 1)
     with pytest.raises(RecipeError, match=r"unknown merge space 'weigth'\. Did you mean 'weight'"):
         Parameter(Tensor, "weigth")
     with pytest.raises(RecipeError, match=r"unknown merge space 'deltas'"):

@@ -29,6 +29,7 @@ from rich.table import Table
 
 from mecha_exp.app.record import Record
 from mecha_exp.engine import Plan
+from mecha_exp.engine.program import Program
 from mecha_exp.lab.contents import unread_bytes
 
 log = logging.getLogger(__name__)
@@ -128,9 +129,14 @@ def show_plan(
     settings = make_table("hyperparameter", "value")
     for name, value in hyperparameters.items():
         settings.add_row(name, str(value))
-    work = make_table("keys", "stages", "passes over the data", "whole tensors held")
-    for (stages, passes, whole), keys in Counter(_amount_of_work(k.program) for k in planned.keys).items():
-        work.add_row(str(keys), str(stages), str(passes), str(whole))
+    work = make_table("keys", "stages", "passes over the data", "whole tensors, at most")
+    amounts: dict[tuple[int, int], list[int]] = {}
+    for key in planned.keys:
+        amounts.setdefault(_amount_of_work(key.program), []).append(planned.whole_bytes_of(key))
+    for (stages, passes), whole in amounts.items():
+        work.add_row(
+            str(len(whole)), str(stages), str(passes), human_bytes(max(whole)) if any(whole) else "-"
+        )
     ways = make_table("elements", "each pass over them is run")
     for way, elements in planned.fused.items():
         ways.add_row(f"{elements:,}", way)
@@ -192,11 +198,6 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def _amount_of_work(program: Any) -> tuple[int, int, int]:
-    if program is None:
-        return 0, 1, 0
-    return (
-        len(program.stages),
-        sum(len(stage.passes) for stage in program.stages),
-        program.whole_tensors,
-    )
+def _amount_of_work(program: Program | None) -> tuple[int, int]:
+    """Stages, and passes over the data; a key that is copied takes one pass."""
+    return (len(program.stages), sum(len(stage.passes) for stage in program.stages)) if program else (0, 1)

@@ -52,25 +52,24 @@ class Call:
             spec.name: self._operand(spec, given.get(spec.name)) for spec in self.method.signature.parameters
         }
 
-    def __call__(
-        self, values: Mapping[Node, torch.Tensor], tile: Tile, columns: int | None = None
-    ) -> torch.Tensor:
-        """The result for one tile; `columns` gives a row-wise method its rows."""
-        return self._checked(self._run(values, tile, columns))
+    def __call__(self, values: Mapping[Node, torch.Tensor], tile: Tile) -> torch.Tensor:
+        """The result for one tile; a method that works on rows gets them as such."""
+        return self._checked(self._run(values, tile))
 
     def factor(self, values: Mapping[Node, torch.Tensor], tile: Tile) -> Any:
         """The result of a factor, of any form."""
-        return self._run(values, tile, None)
+        return self._run(values, tile)
 
     def partial(
         self, values: Mapping[Node, torch.Tensor], tile: Tile, state: torch.Tensor | None
     ) -> list[torch.Tensor]:
         """What a reduction makes of one tile, or of one block; several tensors if it takes several sums."""
         extra = {"state": state} if self.method.signature.has_state else {}
-        result = self._run(values, tile, None, **extra)
+        result = self._run(values, tile, **extra)
         return [self._checked(r) for r in (result if isinstance(result, tuple | list) else (result,))]
 
-    def _run(self, values: Mapping[Node, torch.Tensor], tile: Tile, columns: int | None, **extra: Any) -> Any:
+    def _run(self, values: Mapping[Node, torch.Tensor], tile: Tile, **extra: Any) -> Any:
+        columns = self.method.columns(tile.shape) if self.method.columns else None
         arguments = {name: self._value(value, values, columns) for name, value in self._arguments.items()}
         if self.method.signature.wants_tile:
             extra[self.method.signature.wants_tile] = tile

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mecha_exp.engine.calls import Extent
-from mecha_exp.engine.partials import REDUCTION_BLOCK, is_known, open_partials, rounds_of
+from mecha_exp.engine.partials import block_of, is_known, open_partials, rounds_of
 from mecha_exp.engine.program import Program
 from mecha_exp.method import Kind, Reduction
 from mecha_exp.nodes import LiteralNode, MergeNode, Node
@@ -77,9 +77,7 @@ class _Run:
             return call(self._values, self._tile).to(torch.float64)
         if node.method.kind is Kind.WHOLE:
             return call(self._values, self._tile).to(self._dtype)
-        by_rows = node.method.kind is Kind.ROWWISE
-        columns = (self._shape[-1] if self._shape else 1) if by_rows else None
-        return call(self._flat(node), self._tile, columns).reshape(self._shape).to(self._dtype)
+        return call(self._flat(node), self._tile).reshape(self._shape).to(self._dtype)
 
     def _literal(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -118,6 +116,5 @@ class _Run:
     def _block_of(self, node: MergeNode) -> int:
         """The block that a pass would take the reduction in: whole rows, where the pass goes by rows."""
         passes = (p for stage in self._program.stages for p in stage.passes)
-        by_rows = any(p.by_rows and any(n is node for n, _ in p.reductions) for p in passes)
-        columns = self._shape[-1] if by_rows and self._shape else 1
-        return max(1, REDUCTION_BLOCK // columns) * columns
+        (columns,) = {p.columns(self._shape) for p in passes if any(n is node for n, _ in p.reductions)}
+        return block_of(columns, True)

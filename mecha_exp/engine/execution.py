@@ -22,12 +22,12 @@ from mecha_exp.engine.compiling import compile_ahead
 from mecha_exp.engine.converting import COPY_BYTES
 from mecha_exp.engine.devices import CPU, own_stream
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.partials import Partials, is_known, open_partials
+from mecha_exp.engine.partials import Partials, block_of, is_known, open_partials
 from mecha_exp.engine.planned import KeyPlan, Plan
 from mecha_exp.engine.program import LazyNode, Pass, Program
 from mecha_exp.engine.resuming import Resumption
 from mecha_exp.engine.sinks import Sink
-from mecha_exp.engine.tiles import KeyPass, block_of, loop_text
+from mecha_exp.engine.tiles import KeyPass, loop_text
 from mecha_exp.engine.work import Progress, Scratch, Tally, Work
 from mecha_exp.errors import MergeError
 from mecha_exp.nodes import LiteralNode, MergeNode, Node
@@ -149,6 +149,7 @@ class _KeyRun(_Run):
             for node, partials in self._partials.items():
                 self._values[node] = partials.finish(self._program.calls[node].hyperparameters, self._dtype)
             self._partials = {}
+            self._release(None)
             self._stage += 1
             if self._stage == len(self._program.stages):
                 self._collect_statistics()
@@ -162,6 +163,7 @@ class _KeyRun(_Run):
         stage = self._program.stages[self._stage]
         for node in stage.before:
             self._values[node] = self._run_whole(node)
+            self._release(node)
         tasks: list[Task] = []
         for trip in stage.passes:
             if self._is_needless(trip):
@@ -169,13 +171,18 @@ class _KeyRun(_Run):
                     self._work.progress(self._key.key, self._work.plan.bytes_of_pass(self._key, trip))
                 continue
             for node, _ in trip.reductions:
-                state, block = self._values.get(node), block_of(self._key, trip)
+                state, block = self._values.get(node), block_of(trip.columns(self._key.shape), True)
                 self._partials[node] = open_partials(node, state, self._key.numel, block, self._dtype)
             for kept in trip.kept:
                 self._values[kept] = torch.empty(self._key.shape, dtype=self._dtype)
             run = KeyPass(self._work, self._key, trip, self._values, self._partials)
             tasks += [partial(run.run, tile) for tile in run.tiles()]
         return tasks
+
+    def _release(self, node: MergeNode | LazyNode | None) -> None:
+        """Make room: what is not needed after a node of this stage, or after its passes, is gone."""
+        for needless in self._program.released.get((self._stage, node), ()):
+            self._values.pop(needless, None)
 
     def _is_needless(self, trip: Pass) -> bool:
         """Whether all that a pass is for is known already, as the entry of a rank is after a lucky guess."""

@@ -31,6 +31,12 @@ from mecha_exp.nodes import MergeNode
 REDUCTION_BLOCK = 1 << 16
 """Elements in a block of a reduction. It is no setting: the partial sums, so the bits, depend on it."""
 
+TOGETHER = 64
+"""A multiple of what any kernel computes at a time."""
+
+WIDE = 1 << 14
+"""Columns from which on a block has fewer rows: it must fit into memory."""
+
 LANES = 1 << 11
 """Running sums in a block, and the length of the strips that a compiled loop works in. No setting either."""
 
@@ -135,18 +141,35 @@ class Ranked(Partials):
 
 
 class Blocks(Partials):
-    """One small tensor for each block, of any shape."""
+    """One small tensor for each block, of any shape; those that come too early wait for their turn."""
 
     def __init__(self, node: MergeNode, state: torch.Tensor | None, count: int, block: int) -> None:
         super().__init__(node, state, count, block)
-        self._results: dict[int, torch.Tensor] = {}
+        self._waiting: dict[int, torch.Tensor] = {}
+        self._added: list[torch.Tensor] = []
+        self._next = 0
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
         with self._lock:
-            (self._results[start // self._block],) = (result.cpu() for result in results)
+            (self._waiting[start // self._block],) = (result.cpu() for result in results)
+            while (result := self._waiting.pop(self._next, None)) is not None:
+                self._added = [self._added[0] + result if self._added else result]
+                self._next += 1
 
     def _total(self) -> torch.Tensor:
-        return torch.stack([self._results[i] for i in sorted(self._results)]).sum(0)
+        return self._added[0]
+
+
+def block_of(columns: int, reduces: bool) -> int:
+    """The elements in a block of a pass: whole rows, and for reductions about `REDUCTION_BLOCK` of them.
+
+    Kernels compute the last few entries of a tensor one by one, where exp, say, may round differently, so
+    a block is of `TOGETHER` entries or rows: which ones are the last does not depend on the size of tiles.
+    """
+    rows = TOGETHER if columns <= WIDE else max(1, TOGETHER * WIDE // columns)
+    if reduces and columns <= WIDE:
+        rows = max(rows, REDUCTION_BLOCK // columns // rows * rows)
+    return rows * columns
 
 
 def is_by_entry(node: MergeNode) -> bool:

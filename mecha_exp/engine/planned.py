@@ -140,10 +140,11 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """An estimate of the buffers in bytes: tiles of all workers, and whole tensors."""
+        """An estimate of the buffers in bytes: tiles of all workers, and whole tensors of as many keys."""
         item = self.options.compute_dtype.itemsize
         tiles = max((_tile_values(k.program) for k in self.keys if k.program), default=1)
-        return self.options.threads * self.options.tile_size * item * tiles + self.whole_bytes
+        whole = min(self.options.threads * self.whole_bytes, self.options.memory_budget)
+        return self.options.threads * self.options.tile_size * item * tiles + whole
 
     @property
     def whole_bytes(self) -> int:

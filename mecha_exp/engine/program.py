@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Any, Protocol
 
@@ -85,6 +86,12 @@ class Pass:
         is_last_resort = min(ranked, default=0) > 1 and len(ranked) == len(self.reductions)
         return not self.sampled and (bool(self.kept or self.outputs) or not is_last_resort)
 
+    def columns(self, shape: tuple[int, ...]) -> int:
+        """How many entries no tile of a key of that shape cuts: a row, or some if rows differ in length."""
+        used = (*self.nodes, *(node for node, _ in self.reductions))
+        methods = [node.method for node in used if isinstance(node, MergeNode)]
+        return math.lcm(*(method.columns(shape) for method in methods if method.columns))
+
     @property
     def models(self) -> list[ModelNode]:
         """The inputs that this pass reads."""
@@ -120,17 +127,39 @@ class Program:
         """The passes that all of the data is expected to go through."""
         return [p for stage in self.stages for p in stage.passes if p.is_full]
 
-    @property
-    def whole_tensors(self) -> int:
-        """How many tensors of the key's size are held at once, at most."""
-        kept = {node for stage in self.stages for p in stage.passes for node in p.kept}
-        return len(kept) + sum(extent is Extent.WHOLE for extent in self.extents.values())
+    @cached_property
+    def released(self) -> Mapping[tuple[int, Node | None], list[Node]]:
+        """What nobody needs any more after a node `before` the passes of a stage, or (None) after them."""
+        last: dict[Node, tuple[int, Node | None]] = {}
+        for index, stage in enumerate(self.stages):
+            for node in stage.before:
+                last |= dict.fromkeys(node.children, (index, node))
+            for trip in stage.passes:  # which computes its tiles anew, and reads whole tensors
+                read = (node for node in trip.nodes if self.extents[node] is Extent.WHOLE)
+                last |= dict.fromkeys(read, (index, None))
+        released: dict[tuple[int, Node | None], list[Node]] = {}
+        for child, moment in last.items():
+            if self.extents[child] is not Extent.SMALL:
+                released.setdefault(moment, []).append(child)
+        return released
 
     def whole_elements(self, shape: tuple[int, ...]) -> int:
         """How many numbers are held at once, at most, for a key of a shape: whole tensors and factors."""
-        methods = (node.method for node in self.extents if isinstance(node, MergeNode))
-        factors = sum(method.elements(shape) for method in methods if isinstance(method, Factor))
-        return self.whole_tensors * math.prod(shape) + factors
+        held: set[Node] = {node for node in self.extents if isinstance(node, LiteralNode)}
+        most = 0
+        for index, stage in enumerate(self.stages):
+            for moment in (*stage.before, None):
+                held.update([moment] if moment else (node for trip in stage.passes for node in trip.kept))
+                most = max(most, sum(self._elements(node, shape) for node in held))
+                held.difference_update(self.released.get((index, moment), ()))
+        return most
+
+    def _elements(self, node: Node, shape: tuple[int, ...]) -> int:
+        if self.extents[node] is Extent.SMALL:
+            return 0
+        if isinstance(node, MergeNode) and isinstance(node.method, Factor):
+            return node.method.size(shape, self.calls[node].hyperparameters)
+        return math.prod(shape)
 
 
 def compile_program(
@@ -238,12 +267,12 @@ def _stage(index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _La
         sampled, by_rows = way
 
         def here(*targets: Node, in_sample: bool = False, way: tuple[bool, bool] = way) -> bool:
-            return way == (in_sample, any(_is_rowwise(node) for node in layout.tiles_of(targets)))
+            return way == (in_sample, any(map(has_rows, (*targets, *layout.tiles_of(targets)))))
 
         chosen = Pass(
             by_rows,
             (),
-            tuple((n, r) for n, r in reductions if here(*n.children, in_sample=is_ranked(n) and r == 0)),
+            tuple((n, r) for n, r in reductions if here(n, *n.children, in_sample=is_ranked(n) and r == 0)),
             tuple(node for node in kept if here(node)),
             tuple((number, root) for number, root in outputs if here(root)),
             sampled,
@@ -255,5 +284,6 @@ def _stage(index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _La
     return Stage(tuple(before), tuple(passes))
 
 
-def _is_rowwise(node: Node) -> bool:
-    return isinstance(node, MergeNode) and node.method.kind is Kind.ROWWISE
+def has_rows(node: Node) -> bool:
+    """Whether a node is computed of whole rows."""
+    return isinstance(node, MergeNode) and node.method.columns is not None

@@ -16,7 +16,7 @@ from mecha_exp.engine.compiling import LoopText, compiled
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.fusion import FusedPass
 from mecha_exp.engine.objects import Loop
-from mecha_exp.engine.partials import REDUCTION_BLOCK, Partials, Ranked, Sums, is_by_entry
+from mecha_exp.engine.partials import WIDE, Partials, Ranked, Sums, block_of, is_by_entry
 from mecha_exp.engine.planned import KeyPlan, Plan
 from mecha_exp.engine.program import Pass
 from mecha_exp.engine.recording import Trace
@@ -24,15 +24,8 @@ from mecha_exp.engine.selection import sample_spans
 from mecha_exp.engine.work import Buffer, Scratch, Work, widen
 from mecha_exp.engine.writing import loop_dtype
 from mecha_exp.errors import MergeError
-from mecha_exp.method import Kind
 from mecha_exp.nodes import MergeNode, ModelNode, Node
 from mecha_exp.signature import Tile
-
-TOGETHER = 64
-"""A multiple of what any kernel computes at a time."""
-
-WIDE = 1 << 14
-"""Columns from which on a block has fewer rows: it must fit into memory."""
 
 
 class KeyPass:
@@ -58,22 +51,23 @@ class KeyPass:
         self._device = work.plan.options.device
         self._values, self._partials = values, partials
         self._checked = work.plan.options.on_nonfinite == "error" and not trip.sampled
-        self._columns = (key.shape[-1] if key.shape else 1) if trip.by_rows else None
+        self._columns = trip.columns(key.shape)
         self._stored = {model: stored_dtype(work.plan, key, model) for model in trip.models}
         self._item_bytes = sum(dtype.itemsize for dtype in self._stored.values()) if trip.is_full else 0
 
     @property
     def block(self) -> int:
         """What the boundaries of tiles are multiples of."""
-        return block_of(self._key, self._trip)
+        return block_of(self._columns, bool(self._trip.reductions))
 
     def tiles(self) -> list[Tile]:
         """The tiles, in order; a sample is a tile of its own."""
         block, count = self.block, self._key.numel
         if self._trip.sampled:
-            return [Tile(self._key.key, 0, sum(stop - start for start, stop in self._spans))]
+            size = sum(stop - start for start, stop in self._spans)
+            return [Tile(self._key.key, 0, size, self._key.shape)]
         size = -(-max(self._plan.options.tile_size, block) // block) * block
-        if (self._columns or 1) > WIDE:
+        if self._columns > WIDE:
             size = block
         return [
             Tile(self._key.key, start, min(start + size, count), self._key.shape)
@@ -83,7 +77,7 @@ class KeyPass:
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
         """Which elements a sample is made of."""
-        return sample_spans(self._key.numel, self._columns or 1)
+        return sample_spans(self._key.numel, self._columns)
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
         """Everything that is done with one tile."""
@@ -167,8 +161,7 @@ class KeyPass:
         values = self._small_values()
         for place, node in enumerate(self._trip.nodes):
             if isinstance(node, MergeNode) and self._program.extents[node] is Extent.TILE:
-                columns = self._columns if node.method.kind is Kind.ROWWISE else None
-                result = self._program.calls[node](values, tile, columns)
+                result = self._program.calls[node](values, tile)
                 values[node] = self._flat(node, result, tile)
             elif self._program.extents[node] is not Extent.SMALL:
                 values[node] = self._read_here(node, place, tile, scratch)
@@ -299,19 +292,6 @@ def _check_count(node: MergeNode, result: torch.Tensor, tile: Tile, declared: st
             f"{tile.stop - tile.start} of the key '{tile.key}', so it is not {declared}. "
             "Declare it without that."
         )
-
-
-def block_of(key: KeyPlan, trip: Pass) -> int:
-    """The elements in a block of a pass: whole rows, and for reductions about `REDUCTION_BLOCK` of them.
-
-    Kernels compute the last few entries of a tensor one by one, where exp, say, may round differently, so
-    a block is of `TOGETHER` entries or rows: which ones are the last does not depend on the size of tiles.
-    """
-    columns = (key.shape[-1] if key.shape else 1) if trip.by_rows else 1
-    rows = TOGETHER if columns <= WIDE else max(1, TOGETHER * WIDE // columns)
-    if trip.reductions and columns <= WIDE:
-        rows = max(rows, REDUCTION_BLOCK // columns // rows * rows)
-    return rows * columns
 
 
 def peak_of(values: torch.Tensor) -> float:

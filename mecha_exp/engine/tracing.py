@@ -15,7 +15,6 @@ from mecha_exp.engine.partials import is_by_entry, open_partials
 from mecha_exp.engine.program import Pass, Program, Stage
 from mecha_exp.engine.recording import DRAW, INPUT, Guard, Recorder, Trace, Untraceable
 from mecha_exp.errors import MechaError
-from mecha_exp.method import Kind
 from mecha_exp.nodes import MergeNode, Node
 from mecha_exp.random import uniform
 from mecha_exp.signature import Tile
@@ -100,8 +99,7 @@ class _ToyRun:
             return drawn
         if recorder and node.method.signature.wants_tile:
             raise Untraceable(f"{node.method.identifier}: it asks where its tile lies")
-        columns = _TOY_SIZE if node.method.kind is Kind.ROWWISE else None
-        result = self._program.calls[node](values, self._tile, columns)
+        result = self._program.calls[node](values, self._tile)
         return result.reshape(-1).to(self._dtype)
 
     def _terms(self, node: MergeNode, values: Mapping[Node, torch.Tensor]) -> list[torch.Tensor]:
