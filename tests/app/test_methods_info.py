@@ -41,16 +41,32 @@ def test_of_one_method_it_tells_the_ranges_the_meanings_the_source_and_a_command
     assert "fraction of each task vector that is kept" in density["meaning"]
     assert "arXiv:2406.11617" in said["source"]
     assert said["example"] == "python -m mecha_exp recipe=della"
-    assert said["memory"] == "needs whole tensors"
+    assert said["memory"] == "streams, row by row"
+
+
+WHOLE = {
+    "crossover",
+    "distribution_crossover",
+    "exchange_ema",
+    "get_rank_from_ratio",
+    "iso_c",
+    "rotate",
+    "smooth_add",
+    "top_k_tensor_sum",
+    "truncate_kronecker",
+    "truncate_rank",
+    "tsv_m",
+}
+"""All other methods stream."""
 
 
 def test_it_says_how_a_method_streams():
     memory = {method.identifier: methods_info.describe(method)["memory"] for method in BUILT_IN}
 
+    assert {name for name, said in memory.items() if said == "needs whole tensors"} == WHOLE
     assert memory["weighted_sum"] == "streams"
     assert memory["karcher"] == memory["ramplus_tl"] == "streams, after reductions"
-    assert memory["model_stock"] == "streams, row by row"
-    assert memory["rotate"] == memory["tsv_m"] == "needs whole tensors"
+    assert memory["model_stock"] == memory["della"] == "streams, row by row"
 
 
 @pytest.mark.parametrize("method", BUILT_IN, ids=lambda method: method.identifier)
