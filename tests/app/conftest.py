@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from outcome import Outcome
 
+from mecha_exp.app import passes
 from mecha_exp.app.cli import VERBS, main
 
 
@@ -34,6 +35,20 @@ def app(
         return Outcome(status, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def passes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many points each pass has merged."""
+    counts: list[int] = []
+    run = passes.run_plan
+
+    def counted(planned, *rest):
+        counts.append(len(planned.jobs))
+        return run(planned, *rest)
+
+    monkeypatch.setattr(passes, "run_plan", counted)
+    return counts
 
 
 @pytest.fixture(scope="session")

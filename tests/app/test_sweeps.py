@@ -50,20 +50,6 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mecha_exp.app.sweep.write_all", write_table)
 
 
-@pytest.fixture
-def passes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many points each pass has merged."""
-    counts: list[int] = []
-    run = passes.run_plan
-
-    def counted(planned, *rest):
-        counts.append(len(planned.jobs))
-        return run(planned, *rest)
-
-    monkeypatch.setattr(passes, "run_plan", counted)
-    return counts
-
-
 def test_points_that_differ_in_anything_are_merged_in_one_pass(app, folder, passes_run):
     outcome = app("recipe=ties,task_arithmetic", "alpha=0.3,0.5", "output.dtype=float32,bfloat16", *NONE)
 
@@ -340,18 +326,6 @@ def test_a_sweep_that_cannot_be_made_is_an_error_before_any_work(app, folder, ar
     assert outcome.status != 0
     assert message in outcome.err.replace("\n", " ")
     assert not (folder / "outputs").exists()
-
-
-def test_hydras_own_launcher_gives_the_same_results(app, folder):
-    app("alpha=0.3,0.5", "output=none", "store=null", "-m")
-    together = sweep_of(folder)
-    app("alpha=0.3,0.5", "output=none", "store=null", "hydra/launcher=basic", "hydra.sweep.dir=basic", "-m")
-
-    def measured(sweep: Path) -> list[dict[str, float]]:
-        timed = ("time/", "io/", "memory/")
-        return [{k: v for k, v in r["metrics"].items() if not k.startswith(timed)} for r in records(sweep)]
-
-    assert measured(together) == measured(folder / "basic")
 
 
 def test_two_processes_do_not_share_a_sweeps_folder(app, folder):

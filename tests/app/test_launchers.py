@@ -1,0 +1,99 @@
+"""Hydra's other launchers run the same points in other processes, with the same results."""
+
+import json
+import os
+
+import pytest
+
+ELSEWHERE = {
+    "joblib": ("hydra_plugins.hydra_joblib_launcher", "hydra.launcher.n_jobs=2"),
+    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", "hydra.launcher.timeout_min=5"),
+    "ray": ("hydra_plugins.hydra_ray_launcher", "+hydra.launcher.ray.init.include_dashboard=false"),
+}
+"""Launchers of the extras: the package that has one, and a setting of it."""
+
+EVALUATOR = """
+import os
+from mecha_exp import evaluator
+
+@evaluator("spread", metric="spread", direction="minimize")
+def spread(state_dict, *, scale: float = 1.0):
+    spread = sum(float(tensor.double().std()) for tensor in state_dict.values())
+    return {"spread": scale * spread, "process": os.getpid()}
+"""
+
+SWEEP = (
+    "recipe=dare_ties", "density=0.5,7,0.8", "output=none", "store=null", "-m",
+    "plugins=[spread.py]", "evaluator.name=spread", "evaluator.scale=2",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mecha_exp.app.sweep.write_all", lambda *about: [])
+
+
+@pytest.fixture
+def points(app, folder):
+    """Runs the sweep with a launcher; returns its exit status and its points."""
+    (folder / "spread.py").write_text(EVALUATOR)
+
+    def run(launcher: str, *more: str) -> tuple[int, list[dict]]:
+        outcome = app(*SWEEP, f"hydra/launcher={launcher}", f"hydra.sweep.dir={launcher}", *more)
+        paths = [folder / launcher / str(number) / "run.json" for number in range(3)]
+        return outcome.status, [json.loads(path.read_text()) for path in paths]
+
+    return run
+
+
+def result(point: dict) -> dict[str, object]:
+    """What does not depend on when and where the point was made."""
+    untold = ("time/", "io/", "memory/", "process")
+    numbers = {name: value for name, value in point["metrics"].items() if not name.startswith(untold)}
+    error = (point["error"] or "").strip()
+    return {
+        "metrics": numbers,
+        "error": error,
+        **{k: point[k] for k in ("name", "status", "signature", "tags")},
+    }
+
+
+def with_ours_and(launcher: str, points, *more: str) -> list[dict]:
+    ours = points("onepass")
+    theirs = points(launcher, *more)
+
+    assert theirs[0] == ours[0] == 1
+    assert [p["status"] for p in ours[1]] == ["FINISHED", "FAILED", "FINISHED"]
+    assert [result(p) for p in theirs[1]] == [result(p) for p in ours[1]]
+    return [p for p in theirs[1] if p["status"] == "FINISHED"]
+
+
+def test_hydras_own_launcher_gives_the_same_results(points):
+    made = with_ours_and("basic", points)
+
+    assert {p["metrics"]["process"] for p in made} == {os.getpid()}
+
+
+@pytest.mark.parametrize("launcher", ELSEWHERE)
+def test_a_launcher_of_other_processes_gives_the_same_results(launcher, points):
+    package, setting = ELSEWHERE[launcher]
+    pytest.importorskip(package, reason=f"the extra with hydra/launcher={launcher} is not installed")
+
+    made = with_ours_and(launcher, points, setting)
+
+    assert os.getpid() not in {p["metrics"]["process"] for p in made}
+
+
+def test_a_share_of_the_points_for_each_machine_and_one_table_at_the_end(app, folder, passes_run):
+    command = ("recipe=ties", "alpha=0.1,0.2,0.3,0.4,0.5", "output=none", "-m", "store=shared")
+
+    for share in (1, 2):
+        assert app(*command, f"sweep.share={share}/2", f"hydra.sweep.dir=node{share}").status == 0
+    assert passes_run == [3, 2]
+    outcome = app(*command, "hydra.sweep.dir=all")
+
+    assert passes_run == [3, 2]
+    assert outcome.status == 0, outcome.err
+    names = [json.loads((folder / "all" / str(n) / "run.json").read_text())["name"] for n in range(5)]
+    assert names == [f"alpha=0.{n}" for n in (1, 2, 3, 4, 5)]
+    assert all(name.removeprefix("alpha=") in outcome.out for name in names)
