@@ -6,6 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from mecha_exp.app import overrides
 from mecha_exp.app import sweep as sweeps
 from mecha_exp.app.display import human_bytes, out, show_error, show_plan
@@ -23,6 +25,7 @@ from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.checkpoint import can_resume, check_writable, find_leftovers
 from mecha_exp.engine import plan
 from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError
+from mecha_exp.evaluation import Scoring
 from mecha_exp.plugins import load_plugins
 
 _PLAIN = re.compile(r"[\w./\\:-]+")  # what Hydra reads as it is, without quotes
@@ -58,20 +61,39 @@ def _show_plan_of_sweep(line: CommandLine) -> int:
     return 1 if planned.failing else 0
 
 
-def _require_one_good_point(line: CommandLine, folder: Path) -> None:
-    """Build and plan points until one is right; where none is, say so before anything is written."""
+def _require_one_good_point(line: CommandLine, folder: Path) -> Scoring:
+    """Build and plan points until one is right; where none is, say so before anything is written.
+
+    Returns:
+        what measures that point.
+    """
     problems = Problems()
     for config in line.points:
         try:
             point = prepare(resolve(config), folder)
             with plan([point.job(point.output or {})], point.options) as planned:
-                point.scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})
-                break
+                scoring = point.scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})
         except MechaError as error:
             problems.add(error)
-    else:
-        problems.raise_as(ConfigError)
-    check_writable(folder / "run.json", 0)
+        else:
+            check_writable(folder / "run.json", 0)
+            return scoring
+    problems.raise_as(ConfigError)
+    raise ConfigError("the sweep has no points.")
+
+
+def _check_objective(line: CommandLine, scoring: Scoring) -> None:
+    """A sweeper that searches must look for what is better: some look for less unless they are told."""
+    wanted = OmegaConf.select(line.config, "hydra.sweeper.direction")
+    if wanted is None:
+        return
+    if scoring.metric is None:
+        raise ConfigError("a search needs a metric as its objective: choose an evaluator with evaluator=...")
+    if (given := getattr(wanted, "name", str(wanted))) != scoring.direction:
+        raise ConfigError(
+            f"hydra.sweeper.direction={given} looks for the worst {scoring.metric}. "
+            f"Say hydra.sweeper.direction={scoring.direction}."
+        )
 
 
 def _run_one(line: CommandLine) -> int:
@@ -110,7 +132,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     command = ["python", "-m", "mecha_exp", *line.arguments]
     sweep = Sweep(title, line.swept, command, len(line.points), mode=line.config.sweep.mode)
     tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
-    _require_one_good_point(line, Path(line.config.hydra.sweep.dir))
+    _check_objective(line, _require_one_good_point(line, Path(line.config.hydra.sweep.dir)))
     with claimed_folder(line, bench) as folder:
         sweeps.begin(sweep, folder, tracking)
         good, trouble, interrupted = False, None, False

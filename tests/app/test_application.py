@@ -336,13 +336,38 @@ def test_the_log_says_how_far_a_long_merge_is(app, folder, monkeypatch):
     assert re.search(r"[\d.]+ [kM]B of [\d.]+ MB, .*/s, \d+ s left, at conv", log)
 
 
-def test_a_sweeper_that_searches_gets_the_main_metric_as_its_objective(app, folder):
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
-    search = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.direction=maximize")
+SEARCH = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2")
 
-    outcome = app(*search, "alpha=interval(0.1,1.5)", "output=none", "-m")
+
+@pytest.mark.filterwarnings("ignore")  # of Optuna 2, which is older than what it uses
+def test_a_sweeper_that_searches_gets_the_main_metric_as_its_objective(app, folder, passes_run):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
+    more_is_better = ("hydra.sweeper.direction=maximize", "hydra.sweeper.sampler.seed=1")
+
+    outcome = app(*SEARCH, *more_is_better, "alpha=interval(0.1,1.5)", "output=none", "-m")
 
     assert outcome.status == 0, outcome.err
     found = yaml.safe_load(next(folder.rglob("optimization_results.yaml")).read_text())
     scores = [json.loads(path.read_text())["accuracy"] for path in folder.rglob("metrics.json")]
     assert found["best_value"] == max(scores)
+    assert passes_run == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            [],
+            "direction=minimize looks for the worst accuracy. Say hydra.sweeper.direction=maximize.",
+        ),
+        (["evaluator=none"], "a search needs a metric as its objective"),
+    ],
+)
+def test_a_search_for_the_wrong_thing_is_an_error_before_any_work(app, folder, words, message):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
+
+    outcome = app(*SEARCH, *words, "alpha=interval(0.1,1.5)", "output=none", "-m")
+
+    assert outcome.status != 0
+    assert message in outcome.err.replace("\n", " ")
+    assert not (folder / "outputs").exists()
