@@ -4,9 +4,10 @@
     python .ci/model_configs.py --check   # only say what differs
 
 Needs diffusers and transformers, which mecha_exp does not: the models are instantiated on torch's meta device
-from the numbers below and say themselves what their keys and shapes are. The names of the original
+(library_models.py) and say themselves what their keys and shapes are. The names of the original
 implementations follow from those by rules. Families (any depth and width) and small layouts are written by
-hand and only checked.
+hand and only checked. Whole configs are then compared with the libraries too (model_configs_check.py): single
+files by what diffusers itself makes of their keys.
 """
 
 import argparse
@@ -15,18 +16,20 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import library_models as models
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel, SD3Transformer2DModel, UNet2DConditionModel
-from transformers import CLIPTextConfig, CLIPTextModelWithProjection, T5Config, T5EncoderModel
+from library_models import Shapes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import model_configs_check as check
 
 from mecha_exp.architectures import Component, ModelConfig
 from mecha_exp.architectures.library import conversions, find_layout
 from mecha_exp.architectures.rules import Conversion
 
 LAYOUTS = Path(__file__).resolve().parent.parent / "model_configs" / "layouts"
-Shapes = dict[str, tuple[int, ...]]
+PROJECTION = "text_projection.weight"
 
 FLUX = {
     "time_text_embed.{timestep,text}_embedder.linear_{1,2}.*": "{time,vector}_in.{in,out}_layer.*",
@@ -98,7 +101,13 @@ def main() -> int:
     differences = [
         line for name, shapes in {**generated, **checked}.items() for line in compare(name, shapes)
     ]
+    with torch.device("meta"):
+        differences += check.configs()
     sys.stdout.writelines(f"{line}\n" for line in differences)
+    sys.stdout.write(
+        f"{len(generated) + len(checked)} layouts and {len(check.CONFIGS)} configs: "
+        f"{len(differences) or 'no'} differences\n"
+    )
     return bool(differences)
 
 
@@ -163,11 +172,6 @@ def _braces(options: tuple[str, ...]) -> str:
     return "{" + ",".join(options) + "}"
 
 
-def shapes_of(model: torch.nn.Module) -> Shapes:
-    """What a model has, by its own names."""
-    return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-
-
 def renamed(
     shapes: Shapes, rules: Mapping[str, str] | Conversion, sizes: Mapping[str, int] | None = None
 ) -> Shapes:
@@ -183,103 +187,24 @@ def renamed(
     return made
 
 
-def unet_sd1() -> Shapes:
-    """Stable Diffusion 1's UNet."""
-    return shapes_of(UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8, sample_size=64))
-
-
-def unet_sdxl() -> Shapes:
-    """Stable Diffusion XL's UNet."""
-    return shapes_of(
-        UNet2DConditionModel(
-            block_out_channels=(320, 640, 1280),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            transformer_layers_per_block=(1, 2, 10),
-            attention_head_dim=(5, 10, 20),
-            cross_attention_dim=2048,
-            use_linear_projection=True,
-            addition_embed_type="text_time",
-            addition_time_embed_dim=256,
-            projection_class_embeddings_input_dim=2816,
-            sample_size=128,
-        )
-    )
-
-
-def vae(channels: int = 4, quantised: bool = True) -> Shapes:
-    """The autoencoder of Stable Diffusion 1 and XL."""
-    return shapes_of(
-        AutoencoderKL(
-            latent_channels=channels,
-            use_quant_conv=quantised,
-            use_post_quant_conv=quantised,
-            block_out_channels=(128, 256, 512, 512),
-            layers_per_block=2,
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-        )
-    )
-
-
 def vae_ldm(channels: int = 4, quantised: bool = True) -> Shapes:
-    """The same by its original names; its attention is made of 1x1 convolutions instead of linear layers."""
-    shapes = renamed(vae(channels, quantised), conversions()["vae_diffusers"]["vae_ldm"])
+    """The autoencoder by its original names; its attention is made of 1x1 convolutions."""
+    shapes = renamed(models.vae(channels, quantised), conversions()["vae_diffusers"]["vae_ldm"])
     return {
         key: (*shape, 1, 1) if ".attn_1." in key and len(shape) == 2 else shape
         for key, shape in shapes.items()
     }
 
 
-def mmdit_sd3() -> Shapes:
-    """Stable Diffusion 3 medium's transformer."""
-    return renamed(
-        shapes_of(
-            SD3Transformer2DModel(
-                sample_size=128,
-                patch_size=2,
-                in_channels=16,
-                out_channels=16,
-                num_layers=24,
-                attention_head_dim=64,
-                num_attention_heads=24,
-                caption_projection_dim=1536,
-                joint_attention_dim=4096,
-                pooled_projection_dim=2048,
-                pos_embed_max_size=192,
-            )
-        ),
-        SD3,
-    )
-
-
-def flux() -> Shapes:
-    """The transformer of Flux schnell; that of dev has a `guidance_in` too, like `time_in`."""
-    return renamed(shapes_of(FluxTransformer2DModel(guidance_embeds=False)), FLUX)
-
-
-def clip(hidden: int = 768, feed_forward: int = 3072, layers: int = 12) -> Shapes:
-    """CLIP's text model with its projection."""
-    config = CLIPTextConfig(
-        hidden_size=hidden, intermediate_size=feed_forward, num_hidden_layers=layers, projection_dim=hidden
-    )
-    return shapes_of(CLIPTextModelWithProjection(config))
+def clip_hf() -> Shapes:
+    """CLIP's text model; the configs that have a projection name it themselves."""
+    return {key: shape for key, shape in models.clip().items() if key != PROJECTION}
 
 
 def clip_openclip() -> Shapes:
-    """The text model of OpenCLIP's ViT-bigG."""
-    shapes = clip(1280, 5120, 32)
+    """The text model of OpenCLIP's ViT-bigG, without its projection."""
+    shapes = {key: shape for key, shape in models.clip(**models.CLIP_G).items() if key != PROJECTION}
     return renamed(shapes, conversions()["clip_hf"]["clip_openclip"], {"layers": 32})
-
-
-def t5() -> Shapes:
-    """The encoder of T5 v1.1 XXL, without the second name of its embedding."""
-    config = T5Config(
-        d_model=4096, d_kv=64, num_heads=64, d_ff=10240, num_layers=24, feed_forward_proj="gated-gelu"
-    )
-    shapes = shapes_of(T5EncoderModel(config))
-    shapes.pop("encoder.embed_tokens.weight")
-    return shapes
 
 
 def by_rules(make: Callable[[], Shapes], here: str, there: str) -> Callable[[], Shapes]:
@@ -288,17 +213,21 @@ def by_rules(make: Callable[[], Shapes], here: str, there: str) -> Callable[[], 
 
 
 GENERATED: dict[str, Callable[[], Shapes]] = {
-    "unet_sd1_diffusers": unet_sd1,
-    "unet_sd1_ldm": by_rules(unet_sd1, "unet_sd1_diffusers", "unet_sd1_ldm"),
-    "unet_sdxl_diffusers": unet_sdxl,
-    "unet_sdxl_ldm": by_rules(unet_sdxl, "unet_sdxl_diffusers", "unet_sdxl_ldm"),
-    "vae_diffusers": vae,
+    "unet_sd1_diffusers": models.unet_sd1,
+    "unet_sd1_ldm": by_rules(models.unet_sd1, "unet_sd1_diffusers", "unet_sd1_ldm"),
+    "unet_sdxl_diffusers": models.unet_sdxl,
+    "unet_sdxl_ldm": by_rules(models.unet_sdxl, "unet_sdxl_diffusers", "unet_sdxl_ldm"),
+    "vae_diffusers": models.vae,
     "vae_ldm": vae_ldm,
     "vae16_ldm": lambda: vae_ldm(16, quantised=False),
-    "mmdit_sd3": mmdit_sd3,
-    "flux": flux,
+    "mmdit_sd3": lambda: renamed(models.sd3(), SD3),
+    "flux": lambda: renamed(models.flux(guidance=False), FLUX),
 }
-CHECKED: dict[str, Callable[[], Shapes]] = {"clip_hf": clip, "clip_openclip": clip_openclip, "t5": t5}
+CHECKED: dict[str, Callable[[], Shapes]] = {
+    "clip_hf": clip_hf,
+    "clip_openclip": clip_openclip,
+    "t5": models.t5,
+}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ They are heavy: `pip install -e ".[hf-test]"` or `make hf`, otherwise this is sk
 of random weights, made from configurations.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,13 @@ def test_the_dtype_of_the_weights_is_the_one_they_are_loaded_in(tmp_path: Path):
 
     loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
     assert loaded.lm_head.weight.dtype == torch.bfloat16
+
+
+def test_the_built_in_configs_are_the_architectures_of_the_libraries():
+    pytest.importorskip("diffusers")
+    script = Path(__file__).parents[1] / ".ci" / "model_configs.py"
+
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+
+    assert done.stdout.endswith("configs: no differences\n"), done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == 0

@@ -1,0 +1,135 @@
+"""The architectures as diffusers and transformers define them: the names and shapes of their tensors.
+
+Models are made from their published sizes on torch's meta device, so that they take no memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from diffusers import AutoencoderKL, FluxTransformer2DModel, SD3Transformer2DModel, UNet2DConditionModel
+from transformers.core_model_loading import revert_weight_conversion
+
+Shapes = dict[str, tuple[int, ...]]
+CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "projection_dim": 768}
+CLIP_G = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "projection_dim": 1280}
+PATCHED = {"image_size": 224, "patch_size": 16}
+
+
+def shapes_of(model: torch.nn.Module) -> Shapes:
+    """What a model has, by the names that its files have: transformers 5 names some otherwise in memory."""
+    tensors = model.state_dict()
+    if isinstance(model, transformers.PreTrainedModel):
+        tensors = revert_weight_conversion(model, tensors)
+    return {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+
+
+def unet_sd1() -> Shapes:
+    """Stable Diffusion 1's UNet."""
+    return shapes_of(UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8, sample_size=64))
+
+
+def unet_sdxl() -> Shapes:
+    """Stable Diffusion XL's UNet."""
+    return shapes_of(
+        UNet2DConditionModel(
+            block_out_channels=(320, 640, 1280),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            transformer_layers_per_block=(1, 2, 10),
+            attention_head_dim=(5, 10, 20),
+            cross_attention_dim=2048,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=256,
+            projection_class_embeddings_input_dim=2816,
+            sample_size=128,
+        )
+    )
+
+
+def vae(channels: int = 4, quantised: bool = True) -> Shapes:
+    """The autoencoder of Stable Diffusion 1 and XL; with 16 channels and not quantised that of 3 and Flux."""
+    return shapes_of(
+        AutoencoderKL(
+            latent_channels=channels,
+            use_quant_conv=quantised,
+            use_post_quant_conv=quantised,
+            block_out_channels=(128, 256, 512, 512),
+            layers_per_block=2,
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+        )
+    )
+
+
+def sd3() -> Shapes:
+    """Stable Diffusion 3 medium's transformer."""
+    return shapes_of(
+        SD3Transformer2DModel(
+            sample_size=128,
+            patch_size=2,
+            in_channels=16,
+            out_channels=16,
+            num_layers=24,
+            attention_head_dim=64,
+            num_attention_heads=24,
+            caption_projection_dim=1536,
+            joint_attention_dim=4096,
+            pooled_projection_dim=2048,
+            pos_embed_max_size=192,
+        )
+    )
+
+
+def flux(guidance: bool) -> Shapes:
+    """The transformer of Flux: dev is told how strong the guidance is, schnell is not."""
+    return shapes_of(FluxTransformer2DModel(guidance_embeds=guidance))
+
+
+def clip(**sizes: int) -> Shapes:
+    """CLIP's text model with its projection; that of ViT-L unless sizes say otherwise."""
+    config = transformers.CLIPTextConfig(**{**CLIP_L, **sizes})
+    return shapes_of(transformers.CLIPTextModelWithProjection(config))
+
+
+def clip_alone() -> Shapes:
+    """CLIP's text model of ViT-L without a projection, as Stable Diffusion has it."""
+    return shapes_of(transformers.CLIPTextModel(transformers.CLIPTextConfig(**CLIP_L)))
+
+
+def t5() -> Shapes:
+    """The encoder of T5 v1.1 XXL, without the second name of its embedding."""
+    config = transformers.T5Config(
+        d_model=4096, d_kv=64, num_heads=64, d_ff=10240, num_layers=24, feed_forward_proj="gated-gelu"
+    )
+    shapes = shapes_of(transformers.T5EncoderModel(config))
+    shapes.pop("encoder.embed_tokens.weight")
+    return shapes
+
+
+def bert(kind: str, **sizes: Any) -> Shapes:
+    """BERT with one of its heads: `BertForPreTraining`."""
+    return shapes_of(getattr(transformers, kind)(transformers.BertConfig(**sizes)))
+
+
+def llama(**sizes: int) -> Shapes:
+    """Llama with its output layer."""
+    return shapes_of(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)))
+
+
+def vit(kind: str = "ViTForImageClassification", **sizes: Any) -> Shapes:
+    """The vision transformer, with a classifier or without one."""
+    return shapes_of(getattr(transformers, kind)(transformers.ViTConfig(**PATCHED, **sizes)))
+
+
+def vit_with_mask() -> Shapes:
+    """The vision transformer that was trained to fill in masked patches, with its pooler."""
+    return shapes_of(transformers.ViTModel(transformers.ViTConfig(**PATCHED), use_mask_token=True))
+
+
+def below(prefix: str, shapes: Shapes) -> Shapes:
+    """The same as a part of a whole model."""
+    return {prefix + key: shape for key, shape in shapes.items()}
