@@ -5,14 +5,18 @@ Models are made from their published sizes on torch's meta device, so that they 
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 import transformers
-from diffusers import AutoencoderKL, FluxTransformer2DModel, SD3Transformer2DModel, UNet2DConditionModel
+from diffusers import AutoencoderKL, FluxTransformer2DModel, SD3Transformer2DModel
 from transformers.core_model_loading import revert_weight_conversion
 
 Shapes = dict[str, tuple[int, ...]]
+FILES = Path(__file__).resolve().parent.parent / "model_configs" / "files"
 CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "projection_dim": 768}
 CLIP_G = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "projection_dim": 1280}
 PATCHED = {"image_size": 224, "patch_size": 16}
@@ -26,28 +30,23 @@ def shapes_of(model: torch.nn.Module) -> Shapes:
     return {key: tuple(tensor.shape) for key, tensor in tensors.items()}
 
 
+def built_from(name: str) -> Shapes:
+    """The model that a folder of a built-in config holds, made from the configuration that lies beside it."""
+    config = json.loads((FILES / name / "config.json").read_text(encoding="utf-8"))
+    if "_class_name" in config:
+        return shapes_of(getattr(diffusers, config["_class_name"]).from_config(config))
+    [word] = config["architectures"]
+    return shapes_of(getattr(transformers, word)(transformers.CLIPTextConfig(**config)))
+
+
 def unet_sd1() -> Shapes:
     """Stable Diffusion 1's UNet."""
-    return shapes_of(UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8, sample_size=64))
+    return built_from("sd1-diffusers/unet")
 
 
 def unet_sdxl() -> Shapes:
     """Stable Diffusion XL's UNet."""
-    return shapes_of(
-        UNet2DConditionModel(
-            block_out_channels=(320, 640, 1280),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            transformer_layers_per_block=(1, 2, 10),
-            attention_head_dim=(5, 10, 20),
-            cross_attention_dim=2048,
-            use_linear_projection=True,
-            addition_embed_type="text_time",
-            addition_time_embed_dim=256,
-            projection_class_embeddings_input_dim=2816,
-            sample_size=128,
-        )
-    )
+    return built_from("sdxl-diffusers/unet")
 
 
 def vae(channels: int = 4, quantised: bool = True) -> Shapes:
@@ -93,11 +92,6 @@ def clip(**sizes: int) -> Shapes:
     """CLIP's text model with its projection; that of ViT-L unless sizes say otherwise."""
     config = transformers.CLIPTextConfig(**{**CLIP_L, **sizes})
     return shapes_of(transformers.CLIPTextModelWithProjection(config))
-
-
-def clip_alone() -> Shapes:
-    """CLIP's text model of ViT-L without a projection, as Stable Diffusion has it."""
-    return shapes_of(transformers.CLIPTextModel(transformers.CLIPTextConfig(**CLIP_L)))
 
 
 def t5() -> Shapes:

@@ -133,23 +133,20 @@ def _shapes(tensors: Tensors) -> Shapes:
     return {key: tuple(tensor.shape) for key, tensor in tensors.items()}
 
 
-def sd1_folder() -> Shapes:
-    """A pipeline's folder of Stable Diffusion 1."""
-    return (
-        below("unet.", models.unet_sd1())
-        | below("vae.", models.vae())
-        | below("text_encoder.", models.clip_alone())
-    )
+def folder(identifier: str) -> Callable[[], Shapes]:
+    """The parts of a pipeline's folder, made from the configurations that are written beside them."""
+
+    def parts() -> Shapes:
+        names = sorted(path.parent.name for path in (models.FILES / identifier).glob("*/config.json"))
+        found = [below(f"{name}.", models.built_from(f"{identifier}/{name}")) for name in names]
+        return {key: shape for part in found for key, shape in part.items()}
+
+    return parts
 
 
-def sdxl_folder() -> Shapes:
-    """A pipeline's folder of Stable Diffusion XL."""
-    return (
-        below("unet.", models.unet_sdxl())
-        | below("vae.", models.vae())
-        | below("text_encoder.", models.clip_alone())
-        | below("text_encoder_2.", models.clip(**models.CLIP_G))
-    )
+def alone(identifier: str) -> Callable[[], Shapes]:
+    """The model of a folder that has no parts, made in the same way."""
+    return lambda: models.built_from(identifier)
 
 
 CONFIGS: dict[str, Check] = {
@@ -164,13 +161,13 @@ CONFIGS: dict[str, Check] = {
         lambda: models.llama(num_hidden_layers=16, hidden_size=2048, num_key_value_heads=8, head_dim=128),
     ),
     "vit-hf": same_as(models.vit, models.vit_with_mask, lambda: models.vit("ViTModel", num_hidden_layers=24)),
-    "clip_l-hf": same_as(models.clip, models.clip_alone),
-    "clip_g-hf": same_as(lambda: models.clip(**models.CLIP_G)),
-    "vae-diffusers": same_as(models.vae),
-    "sd1-diffusers_unet_only": same_as(models.unet_sd1),
-    "sdxl-diffusers_unet_only": same_as(models.unet_sdxl),
-    "sd1-diffusers": same_as(sd1_folder),
-    "sdxl-diffusers": same_as(sdxl_folder),
+    "clip_l-hf": same_as(models.clip, alone("clip_l-hf")),
+    "clip_g-hf": same_as(alone("clip_g-hf")),
+    "vae-diffusers": same_as(alone("vae-diffusers")),
+    "sd1-diffusers_unet_only": same_as(alone("sd1-diffusers_unet_only")),
+    "sdxl-diffusers_unet_only": same_as(alone("sdxl-diffusers_unet_only")),
+    "sd1-diffusers": same_as(folder("sd1-diffusers")),
+    "sdxl-diffusers": same_as(folder("sdxl-diffusers")),
     "sd3-comfyui": same_parts_as(sd3),
     "flux-flux": same_parts_as(flux(guidance=True)),
     "flux_schnell-flux": same_parts_as(flux(guidance=False)),

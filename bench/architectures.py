@@ -22,7 +22,7 @@ from bench.report import machine, save_section, table
 from mecha_exp.architectures import ModelConfig, candidates, detect, get_all, resolve, views
 from mecha_exp.checkpoint import CheckpointWriter, Destination, open_stored
 from mecha_exp.checkpoint.files import byte_view
-from mecha_exp.engine.converting import COPY_BYTES, write_source
+from mecha_exp.engine.copying import COPY_BYTES, write_source
 
 PAIRS = [
     ("clip_g-openclip", "clip_g-hf"),

@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 import mecha_exp
 from mecha_exp.__main__ import main
 from mecha_exp.architectures import KeyInfo, detect, resolve, targets_of, views
-from mecha_exp.checkpoint import Destination, TensorInfo, open_stored
+from mecha_exp.checkpoint import Component, Destination, TensorInfo, open_stored
 from mecha_exp.engine import Job, plan, run_plan
-from mecha_exp.engine.converting import ConvertedSource, convert_source, in_one_format, write_source
+from mecha_exp.engine.converting import ConvertedSource, convert_source, in_one_format
+from mecha_exp.engine.copying import write_source
 from mecha_exp.engine.inputs import MemorySource
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.nodes import InMemory, model
@@ -197,13 +198,17 @@ def clip(tmp_path) -> tuple[Path, dict[str, torch.Tensor]]:
     return path, model
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
 def test_the_verb_writes_a_folder_that_the_verb_reads_back(clip, tmp_path, capsys, monkeypatch):
     path, model = clip
     folder, again = tmp_path / "vae", tmp_path / "again.safetensors"
 
     status, said = run(capsys, monkeypatch, "convert", str(path), "--to", "vae-diffusers", "-o", str(folder))
     assert status == 0, said
-    assert [file.name for file in folder.iterdir()] == ["diffusion_pytorch_model.safetensors"]
+    assert names_in(folder) == ["config.json", "diffusion_pytorch_model.safetensors"]
     assert "converted 248 keys" in said
 
     status, said = run(capsys, monkeypatch, "convert", str(folder), "--to", "vae-ldm", "-o", str(again))
@@ -225,6 +230,90 @@ def test_the_verb_says_what_is_wrong(clip, tmp_path, capsys, monkeypatch):
         capsys, monkeypatch, "convert", str(path), "--to", "vae-ldm", "-o", other, "--config", "sd1-ldm"
     )
     assert (status, "is no sd1-ldm" in said) == (1, True)
+
+
+def test_a_folder_of_another_format_cannot_be_imitated(clip, tmp_path, capsys, monkeypatch):
+    path, _ = clip
+    other = tmp_path / "other"
+    other.mkdir()
+    save_file({"x": torch.zeros(1)}, other / "model.safetensors")
+
+    words = ("--to", "vae-diffusers", "-o", str(tmp_path / "vae"), "--like", str(other))
+    status, said = run(capsys, monkeypatch, "convert", str(path), *words)
+
+    assert status == 1
+    assert f"--like {other} is no vae-diffusers: most of its keys are others" in " ".join(said.split())
+    assert not (tmp_path / "vae").exists()
+
+
+def test_the_parts_that_there_are_get_their_configurations(tmp_path, capsys, monkeypatch):
+    path, folder = tmp_path / "part.safetensors", tmp_path / "folder"
+    clip = resolve("sd1-ldm").components()["clip_l"]
+    save_file({key: torch.zeros(info.shape).half() for key, info in clip.items() if not info.optional}, path)
+
+    words = ("--to", "sd1-diffusers", "-o", str(folder), "--config", "sd1-ldm")
+    status, said = run(capsys, monkeypatch, "convert", str(path), *words)
+
+    assert status == 0, said
+    found = names_in(folder)
+    assert {"text_encoder/config.json", "text_encoder/model.safetensors"} <= set(found)
+    assert not {"model_index.json", "unet/config.json", "vae/config.json"} & set(found)
+    assert "tokenizer" not in said
+
+
+class Interrupted:
+    """A source in which reading is interrupted, as by Ctrl-C, once so many keys have been read."""
+
+    def __init__(self, source: ConvertedSource, keys: int) -> None:
+        self._source, self._left = source, keys
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+    def read_bytes_into(self, key, start, view):
+        self._left -= 1
+        if self._left < 0:
+            raise KeyboardInterrupt
+        self._source.read_bytes_into(key, start, view)
+
+
+@pytest.mark.parametrize("name", ["there.safetensors", "there"])
+def test_an_interrupted_conversion_goes_on_where_it_stopped(clip, tmp_path, name):
+    path, _ = clip
+    with open_stored(path) as stored:
+        source = convert_source(stored, "vae-diffusers")
+        layout = {key: ("F16", source.info(key).shape) for key in source.keys()}
+        folders = {} if "." in name else {"components": [Component("", Path("diffusion_pytorch_model"))]}
+
+        def write(source, at: str):
+            target = Destination(tmp_path / at, layout, **folders)
+            return write_source(source, target, {}, signature=source.signature, workers=1)
+
+        with pytest.raises(KeyboardInterrupt):
+            write(Interrupted(source, 100), name)
+        with pytest.raises(CheckpointError):
+            open_stored(tmp_path / name)
+        again, whole = write(source, name), write(source, f"whole-{name}")
+
+    assert (again.resumed, whole.resumed) == (100, 0)
+    with open_stored(again.path) as one, open_stored(whole.path) as other:
+        assert all(torch.equal(one.read(key), other.read(key)) for key in layout)
+
+
+def test_a_conversion_that_fails_leaves_nothing(clip, tmp_path):
+    path, _ = clip
+
+    class Broken(Interrupted):
+        def check_unchanged(self):
+            raise CheckpointError("it was changed")
+
+    with open_stored(path) as stored:
+        source = convert_source(stored, "vae-diffusers")
+        layout = {key: ("F16", source.info(key).shape) for key in source.keys()}
+        with pytest.raises(CheckpointError, match="it was changed"):
+            write_source(Broken(source, 1000), Destination(tmp_path / "x.safetensors", layout), {})
+
+    assert names_in(tmp_path) == [path.name]
 
 
 def test_a_file_with_other_names_for_its_keys_is_converted_too(tmp_path):

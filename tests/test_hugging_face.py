@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mecha_exp import Job, merge_many, weighted_sum
+from mecha_exp.architectures import resolve
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries are not ours
@@ -116,3 +118,29 @@ def test_the_built_in_configs_are_the_architectures_of_the_libraries():
 
     assert done.stdout.endswith("configs: no differences\n"), done.stdout[-2000:] + done.stderr[-2000:]
     assert done.returncode == 0
+
+
+def test_a_single_file_that_was_converted_is_loaded_from_its_folder(tmp_path: Path):
+    diffusers = pytest.importorskip("diffusers")
+    generator = torch.Generator().manual_seed(0)
+    parts = {name: resolve("sd1-ldm").components()[name] for name in ("clip_l", "vae")}
+    file = {
+        key: torch.rand(info.shape, generator=generator).mul(0.02).half()
+        for part in parts.values()
+        for key, info in part.items()
+        if not info.optional
+    }
+    save_file(file, tmp_path / "parts.safetensors")
+    folder = tmp_path / "folder"
+
+    command = [sys.executable, "-m", "mecha_exp", "convert", tmp_path / "parts.safetensors"]
+    subprocess.run([*command, "--to", "sd1-diffusers", "--config", "sd1-ldm", "-o", folder], check=True)
+
+    vae = diffusers.AutoencoderKL.from_pretrained(folder, subfolder="vae", torch_dtype=torch.float16)
+    clip = transformers.CLIPTextModel.from_pretrained(folder, subfolder="text_encoder", dtype=torch.float16)
+    theirs, ours = vae.state_dict(), "first_stage_model.decoder.mid.attn_1.q.weight"
+    assert torch.equal(theirs["decoder.mid_block.attentions.0.to_q.weight"], file[ours][:, :, 0, 0])
+    norms = [value for key, value in clip.state_dict().items() if key.endswith("final_layer_norm.weight")]
+    assert torch.equal(norms[0], file["cond_stage_model.transformer.text_model.final_layer_norm.weight"])
+    assert vae.float().decode(torch.ones(1, 4, 2, 2)).sample.shape == (1, 3, 16, 16)
+    assert clip.float()(torch.tensor([[1, 2]])).last_hidden_state.shape == (1, 2, 768)

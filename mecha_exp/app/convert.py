@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from mecha_exp.app.display import byte_bar, human_bytes, out
 from mecha_exp.architectures import Component as Part
-from mecha_exp.architectures import ModelConfig, resolve
+from mecha_exp.architectures import ModelConfig, resolve, small_files
 from mecha_exp.checkpoint import Component, Destination, StoredModel, Template, open_stored
-from mecha_exp.checkpoint.folders import SAFETENSORS, STEMS
-from mecha_exp.engine.converting import ConvertedSource, convert_source, write_source
+from mecha_exp.checkpoint.folders import PIPELINE, SAFETENSORS, STEMS
+from mecha_exp.engine.converting import ConvertedSource, convert_source
+from mecha_exp.engine.copying import write_source
 from mecha_exp.engine.inputs import find_model
 from mecha_exp.engine.origin import MADE_BY
-from mecha_exp.errors import some
+from mecha_exp.errors import CheckpointError, some
 from mecha_exp.plugins import load_model_configs
 
 EXAMPLE = """\
@@ -27,6 +28,18 @@ examples:
 
 `python -m mecha_exp info` lists the formats, `info model.safetensors` says which one a model has.
 """
+
+NO_TOKENIZER = (
+    "The folder has no tokenizer, which a single file does not hold: convert with --like FOLDER of such a "
+    "model, or give it to from_pretrained:"
+)
+_CLIP_L = "CLIPTokenizer.from_pretrained('openai/clip-vit-large-patch14')"
+_CLIP_G = "CLIPTokenizer.from_pretrained('laion/CLIP-ViT-bigG-14-laion2B-39B-b160k', pad_token='!')"
+TOKENIZERS = {
+    "sd1": f"tokenizer={_CLIP_L}",
+    "sdxl": f"tokenizer={_CLIP_L}, tokenizer_2={_CLIP_G}",
+}
+"""What the pipelines of diffusers need besides, by architecture."""
 
 
 def main(arguments: list[str]) -> int:
@@ -42,11 +55,14 @@ def main(arguments: list[str]) -> int:
         size = sum(source.info(key).nbytes for key in source.keys())
         began = time.monotonic()
         with byte_bar("converting", size) as advance:
-            written = write_source(source, destination, metadata, advance)
+            copied = write_source(source, destination, metadata, advance, signature=source.signature)
         _report(model, source, target)
         seconds = time.monotonic() - began
-        out.print(str(written), markup=False, soft_wrap=True)
-        out.print(f"converted {len(source.keys())} keys in {seconds:.2f} s: {human_bytes(size)}")
+        out.print(str(copied.path), markup=False, soft_wrap=True)
+        resumed = f"; {copied.resumed} of them were there already" if copied.resumed else ""
+        out.print(f"converted {len(source.keys())} keys in {seconds:.2f} s: {human_bytes(size)}{resumed}")
+        if PIPELINE in destination.small_files and destination.is_folder:
+            out.print(f"{NO_TOKENIZER} {TOKENIZERS[target.architecture]}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -70,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
         "--like",
         type=Path,
         metavar="FOLDER",
-        help="a model of the same format, whose small files (config.json, tokenizer, ...) are copied along",
+        help="a model of the same format, whose small files (config.json, tokenizer, ...) are copied along; "
+        "without it the configurations of the built-in formats are written",
     )
     parser.add_argument(
         "--models-dir",
@@ -86,14 +103,29 @@ def _parser() -> argparse.ArgumentParser:
 def _destination(options: argparse.Namespace, target: ModelConfig, source: ConvertedSource) -> Destination:
     infos = {key: source.info(key) for key in source.keys()}
     tensors = {key: (info.dtype, info.shape) for key, info in infos.items()}
-    template = None
-    if options.like is not None:
-        with open_stored(find_model(str(options.like), options.models_dir)) as other:
-            theirs = {key: other.info(key) for key in other.keys()}
-            template = Template(other.path, {key: (info.dtype, info.shape) for key, info in theirs.items()})
     present = {target.component_of(key) for key in tensors}
-    parts = [part for part in target.parts if part.name in present]
-    return Destination(options.output, tensors, template=template, components=_folders(parts))
+    folders = _folders([part for part in target.parts if part.name in present])
+    if options.like is None:
+        beside = _small_files(target, present)
+        return Destination(options.output, tensors, components=folders, small_files=beside)
+    with open_stored(find_model(str(options.like), options.models_dir)) as other:
+        theirs = {key: other.info(key) for key in other.keys()}
+        template = Template(other.path, {key: (info.dtype, info.shape) for key, info in theirs.items()})
+    if not template.fits(tensors):
+        raise CheckpointError(
+            f"--like {options.like} is no {target.identifier}: most of its keys are others."
+        )
+    return Destination(options.output, tensors, template=template, components=folders)
+
+
+def _small_files(target: ModelConfig, present: Collection[str]) -> dict[str, Path]:
+    """The configurations of the parts that there are; the pipeline's where it has all of them."""
+    absent = {part.prefix.removesuffix(".") for part in target.parts if part.name not in present}
+    return {
+        name: path
+        for name, path in small_files(target.identifier).items()
+        if name.partition("/")[0] not in (absent | {PIPELINE} if absent else absent)
+    }
 
 
 def _folders(parts: Sequence[Part]) -> list[Component]:

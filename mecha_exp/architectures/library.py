@@ -85,6 +85,12 @@ def builtin_folder() -> Path:
     return Path(str(importlib.resources.files("mecha_exp.model_configs")))
 
 
+def small_files(identifier: str) -> dict[str, Path]:
+    """What lies beside the weights in a folder of a built-in config, such as `unet/config.json`."""
+    folder = builtin_folder() / "files" / identifier
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.json"))}
+
+
 @cache
 def _load(path: Path) -> ModelConfig:
     return from_yaml(path.read_text(encoding="utf-8"), path.name)

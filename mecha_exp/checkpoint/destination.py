@@ -53,6 +53,7 @@ class Destination:
         shard_size: bytes of a file; larger models are written to a folder, in shards.
         template: the model that a folder is made like.
         components: the sub-folders that a folder has where no template says it.
+        small_files: what lies beside the weights there, by where it goes in the folder.
     """
 
     path: Path
@@ -60,6 +61,7 @@ class Destination:
     shard_size: int | None = None
     template: Template | None = None
     components: Sequence[Component] = ()
+    small_files: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def is_folder(self) -> bool:
@@ -91,7 +93,7 @@ class Destination:
             self.path,
             self._packages,
             metadata,
-            companions=companions(template.folder) if template else {},
+            companions=companions(template.folder) if template else self.small_files,
             before=template.tensors if template else {},
             durable=durable,
             signature=signature,

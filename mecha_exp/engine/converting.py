@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from mecha_exp import __version__
 from mecha_exp.architectures import Detection, ModelConfig, Views, candidates, detect, resolve, views
 from mecha_exp.architectures.conversions import View
-from mecha_exp.checkpoint import Destination, TensorInfo
+from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.files import byte_view
 from mecha_exp.engine.inputs import Source, infos_of
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
 from mecha_exp.nodes import MergeNode, ModelNode, Node, walk
-
-COPY_BYTES = 8 << 20
-"""How much a thread copies at once."""
 
 
 class ConvertedSource:
@@ -44,6 +42,14 @@ class ConvertedSource:
         self._transposed: dict[str, torch.Tensor] = {}
         used = {key for view in self._views.values() for key in view.sources}
         self.unused = tuple(key for key in original.keys() if key not in used)
+
+    @property
+    def signature(self) -> str | None:
+        """The hash of what decides its bytes, without reading them; None where nothing tells that."""
+        if self.identity is None:
+            return None
+        made_of = [(key, repr(view)) for key, view in self._views.items()]
+        return hashlib.sha256(json.dumps([__version__, self.identity, made_of]).encode()).hexdigest()
 
     def keys(self) -> Collection[str]:
         return self._infos.keys()
@@ -206,54 +212,3 @@ def _lossless(found: Detection, target: ModelConfig) -> Views | None:
     if any(not found.config.keys()[key].optional for key in conversion.lost):
         return None
     return conversion.named({name: key for key, name in found.renamed.items()})
-
-
-def write_source(
-    source: Source,
-    destination: Destination,
-    metadata: Mapping[str, str],
-    advance: Callable[[str, int], None] = lambda key, nbytes: None,
-    workers: int = 2,
-) -> Path:
-    """Copy a source to where a model is written, by ranges of bytes: memory does not grow with the model.
-
-    Args:
-        advance: called with a key and a number of bytes whenever so many of it are written.
-
-    Returns:
-        what was written: a file or a folder.
-    """
-    if destination.path.resolve() in {path.resolve() for path in (source.path, *source.files) if path}:
-        raise CheckpointError(f"{destination.path} is the model that is read: write it somewhere else.")
-    destination.check()
-    buffers = threading.local()
-    writer = destination.open(metadata, durable=True, signature=None)
-
-    def copy(key: str, start: int, size: int) -> None:
-        if not hasattr(buffers, "room"):
-            buffers.room = torch.empty(COPY_BYTES, dtype=torch.uint8)
-        view = byte_view(buffers.room)[:size]
-        source.read_bytes_into(key, start, view)
-        writer.write_bytes(key, start, view)
-        advance(key, size)
-
-    pool = ThreadPoolExecutor(workers)
-    try:
-        for copied in [pool.submit(copy, *piece) for piece in _pieces(source)]:
-            copied.result()
-        source.check_unchanged()
-        return writer.commit()
-    except BaseException:
-        pool.shutdown(cancel_futures=True)
-        writer.abort()
-        raise
-    finally:
-        pool.shutdown()
-
-
-def _pieces(source: Source) -> Iterator[tuple[str, int, int]]:
-    """(key, start, bytes) of everything in a source, in the order in which it is best read."""
-    for key in source.keys():
-        nbytes = source.info(key).nbytes
-        for start in range(0, nbytes, COPY_BYTES):
-            yield key, start, min(COPY_BYTES, nbytes - start)

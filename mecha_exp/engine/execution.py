@@ -19,7 +19,7 @@ import torch
 
 from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.compiling import compile_ahead
-from mecha_exp.engine.converting import COPY_BYTES
+from mecha_exp.engine.copying import COPY_BYTES
 from mecha_exp.engine.devices import CPU, own_stream
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.partials import Partials, block_of, is_known, open_partials
