@@ -1,9 +1,11 @@
 """Remakes constraints.txt, the exact versions that are installed: `make constraints`.
 
 Takes interpreters. The first one's newest versions are used for every Python that they support; where they do
-not, that Python gets its own pin, with a marker. What only Windows or macOS installs is pinned too.
+not, that Python gets its own pin, with a marker. What only Windows or macOS installs is pinned too. With
+--keep, what is pinned already stays, and only what is missing is added.
 """
 
+import argparse
 import json
 import re
 import subprocess
@@ -29,7 +31,7 @@ UNPINNED = re.compile(r"nvidia-|cuda-|triton$|mecha-exp$")
 """torch names the exact versions of its CUDA libraries itself."""
 
 HEADER = """\
-# The exact versions that `make demo` and `make test` install, and that CI tests, for Python 3.10 to 3.13.
+# The exact versions that `make demo`, `make test` and `make hf` install, for Python 3.10 to 3.13.
 # Made by `make constraints`; the ranges that mecha_exp works with are in pyproject.toml.
 """
 
@@ -85,26 +87,44 @@ def pinned_lines(resolved: dict[str, dict[str, str]]) -> list[str]:
     return [line for line in lines if not UNPINNED.match(line.partition("==")[0])]
 
 
-def main(pythons: list[str]) -> None:
-    wanted = ["pip", "setuptools", *HELD, ".[test,train]"]
-    first = resolve(pythons[0], wanted, [], {})
+def kept(number: str) -> dict[str, str]:
+    """The versions that constraints.txt has for that Python already."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    fitting = [pin for pin in pins if not pin.marker or pin.marker.evaluate({"python_version": number})]
+    return {pin.name: str(pin.specifier).removeprefix("==") for pin in fitting}
+
+
+def number_of(python: str) -> str:
+    """The version of an interpreter: `3.11`."""
+    command = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="keep the versions that are pinned already")
+    parser.add_argument("pythons", nargs="+", help="interpreters, the most important one first")
+    options = parser.parse_args()
+    wanted = ["pip", "setuptools", *HELD, ".[test,train,hub,hf-test]"]
+    pins = {python: kept(number_of(python)) if options.keep else {} for python in options.pythons}
+    first = resolve(options.pythons[0], wanted, [], pins[options.pythons[0]])
     for platform, environment in FOREIGN.items():
         while missing := only_elsewhere(first, environment):
-            options = ["--no-deps", "--only-binary=:all:", f"--platform={platform}", "--target=unused"]
-            first |= resolve(pythons[0], missing, options, {})
+            found = ["--no-deps", "--only-binary=:all:", f"--platform={platform}", "--target=unused"]
+            first |= resolve(options.pythons[0], missing, found, pins[options.pythons[0]])
     resolved = {}
-    for python in pythons:
-        command = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        number = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    for python in options.pythons:
+        number = number_of(python)
         usable = {
             name: version
             for name, version in versions(first).items()
             if number in SpecifierSet(first[name].get("requires_python", ""))
         }
-        resolved[number] = usable | versions(resolve(python, wanted, [], usable))
+        resolved[number] = usable | versions(resolve(python, wanted, [], usable | pins[python]))
     lines = pinned_lines(resolved)
     (ROOT / "constraints.txt").write_text(HEADER + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
