@@ -13,6 +13,9 @@ from mecha_exp.errors import CheckpointError
 
 _NO_PREALLOCATION = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
+_MOUNTS = Path("/proc/self/mountinfo")
+_IN_MEMORY = {"tmpfs", "ramfs"}
+
 
 def check_writable(path: str | os.PathLike[str], nbytes: int) -> None:
     """Raise CheckpointError unless a file of `nbytes` can be written to `path`. Leaves nothing behind.
@@ -40,8 +43,12 @@ def check_writable(path: str | os.PathLike[str], nbytes: int) -> None:
 
 
 def allocate(file: PositionalFile, nbytes: int) -> None:
-    """Give a file its size, and the room for it where the platform can."""
-    if hasattr(os, "posix_fallocate"):
+    """Give a file its size, and the room for it where the platform can.
+
+    On a disk that is a note of which blocks are the file's. In memory it is a page at a time, which takes
+    longer than many a merge: there the threads that write take what they need, all of them at once.
+    """
+    if hasattr(os, "posix_fallocate") and not lies_in_memory(file.descriptor):
         try:
             os.posix_fallocate(file.descriptor, 0, nbytes)
             return
@@ -49,6 +56,21 @@ def allocate(file: PositionalFile, nbytes: int) -> None:
             if error.errno not in _NO_PREALLOCATION:
                 raise
     os.ftruncate(file.descriptor, nbytes)
+
+
+def lies_in_memory(descriptor: int) -> bool:
+    """Whether a file lies on a memory disk; False where the system does not tell."""
+    device = os.fstat(descriptor).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    for mount in mounts:  # "24 1 0:22 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw"
+        place, _, kind = mount.partition(" - ")
+        if place.split(" ")[2:3] == [wanted]:
+            return kind.split(" ")[0] in _IN_MEMORY
+    return False
 
 
 def cannot_write(target: Path, nbytes: int, error: OSError) -> CheckpointError:

@@ -17,7 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from mecha_exp.checkpoint import Checkpoint, CheckpointWriter, check_writable, dtype_name, files, torch_dtype
+from mecha_exp.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    check_writable,
+    dtype_name,
+    files,
+    room,
+    torch_dtype,
+)
 from mecha_exp.checkpoint.dtypes import FORMATS
 from mecha_exp.errors import CheckpointError
 
@@ -437,6 +445,23 @@ def test_file_systems_that_cannot_preallocate_are_written_all_the_same(
     monkeypatch.setattr(os, "posix_fallocate", unsupported)
     values = some_tensor(torch.float32, (1000,))
     assert same_bits(load_file(write_all(tmp_path / "model.safetensors", {"w": values}))["w"], values)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say where a file lies")
+def test_a_file_on_a_memory_disk_is_given_its_room_by_those_who_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda _, start, nbytes: taken.append(nbytes))
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr(room, "_MOUNTS", mounts)
+    values = some_tensor(torch.float32, (1000,))
+    for kind in ("ext4", "tmpfs"):
+        mounts.write_text(f"1 1 {os.major(device)}:{os.minor(device)} / / rw shared:1 - {kind} {kind} rw\n")
+        path = write_all(tmp_path / f"{kind}.safetensors", {"w": values})
+        assert same_bits(load_file(path)["w"], values)
+    assert taken == [(tmp_path / "ext4.safetensors").stat().st_size]
 
 
 @pytest.mark.skipif(not files.POSITIONAL, reason="os.pwrite is not used here")
