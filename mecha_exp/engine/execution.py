@@ -21,13 +21,14 @@ from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.compiling import compile_ahead
 from mecha_exp.engine.copying import COPY_BYTES
 from mecha_exp.engine.devices import CPU, own_stream
+from mecha_exp.engine.looping import loop_text
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.partials import Partials, block_of, is_known, open_partials
 from mecha_exp.engine.planned import KeyPlan, Plan
 from mecha_exp.engine.program import LazyNode, Pass, Program
 from mecha_exp.engine.resuming import Resumption
 from mecha_exp.engine.sinks import Sink
-from mecha_exp.engine.tiles import KeyPass, loop_text
+from mecha_exp.engine.tiles import KeyPass
 from mecha_exp.engine.work import Progress, Scratch, Tally, Work
 from mecha_exp.errors import MergeError
 from mecha_exp.nodes import LiteralNode, MergeNode, Node

@@ -70,7 +70,7 @@ class EngineOptions:
     device: str = CPU
     workers: int | None = None
     fuse: str = "auto"
-    tile_size: int = 1 << 18
+    tile_size: int = 1 << 19
     memory_budget: int = 2 << 30
     on_missing: str = "error"
     on_extra: str = "skip"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -12,17 +10,13 @@ import torch
 
 from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.engine.calls import Extent
-from mecha_exp.engine.compiling import LoopText, compiled
 from mecha_exp.engine.devices import CPU
-from mecha_exp.engine.fusion import FusedPass
-from mecha_exp.engine.objects import Loop
-from mecha_exp.engine.partials import WIDE, Partials, Ranked, Sums, block_of, is_by_entry
-from mecha_exp.engine.planned import KeyPlan, Plan
+from mecha_exp.engine.looping import KeyLoop, loop_for, stored_dtype
+from mecha_exp.engine.partials import WIDE, Partials, block_of, is_by_entry
+from mecha_exp.engine.planned import KeyPlan
 from mecha_exp.engine.program import Pass
-from mecha_exp.engine.recording import Trace
 from mecha_exp.engine.selection import sample_spans
 from mecha_exp.engine.work import Buffer, Scratch, Work, widen
-from mecha_exp.engine.writing import loop_dtype
 from mecha_exp.errors import MergeError
 from mecha_exp.nodes import MergeNode, ModelNode, Node
 from mecha_exp.signature import Tile
@@ -95,20 +89,12 @@ class KeyPass:
     # fused
 
     @cached_property
-    def _loop(self) -> _Loop | None:
+    def _loop(self) -> KeyLoop | None:
         """The compiled loop with the small values of this key; None where the pass runs eagerly."""
-        fused, text = self._plan.ways.get(self._trip), loop_text(self._plan, self._key, self._trip)
-        if text is None or not isinstance(fused, FusedPass):
-            return None
-        code = compiled(text)
-        arguments = fused.arguments(self._values, self._key.key)
-        if code is None or arguments is None:
-            return None
-        dtypes = _tile_dtypes(self._plan, self._key, self._trip, fused)
-        return _Loop(fused.trace, *dtypes, code, text.room, *arguments)
+        return loop_for(self._plan, self._key, self._trip, self._values)
 
     def _run_loop(
-        self, loop: _Loop, tile: Tile, scratch: Scratch
+        self, loop: KeyLoop, tile: Tile, scratch: Scratch
     ) -> tuple[dict[Node, torch.Tensor], dict[Node, float]]:
         trace, count = loop.trace, tile.stop - tile.start
         inputs = [
@@ -116,14 +102,7 @@ class KeyPass:
             for place, (node, dtype) in enumerate(zip(trace.inputs, loop.read, strict=True))
         ]
         outputs = [scratch.take(("output", place), dtype, count) for place, dtype in enumerate(loop.written)]
-        peaks = scratch.take("peaks", torch.int64, len(inputs) + len(outputs))
-        own = [loop.floats, loop.integers, peaks.tensor, scratch.take("room", torch.int8, loop.room).tensor]
-        tiles = [buffer.tensor for buffer in (*inputs, *outputs)]
-        with self._terms(trace, tile, scratch) as terms:
-            table = torch.tensor([tensor.data_ptr() for tensor in (*own, *tiles, *terms)])
-            loop.code(tile.start, count, table.data_ptr())
-        found = peaks.tensor.to(torch.int32 if self._dtype.itemsize == 4 else torch.int64)
-        largest = found.view(self._dtype).tolist()
+        largest = loop.run(tile, inputs, outputs, self._partials, scratch)
         for node, buffer, peak in zip(trace.inputs, inputs, largest, strict=False):
             self._check(node, buffer.tensor, peak, tile)
         values = {node: buffer.tensor for (node, _), buffer in zip(trace.outputs, outputs, strict=True)}
@@ -135,24 +114,6 @@ class KeyPass:
         if dtype is self._dtype or not isinstance(node, ModelNode):
             return self._read(node, place, tile, scratch)
         return self._read_stored(node, ("input", place), tile, scratch)
-
-    @contextmanager
-    def _terms(self, trace: Trace, tile: Tile, scratch: Scratch) -> Iterator[list[torch.Tensor]]:
-        """Where the loop puts the terms of reductions: a total of each, then what was found of each rank."""
-        totals: list[torch.Tensor] = []
-        ranked: list[tuple[Ranked, torch.Tensor, torch.Tensor]] = []
-        for number, (node, refs) in enumerate(trace.terms):
-            partials = self._partials[node]
-            if isinstance(partials, Sums):
-                totals.append(partials.rows(tile.start, tile.stop, len(refs)))
-            elif isinstance(partials, Ranked):
-                whole = torch.int32 if self._dtype.itemsize == 4 else torch.int64
-                totals.append(scratch.take(("kept", number), whole, tile.stop - tile.start + 1).tensor)
-                ranked.append((partials, torch.tensor([*partials.bracket, 0, 0, 0]), totals[-1]))
-        yield totals + [found for _, found, _ in ranked]
-        for partials, found, kept in ranked:
-            _, _, below, no_numbers, inside = found.tolist()
-            partials.collect(below, no_numbers, kept[:inside].numpy().copy())
 
     # eager
 
@@ -304,46 +265,3 @@ def peak_of(values: torch.Tensor) -> float:
 def _overflows_from(dtype: torch.dtype, compute_dtype: torch.dtype) -> float:
     """A magnitude below which a number stays finite in `dtype`: what its largest one is, or infinity."""
     return torch.finfo(dtype).max if dtype.itemsize < compute_dtype.itemsize else torch.inf
-
-
-@dataclass(frozen=True)
-class _Loop:
-    """A compiled loop, the dtypes of its tiles, the bytes it needs for itself and its small values."""
-
-    trace: Trace
-    read: tuple[torch.dtype, ...]
-    written: tuple[torch.dtype, ...]
-    code: Loop
-    room: int
-    floats: torch.Tensor
-    integers: torch.Tensor
-
-
-def loop_text(plan: Plan, key: KeyPlan, trip: Pass) -> LoopText | None:
-    """The loop for a pass over a key; None where it runs eagerly."""
-    way = plan.ways.get(trip)
-    return way.typed(*_tile_dtypes(plan, key, trip, way)) if isinstance(way, FusedPass) else None
-
-
-def _tile_dtypes(
-    plan: Plan, key: KeyPlan, trip: Pass, way: FusedPass
-) -> tuple[tuple[torch.dtype, ...], tuple[torch.dtype, ...]]:
-    """How the loop takes each input and gives each output: as stored where it can, to spare a conversion."""
-    compute = way.compute_dtype
-    read = (
-        loop_dtype(stored_dtype(plan, key, node), compute) if isinstance(node, ModelNode) else compute
-        for node in way.trace.inputs
-    )
-    used_here = {*trip.kept, *(c for n, _ in trip.reductions if not is_by_entry(n) for c in n.children)}
-    written = []
-    for node, _ in way.trace.outputs:
-        roots = {number for number, root in trip.outputs if root is node}
-        wanted = {torch_dtype(output.dtype) for output in key.outputs if output.root in roots}
-        single = len(wanted) == 1 and node not in used_here
-        written.append(loop_dtype(wanted.pop(), compute) if single else compute)
-    return tuple(read), tuple(written)
-
-
-def stored_dtype(plan: Plan, key: KeyPlan, model: ModelNode) -> torch.dtype:
-    """The dtype that a model has for a key."""
-    return torch_dtype(plan.sources[model].info(key.key).dtype)

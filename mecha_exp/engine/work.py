@@ -38,14 +38,15 @@ class Tally:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory for one tile, as torch and a file see it."""
+    """Memory for one tile, as torch, a file and a compiled loop see it."""
 
     tensor: torch.Tensor
     view: memoryview
+    address: int
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Buffer:
-        return cls(tensor, tensor.view(torch.uint8).numpy().data)
+        return cls(tensor, tensor.view(torch.uint8).numpy().data, tensor.data_ptr())
 
 
 class Scratch:

@@ -1,0 +1,122 @@
+"""Calling a compiled loop: with the small values of a key, and of each tile the addresses of its buffers."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from mecha_exp.checkpoint import torch_dtype
+from mecha_exp.engine.compiling import LoopText, compiled
+from mecha_exp.engine.fusion import FusedPass
+from mecha_exp.engine.objects import Loop
+from mecha_exp.engine.partials import Partials, Ranked, Sums, is_by_entry
+from mecha_exp.engine.planned import KeyPlan, Plan
+from mecha_exp.engine.program import Pass
+from mecha_exp.engine.work import Buffer, Scratch
+from mecha_exp.engine.writing import loop_dtype
+from mecha_exp.nodes import MergeNode, ModelNode, Node
+from mecha_exp.signature import Tile
+
+
+class KeyLoop:
+    """The loop of a pass with the small values of a key; see `writing` for what the machine code is given.
+
+    Attributes:
+        trace: what it computes.
+        read, written: the dtypes of the tiles that go in and out.
+    """
+
+    def __init__(
+        self,
+        way: FusedPass,
+        dtypes: tuple[tuple[torch.dtype, ...], tuple[torch.dtype, ...]],
+        code: Loop,
+        room: int,
+        small: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        self.trace = way.trace
+        self.read, self.written = dtypes
+        self._code, self._room = code, room
+        self._small = small  # whose memory the loop reads
+        self._addresses = [values.data_ptr() for values in small]
+        is_single = way.compute_dtype.itemsize == 4
+        self._bits, self._number = (np.int32, np.float32) if is_single else (np.int64, np.float64)
+        self._key_dtype = torch.int32 if is_single else torch.int64
+
+    def run(
+        self,
+        tile: Tile,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        partials: Mapping[MergeNode, Partials],
+        scratch: Scratch,
+    ) -> list[float]:
+        """Compute a tile and add to the partials; returns the largest magnitude of each input and output."""
+        count = tile.stop - tile.start
+        terms: list[int] = []
+        ranked: list[tuple[Ranked, array[int], torch.Tensor]] = []
+        for number, (node, refs) in enumerate(self.trace.terms):
+            reduction = partials[node]
+            if isinstance(reduction, Sums):
+                terms.append(reduction.rows(tile.start, tile.stop, len(refs)).data_ptr())
+            elif isinstance(reduction, Ranked):
+                kept = scratch.take(("kept", number), self._key_dtype, count + 1)
+                terms.append(kept.address)
+                ranked.append((reduction, array("q", [*reduction.bracket, 0, 0, 0]), kept.tensor))
+        terms += [found.buffer_info()[0] for _, found, _ in ranked]
+        peaks = scratch.take("peaks", torch.int64, len(inputs) + len(outputs))
+        room = scratch.take("room", torch.int8, self._room)
+        tiles = [buffer.address for buffer in (*inputs, *outputs)]
+        table = array("q", [*self._addresses, peaks.address, room.address, *tiles, *terms])
+        self._code(tile.start, count, table.buffer_info()[0])
+        for reduction, found, kept_keys in ranked:
+            _, _, below, no_numbers, inside = found
+            reduction.collect(below, no_numbers, kept_keys[:inside].numpy().copy())
+        largest: list[float] = (
+            np.frombuffer(peaks.view, np.int64).astype(self._bits).view(self._number).tolist()
+        )
+        return largest
+
+
+def loop_for(plan: Plan, key: KeyPlan, trip: Pass, values: Mapping[Node, torch.Tensor]) -> KeyLoop | None:
+    """The loop for a pass over a key, whose small values are known; None where the pass runs eagerly."""
+    way = plan.ways.get(trip)
+    if not isinstance(way, FusedPass):
+        return None
+    dtypes = _tile_dtypes(plan, key, trip, way)
+    text = way.typed(*dtypes)
+    code, small = compiled(text), way.arguments(values, key.key)
+    return KeyLoop(way, dtypes, code, text.room, small) if code and small else None
+
+
+def loop_text(plan: Plan, key: KeyPlan, trip: Pass) -> LoopText | None:
+    """The source of that loop; None where the pass runs eagerly."""
+    way = plan.ways.get(trip)
+    return way.typed(*_tile_dtypes(plan, key, trip, way)) if isinstance(way, FusedPass) else None
+
+
+def _tile_dtypes(
+    plan: Plan, key: KeyPlan, trip: Pass, way: FusedPass
+) -> tuple[tuple[torch.dtype, ...], tuple[torch.dtype, ...]]:
+    """How the loop takes each input and gives each output: as stored where it can, to spare a conversion."""
+    compute = way.compute_dtype
+    read = (
+        loop_dtype(stored_dtype(plan, key, node), compute) if isinstance(node, ModelNode) else compute
+        for node in way.trace.inputs
+    )
+    used_here = {*trip.kept, *(c for n, _ in trip.reductions if not is_by_entry(n) for c in n.children)}
+    written = []
+    for node, _ in way.trace.outputs:
+        roots = {number for number, root in trip.outputs if root is node}
+        wanted = {torch_dtype(output.dtype) for output in key.outputs if output.root in roots}
+        single = len(wanted) == 1 and node not in used_here
+        written.append(loop_dtype(wanted.pop(), compute) if single else compute)
+    return tuple(read), tuple(written)
+
+
+def stored_dtype(plan: Plan, key: KeyPlan, model: ModelNode) -> torch.dtype:
+    """The dtype that a model has for a key."""
+    return torch_dtype(plan.sources[model].info(key.key).dtype)
