@@ -1,7 +1,7 @@
 """From one model config to another: the shortest way over conversions of formats and those of methods."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -9,12 +9,13 @@ import torch
 
 from mecha_exp.architectures import ModelConfig, View, Views, detect, get_all, resolve, views
 from mecha_exp.architectures.conversions import BLOCKS
+from mecha_exp.choosing import mapping_of, node_by_key
 from mecha_exp.errors import CheckpointError, ConfigError, RecipeError
 from mecha_exp.method import Kind, MergeMethod, conversions
 from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, as_node
 from mecha_exp.relations import KeyMapBuilder
 from mecha_exp.signature import Parameter, Return, StateDict
-from mecha_exp.weighting import ByKey
+from mecha_exp.weighting import CONVENTION, DEFAULT, ByKey
 
 T = TypeVar("T")
 
@@ -38,10 +39,13 @@ def convert(recipe: Any, config: str | ModelConfig | Node) -> Node:
     """
     node = as_node(recipe)
     wanted = _config_of_target(config)
-    sources = _configs_of(node)
+    choice = mapping_of(node)
+    sources = _configs_of(node) if choice is None else _configs_with(choice[0])
     for source in sources:
         path = _shortest_path(source, wanted)
         if path is not None:
+            if choice is not None:
+                node = node_by_key(choice[0], source)
             for method in path:
                 node = method(node)
             return node
@@ -106,17 +110,22 @@ def _configs_of(node: Node) -> list[str]:
             raise RecipeError(
                 f"convert: {node.value!r} is the same for every key: nothing is to be converted"
             )
-        keys = {pattern for pattern, _ in node.value.patterns}
-        blocks = [config.identifier for config in get_all() if [p.name for p in config.parts] == [BLOCKS]]
-        starts = dict.fromkeys([*(_source_of(method) for method in conversions()), *blocks])
-        having = [start for start in starts if keys <= resolve(start).keys().keys()]
-        if not having:
-            raise RecipeError(
-                f"convert: no conversion starts from a model config with the keys {', '.join(sorted(keys))}"
-            )
-        return having
+        return _configs_with(dict(node.value.patterns))
     found = identifier_of(node)
     return [] if found is None else [found]
+
+
+def _configs_with(named: Iterable[str]) -> list[str]:
+    """The model configs that lead somewhere and have all of these keys."""
+    keys = set(named) - {DEFAULT, CONVENTION}
+    blocks = [config.identifier for config in get_all() if [p.name for p in config.parts] == [BLOCKS]]
+    starts = dict.fromkeys([*(_source_of(method) for method in conversions()), *blocks])
+    having = [start for start in starts if keys <= resolve(start).keys().keys()]
+    if not having:
+        raise RecipeError(
+            f"convert: no conversion starts from a model config with the keys {', '.join(sorted(keys))}"
+        )
+    return having
 
 
 def _source_of(method: MergeMethod) -> str:

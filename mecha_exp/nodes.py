@@ -281,6 +281,10 @@ def as_node(value: Any, *, model: bool = True) -> Node:
     if isinstance(value, Mapping):
         if value and all(isinstance(v, torch.Tensor) for v in value.values()):
             return ModelNode(InMemory(value))
+        if any(isinstance(v, Node) for v in value.values()):
+            from mecha_exp.choosing import node_by_key
+
+            return node_by_key(value)
         if not any(isinstance(v, torch.Tensor) for v in value.values()):
             return LiteralNode(by_key(value))
     raise RecipeError(
@@ -319,6 +323,10 @@ def literal(value: Any, config: Any = None, merge_space: str = "param") -> Node:
     >>> literal({"conv*": 0.3, "default": 0.7})
     """
     config, merge_space = config_and_space(config, merge_space)
+    if isinstance(value, Mapping) and any(isinstance(v, Node) for v in value.values()):
+        from mecha_exp.choosing import node_by_key
+
+        return node_by_key(value, config)
     node = as_node(value, model=False)
     return LiteralNode(node.value, merge_space, config) if isinstance(node, LiteralNode) else node
 

@@ -18,6 +18,18 @@ def fallback(a: Parameter(StateDict[T]), default: Parameter(StateDict[T]), **kwa
 
 
 @merge_method(choice=True)
+def select(which: Parameter(int, ge=0, help="a number, by key"), *values: Parameter(StateDict[T])) -> Return(
+    T
+):
+    """At each key the value whose number, counted from 0, `which` is there.
+
+    A dictionary of recipes is written so: `{"encoder": a, "default": b}` is
+    `select({"encoder": 0, "default": 1}, a, b)`. Source: sd-mecha, whose dictionaries may hold nodes.
+    """
+    return values[which]
+
+
+@merge_method(choice=True)
 def omit_non_finite(a: Parameter(StateDict[T])) -> Return(T):
     """A model without the keys where it has a NaN or an infinity: `omit_non_finite(a) | b` takes those of b.
 

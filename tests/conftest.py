@@ -38,6 +38,16 @@ def models(save: Callable[[str, StateDict], str]) -> Callable[..., list[str]]:
 
 
 @pytest.fixture
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registries of methods and model configs whose changes are undone."""
+    from mecha_exp import method
+
+    method.all_methods()
+    monkeypatch.setattr("mecha_exp.method._registry", dict(method._registry))
+    monkeypatch.setattr("mecha_exp.architectures.library._REGISTERED", {})
+
+
+@pytest.fixture
 def free_port() -> int:
     """A port on which nothing listens."""
     with socket.socket() as probe:

@@ -33,8 +33,8 @@ def family() -> StateDict:
     return {key: torch.ones(info.shape) for key, info in keys.items()}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def configs() -> None:
+@pytest.fixture(autouse=True)
+def configs(registries: None) -> None:
     """A config of two keys, and one with a third."""
     model_configs.register(from_yaml(CONFIG % NAME))
     model_configs.register(

@@ -25,19 +25,13 @@ from mecha_exp import (
     weighted_sum,
 )  # fmt: skip
 from mecha_exp.extensions import model_configs
-from mecha_exp.method import all_methods
 
 T = TypeVar("T")
 A = {"in.w": torch.tensor([1.0, 2.0]), "out.w": torch.tensor([3.0, 4.0]), "out.ids": torch.tensor([5, 6])}
 B = {key: value + 10 for key, value in A.items()}
 
 
-@pytest.fixture(autouse=True)
-def registry(monkeypatch):
-    """Registries whose changes are undone."""
-    all_methods()
-    monkeypatch.setattr("mecha_exp.method._registry", dict(mecha_exp.method._registry))
-    monkeypatch.setattr("mecha_exp.architectures.library._REGISTERED", {})
+pytestmark = pytest.mark.usefixtures("registries")
 
 
 def config(identifier: str, *keys: str, shape: str = "[2]") -> None:

@@ -322,7 +322,7 @@ def test_what_we_write_for_the_common_methods_is_in_the_words_of_sd_mecha():
         ("dict a=[1,2", "column 6: expected a value, found 'a=[1,2'"),
         ("dict", "expected pairs of a key pattern and a value"),
         ("dict 3 4", "expected pairs of a key pattern and a value"),
-        ("dict a=&0", "column 6: the value of 'a' must be numbers or a word, not another line"),
+        ("dict a=[&0]", "column 6: the value of 'a' must be numbers or a word, not another dictionary"),
         ('model "b" "sd1" "weight" 3', "there are 1 words too many"),
         ('model "b" null merge_space="weight" model_config=null', "column 37: 'model_config' is given twice"),
         ('model "b" model_config=3', "model_config: expected a word in quotes or null, found 3"),

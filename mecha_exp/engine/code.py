@@ -8,6 +8,8 @@ import inspect
 import textwrap
 from functools import cache
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 from mecha_exp.engine.rewriting import expand, rewrite
 from mecha_exp.errors import MechaError
@@ -50,7 +52,18 @@ def _code(method: MergeMethod) -> str:
         text = Path(path).read_text(encoding="utf-8") if path and Path(path).is_file() else ""
         return hashlib.sha256(meaning_of(text or inspect.getsource(method.__wrapped__)).encode()).hexdigest()
     except (OSError, TypeError):  # typed at a prompt
-        return hashlib.sha256(method.__wrapped__.__code__.co_code).hexdigest()
+        return hashlib.sha256(repr(_compiled(method.instantiate())).encode()).hexdigest()
+
+
+def _compiled(function: Any) -> tuple[Any, ...]:
+    """What a function, or an object that is called, was compiled to, without the place where that was."""
+    called = function if inspect.isfunction(function) else type(function).__call__
+    return _parts_of(called.__code__)
+
+
+def _parts_of(code: CodeType) -> tuple[Any, ...]:
+    constants = [_parts_of(c) if isinstance(c, CodeType) else c for c in code.co_consts]
+    return code.co_code, constants, code.co_names
 
 
 def meaning_of(source: str) -> str:

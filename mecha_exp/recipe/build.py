@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mecha_exp.binding import UNKNOWN
+from mecha_exp.choosing import has_nodes, node_by_key
 from mecha_exp.errors import Problems, RecipeError, did_you_mean
 from mecha_exp.method import MergeMethod, resolve_method
 from mecha_exp.nodes import ModelNode, Node
@@ -130,13 +131,16 @@ class _Builder:
         return self._one(spec, value, where)
 
     def _one(self, spec: ParameterSpec, value: Any, where: str) -> Any:
-        is_node = isinstance(value, Mapping) and any(word in value for word in NODE_WORDS)
-        if is_node or (spec.is_model and isinstance(value, str | Mapping)):
+        if _is_node(value) or (spec.is_model and isinstance(value, str | Mapping)):
             return self.node(value, where) or UNKNOWN
         if not isinstance(value, Mapping):
             return value
+        words = {
+            str(name): (self.node(each, f"{where}.{name}") or UNKNOWN) if _is_node(each) else each
+            for name, each in value.items()
+        }
         try:
-            return by_key(value)
+            return node_by_key(words) if has_nodes(words) else by_key(value)
         except RecipeError as error:
             self._problems.add(f"{where}: {error}")
             return UNKNOWN
@@ -145,3 +149,7 @@ class _Builder:
         for name in config:
             if name not in known:
                 self._problems.add(f"{where}: unknown word '{name}'.{did_you_mean(str(name), known)}")
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(word in value for word in NODE_WORDS)

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from mecha_exp.binding import UNKNOWN
+from mecha_exp.choosing import simplified
 from mecha_exp.errors import Problems, RecipeError, did_you_mean
 from mecha_exp.nodes import MergeNode, ModelNode, Node, ParameterNode, as_node, walk
 
@@ -115,7 +116,7 @@ def _called_again(node: MergeNode, new: Mapping[Node, Any], problems: Problems) 
             arguments[name] = new[value]
     called, found = node.method.bind(arguments)
     problems.add_all(f"{node.method.identifier}: {problem}" for problem in found)
-    return called or UNKNOWN
+    return simplified(called) if called else UNKNOWN
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import parse_dtype
+from mecha_exp.choosing import has_nodes, node_by_key
 from mecha_exp.errors import MechaError, RecipeError, did_you_mean
 from mecha_exp.method import MergeMethod, resolve_method
 from mecha_exp.nodes import LiteralNode, ModelNode, Node, ParameterNode, as_node
@@ -208,14 +209,19 @@ def _number(token: str) -> float | int:
     raise RecipeError(f"expected a value, found {token!r}. Words are written in quotes.")
 
 
-def read_dict(arguments: Arguments) -> Mapping[str, Any]:
-    """A dictionary; what it means depends on the line that refers to it."""
+def read_dict(arguments: Arguments, of: type | tuple[type, ...] = ()) -> Mapping[str, Any]:
+    """A dictionary; what it means depends on the line that refers to it.
+
+    Args:
+        of: what values may be beside numbers and words.
+    """
     if arguments.values or not arguments.named:
         raise RecipeError("expected pairs of a key pattern and a value, such as conv1=0.3")
     for name, value in arguments.named.items():
         listed = value if isinstance(value, list) else [value]
-        if any(isinstance(v, Node | Mapping | list) for v in listed):
-            message = f"the value of '{name}' must be numbers or a word, not another line"
+        if not isinstance(value, of) and any(isinstance(v, Node | Mapping | list) for v in listed):
+            others = "another dictionary" if of else "another line"
+            message = f"the value of '{name}' must be numbers or a word, not {others}"
             raise _Misplaced(message, arguments.columns[name])
     return arguments.named
 
@@ -227,8 +233,10 @@ def call(method: MergeMethod, arguments: Arguments, named: Mapping[str, Any]) ->
 
 
 def as_argument(value: Any) -> Any:
-    """A dictionary as a value by key, all else as it is."""
-    return by_key(value) if isinstance(value, Mapping) else value
+    """A dictionary as a value by key, or as a recipe where it has some, all else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    return node_by_key(value) if has_nodes(value) else by_key(value)
 
 
 def _model(arguments: Arguments) -> Node:
@@ -251,6 +259,8 @@ def _literal(arguments: Arguments) -> Node:
     if isinstance(value, Node):
         return value
     config = _config(words)
+    if has_nodes(value):
+        return node_by_key(value, config)
     if isinstance(value, Mapping):
         is_single = config == SINGLE and list(value) == ["key"]
         value, config = (value["key"], None) if is_single else (by_key(value), config)
@@ -282,7 +292,7 @@ def _space(words: Mapping[str, Any]) -> str | None:
 
 DIALECT = Dialect(
     {
-        "dict": read_dict,
+        "dict": lambda arguments: read_dict(arguments, Node),
         "literal": _literal,
         "model": _model,
         "parameter": _parameter,

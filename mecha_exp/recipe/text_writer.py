@@ -7,10 +7,12 @@ its default is left out, so that equal recipes have equal texts.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
+from mecha_exp.choosing import mapping_of
 from mecha_exp.curves import Gradient, Preset
 from mecha_exp.errors import RecipeError
 from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, ParameterNode, walk
@@ -32,11 +34,17 @@ def write_lines(recipe: Node) -> list[str]:
     """
     lines: dict[str, int] = {}  # a line and its number: equal lines are one
     words: dict[Node, str] = {}  # how each node is said where it is an argument
-    for node in walk(recipe):
+    for node in walk(recipe, children=_said_before):
         words[node] = _write(node, words, lines)
     if words[recipe] != f"&{len(lines) - 1}":  # a number, which has no line where it is an argument
         _add(f"literal {words[recipe]}", lines)
     return list(lines)
+
+
+def _said_before(node: Node) -> Sequence[Node]:
+    """What a line refers to."""
+    choice = mapping_of(node)
+    return node.children if choice is None else [v for v in choice[0].values() if isinstance(v, Node)]
 
 
 def _write(node: Node, words: Mapping[Node, str], lines: dict[str, int]) -> str:
@@ -54,7 +62,17 @@ def _write(node: Node, words: Mapping[Node, str], lines: dict[str, int]) -> str:
         given = "".join(f" {name}={quote(value)}" for name, value in said.items() if value is not None)
         return _add(f"parameter {quote(node.name)}{given}", lines)
     assert isinstance(node, MergeNode)
+    if (choice := mapping_of(node)) is not None:
+        return _write_choice(*choice, words, lines)
     return _add(" ".join(_words_of_call(node, words)), lines)
+
+
+def _write_choice(
+    mapping: Mapping[str, Any], config: str | None, words: Mapping[Node, str], lines: dict[str, int]
+) -> str:
+    said = {k: words[v] if isinstance(v, Node) else write_value(v) for k, v in mapping.items()}
+    line = _add(f"dict {' '.join(f'{_write_name(name)}={value}' for name, value in said.items())}", lines)
+    return line if config is None else _add(f"literal {line} model_config={quote(config)}", lines)
 
 
 def _words_of_call(node: MergeNode, words: Mapping[Node, str]) -> list[str]:

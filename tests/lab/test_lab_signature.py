@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from mecha_exp import EngineOptions, add_difference_ties, model, weighted_sum
-from mecha_exp.engine.code import meaning_of
+from mecha_exp.engine.code import meaning_of, methods_of
 from mecha_exp.errors import CheckpointError, RecipeError
 from mecha_exp.lab.contents import content_of, unread_bytes
 from mecha_exp.lab.signature import Signature, signature_of
@@ -103,3 +103,22 @@ def test_the_content_of_a_folder_is_that_of_its_files(tmp_path: Path):
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(CheckpointError, match="cannot be read"):
         content_of(tmp_path / "none.safetensors")
+
+
+def test_a_method_that_was_typed_at_a_prompt_is_told_by_what_it_does():
+    def typed(body: str) -> str:
+        scope: dict[str, object] = {}
+        text = f"""
+from torch import Tensor
+from mecha_exp import Parameter, Return, merge_method
+
+@merge_method(register=False)
+class twice:
+    def __call__(self, a: Parameter(Tensor)) -> Return(Tensor):
+        return {body}
+"""
+        exec(text, scope)
+        return methods_of(scope["twice"]("a"))["twice"]
+
+    assert typed("a * 2") == typed("a * 2")
+    assert len({typed("a * 2"), typed("a * 3"), typed("a + 2"), typed("a.abs()"), typed("a.neg()")}) == 5
