@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ from mecha_exp.engine.notices import About
 from mecha_exp.engine.weights import parse_output_dtype
 from mecha_exp.engine.work import Progress
 from mecha_exp.errors import ConfigError, MergeError, RecipeError
+from mecha_exp.memory import peak_memory
 from mecha_exp.nodes import Node, as_node
+from mecha_exp.progress import LoggedProgress, merge_summary, tqdm_progress
 from mecha_exp.spaces import checked_spaces
 
 log = logging.getLogger("mecha_exp")
@@ -77,7 +78,8 @@ def merge(
             or is merged as it is; None is the engine's `on_nonfinite`, which is an error.
         allow_empty_merge: whether a result without any key is no error.
         cache: by node what its method gets as `cache`, to be kept from merge to merge.
-        tqdm: makes a progress bar: it is called with `total` and `desc`.
+        tqdm: makes a bar with bytes, rate, time left and the current key, as `tqdm.tqdm` does; without
+            it there are lines in the log every few seconds, at the level INFO (see `set_log_level`).
         total_buffer_size, memoize_intermediates, validate_mm_contract: are accepted, and
             have no meaning here: see docs/migrating-from-sd-mecha.md.
 
@@ -110,6 +112,8 @@ def merge(
                 f"the recipe {node!r} gives no key. allow_empty_merge=True merges it all the same."
             )
         report = run_plan(planned, progress)
+    took = merge_summary(report.seconds, report.bytes_read, report.bytes_written, peak_memory())
+    log.info("merged %d keys in %s", report.keys, took)
     checked = {About.EXTRA_KEYS: check_extra_keys, About.NONFINITE_OUTPUT: check_finite_output}
     _warn(report, [about for about, wanted in checked.items() if not wanted])
     return target if isinstance(target, Path) else _delivered(target, output, output_device)
@@ -187,20 +191,11 @@ def _check_space(node: Node, wanted: str | None) -> None:
         )
 
 
-@contextmanager
-def _progress(planned: Plan, tqdm: Callable[..., Any] | None) -> Iterator[Progress]:
-    """Tells a progress bar of the bytes that are read."""
+def _progress(planned: Plan, tqdm: Callable[..., Any] | None) -> AbstractContextManager[Progress]:
+    """Tells a progress bar of the bytes that are read, or the log."""
     if tqdm is None:
-        yield lambda key, nbytes: None
-        return
-    lock = threading.Lock()
-    with tqdm(total=planned.bytes_read, desc="Merging", unit="B", unit_scale=True) as bar:
-
-        def advance(key: str, nbytes: int) -> None:
-            with lock:
-                bar.update(nbytes)
-
-        yield advance
+        return nullcontext(LoggedProgress(planned.bytes_read))
+    return tqdm_progress(tqdm, planned.bytes_read)
 
 
 def _warn(report: MergeReport, unwanted: Container[About]) -> None:

@@ -1,12 +1,23 @@
 """The keywords of merge: those of sd-mecha 1.1.8, as far as they mean something here."""
 
 import logging
+import re
 
 import pytest
 import torch
 
 import mecha_exp
-from mecha_exp import ConfigError, Defaults, MechaError, MergeError, RecipeError, merge, model, weighted_sum
+from mecha_exp import (
+    ConfigError,
+    Defaults,
+    MechaError,
+    MergeError,
+    RecipeError,
+    merge,
+    model,
+    progress,
+    weighted_sum,
+)
 
 A = {"x": torch.tensor([1.0, 2.0]), "y": torch.tensor([3.0])}
 B = {"x": torch.tensor([5.0, 6.0]), "y": torch.tensor([7.0])}
@@ -17,9 +28,10 @@ class Bar:
     """A progress bar as tqdm makes one."""
 
     total = done = 0
+    keys = ()
 
     def __init__(self, **words):
-        Bar.total, Bar.done = words["total"], 0
+        Bar.total, Bar.done, Bar.keys = words["total"], 0, []
 
     def __enter__(self):
         return self
@@ -29,6 +41,10 @@ class Bar:
 
     def update(self, count):
         Bar.done += count
+
+    def set_postfix_str(self, text, refresh):
+        assert not refresh
+        Bar.keys.append(text)
 
 
 def test_keywords_are_options_of_the_engine_in_other_words(tmp_path):
@@ -48,6 +64,29 @@ def test_keywords_are_options_of_the_engine_in_other_words(tmp_path):
     assert made["x"].dtype == torch.bfloat16
     assert made["x"].tolist() == [3, 4]
     assert Bar.done == Bar.total > 0
+    assert sorted(Bar.keys) == ["x", "y"]
+
+
+def test_a_bar_that_cannot_show_keys_is_a_bar(monkeypatch):
+    monkeypatch.delattr(Bar, "set_postfix_str")
+
+    merge(RECIPE, tqdm=Bar)
+
+    assert Bar.done == Bar.total > 0
+
+
+def test_the_log_tells_how_far_a_merge_is_and_what_it_took(caplog, monkeypatch):
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+
+    merge(RECIPE)
+    assert caplog.text == ""
+    with caplog.at_level(logging.INFO, "mecha_exp"):
+        merge(RECIPE, threads=1)
+
+    far, _, took = (record.getMessage() for record in caplog.records)
+    assert re.fullmatch(r"16 B of 24 B, [\d.]+ .?B/s, \d+ s left, at x", far)
+    said = r"merged 2 keys in 0\.\d\d s: 24 B read, 12 B written, [\d.]+ .?B/s, peak memory [\d.]+ [MG]B"
+    assert re.fullmatch(said, took)
 
 
 def test_the_output_is_a_file_a_dictionary_or_what_is_returned(tmp_path):

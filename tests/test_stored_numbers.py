@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from state_dicts import contents
 
 import mecha_exp as mx
-from mecha_exp.app.memory import PeakMemory
 from mecha_exp.checkpoint import dtype_name, open_stored
 from mecha_exp.engine.copying import COPY_BYTES
 from mecha_exp.errors import CheckpointError, MergeError
+from mecha_exp.memory import PeakMemory
 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
 

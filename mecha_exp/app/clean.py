@@ -12,12 +12,13 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from mecha_exp.app.display import human_bytes, out, print_json, show_error
+from mecha_exp.app.display import out, print_json, show_error
 from mecha_exp.app.finding import find_runs
 from mecha_exp.app.record import RUN_FILE
 from mecha_exp.checkpoint import Leftover, find_leftovers
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.lab.store import ResultStore
+from mecha_exp.progress import human_bytes
 
 DEFAULT_FOLDERS = (Path("outputs"), Path())
 STORE = Path("outputs/store")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from mecha_exp.app.display import byte_bar, human_bytes, out
+from mecha_exp.app.display import byte_bar, out
 from mecha_exp.architectures import Component as Part
 from mecha_exp.architectures import ModelConfig, resolve, small_files
 from mecha_exp.checkpoint import Component, Destination, StoredModel, Template, open_stored
@@ -18,6 +18,7 @@ from mecha_exp.engine.inputs import find_model
 from mecha_exp.engine.origin import MADE_BY
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.plugins import load_model_configs
+from mecha_exp.progress import human_bytes
 
 EXAMPLE = """\
 examples:

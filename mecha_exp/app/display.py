@@ -6,8 +6,6 @@ import json
 import logging
 import math
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -31,11 +29,9 @@ from mecha_exp.app.record import Record
 from mecha_exp.engine import Plan
 from mecha_exp.engine.program import Program
 from mecha_exp.lab.contents import unread_bytes
+from mecha_exp.progress import SHOWN, LoggedProgress, human_bytes
 
 log = logging.getLogger(__name__)
-LOG_SECONDS = 5.0
-"""How often a merge says in the log how far it is."""
-
 QUICKLY_READ = 100_000_000
 """Bytes that are hashed before anybody looks."""
 
@@ -66,7 +62,7 @@ def progress_bar(planned: Plan) -> AbstractContextManager[Callable[[str, int], N
 def byte_bar(work: str, total: int) -> Iterator[Callable[[str, int], None]]:
     """A bar with bytes, rate, time left and the current key on a terminal; elsewhere lines in the log."""
     if not sys.stderr.isatty():
-        yield _Milestones(total)
+        yield LoggedProgress(total)
         return
     columns = (
         TextColumn(work),
@@ -78,7 +74,7 @@ def byte_bar(work: str, total: int) -> Iterator[Callable[[str, int], None]]:
     )
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(work, total=total, key="")
-        yield lambda key, nbytes: bar.update(task, advance=nbytes, key=key[-40:])
+        yield lambda key, nbytes: bar.update(task, advance=nbytes, key=key[-SHOWN:])
 
 
 @contextmanager
@@ -92,27 +88,6 @@ def hashing_bar(files: Iterable[Path]) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("hash", total=total)
         yield lambda nbytes: bar.update(task, advance=nbytes)
-
-
-class _Milestones:
-    """Progress as a line in the log every few seconds."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
-        self._began = self._said = time.monotonic()
-        self._lock = threading.Lock()
-
-    def __call__(self, key: str, nbytes: int) -> None:
-        with self._lock:
-            self._done += nbytes
-            now = time.monotonic()
-            if now - self._said < LOG_SECONDS or not self._done:
-                return
-            self._said = now
-            rate = max(self._done, 1) / (now - self._began)
-        done, total = human_bytes(self._done), human_bytes(self._total)
-        left = (self._total - self._done) / rate
-        log.info("%s of %s, %s/s, %.0f s left, at %s", done, total, human_bytes(rate), left, key)
 
 
 def show_plan(
@@ -187,15 +162,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, float | int | bool | str | None) else str(value)
-
-
-def human_bytes(count: float) -> str:
-    """A size for people: 2.1 GB, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def _amount_of_work(program: Program | None) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.app import methods_info
-from mecha_exp.app.display import human_bytes, make_table, out
+from mecha_exp.app.display import make_table, out
 from mecha_exp.architectures import (
     DEFAULT_CONVENTION,
     Detection,
@@ -29,6 +29,7 @@ from mecha_exp.checkpoint import StoredModel, is_arithmetic, open_stored, torch_
 from mecha_exp.engine.inputs import find_model
 from mecha_exp.errors import CheckpointError, ConfigError, did_you_mean, some
 from mecha_exp.plugins import load_model_configs
+from mecha_exp.progress import human_bytes
 from mecha_exp.recipe.files import METADATA_KEY
 
 EXAMPLE = """\

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.app.display import human_bytes, out, progress_bar
-from mecha_exp.app.memory import PeakMemory
+from mecha_exp.app.display import out, progress_bar
 from mecha_exp.app.recipes import add_recipe, found, load_recipe
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.engine import EngineOptions, Job, plan, run_plan
 from mecha_exp.engine.origin import Origin
 from mecha_exp.engine.weights import parse_output_dtype
 from mecha_exp.errors import ConfigError
+from mecha_exp.memory import PeakMemory
+from mecha_exp.progress import merge_summary
 from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
 
 EXAMPLE = """\
@@ -44,12 +45,8 @@ def main(arguments: list[str]) -> int:
     for warning in report.warnings:
         out.print(f"warning: {warning}", markup=False, soft_wrap=True)
     out.print(str(job.output), markup=False, soft_wrap=True)
-    out.print(
-        f"merged {report.keys} keys in {report.seconds:.2f} s: {human_bytes(report.bytes_read)} read, "
-        f"{human_bytes(report.bytes_written)} written, {human_bytes(report.bytes_per_second)}/s, "
-        f"peak memory {human_bytes(memory.peak)}",
-        soft_wrap=True,
-    )
+    took = merge_summary(report.seconds, report.bytes_read, report.bytes_written, memory.peak)
+    out.print(f"merged {report.keys} keys in {took}", soft_wrap=True)
     return 0
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from mecha_exp.anatomy import Anatomy
-from mecha_exp.app.memory import PeakMemory
 from mecha_exp.app.point import Point
 from mecha_exp.checkpoint.beside import PARTIAL, beside, disk_bytes
 from mecha_exp.engine import Job, MergeReport, Plan, plan, run_plan
@@ -30,6 +29,7 @@ from mecha_exp.engine.planned import size_of
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import CheckpointError
+from mecha_exp.memory import PeakMemory
 from mecha_exp.nodes import ModelNode
 
 log = logging.getLogger(__name__)

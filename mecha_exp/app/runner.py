@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from mecha_exp.app import overrides
 from mecha_exp.app import sweep as sweeps
-from mecha_exp.app.display import human_bytes, out, show_error, show_plan
+from mecha_exp.app.display import out, show_error, show_plan
 from mecha_exp.app.folders import claimed_folder
 from mecha_exp.app.overrides import CommandLine
 from mecha_exp.app.plugins import register_with_hydra
@@ -27,6 +27,7 @@ from mecha_exp.engine import plan
 from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError
 from mecha_exp.evaluation import Scoring
 from mecha_exp.plugins import load_plugins
+from mecha_exp.progress import merge_summary
 
 _PLAIN = re.compile(r"[\w./\\:-]+")  # what Hydra reads as it is, without quotes
 
@@ -169,12 +170,8 @@ def _show_result(record: Record, folder: Path) -> None:
         return
     if resumed := m["io/resumed_keys"]:
         out.print(f"resumed: {resumed:.0f} of {m['io/keys']:.0f} keys were already done")
-    out.print(
-        f"merged in {m['time/merge_seconds']:.2f} s: {human_bytes(m['io/bytes_read'])} read, "
-        f"{human_bytes(m['io/bytes_written'])} written, {human_bytes(m['io/bytes_per_second'])}/s, "
-        f"peak memory {human_bytes(m['memory/peak_bytes'])}",
-        soft_wrap=True,
-    )
+    took = m["time/merge_seconds"], m["io/bytes_read"], m["io/bytes_written"], m["memory/peak_bytes"]
+    out.print(f"merged in {merge_summary(*took)}", soft_wrap=True)
     out.print(f"the run       {folder}", soft_wrap=True)
 
 

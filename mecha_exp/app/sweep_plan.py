@@ -8,11 +8,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from mecha_exp.app.display import human_bytes, make_table, out, show_error
+from mecha_exp.app.display import make_table, out, show_error
 from mecha_exp.app.passes import Wanted, Wave, survey
 from mecha_exp.app.point import prepare, resolve
 from mecha_exp.app.workbench import Entry, Workbench
 from mecha_exp.errors import MechaError
+from mecha_exp.progress import human_bytes
 
 
 @dataclass

@@ -17,8 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import mecha_exp
-from mecha_exp import deserialize, evaluator, merge
-from mecha_exp.app import display
+from mecha_exp import deserialize, evaluator, merge, progress
 from mecha_exp.app.cli import NO_READER, VERBS
 from mecha_exp.app.overrides import reorder
 
@@ -328,7 +327,7 @@ def test_an_evaluator_that_raises_fails_its_point_with_its_traceback(app, folder
 
 
 def test_the_log_says_how_far_a_long_merge_is(app, folder, monkeypatch):
-    monkeypatch.setattr(display, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
 
     app("output=none")
 

@@ -28,10 +28,11 @@ class PeakMemory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.peak = _high_water_mark()
+        self.peak = peak_memory()
 
 
-def _high_water_mark() -> int:
+def peak_memory() -> int:
+    """The largest resident size of this process so far, in bytes; 0 where the platform does not say."""
     try:
         lines = _STATUS.read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
