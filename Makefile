@@ -42,6 +42,7 @@ parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare wit
 	.parity/sd-mecha/bin/python -m parity.configs tests/golden/model_configs.json
 	@$(INSTALL) -e '.[hf-test]'
 	$(BIN)/python -m parity.pipelines tests/golden/pipelines.json
+	$(BIN)/python -m parity.results
 	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py
 
 constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)

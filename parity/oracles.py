@@ -4,17 +4,23 @@ It runs in the oracle's own environment, which needs torch, safetensors and the 
 compare the methods of mecha_exp with the file under the same names (tests/test_parity.py).
 """
 
+import importlib.metadata
+import json
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parity.inputs import inputs
 
 Oracle = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Graph = Callable[..., object]
+KEYS = ("column", "wide")
+"""What is compared in half precision, and of whole merges by the oracle."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """What the inputs are rounded to. The arithmetic is float64 for all of them."""
 
@@ -93,6 +99,32 @@ def sd_mecha() -> dict[str, Oracle]:
     }
 
 
+def sd_mecha_graphs() -> dict[str, Graph]:
+    """What sd-mecha composes of its methods, merged by sd-mecha itself. Alphas are float32 numbers."""
+    import sd_mecha
+    from sd_mecha.extensions.builtin.merge_methods import linear
+
+    return {
+        "add_difference": lambda a, b, c, d: sd_mecha.add_difference(a, b, c, alpha=0.75),
+        "add_difference, clamped": lambda a, b, c, d: sd_mecha.add_difference(
+            a, b, c, alpha=0.75, clamp_to_ab=True
+        ),
+        "subtract and scale": lambda a, b, c, d: linear.add_difference(
+            a, linear.scale(linear.subtract(b, c), alpha=-0.5)
+        ),
+        "add_perpendicular": lambda a, b, c, d: sd_mecha.add_perpendicular(a, b, c, alpha=0.75),
+        "n_model_stock": lambda a, b, c, d: sd_mecha.n_model_stock(a, b, c, d),
+        "add_ties_with_dare": lambda a, b, c, d: sd_mecha.add_ties_with_dare(
+            a, b, c, d, probability=0.0, k=0.4, alpha=0.75, apply_stock=True
+        ),
+        "copy_region": lambda a, b, c, d: sd_mecha.copy_region(a, b, width=0.4, offset=0.3),
+        "copy_region of differences": lambda a, b, c, d: sd_mecha.copy_region(a, b, c, width=0.4, offset=0.3),
+        "copy_region by rank": lambda a, b, c, d: sd_mecha.copy_region(
+            a, b, c, width=0.45, offset=0.35, top_k=True
+        ),
+    }
+
+
 def mergekit() -> dict[str, Oracle]:
     """The methods of mergekit; the first model is the base of those that have one."""
     from mergekit.merge_methods import merge_tensors
@@ -143,19 +175,110 @@ def mergekit() -> dict[str, Oracle]:
     }
 
 
+def sd_mecha_mistakes() -> dict[str, Callable[[], object]]:
+    """Where sd-mecha is known to be wrong: what it gives, or the error that it fails with."""
+    import sd_mecha
+    from sd_mecha.extensions.builtin.merge_methods import linear, ties
+
+    a, b, c = (model["wide"] for model in inputs(torch.float32)[:3])
+    nodes = [sd_mecha.model(f"{number}.safetensors") for number in range(3)]
+
+    def stock_of_one() -> object:
+        return ties.model_stock.__wrapped__(b - a)
+
+    def unused_stock() -> object:
+        plain, applied = (
+            ties.ties_sum_extended.__wrapped__(b - a, c - a, k=1.0, apply_stock=apply)
+            for apply in (False, True)
+        )
+        mean = ties.ties_sum.__wrapped__(b - a, c - a, k=1.0)
+        return (
+            f"true gives the plain mean: {torch.equal(applied, mean)}, false too: {torch.equal(plain, mean)}"
+        )
+
+    return {
+        "slerp of 2 and -3, alpha 0.3": lambda: linear.slerp.__wrapped__(
+            torch.tensor([2.0]), torch.tensor([-3.0]), alpha=torch.tensor(0.3)
+        ).item(),
+        "ties_sum_extended, apply_stock": unused_stock,
+        "model_stock of one delta": stock_of_one,
+        "add_difference_ties": lambda: sd_mecha.add_difference_ties(*nodes),
+        "add_difference of a delta": lambda: sd_mecha.add_difference(nodes[0], sd_mecha.subtract(*nodes[1:])),
+        "rotate of differences": lambda: sd_mecha.rotate(*nodes),
+        "dropout, overlap 0.5": lambda: ties.dropout.__wrapped__(b - a, c - a, overlap=0.5),
+    }
+
+
+def mergekit_mistakes() -> dict[str, Callable[[], object]]:
+    """Where mergekit is known to be wrong: what it gives, or the error that it fails with."""
+    from mergekit.merge_methods import merge_tensors
+
+    zeros, x = torch.zeros(5), torch.tensor([3.0, -4.0, 0.0])
+    equal = torch.tensor([1.0, -1.0, 1.0, 1.0, 2.0])
+    half = {"weight": 1.0, "density": 0.6}
+    return {
+        "ties of equal magnitudes": lambda: merge_tensors(
+            [zeros, equal], "ties", base_index=0, parameters=half
+        ).tolist(),
+        "ties of the same, turned round": lambda: (
+            merge_tensors([zeros, equal.flip(0)], "ties", base_index=0, parameters=half).flip(0).tolist()
+        ),
+        "multislerp of x, -x and 0": lambda: merge_tensors(
+            [x, -x, 0 * x], "multislerp", base_index=None, parameters={"weight": 1.0}
+        ),
+        "linear, weights 1 and -1": lambda: merge_tensors(
+            [x, x], "linear", base_index=None, parameters={"weight": [1.0, -1.0]}
+        ).tolist(),
+        "model_stock of one model": lambda: merge_tensors(
+            [zeros, equal], "model_stock", base_index=0
+        ).tolist(),
+    }
+
+
+def outcome(attempt: Callable[[], object]) -> str:
+    """What comes of it, in a few words."""
+    try:
+        return str(attempt())
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
+
+def merged(graph: Graph, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """What sd-mecha makes of a graph over the models, in float64."""
+    import sd_mecha
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{number}.safetensors" for number in range(4)]
+        for path, model in zip(paths, inputs(dtype), strict=True):
+            save_file({key: model[key].contiguous() for key in KEYS}, path)
+        made = Path(folder) / "made.safetensors"
+        double = {"merge_dtype": torch.float64, "output_dtype": torch.float64}
+        sd_mecha.merge(graph(*map(sd_mecha.model, paths)), **double, output=made)
+        yield from load_file(made).items()
+
+
 def main(oracle: str, output: str) -> None:
     """Run every method of an oracle on every key and dtype, and write what it gives as float64."""
     methods = {"sd-mecha": sd_mecha, "mergekit": mergekit}[oracle]()
+    graphs = sd_mecha_graphs() if oracle == "sd-mecha" else {}
+    mistakes = {"sd-mecha": sd_mecha_mistakes, "mergekit": mergekit_mistakes}[oracle]()
     results: dict[str, Tensor] = {}
     torch.set_default_dtype(torch.float64)  # or small values that oracles make of whole numbers are float32
     for name, method in methods.items():
         for label, dtype in DTYPES.items():
             models = inputs(dtype)
-            for key in models[0] if label == "float32" else ("column", "wide"):
+            for key in models[0] if label == "float32" else KEYS:
                 made = torch.as_tensor(method(*(model[key] for model in models)), dtype=torch.float64)
                 results[f"{name}|{label}|{key}"] = made.contiguous().clone()
-    save_file(results, output, metadata={"oracle": oracle})
-    sys.stdout.write(f"{len(methods)} methods, {Path(output).stat().st_size:,} bytes in {output}\n")
+    for name, graph in graphs.items():
+        for label, dtype in DTYPES.items():
+            results |= {f"{name}|{label}|{key}": tensor for key, tensor in merged(graph, dtype)}
+    said = json.dumps({name: outcome(attempt) for name, attempt in mistakes.items()})
+    about = {"oracle": f"{oracle} {importlib.metadata.version(oracle)}", "mistakes": said}
+    save_file(results, output, metadata=about)
+    sys.stdout.write(
+        f"{len(methods) + len(graphs)} methods, {Path(output).stat().st_size:,} bytes in {output}\n"
+    )
 
 
 if __name__ == "__main__":

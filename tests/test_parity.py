@@ -3,154 +3,11 @@
 `make parity` makes the files anew, in environments of their own, and runs these tests.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
-import mecha_exp as m
-from parity.inputs import MODELS, inputs
-
-GOLDEN = Path(__file__).with_name("golden")
-ORACLES = {name: load_file(GOLDEN / f"{name}.safetensors") for name in ("sd-mecha", "mergekit")}
-WEIGHTS = [0.5, 0.3, 0.9]
-
-Recipe = Callable[..., m.Node]
-
-
-def of_deltas(method: m.MergeMethod, **settings: object) -> Recipe:
-    return lambda *x: method(*(m.subtract(model, x[0]) for model in x[1:]), **settings)
-
-
-def mask_of(method: m.MergeMethod) -> Recipe:
-    """A mask is no model: here it is added to zeros, times ones."""
-
-    def recipe(*x: m.Node) -> m.Node:
-        ones = m.model(
-            {key: torch.ones_like(tensor) for key, tensor in x[0].source.state_dict.items()}, "delta"
-        )
-        return m.add_difference(m.scale(ones, alpha=0.0), ones, alpha=method(*x[:3], alpha=0.7))
-
-    return recipe
-
-
-RECIPES: dict[str, Recipe] = {
-    # sd-mecha
-    "weighted_sum": lambda *x: m.weighted_sum(*x[:2], alpha=0.3),
-    "n_average": lambda *x: m.n_average(*x),
-    "slerp": lambda *x: m.slerp(*x[:2], alpha=0.3),
-    "perpendicular_component": lambda *x: m.perpendicular_component(*x[:2]),
-    "train_difference_mask": mask_of(m.train_difference_mask),
-    "add_opposite_mask": mask_of(m.add_opposite_mask),
-    "add_strict_opposite_mask": mask_of(m.add_strict_opposite_mask),
-    "geometric_sum": lambda *x: m.geometric_sum(*x[:2], alpha=0.3),
-    "multiply_quotient": lambda *x: m.multiply_quotient(*x[:3], alpha=0.7),
-    "add_cosine_a": lambda *x: m.add_cosine_a(*x[:2], alpha=0.2),
-    "add_cosine_b": lambda *x: m.add_cosine_b(*x[:2], alpha=0.2),
-    "ties_sum": of_deltas(m.ties_sum, k=0.4),
-    "ties_sum by value": of_deltas(m.ties_sum, k=0.7, vote_sgn=True),
-    # sd-mecha 1.1.8 has apply_stock the wrong way round: its True is our False
-    "ties_sum_extended": of_deltas(m.ties_sum_extended, k=0.4, apply_stock=False),
-    "ties_sum_extended with stock": of_deltas(m.ties_sum_extended, k=0.4, apply_stock=True),
-    "ties_sum_extended with median": of_deltas(m.ties_sum_extended, k=0.6, apply_median=True, maxiter=7),
-    "ties_sum_with_dropout": of_deltas(m.ties_sum_with_dropout, probability=0.0, k=0.4),
-    "model_stock": of_deltas(m.model_stock),
-    "geometric_median": lambda *x: m.geometric_median(*x, maxiter=7),
-    "tensor_sum": lambda *x: m.tensor_sum(*x[:2], width=0.4, offset=0.3),
-    "tensor_sum around the end": lambda *x: m.tensor_sum(*x[:2], width=0.6, offset=0.7),
-    "tensor_sum backwards": lambda *x: m.tensor_sum(*x[:2], width=-0.5, offset=0.25),
-    "top_k_tensor_sum": lambda *x: m.top_k_tensor_sum(*x[:2]),
-    "top_k_tensor_sum in a window": lambda *x: m.top_k_tensor_sum(*x[:2], width=0.45, offset=0.35),
-    "top_k_tensor_sum around the end": lambda *x: m.top_k_tensor_sum(*x[:2], width=0.5, offset=0.8),
-    "crossover": lambda *x: m.crossover(*x[:2], alpha=0.37),
-    "crossover with a slope": lambda *x: m.crossover(*x[:2], alpha=0.37, tilt=0.6),
-    "crossover turned": lambda *x: m.crossover(*x[:2], alpha=0.37, tilt=2.6),
-    "clamp": lambda *x: m.clamp(*x),
-    "clamp, stiff": lambda *x: m.clip(*x, stiffness=0.7),
-    "rotate": lambda *x: m.rotate(*x[:2], centralization=0.6),
-    "rotate and blend": lambda *x: m.rotate(*x[:2], alpha=0.4, centralization=0.6),
-    "rotate in part": lambda *x: m.rotate(
-        *x[:2], alignment=0.3, alpha=0.4, centralization=0.6, stiefel_eps=1e-12
-    ),
-    "truncate_rank": lambda *x: delta_of(m.truncate_rank, x[0], rank=3, use_approximate_basis=False),
-    "truncate_kronecker": lambda *x: delta_of(m.truncate_kronecker, x[0], use_approximate_basis=False),
-    "truncate_kronecker by ratio": lambda *x: delta_of(
-        m.truncate_kronecker, x[0], kronecker_ratio=0.25, use_approximate_basis=False
-    ),
-    # mergekit
-    "linear": lambda *x: m.linear(*x, weights=[0.2, *WEIGHTS]),
-    "linear, not normalized": lambda *x: m.linear(*x, weights=[0.2, *WEIGHTS], normalize=False),
-    "task_arithmetic": lambda *x: m.task_arithmetic(*x, weights=WEIGHTS, scale=0.8),
-    "passthrough": lambda *x: m.passthrough(x[0], scale=0.7),
-    "slerp_raw": lambda *x: m.slerp_raw(*x[:2], alpha=0.3),
-    "nuslerp": lambda *x: m.nuslerp(*x[:2], weight_a=0.3, weight_b=0.9),
-    "nuslerp from a base": lambda *x: m.nuslerp(*x[1:3], base=x[0], weight_a=0.3, weight_b=0.9),
-    "nuslerp by the last axis": lambda *x: m.nuslerp(*x[:2], weight_a=0.3, weight_b=0.9, flatten=False),
-    "nuslerp by the first axis": lambda *x: m.nuslerp(
-        *x[:2], weight_a=0.3, weight_b=0.9, flatten=False, row_wise=True
-    ),
-    "multislerp": lambda *x: m.multislerp(*x, weights=[0.2, *WEIGHTS]),
-    "multislerp from a base": lambda *x: m.multislerp(*x[1:], base=x[0], weights=WEIGHTS),
-    "karcher": lambda *x: m.karcher(*x),
-    "ties": lambda *x: m.ties(*x, weights=WEIGHTS, density=0.4, scale=0.8),
-    "ties, not normalized": lambda *x: m.ties(*x, weights=WEIGHTS, density=0.4, normalize=False),
-    "ties with opposite weights": lambda *x: m.ties(*x, weights=[1.0, -0.5, 0.3], density=[0.3, 0.6, 1.0]),
-    "dare_linear": lambda *x: m.dare_linear(*x, weights=WEIGHTS, density=1.0),
-    "dare_ties": lambda *x: m.dare_ties(*x, weights=WEIGHTS, density=1.0),
-    "della": lambda *x: m.della(*x, weights=WEIGHTS, density=1.0),
-    "della_linear": lambda *x: m.della_linear(*x, weights=WEIGHTS, density=1.0),
-    "breadcrumbs": lambda *x: m.breadcrumbs(*x, weights=WEIGHTS, density=0.6, gamma=0.1),
-    "breadcrumbs with too much gamma": lambda *x: m.breadcrumbs(*x, weights=WEIGHTS, density=0.9, gamma=0.3),
-    "breadcrumbs_ties": lambda *x: m.breadcrumbs_ties(*x, weights=WEIGHTS, density=0.6, gamma=0.1),
-    "sce": lambda *x: m.sce(*x),
-    "sce of some": lambda *x: m.sce(*x, select_topk=0.3),
-    "ram": lambda *x: m.ram(*x, epsilon=0.7),
-    "ramplus_tl": lambda *x: m.ramplus_tl(*x, epsilon=0.7, r=0.3, alpha=0.4),
-    "nearswap": lambda *x: m.nearswap(*x[:2], t=0.6),
-    "arcee_fusion": lambda *x: m.arcee_fusion(*x[:2]),
-    "model_stock_pairwise": lambda *x: m.model_stock_pairwise(*x),
-    "model_stock_pairwise by row": lambda *x: m.model_stock_pairwise(*x, filter_wise=True),
-}
-
-
-def delta_of(method: m.MergeMethod, x: m.Node, **settings: object) -> m.Node:
-    """A method of deltas, on a model taken for one."""
-    return method(m.model(x.source.state_dict, "delta"), **settings)
-
-
-def expected(name: str, label: str) -> dict[str, Tensor]:
-    """What the oracle gave, by key."""
-    return {
-        key.split("|")[2]: tensor
-        for golden in ORACLES.values()
-        for key, tensor in golden.items()
-        if key.split("|")[:2] == [name, label] and (name, key.split("|")[2]) not in WRONG
-    }
-
-
-WRONG = {
-    ("slerp", "one"): "two numbers of opposite signs have no arc, and it gives about 0, not the weighted sum",
-}
-"""Where sd-mecha 1.1.8 is mistaken; tests/test_methods.py says what is right."""
-
-ACCURACY = {"rotate in part": 1e-7}
-"""Of what is found by iteration: sd-mecha stops at 1e-8, and its logarithm diverges if it is to go on."""
-
-
-def merged(name: str, dtype: torch.dtype, compute_dtype: torch.dtype, keys: list[str], **options: object):
-    """The recipe on the inputs, through the engine."""
-    models = [m.model({key: model[key].to(dtype) for key in keys}) for model in inputs(ROUNDED[dtype])]
-    recipe = RECIPES[name](*models[:MODELS])
-    return m.merge(recipe, options=m.EngineOptions(compute_dtype=compute_dtype, **options), dtype=dtype)
-
-
-ROUNDED = {torch.float64: torch.float32, torch.float32: torch.float32} | {
-    dtype: dtype for dtype in (torch.float16, torch.bfloat16)
-}
-LABELS = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+from parity.recipes import ORACLES, RECIPES, compared, tolerance
+from parity.results import MISTAKES, RESULTS, said_by
 
 
 def test_every_result_of_an_oracle_is_compared():
@@ -160,37 +17,18 @@ def test_every_result_of_an_oracle_is_compared():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_in_double_precision_the_oracle_is_met_to_a_billionth(name):
-    wanted = expected(name, "float32")
-    options = {"workers": 3, "tile_size": 16}
-
-    made = merged(name, torch.float64, torch.float64, list(wanted), **options)
-
-    accuracy = ACCURACY.get(name, 1e-9)
-    for key, tensor in wanted.items():
-        torch.testing.assert_close(
-            made[key],
-            tensor.reshape(made[key].shape),
-            rtol=accuracy,
-            atol=accuracy,
-            msg=lambda s, key=key: f"{key}: {s}",
-        )
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_oracle_is_met_to_a_billionth_or_to_the_rounding_of_the_dtype(name, dtype):
+    for key, made, wanted in compared(name, dtype):
+        near = tolerance(name, dtype, wanted)
+        torch.testing.assert_close(made, wanted, **near, msg=lambda s, k=key: f"{k}: {s}")
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_in_other_dtypes_it_is_met_to_their_rounding(name, dtype):
-    wanted = expected(name, LABELS.get(dtype, "float32"))
+def test_the_saved_table_has_a_row_for_every_comparison_and_every_mistake():
+    table = RESULTS.read_text(encoding="utf-8")
 
-    made = merged(name, dtype, torch.float32, list(wanted), workers=2, tile_size=16)
-
-    rounding = max(torch.finfo(dtype).eps, 1e-5)
-    for key, tensor in wanted.items():
-        size = tensor.abs().max().item()
-        torch.testing.assert_close(
-            made[key].double(),
-            tensor.reshape(made[key].shape),
-            rtol=rounding,
-            atol=1e-5 * size + 1e-7,
-            msg=lambda s, k=key: f"{k}: {s}",
-        )
+    for name in (*RECIPES, *(name for mistakes in MISTAKES.values() for name in mistakes)):
+        assert f"| {name} |" in table
+    assert "| no |" not in table
+    for oracle, known in MISTAKES.items():
+        assert known.keys() == said_by(oracle).keys()
