@@ -169,10 +169,18 @@ def rotate(
     return rotated(a, b, frames, turning(frames, eps=stiefel_eps, max_iters=stiefel_max_iters), **settings)
 
 
+def singular_parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, S and V^T with as many columns as the smaller side; LAPACK takes far longer for a wide matrix."""
+    if matrix.shape[0] >= matrix.shape[1]:
+        return torch.linalg.svd(matrix, full_matrices=False)
+    v, s, uh = torch.linalg.svd(matrix.mT, full_matrices=False)
+    return uh.mT, s, v.mT
+
+
 @factor(elements=lambda shape: 2 * math.prod(shape))
 def decomposition(a: Model) -> Return(Tensor, "param"):
     """The singular value decomposition of the rows of axis 0: U, S, V^T. Nothing for tensors of one axis."""
-    return torch.linalg.svd(a.flatten(1), full_matrices=False) if a.ndim > 1 else ()
+    return singular_parts(a.flatten(1)) if a.ndim > 1 else ()
 
 
 @factor(elements=lambda shape: 2 * math.prod(shape))
@@ -194,7 +202,7 @@ def low_rank_svd(matrix: Tensor, rank: int, iters: int, seed: int) -> tuple[Tens
     for _ in range(iters):
         basis = torch.linalg.qr(matrix.mT @ basis).Q
         basis = torch.linalg.qr(matrix @ basis).Q
-    u, s, vh = torch.linalg.svd(basis.mT @ matrix, full_matrices=False)
+    u, s, vh = singular_parts(basis.mT @ matrix)
     return basis @ u, s, vh
 
 
@@ -294,6 +302,6 @@ def truncate_kronecker(
     if use_approximate_basis:
         u, s, vh = low_rank_svd(blocks, 1, approximate_basis_iters, approximate_basis_seed)
     else:
-        u, s, vh = torch.linalg.svd(blocks, full_matrices=False)
+        u, s, vh = singular_parts(blocks)
     first = (u[:, 0] * s[0]).reshape(m1, n1, *[1] * (a.ndim - 2))
     return torch.kron(first, vh[0].reshape(m2, n2, *a.shape[2:])).reshape(a.shape)

@@ -9,7 +9,7 @@ from mecha_exp import Parameter, Return, factor, merge_method
 from mecha_exp.method import is_constant
 from mecha_exp.methods.linear import add_scaled, deltas_to, n_average, weighted_total
 from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Small
-from mecha_exp.methods.spectral import decomposition
+from mecha_exp.methods.spectral import decomposition, singular_parts
 
 
 @merge_method(register=False)
@@ -62,7 +62,7 @@ def separated(*parts: Small) -> Return(Tensor, "param"):
 
 
 def _nearest_frame(matrix: Tensor) -> Tensor:
-    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    u, _, vh = singular_parts(matrix)
     return u @ vh
 
 

@@ -155,7 +155,7 @@ float64; the oracle's arithmetic is float64. What sd-mecha composes of other met
 """
 MIDDLE = """
 Met means: within 1e-9 in float64 (1e-7 where a rotation is partial, for sd-mecha stops its iteration there),
-within 1e-5 in float32, and within the rounding of the output in half precision. Random masks are compared here
+within 1e-5 in float32, within the rounding of the output in half precision. Random masks are compared here
 where they drop nothing, and otherwise by their statistics (`tests/test_methods.py`,
 `tests/test_method_properties.py`).
 
