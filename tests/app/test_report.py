@@ -242,6 +242,55 @@ def test_every_kind_of_sweep_has_its_figures(tmp_path: Path, results: Results, n
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 
+def test_two_numbers_that_were_drawn_are_points_where_they_lie():
+    from mecha_exp.app.report.figures.heat import heat_map
+
+    draws = Results("latin", ["a", "k"], [record(0.1 * n, a=0.1 * n, k=(7 * n) % 10) for n in range(10)])
+    grid = Results("grid", ["a", "k"], [record(a + k, a=a, k=k) for a in (1, 2, 3) for k in (1, 2, 3)])
+
+    drawn, cells = heat_map(draws), heat_map(grid)
+
+    assert drawn is not None and cells is not None
+    assert not drawn.axes[0].images and cells.axes[0].images
+    texts = [text.get_text() for text in drawn.axes[0].texts]
+    assert texts == [f"{0.1 * n:.3f}" for n in range(9)] + ["best 0.900"]
+    assert {text.get_text() for text in cells.axes[0].texts} == {"2.00", "3.00", "4.00", "5.00", "6.00"}
+
+
+def test_parallel_lines_end_in_their_metric():
+    from mecha_exp.app.report.figures.parallel import parallel_coordinates
+
+    results = Results("t", ["a", "k", "m"], [record(a / 4, a=a, k=1 / a, m=f"m{a}") for a in (1, 2, 3)])
+
+    (axes,) = parallel_coordinates(results).axes
+
+    assert [label.get_text() for label in axes.get_xticklabels()][:3] == ["a", "k", "m"]
+    assert axes.get_xticklabels()[3].get_text() == "accuracy\n[fraction]\nmore is better"
+    assert [line.get_ydata()[-1] for line in axes.lines[:3]] == [0, 0.5, 1]
+    assert axes.get_legend().get_texts()[0].get_text() == "best: a=3,k=0.333333,m=m3 with 0.75"
+
+
+def test_distances_are_means_over_seeds_with_a_mark_for_each_value():
+    from mecha_exp.app.report.figures.distance import distances
+
+    figure = distances(SEEDS)
+
+    marks = figure.axes[0].get_legend_handles_labels()
+    assert marks[1] == ["0.3", "0.5"]
+    assert [len(mark.get_offsets()) for mark in marks[0]] == [1, 1]
+
+
+def test_the_intervals_of_two_lines_do_not_cover_each_other():
+    from mecha_exp.app.report.figures.curves import curves
+
+    points = [record(a + s / 100, a=a, k=k, seed=s) for a in (0.3, 0.5) for k in (1, 2) for s in (1, 2)]
+
+    axes = curves(Results("t", ["a", "k", "seed"], points)).axes[0]
+
+    first, second = ([round(float(x), 4) for x in line[0].get_xdata()] for line in axes.containers)
+    assert first[0] < 0.3 < second[0] and second[1] - first[1] < 0.01
+
+
 def test_a_block_that_hurts_has_another_sign():
     from mecha_exp.app.report.figures.blocks import block_effects
 
@@ -307,11 +356,15 @@ def test_the_page_has_everything_in_it_and_asks_for_nothing(tmp_path: Path):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-def test_the_page_sorts_itself_in_a_browser(tmp_path: Path):
+def test_the_page_sorts_itself_and_shows_its_figures_in_a_browser(tmp_path: Path):
     write_all(CURVE, COMMAND, tmp_path)
-    page = tmp_path / "report.html"
-    click = "<script>document.querySelector('th button').click()</script></body>"
-    page.write_text(page.read_text().replace("</body>", click))
+    page = tmp_path / "elsewhere" / "report.html"
+    page.parent.mkdir()
+    script = """<script>
+        document.querySelector('th button').click();
+        addEventListener('load', () => document.title = [...document.images].map(i => i.naturalWidth > 99));
+    </script></body>"""
+    page.write_text((tmp_path / "report.html").read_text().replace("</body>", script))
 
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
     done = subprocess.run(
@@ -321,6 +374,7 @@ def test_the_page_sorts_itself_in_a_browser(tmp_path: Path):
     cells = [part.split("</td>")[0].split(" <")[0] for part in done.stdout.split("<tr class=")[1:]]
     assert [cell.rpartition(">")[2] for cell in cells] == ["0.3", "0.5", "0.7", "base"]
     assert 'aria-sort="ascending"' in done.stdout
+    assert "<title>true,true</title>" in done.stdout  # each of the figures is drawn
 
 
 def test_a_record_is_read_back_as_it_was_written(tmp_path: Path):

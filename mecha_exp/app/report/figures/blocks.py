@@ -81,9 +81,13 @@ def block_weights(results: Results) -> Figure | None:
             axes.text(column, row, f"{value:.2g}", ha="center", va="center", color=shade, fontsize="x-small")
     stride = math.ceil(len(blocks) / 40)
     labels = [shortened(block, 24) for block in blocks[::stride]]
-    axes.set_xticks(range(0, len(blocks), stride), labels, rotation=60, ha="right", fontsize="small")
+    slanted = sum(map(len, labels)) > 8 * width  # more letters than fit side by side
+    axes.set_xticks(range(0, len(blocks), stride), labels, fontsize="small")
+    if slanted:
+        axes.tick_params(axis="x", rotation=60)
     axes.set_yticks(range(len(weighted)), distinct([s.name for s, _ in weighted], 36), fontsize="small")
     axes.set_xlabel("block")
+    axes.set_ylabel("setting")
     figure.colorbar(image, ax=axes, label=f"{parameter} in the block")
     title(axes, results, "weight of each block" + (", the best setting first" if results.judged else ""))
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mecha_exp.app.report.figures.style import (
@@ -19,6 +20,8 @@ from mecha_exp.app.report.table import distinct
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_BAR_GAP = 0.007  # of the width of the picture, by which the intervals of two lines stand apart
 
 
 def curves(results: Results) -> Figure | None:
@@ -37,18 +40,21 @@ def curves(results: Results) -> Figure | None:
         return None
     figure, (axes,) = new_figure(width=7 if len(lines) <= 3 else 8)
     labels = distinct(list(lines))
+    tried = [x for points in lines.values() for x, _ in points]
+    value_axis(axes.xaxis, axes.set_xscale, tried)
     for number, (label, points) in enumerate(zip(labels, lines.values(), strict=True)):
         points.sort(key=lambda point: point[0])
         x = [value for value, _ in points]
         y = [estimate.mean for _, estimate in points]
         widths = [estimate.half_width or 0.0 for _, estimate in points]
         shown = {"yerr": widths, "capsize": 3, "elinewidth": 1} if any(widths) else {}
+        if any(widths):  # which would cover each other
+            x = _beside(x, number - (len(lines) - 1) / 2, tried, axes.get_xscale() == "log")
         axes.errorbar(x, y, label=label, **line_style(number), **shown)  # type: ignore[arg-type]
     ends = [
         m + s * (e.half_width or 0) for p in lines.values() for _, e in p for m in [e.mean] for s in (-1, 1)
     ]
     reference_lines(axes, results, ends)
-    value_axis(axes.xaxis, axes.set_xscale, [x for points in lines.values() for x, _ in points])
     axes.set_xlabel(key)
     axes.set_ylabel(metric_label(results))
     axes.grid(alpha=0.3)
@@ -56,6 +62,14 @@ def curves(results: Results) -> Figure | None:
     if others:
         legend(axes, ", ".join(others), len(lines))
     return figure
+
+
+def _beside(x: Sequence[float], steps: float, tried: Sequence[float], logarithmic: bool) -> list[float]:
+    """Places a little to the left or the right, seen alike on an axis of either kind."""
+    low, high = min(tried), max(tried)
+    if logarithmic:
+        return [value * (high / low) ** (steps * _BAR_GAP) for value in x]
+    return [value + (high - low) * steps * _BAR_GAP for value in x]
 
 
 def dots(results: Results) -> Figure | None:
@@ -77,7 +91,7 @@ def dots(results: Results) -> Figure | None:
         )  # fmt: skip
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
-    axes.margins(x=0.12)
+    axes.margins(x=0.12, y=0.5 / len(ranked))
     axes.grid(alpha=0.3)
     axes.set_xlabel(metric_label(results).replace("\n", ", "))
     axes.set_ylabel(results.keys[0])

@@ -12,7 +12,7 @@ from mecha_exp.app.report.figures.style import (
     metric_label,
     new_figure,
 )
-from mecha_exp.app.report.results import Results, as_text, is_number
+from mecha_exp.app.report.results import Results, Setting, as_text, is_number
 from mecha_exp.app.report.table import shortened
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _MAX_GROUPS = 10
 
 
 def distances(results: Results) -> Figure | None:
-    """A panel for each input, a mark for each point; what is swept in words has marks of its own."""
+    """A panel for each input, a mark for each setting; what is swept in words has marks of its own."""
     inputs = [m.removeprefix(_PREFIX) for m in results.metrics if m.startswith(_PREFIX)][:_MAX_PANELS]
     if not inputs or not results.judged:
         return None
@@ -38,13 +38,15 @@ def distances(results: Results) -> Figure | None:
         groups = _scatter(axes, results, name, key)
         axes.set_xlabel(f"distance to {shortened(name, 24)}")
         axes.grid(alpha=0.3)
+        axes.locator_params(axis="x", nbins=6)
     for axes in panels[len(inputs) :]:
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel(metric_label(results))
-    figure.suptitle(
-        f"{shortened(results.title, 70)}\ndistance as a fraction of the input's norm", fontsize="medium"
+    what = "distance as a fraction of the input's norm" + (
+        "; means over seeds" if results.has_replicates else ""
     )
+    figure.suptitle(f"{shortened(results.title, 70)}\n{what}", fontsize="medium")
     if key and groups > 1:
         legend(panels[0], key, 99)
     return figure
@@ -52,13 +54,12 @@ def distances(results: Results) -> Figure | None:
 
 def _scatter(axes: Axes, results: Results, name: str, key: str | None) -> int:
     groups: dict[str, list[tuple[float, float]]] = {}
-    for record in results.finished:
-        x = record.metrics.get(_PREFIX + name, math.nan)
-        y = record.metrics.get(str(results.metric), math.nan)
-        if math.isfinite(x) and math.isfinite(y):
-            label = as_text(results.value(record, key)) if key else ""
-            groups.setdefault(label, []).append((x, y))
-    crowded = len(results.finished) > 60
+    for setting in results.settings:
+        place = _place(setting, results, name)
+        if all(map(math.isfinite, place)):
+            label = as_text(setting.values[key]) or "–" if key else ""
+            groups.setdefault(label, []).append(place)
+    crowded = len(results.settings) > 60
     for number, (label, points) in enumerate(groups.items()):
         axes.scatter(
             [x for x, _ in points],
@@ -71,19 +72,24 @@ def _scatter(axes: Axes, results: Results, name: str, key: str | None) -> int:
             linewidths=0.4,
             label=shortened(label),
         )
-    best = results.best
-    if best and _PREFIX + name in best.metrics:
-        place = (best.metrics[_PREFIX + name], best.metrics[str(results.metric)])
+    if results.best_setting:
+        place = _place(results.best_setting, results, name)
         axes.scatter(*place, s=170, facecolors="none", edgecolors="black", linewidths=1.5)
         axes.annotate("best", place, (0, 11), textcoords="offset points", ha="center", fontsize="small")
-        axes.margins(y=0.12)
+        axes.margins(y=0.15)
     return len(groups)
 
 
+def _place(setting: Setting, results: Results, name: str) -> tuple[float, float]:
+    """The distance to an input and the main metric, each the mean over the seeds."""
+    return setting.estimate(_PREFIX + name).mean, setting.estimate(results.metric).mean
+
+
 def _grouping(results: Results) -> str | None:
-    """The swept key that marks are told apart by: words, such as the method, not too many."""
+    """The swept key that marks are told apart by: words, such as the method, or else numbers; not many."""
+    keys: list[tuple[bool, str]] = []
     for key in results.keys:
         values = {s.values[key] for s in results.settings}
-        if 1 < len(values) <= _MAX_GROUPS and not all(is_number(v) for v in values):
-            return key
-    return None
+        if 1 < len(values) <= _MAX_GROUPS:
+            keys.append((all(is_number(v) for v in values), key))
+    return min(keys, key=lambda found: found[0])[1] if keys else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mecha_exp.app.report.figures.style import COLOUR_MAP, metric_label, new_figure, title
+from mecha_exp.app.report.figures.style import COLOUR_MAP, metric_label, new_figure, title, value_axis
 from mecha_exp.app.report.results import Results, Value, as_text, is_number
 from mecha_exp.app.report.table import distinct
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_LABELLED = 14  # columns or rows up to which each cell has its value written in it
+_SPARSE = 0.34  # the share of the cells that have a value below which points are drawn where they lie
+_MAX_VALUES = 40  # points up to which each has its value beside it
 _CELL_WIDTH, _CELL_HEIGHT = 0.62, 0.42  # inches
 
 
@@ -29,6 +32,8 @@ def heat_map(results: Results) -> Figure | None:
         grid[ys.index(setting.values[y_key]), xs.index(setting.values[x_key])] = mean
     if np.isnan(grid).all():
         return None
+    if len(results.settings) < _SPARSE * grid.size and all(is_number(v) for v in (*xs, *ys)):
+        return _scattered(results, x_key, y_key)
     height = min(9.0, max(3.2, 1.6 + _CELL_HEIGHT * len(ys)))
     figure, (axes,) = new_figure(width=min(14.0, max(6.0, 2.4 + _CELL_WIDTH * len(xs))), height=height)
     axes.set_facecolor("white")
@@ -43,6 +48,39 @@ def heat_map(results: Results) -> Figure | None:
     figure.colorbar(image, ax=axes, label=metric_label(results))
     title(axes, results, "mean over seeds" if results.has_replicates else "")
     return figure
+
+
+def _scattered(results: Results, x_key: str, y_key: str) -> Figure:
+    """A point for each setting where its two numbers are: lighter and larger where the metric is higher."""
+    measured = [(s, s.estimate(results.metric).mean) for s in results.settings]
+    points = [(s.values[x_key], s.values[y_key], mean) for s, mean in measured if not math.isnan(mean)]
+    xs, ys, means = ([float(v) for v in column] for column in zip(*points, strict=True))
+    low, high = min(means), max(means)
+    figure, (axes,) = new_figure(8, 5.5)
+    sizes = [30 + 130 * (mean - low) / ((high - low) or 1.0) for mean in means]
+    drawn = axes.scatter(xs, ys, sizes, means, cmap=COLOUR_MAP, edgecolors="black", linewidths=0.6)
+    write, best = _as_digits(low, high), results.best_setting
+    if best:
+        best_x, best_y = float(best.values[x_key]), float(best.values[y_key])  # type: ignore[arg-type]
+        axes.scatter(best_x, best_y, 330, facecolors="none", edgecolors="black", linewidths=1.8)
+    for x, y, mean in zip(xs, ys, means, strict=True):
+        if best and (x, y) == (best_x, best_y):
+            _note(axes, f"best {write(mean)}", (x, y), 11)
+        elif len(means) <= _MAX_VALUES:
+            _note(axes, write(mean), (x, y), -13)
+    value_axis(axes.xaxis, axes.set_xscale, xs)
+    value_axis(axes.yaxis, axes.set_yscale, ys)
+    axes.margins(0.1)
+    axes.grid(alpha=0.3)
+    axes.set_xlabel(x_key)
+    axes.set_ylabel(y_key)
+    figure.colorbar(drawn, ax=axes, label=metric_label(results))
+    title(axes, results, "larger is higher" + ("; means over seeds" if results.has_replicates else ""))
+    return figure
+
+
+def _note(axes: Axes, text: str, place: tuple[float, float], above: float) -> None:
+    axes.annotate(text, place, (0, above), textcoords="offset points", ha="center", fontsize="x-small")
 
 
 def _two_keys(results: Results) -> tuple[str, str]:
@@ -61,15 +99,21 @@ def _write_values(axes: Axes, grid: Any) -> None:
     import numpy as np
 
     low, high = np.nanmin(grid), np.nanmax(grid)
-    digits = 3 if high == low else max(0, min(4, 2 - math.floor(math.log10(high - low))))
-    large = max(abs(low), abs(high)) >= 1e4
+    write = _as_digits(low, high)
     for (row, column), value in np.ndenumerate(grid):
         if np.isnan(value):
             axes.text(column, row, "–", ha="center", va="center", color="dimgrey")
             continue
         shade = "black" if value > (low + high) / 2 else "white"
-        text = f"{value:.3g}" if large else f"{value:.{digits}f}"
-        axes.text(column, row, text, ha="center", va="center", color=shade, fontsize="small")
+        axes.text(column, row, write(value), ha="center", va="center", color=shade, fontsize="small")
+
+
+def _as_digits(low: float, high: float) -> Callable[[float], str]:
+    """Writes numbers with as many digits as tell those between these two apart."""
+    if max(abs(low), abs(high)) >= 1e4:
+        return lambda value: f"{value:.3g}"
+    digits = 3 if high == low else max(0, min(4, 2 - math.floor(math.log10(high - low))))
+    return lambda value: f"{value:.{digits}f}"
 
 
 def _frame(axes: Axes, column: int, row: int) -> None:

@@ -21,7 +21,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 COLOUR_MAP = "cividis"  # even in lightness, so that it reads in grey
 SMALL = "small"
 _REFERENCE_REACH = 0.6  # how far beyond the data an input is still drawn, in heights of the data
-_LOG_RATIO = 50  # between the largest and the smallest value, from which on an axis is logarithmic
+_LOG_RATIO = 20  # between the largest and the smallest value, from which on an axis is logarithmic
 
 
 def new_figure(
@@ -67,7 +67,7 @@ def value_axis(axis: Any, scale: Any, values: Sequence[float]) -> None:
         axis.set_minor_locator(_no_ticks())
     places = [math.log(value) for value in tried] if axis.get_scale() == "log" else tried
     closest = min((b - a for a, b in pairwise(places)), default=1.0)
-    if len(tried) <= 12 and closest >= (places[-1] - places[0]) / 20:
+    if len(tried) <= 12 and closest >= (places[-1] - places[0]) / 14:
         axis.set_ticks(tried, [as_text(float(value)) for value in tried])
 
 
