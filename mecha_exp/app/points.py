@@ -61,8 +61,10 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
     if settings.replicates is not None:
         made = _replicated(made, config)
     made = lab.unique(made)
+    listed = {axis.key for axis in axes}
     keys = dict.fromkeys(key for setting in made for key in setting)
-    swept = [key for key in keys if not key.startswith("++blocks.") and len({s.get(key) for s in made}) > 1]
+    shown = [key for key in keys if key in listed or not key.startswith("++blocks.")]  # `block` says those
+    swept = [key for key in shown if len({s.get(key) for s in made}) > 1]
     swept = [key.lstrip("+") for key in swept] or [key.lstrip("+") for key in keys]
     return Points(swept, fixed, lab.shared(made, settings.share))
 

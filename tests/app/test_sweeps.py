@@ -298,6 +298,14 @@ def test_a_block_ablation_sets_each_block_of_the_model_apart(app, folder):
     assert torch.equal(without["fc1.weight"], whole["fc1.weight"])
 
 
+def test_a_swept_block_is_a_key_of_the_table_like_any_other(app, folder):
+    outcome = app("recipe=task_arithmetic", "blocks=digits_late,none", "blocks.conv1=0.1,0.9", *NONE)
+
+    assert outcome.status == 0, outcome.err
+    found = [(row["blocks"], row["blocks.conv1"]) for row in rows(sweep_of(folder))]
+    assert found == [(preset, weight) for preset in ("digits_late", "none") for weight in ("0.1", "0.9")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
