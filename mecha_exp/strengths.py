@@ -139,14 +139,16 @@ def part_of_word(word: str) -> Part:
     match = _WORD.fullmatch(word)
     if match is None or match["arch"] not in _OLD_CONFIGS:
         raise RecipeError(
-            f"'{word}' cannot be read from the old format. Expected <architecture>_<component>_default or "
-            f"<architecture>_<component>_block_<block> of one of {', '.join(_COMPONENTS)}."
+            f"'{word}' cannot be read from the old format. Expected <architecture>_<component>_default, "
+            f"..._block_<block> or ..._class_<class> of one of {', '.join(_COMPONENTS)}."
         )
-    block = match["block"]
-    return Part(match["arch"], match["component"], *(("block", block) if block else ()))
+    named = (match["kind"], match["name"]) if match["name"] else ()
+    return Part(match["arch"], match["component"], *named)
 
 
-_WORD = re.compile(r"(?P<arch>[a-z0-9]+)_(?P<component>[a-z0-9]+)_(?:default|block_(?P<block>\w+))")
+_WORD = re.compile(
+    r"(?P<arch>[a-z0-9]+)_(?P<component>[a-z0-9]+)_(?:default|(?P<kind>block|class)_(?P<name>\w+))"
+)
 
 
 def _numbered(names: str, layers: str, count: int, **more: str) -> dict[str, list[str]]:

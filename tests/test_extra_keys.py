@@ -22,6 +22,7 @@ components:
       y: {shape: [2], dtype: float32}
 """
 NAME, OTHER = "extras-test", "extras_step-test"
+FLOAT8 = torch.float8_e4m3fn
 X, Y = "extras_test.x", "extras_test.y"
 SAID = "has 1 keys that are not in its model config 'extras-test': step"
 
@@ -47,8 +48,8 @@ def state(*keys: str, value: float = 1.0) -> StateDict:
 
 
 def vae(*more: str) -> StateDict:
-    """A VAE by its keys and shapes, in zeros that take no memory."""
-    keys = {key: torch.zeros(1).expand(info.shape) for key, info in resolve("vae-ldm").keys().items()}
+    """A VAE by its keys and shapes."""
+    keys = {k: torch.zeros(i.shape, dtype=FLOAT8) for k, i in resolve("vae-ldm").keys().items()}
     return {**keys, **state(*more)}
 
 
@@ -120,7 +121,7 @@ def test_relatives_of_a_family_keep_what_they_have_beside_it(caplog):
 
 def test_a_model_that_is_read_in_another_format_cannot_keep_them():
     options = EngineOptions(on_extra="keep")
-    other = {k: torch.zeros(1).expand(i.shape) for k, i in resolve("vae-diffusers").keys().items()}
+    other = {k: torch.zeros(i.shape, dtype=FLOAT8) for k, i in resolve("vae-diffusers").keys().items()}
     recipe = weighted_sum(model(vae()), model({**other, **state("step")}))
 
     with plan([Job(recipe, {})], options) as planned:

@@ -125,7 +125,8 @@ def test_an_error_says_the_line(line, said):
             "sd3_unet_default",
             "'sd3_unet_default' cannot be read from the old format. Expected <architecture>_",
         ),
-        ("sd1_unet_class_q", "'sd1_unet_class_q' cannot be read from the old format."),
+        ("sd1_unet_class_qq", "no layer of 'unet' of 'sd1' is named 'qq'"),
+        ("sd1_unet_klass_q", "'sd1_unet_klass_q' cannot be read from the old format."),
     ],
 )
 def test_a_strength_that_names_nothing_is_refused(name, said):

@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from mecha_exp import MechaError, blocks, classes, default, deserialize, merge, model, serialize, weighted_sum
+from mecha_exp import (
+    MechaError,
+    RecipeError,
+    blocks,
+    classes,
+    default,
+    deserialize,
+    merge,
+    model,
+    serialize,
+    weighted_sum,
+)
 from mecha_exp.extensions import model_configs
 from mecha_exp.recipe.text_legacy import strengths
 
@@ -60,8 +71,10 @@ def test_values_in_order_are_those_of_the_blocks_of_the_model():
 def test_they_mean_what_the_words_of_an_older_recipe_mean():
     alpha = default("sd1", "txt", 0.33) | blocks("sd1", "unet", in1=0.2, mid=0.4)
     words = {"sd1_txt_default": 0.33, "sd1_unet_block_in1": 0.2, "sd1_unet_block_mid": 0.4}
+    by_class = default("sd1", "unet", 0.5) | classes("sd1", "unet", attn1=0.1)
 
     assert alpha.by_key() == strengths(words)
+    assert by_class.by_key() == strengths({"sd1_unet_default": 0.5, "sd1_unet_class_attn1": 0.1})
     assert weighted_sum("a", "b", alpha=alpha) is weighted_sum("a", "b", alpha=strengths(words))
 
 
@@ -95,3 +108,47 @@ def test_what_a_config_does_not_have_is_said(make, said):
         make()
 
     assert said in str(error.value)
+
+
+def one_key(config: str):
+    """A model with one key of the UNet that SD 1 and SDXL have in common."""
+    key = "model.diffusion_model.out.0.bias"
+    return model({key: torch.zeros(model_configs.resolve(config).keys()[key].shape)}, config)
+
+
+def vae():
+    """A VAE that is known by its keys and shapes."""
+    keys = model_configs.resolve("vae-ldm").keys()
+    return model({k: torch.zeros(info.shape, dtype=torch.float8_e4m3fn) for k, info in keys.items()})
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        (
+            lambda: one_key("sd1-ldm"),
+            r"for the keys of 'sdxl-sgm', and model\(.*\) is of 'sd1-ldm'",
+        ),
+        (lambda: model({"x": torch.zeros(2)}), r"'sdxl-sgm', and model\(.*\) has none of them, but x\. Say"),
+        (
+            lambda: model({"x": torch.zeros(2)}, "sdxl-diffusers"),
+            "is of 'sdxl-diffusers', whose keys are others",
+        ),
+        (
+            lambda: weighted_sum(one_key("sd1-ldm"), one_key("sd1-ldm")),
+            "and weighted_sum.* is of 'sd1-ldm'",
+        ),
+    ],
+)
+def test_strengths_for_another_config_are_an_error_and_not_0(models, said):
+    with pytest.raises(RecipeError, match=f"weighted_sum: alpha: the values are .*{said}"):
+        merge(weighted_sum(models(), models(), alpha=default("sdxl-sgm", "diffuser", 0.5)))
+
+
+def test_strengths_by_older_names_that_name_no_key_are_an_error_and_not_0():
+    unet = one_key("sdxl-sgm")
+
+    with pytest.raises(
+        RecipeError, match=r"the pattern 'model\.diffusion_model\.input_blocks\.11' matches none"
+    ):
+        merge(weighted_sum(unet, unet, alpha=blocks("sd1", "unet", in11=0.5)))

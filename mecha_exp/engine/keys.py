@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mecha_exp.architectures import ModelConfig, detect, resolve, views
+from mecha_exp.architectures import ModelConfig, candidates, detect, resolve, views
 from mecha_exp.conversion import FormatConversion
 from mecha_exp.engine.atoms import MISSING, is_atom, is_lazy, value_at
 from mecha_exp.engine.converting import ConvertedSource, convert_source
 from mecha_exp.engine.inputs import Source, infos_of
 from mecha_exp.engine.lazy import Lazy, View
 from mecha_exp.engine.program import LazyNode
-from mecha_exp.errors import Problems, RecipeError, did_you_mean
+from mecha_exp.errors import Problems, RecipeError, did_you_mean, some
 from mecha_exp.method import Kind, MergeMethod
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.signature import ParameterSpec, StateDictKeyError
@@ -249,7 +249,8 @@ class KeyedGraph:
         for node in walk(*self.roots):
             if isinstance(node, MergeNode):
                 for spec, child in _by_parameter(node):
-                    if spec.config and (wrong := self._mismatch(spec.config, child)):
+                    wrong = self._mismatch(spec.config, child) if spec.config else None
+                    if wrong := wrong or self._other_keys(node, spec, child):
                         problems.add(f"{node.method.identifier}: {spec.name}: {wrong}")
         problems.raise_as(RecipeError)
 
@@ -266,6 +267,38 @@ class KeyedGraph:
         if found is None or found == wanted or found == "structural":
             return None
         return f"expected '{wanted}', got {node!r} of '{found}'. Try convert(..., '{wanted}')."
+
+    def _other_keys(self, node: MergeNode, spec: ParameterSpec, value: Node) -> str | None:
+        """What is wrong where values are for keys of another model config than what they are used with."""
+        if not isinstance(value, LiteralNode) or not isinstance(value.value, ByKey) or not value.config:
+            return None
+        wanted = resolve(value.config)
+        for beside in node.children if not spec.is_state_dict else ():
+            if self.is_constant(beside):
+                continue
+            names, keys = self._identifiers(beside), self.candidates((beside,))
+            if names and wanted.identifier not in names:
+                return (
+                    f"the values are for the keys of '{wanted.identifier}', and {beside!r} is of "
+                    f"{' or '.join(map(repr, names))}, whose keys are others. Say them for that."
+                )
+            if not any(wanted.resolve_alias(key) in wanted.keys() for key in keys):
+                return (
+                    f"the values are for the keys of '{wanted.identifier}', and {beside!r} has none of them, "
+                    f"but {some(keys, 3)}. Say them for its own keys, components or blocks."
+                )
+        return None
+
+    def _identifiers(self, node: Node) -> list[str]:
+        """The known model configs that a node may be of."""
+        while isinstance(node, MergeNode):
+            if node.method.signature.returned.config:
+                return [node.method.signature.returned.config]
+            node = next(child for child in node.children if not self.is_constant(child))
+        assert isinstance(node, ModelNode)
+        if node.config:
+            return [node.config]
+        return [found.config.identifier for found in candidates(infos_of(self.sources[node]))]
 
 
 class _Builder:
