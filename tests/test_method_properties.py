@@ -1,6 +1,7 @@
 """What every merge method promises, tried on all that are registered; and the traps, each by name."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from state_dicts import contents
+from state_dicts import StateDict, contents
 from torch import Tensor
 
 import mecha_exp as m
@@ -32,9 +33,9 @@ MERGES = [method for method in METHODS if method not in MASKS]
 OPTIONS = m.EngineOptions(compute_dtype=torch.float64, workers=2, tile_size=32)
 
 
-def bound(method: MergeMethod, models: list[Tensor], **given: Any) -> m.Node:
+def bound(method: MergeMethod, models: Sequence[Tensor | StateDict], **given: Any) -> m.Node:
     """The method on models, deltas being taken to the last one."""
-    nodes = [m.model({"w": tensor}) for tensor in models]
+    nodes = [m.model(x if isinstance(x, dict) else {"w": x}) for x in models]
     base = nodes[-1]
 
     def fit(node: m.Node, spaces: tuple[str, ...] | None) -> m.Node:
@@ -43,6 +44,8 @@ def bound(method: MergeMethod, models: list[Tensor], **given: Any) -> m.Node:
     rest = nodes[:-1]
     named: dict[str, Any] = dict(given)
     for spec in method.signature.parameters:
+        if spec.name in given:
+            continue
         if spec.variadic:
             named[spec.name] = [fit(node, spec.spaces) for node in rest]
         elif spec.is_model and (spec.required or spec.name in ("base", "c")):
@@ -241,6 +244,77 @@ def test_every_number_may_differ_by_key(method, spec):
     by_key = applied(method, models, **{spec.name: {"w": value, "default": value}})
 
     assert contents({"w": by_key}) == contents({"w": applied(method, models, **{spec.name: value})})
+
+
+@pytest.mark.parametrize(
+    ("method", "spec"),
+    [(method, spec) for method, spec in NUMBERS if method in MERGES],
+    ids=[f"{x.identifier} {s.name}" for x, s in NUMBERS if x in MERGES],
+)
+def test_every_number_may_differ_by_block(method, spec):
+    names = ("encoder.w", "decoder.w")
+    models = [dict(zip(names, drawn((4, 6), seed, 2), strict=True)) for seed in range(20, 24)]
+    value = another_value(spec)
+
+    def merged(given: Any) -> StateDict:
+        return m.merge(bound(method, models, **{spec.name: given}), options=OPTIONS)
+
+    by_block = merged({"encoder": value, "default": spec.default})
+
+    expected = {"encoder.w": merged(value)["encoder.w"], "decoder.w": merged(spec.default)["decoder.w"]}
+    assert contents(by_block) == contents(expected)
+
+
+ENDS: list[tuple[str, dict[str, Any], int]] = [
+    ("weighted_sum", {"alpha": 0}, 0),
+    ("weighted_sum", {"alpha": 1}, 1),
+    ("add_difference", {"alpha": 0}, 0),
+    ("add_difference_ties", {"alpha": 0}, -1),
+    ("add_difference_ties_extended", {"alpha": 0}, -1),
+    ("add_perpendicular", {"alpha": 0}, 0),
+    ("add_ties_with_dare", {"alpha": 0}, -1),
+    ("add_ties_with_dare", {"probability": 1}, -1),
+    ("copy_region", {"width": 0.0, "c": None}, 0),
+    ("copy_region", {"width": 1.0, "c": None}, 1),
+    ("crossover", {"alpha": 0}, 0),
+    ("crossover", {"alpha": 1}, 1),
+    ("distribution_crossover", {"alpha": 0}, 0),
+    ("distribution_crossover", {"alpha": 1}, 1),
+    ("dropout", {"alpha": 0}, 0),
+    ("dropout", {"probability": 1}, 0),
+    ("geometric_sum", {"alpha": 0}, 0),
+    ("geometric_sum", {"alpha": 1}, 1),
+    ("lines", {"alpha": 0, "beta": 0}, -1),
+    ("multiply_quotient", {"alpha": 0}, 0),
+    ("nearswap", {"t": 0}, 0),
+    ("nearswap", {"t": 100}, 1),
+    ("nuslerp", {"weight_b": 0, "base": None}, 0),
+    ("nuslerp", {"weight_a": 0, "base": None}, 1),
+    ("passthrough", {"scale": 1}, 0),
+    ("rotate", {"alignment": 0, "alpha": 0, "c": None}, 0),
+    ("rotate", {"alignment": 1, "alpha": 1, "c": None}, 1),
+    ("similarity_add_difference", {"alpha": 0, "beta": 0}, 0),
+    ("slerp", {"alpha": 0}, 0),
+    ("slerp", {"alpha": 1}, 1),
+    ("slerp_raw", {"alpha": 0}, 0),
+    ("slerp_raw", {"alpha": 1}, 1),
+    ("smooth_add", {"alpha": 0}, 0),
+    ("sum_twice", {"alpha": 0, "beta": 0}, 0),
+    ("sum_twice", {"alpha": 1, "beta": 0}, 1),
+    ("tensor_sum", {"width": 0.0}, 0),
+    ("tensor_sum", {"width": 1.0}, 1),
+    ("top_k_tensor_sum", {"width": 0.0}, 0),
+    ("train_difference", {"alpha": 0}, 0),
+    ("triple_sum", {"alpha": 1, "beta": 0}, 1),
+    ("weighted_subtraction", {"alpha": 0}, 0),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "index"), ENDS)
+def test_at_its_ends_a_method_gives_an_input_back_bit_for_bit(name, given, index):
+    models = drawn((5, 7), 13)
+
+    assert torch.equal(applied(resolve_method(name), models, **given), models[index])
 
 
 # the traps

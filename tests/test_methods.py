@@ -74,6 +74,13 @@ def dropped(key: str, deltas: list[Array], density: float, seed: int, rescale: b
     return [d * mask / (density if rescale else 1) for d, mask in zip(deltas, kept, strict=True)]
 
 
+def mean_of_kept(key: str, deltas: list[Array], density: float, seed: int) -> Array:
+    kept = [uniforms(key, 0, d.size, seed, i).reshape(d.shape) < density for i, d in enumerate(deltas)]
+    return sum(d * mask for d, mask in zip(deltas, kept, strict=True)) / np.maximum(
+        sum(map(np.int64, kept)), 1
+    )
+
+
 def agreeing(deltas: list[Array], weights: list[float]) -> Array:
     weighted = [d * w for d, w in zip(deltas, weights, strict=True)]
     positive = sum(weighted) >= 0
@@ -161,6 +168,10 @@ CASES = {
         lambda a, b, c: m.add_difference_ties(a, b, c, k=0.8, vote_sgn=True),
         lambda key, a, b, c: a + ties([b - a, c - a], 0.8, vote_sgn=True),
     ),
+    "add_difference_ties_extended": Case(
+        lambda a, b, c: m.add_difference_ties_extended(a, b, c, alpha=0.7, k=0.5, vote_sgn=True),
+        lambda key, a, b, c: a + 0.7 * ties([b - a, c - a], 0.5, vote_sgn=True),
+    ),
     "model_stock": Case(
         lambda a, b, c: m.model_stock(m.subtract(a, b), m.subtract(b, c), m.subtract(a, c)),
         lambda key, a, b, c: model_stock([a - b, b - c, a - c]),
@@ -168,6 +179,14 @@ CASES = {
     "n_model_stock": Case(
         lambda a, b, c: m.n_model_stock(a, b, c),
         lambda key, a, b, c: a + model_stock([b - a, c - a]),
+    ),
+    "dropout": Case(
+        lambda a, b, c: m.dropout(a, b, c, probability=0.4, alpha=0.7, rescale=0.5, seed=9),
+        lambda key, a, b, c: a + 0.7 * mean_of_kept(key, [b - a, c - a], 0.6, 9) / 0.6**0.5,
+    ),
+    "norm": Case(
+        lambda a, b, c: m.add_difference(a, m.subtract(b, c), alpha=m.norm(m.subtract(a, c))),
+        lambda key, a, b, c: a + math.sqrt(((a - c) ** 2).sum()) * (b - c),
     ),
     "dare_linear": Case(
         lambda a, b, c: m.dare_linear(a, b, c, weights=[0.5, 2], density=0.3, seed=9),

@@ -1,0 +1,58 @@
+"""No merge method without an oracle or a formula, and none without a recipe to try it with."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import test_method_formulas
+import test_method_properties
+import test_methods
+import torch
+
+import mecha_exp as m
+from mecha_exp.engine.rewriting import expand
+from mecha_exp.method import BUILTIN_METHODS, all_methods
+from mecha_exp.nodes import MergeNode, walk
+from parity.inputs import inputs
+from parity.recipes import RECIPES
+
+BUILT_IN = {x.identifier for x in all_methods() if x.__wrapped__.__module__.startswith(BUILTIN_METHODS)}
+ELSEWHERE = {
+    "cast": "test_parity_texts",
+    "exchange_ema": "test_method_properties",
+    "fallback": "test_parity_texts",
+    "get_rank_from_ratio": "test_method_properties",
+    "omit_component": "test_recipes_by_key",
+    "omit_non_finite": "test_method_properties",
+    "pick_component": "test_recipes_by_key",
+    "select": "test_dictionaries_of_recipes",
+}
+"""What chooses or passes on values, and where it is tested."""
+
+
+def methods_in(recipes: Iterable[m.Node]) -> set[str]:
+    """The methods that recipes call."""
+    return {node.method.identifier for node in walk(*recipes) if isinstance(node, MergeNode)}
+
+
+def test_every_method_is_compared_with_an_oracle_or_a_formula():
+    models = [m.model(model) for model in inputs(torch.float32)]
+    with_oracle = [recipe(*models) for recipe in RECIPES.values()]
+    with_formula = [recipe(models) for recipe, _ in test_method_formulas.CASES.values()]
+    with_formula += [case.recipe(*models[:3]) for case in test_methods.CASES.values()]
+
+    compared = methods_in([*with_oracle, *expand(with_oracle), *with_formula])
+
+    assert BUILT_IN - compared == ELSEWHERE.keys()
+
+
+def test_what_is_tested_elsewhere_is_named_there():
+    for method, where in ELSEWHERE.items():
+        text = Path(__file__).with_name(f"{where}.py").read_text(encoding="utf-8")
+        assert method in text
+
+
+def test_every_method_that_gives_a_model_has_the_properties_tried():
+    tried = {method.identifier for method in test_method_properties.METHODS}
+
+    plumbing = {x.identifier for x in all_methods() if x.__wrapped__.__module__.endswith("methods.plumbing")}
+    assert tried == BUILT_IN - plumbing - test_method_properties.KEY_LESS
