@@ -1,0 +1,41 @@
+"""The benchmark says which bars are met, by how much one is missed, and what it could not tell."""
+
+import pytest
+
+from bench.bars import Bar, Reached, verdict
+
+ONE = Reached(seconds=2.0, peak=300_000_000, floor=1.0)
+
+
+@pytest.mark.parametrize(
+    ("bar", "reached", "said"),
+    [
+        (None, ONE, "-"),
+        (Bar(of_floor=2, megabytes=300), ONE, "met"),
+        (Bar(of_floor=1.7, megabytes=300), ONE, "missed: 2.00 instead of 1.7 times the floor"),
+        (
+            Bar(of_floor=1.7, megabytes=250),
+            ONE,
+            "missed: 2.00 instead of 1.7 times the floor, 300 instead of 250 MB",
+        ),
+        (Bar(faster=12, megabytes=600), ONE, "met; not measured: 12 times sd-mecha"),
+        (Bar(faster=12), ONE, "not measured: 12 times sd-mecha"),
+        (Bar(faster=12), Reached(2.0, 0, 1.0, peer=24.0), "met"),
+        (Bar(faster=12), Reached(2.0, 0, 1.0, peer=23.0), "missed: 11.5 of 12 times sd-mecha"),
+        (Bar(copies=1.5), Reached(4.0, 0, 2.5, copying=2.0, point=1.0), "met"),
+        (
+            Bar(copies=1.5),
+            Reached(4.1, 0, 2.5, copying=2.0, point=1.0),
+            "missed: 4.10 instead of 4.00 s",
+        ),
+        (Bar(copies=1.5), ONE, "not measured: one point and 1.5 times the copying"),
+        (Bar(milliseconds=2), Reached(100.0, 0, 1.0, keys=100_000), "met"),
+        (
+            Bar(milliseconds=2),
+            Reached(300.0, 0, 1.0, keys=100_000),
+            "missed: 3.00 instead of 2 ms a key",
+        ),
+    ],
+)
+def test_what_a_row_reaches_is_said(bar, reached, said):
+    assert verdict(bar, reached) == said
