@@ -14,6 +14,7 @@ from state_dicts import contents
 import mecha_exp as mx
 from mecha_exp.checkpoint import dtype_name, open_stored
 from mecha_exp.engine.copying import COPY_BYTES
+from mecha_exp.engine.overflow import saturates
 from mecha_exp.errors import CheckpointError, MergeError
 from mecha_exp.memory import PeakMemory
 
@@ -57,6 +58,40 @@ def every_rounding(dtype):
     halves = (values[1:] + values[:-1]) / 2
     far = torch.tensor([-1e30, 0.0, -0.0, 1e-30, 464.0, 480.0, 61440.0, 65536.0, 1e30])
     return torch.cat([values, halves, *(halves.nextafter(torch.tensor(to)) for to in (1e9, -1e9)), far])
+
+
+@pytest.mark.parametrize("fuse", ["always", "never"])
+class TestWhatIsTooLargeForE4m3:
+    VALUES = torch.tensor([1.0, 448.0, 460.0, 464.0, 464.1, -500.0, 1e9, 0.0])  # 480 would follow 448
+
+    def merged(self, fuse, values, **options):
+        target = {}
+        job = mx.Job(unchanged({"w": values}), target, torch.float8_e4m3fn)
+        report = mx.merge_many([job], mx.EngineOptions(fuse=fuse, **options))
+        return report, target["w"]
+
+    def test_is_counted_one_by_one(self, fuse):
+        report, made = self.merged(fuse, self.VALUES.repeat(100), tile_size=64)
+
+        assert torch.equal(made.view(torch.uint8), self.VALUES.repeat(100).to(made.dtype).view(torch.uint8))
+        assert report.nonfinite_values == (300,)
+        said = "300 values of the output are not finite"
+        assert report.warnings[0].startswith(said)
+        if saturates(torch.float8_e4m3fn):
+            assert report.warnings == (f"{said}, or too large for float8_e4m3fn",)
+
+    def test_is_an_error_where_that_is_wanted(self, fuse):
+        with pytest.raises(MergeError, match="the key 'w' of the output has 3 values that are"):
+            self.merged(fuse, self.VALUES, strict=True)
+        assert self.merged(fuse, self.VALUES[:4], strict=True)[0].nonfinite_values == (0,)
+
+    def test_is_counted_where_nothing_is_written(self, fuse):
+        recipe = mx.weighted_sum({"w": self.VALUES}, {"w": self.VALUES}, alpha=0.5)
+        job = mx.Job(recipe, None, torch.float8_e4m3fn, statistics=True)
+
+        assert mx.merge_many([job], mx.EngineOptions(fuse=fuse)).nonfinite_values == (3,)
+        with pytest.raises(MergeError, match="the key 'w' of the output has 3 values that are"):
+            mx.merge_many([job], mx.EngineOptions(fuse=fuse, strict=True))
 
 
 @pytest.mark.parametrize("fuse", ["always", "never"])

@@ -174,4 +174,4 @@ def test_what_is_too_large_for_float8_is_as_in_torch_and_counted(dtype):
     report = merge_many([Job(weighted_sum({"w": large}, {"w": large}, alpha=0.5), target, dtype)])
 
     assert torch.equal(target["w"].float().isfinite(), large.to(dtype).float().isfinite())
-    assert report.nonfinite_values == (int((~large.to(dtype).float().isfinite()).sum()),)
+    assert report.nonfinite_values == (2,)

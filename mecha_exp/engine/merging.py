@@ -9,14 +9,16 @@ from pathlib import Path
 
 import torch
 
+from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.engine.execution import compile_loops, execute
 from mecha_exp.engine.notices import About, Notice
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.origin import metadata_of
+from mecha_exp.engine.overflow import saturates
 from mecha_exp.engine.planned import Job, Plan
 from mecha_exp.engine.planning import plan
 from mecha_exp.engine.resuming import signature_of
-from mecha_exp.engine.sinks import MemorySink, ReceiverSink, Sink
+from mecha_exp.engine.sinks import Layout, MemorySink, NoSink, ReceiverSink, Sink
 from mecha_exp.engine.work import Progress, Tally
 from mecha_exp.errors import some
 from mecha_exp.nodes import ModelNode
@@ -30,7 +32,8 @@ class MergeReport:
         bytes_read, bytes_written: of all inputs and outputs of the pass, without the resumed keys.
         seconds: wall time from the plan to the last rename.
         warnings: what was odd and not wrong.
-        nonfinite_values: of each job how many values of its output are NaN or infinite.
+        nonfinite_values: of each job how many values of its output are NaN or infinite, or too large for a
+            dtype without infinity.
         moments: of each job and input the sums behind its statistics, by key (see `statistics.summarise`).
         keys: how many the pass is about.
         resumed_keys: how many of them an interrupted run had finished, so that they were not made again.
@@ -76,9 +79,8 @@ def run_plan(
     sinks: dict[int, Sink] = {}
     compile_loops(planned)
     try:
-        for number, job in enumerate(planned.jobs):
-            if job.output is not None:
-                sinks[number] = _open_sink(planned, number)
+        for number in range(len(planned.jobs)):
+            sinks[number] = _open_sink(planned, number)
         tally = execute(planned, sinks, progress)
         for sink in sinks.values():
             sink.commit()
@@ -97,11 +99,10 @@ def _open_sink(planned: Plan, number: int) -> Sink:
         if metadata is None:
             metadata = metadata_of(job.recipe, planned.options, job.dtype)
         return destination.open(metadata, job.durable, signature_of(planned, number))
-    assert isinstance(job.output, dict) or callable(job.output)
     layout = planned.layouts[number]
-    return (
-        MemorySink(job.output, layout) if isinstance(job.output, dict) else ReceiverSink(job.output, layout)
-    )
+    if isinstance(job.output, dict):
+        return MemorySink(job.output, layout)
+    return ReceiverSink(job.output, layout) if callable(job.output) else NoSink()
 
 
 def _moments(planned: Plan, tally: Tally, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:
@@ -112,6 +113,13 @@ def _moments(planned: Plan, tally: Tally, job: int) -> dict[ModelNode, dict[str,
         model: {key: by_key[key] for key in sorted(by_key, key=order.__getitem__)}
         for model, by_key in found.items()
     }
+
+
+def _or_too_large(layout: Layout) -> str:
+    """Values that are too large do not become infinite in every dtype."""
+    dtypes = {torch_dtype(name) for name, _ in layout.values() if is_arithmetic(name)}
+    cut = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if saturates(dtype))
+    return f", or too large for {' and '.join(cut)}" if cut else ""
 
 
 def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
@@ -125,10 +133,12 @@ def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
     nonfinite = [0] * len(planned.jobs)
     for (job, _), count in tally.nonfinite.items():
         nonfinite[job] += count
-    for made, count in zip(planned.jobs, nonfinite, strict=True):
+    for number, (made, count) in enumerate(zip(planned.jobs, nonfinite, strict=True)):
         if count:
             where = f" {made.output}" if isinstance(made.output, Path) else ""
-            text = f"{count} values of the output{where} are not finite"
+            text = (
+                f"{count} values of the output{where} are not finite{_or_too_large(planned.layouts[number])}"
+            )
             warnings.append(Notice(text, About.NONFINITE_OUTPUT))
     moments = tuple(_moments(planned, tally, job) for job in range(len(planned.jobs)))
     return MergeReport(

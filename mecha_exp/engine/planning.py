@@ -288,7 +288,7 @@ class _Planner:
             if root is None or stored is None:
                 continue
             (root,) = self._expand([root])
-            if job.output is not None:
+            if job.output is not None or job.statistics:  # where nothing is kept, what overflows is counted
                 outputs.append(Output(number, len(nodes), stored))
                 nodes.append(root)
             if job.statistics:

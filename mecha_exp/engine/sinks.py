@@ -44,6 +44,26 @@ class Sink(Protocol):
         """Leave what a later run can go on with."""
 
 
+class NoSink:
+    """Where only numbers about a model are wanted."""
+
+    finished: Mapping[str, Note] = MappingProxyType({})
+
+    def write(self, key: str, start: int, values: torch.Tensor) -> None:
+        pass
+
+    def write_bytes(self, key: str, start: int, data: memoryview) -> None:
+        pass
+
+    def finish(self, key: str, note: Note) -> None:
+        pass
+
+    def commit(self) -> None:
+        pass
+
+    abort = suspend = commit
+
+
 class MemorySink:
     """Fills a dictionary that the caller owns; the tensors are there when all has been written."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.looping import KeyLoop, loop_for, stored_dtype
+from mecha_exp.engine.overflow import count_lost, overflows_from, saturates, unify_nan
 from mecha_exp.engine.partials import WIDE, Partials, block_of, is_by_entry
 from mecha_exp.engine.planned import KeyPlan
 from mecha_exp.engine.program import Pass
@@ -83,7 +84,7 @@ class KeyPass:
         for node in self._trip.kept:
             self._values[node].view(-1)[tile.start : tile.stop] = values[node]
         for number, node in self._trip.outputs:
-            self._write(number, values[node], peaks.get(node), tile, scratch)
+            self._write(number, node, values[node], peaks.get(node), tile, scratch)
         self._work.progress(tile.key, (tile.stop - tile.start) * self._item_bytes)
 
     # fused
@@ -118,6 +119,12 @@ class KeyPass:
     # eager
 
     def _run_methods(self, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
+        """Every value of the pass for one tile, which is added to the reductions."""
+        values = self._values_of(tile, scratch)
+        self._reduce(tile, values, [node for node, _ in self._trip.reductions])
+        return values
+
+    def _values_of(self, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
         """Every value of the pass for one tile, flat; small values as they are."""
         values = self._small_values()
         for place, node in enumerate(self._trip.nodes):
@@ -128,7 +135,6 @@ class KeyPass:
                 values[node] = self._read_here(node, place, tile, scratch)
                 if self._checked and isinstance(node, ModelNode):
                     self._check(node, values[node], peak_of(values[node]), tile)
-        self._reduce(tile, values, [node for node, _ in self._trip.reductions])
         return values
 
     def _small_values(self) -> dict[Node, torch.Tensor]:
@@ -208,7 +214,7 @@ class KeyPass:
             )
 
     def _write(
-        self, number: int, values: torch.Tensor, peak: float | None, tile: Tile, scratch: Scratch
+        self, number: int, node: Node, values: torch.Tensor, peak: float | None, tile: Tile, scratch: Scratch
     ) -> None:
         peak = peak_of(values) if peak is None else peak
         for output in self._key.outputs:
@@ -218,32 +224,31 @@ class KeyPass:
                 if dtype is not values.dtype or self._device != CPU:
                     rounded = values if self._device == CPU else values.to(dtype)
                     stored = scratch.take("written", dtype, values.numel()).tensor.copy_(rounded)
-                if not peak < _overflows_from(dtype, self._dtype):
-                    self._count_nonfinite(output.job, stored, tile)
+                if not peak < overflows_from(dtype, self._dtype):
+                    self._count_lost(output.job, self._exact(node, values, tile, scratch), stored, tile)
                 self._work.sinks[output.job].write(tile.key, tile.start, stored)
 
-    def _count_nonfinite(self, job: int, stored: torch.Tensor, tile: Tile) -> None:
-        count = int((~stored.to(self._dtype).isfinite()).sum())  # a float8 cannot be asked
+    def _exact(self, node: Node, values: torch.Tensor, tile: Tile, scratch: Scratch) -> torch.Tensor:
+        """The values before they were rounded, where it counts: a loop gives what is stored."""
+        if values.dtype is self._dtype or not saturates(values.dtype):
+            return values.to(CPU, self._dtype)
+        return self._values_of(tile, scratch)[node]
+
+    def _count_lost(self, job: int, exact: torch.Tensor, stored: torch.Tensor, tile: Tile) -> None:
+        count = count_lost(exact, stored)
         if not count:
             return
-        _unify_nan(stored)
+        unify_nan(stored)
         if self._plan.options.strict:
+            how = "too large for" if saturates(stored.dtype) else "not finite in"
             raise MergeError(
-                f"the key '{tile.key}' of the output has {count} values that are not finite in "
-                f"{stored.dtype} (elements {tile.start} to {tile.stop}). Write a wider dtype, lower the "
-                "strength, or drop strict."
+                f"the key '{tile.key}' of the output has {count} values that are {how} {stored.dtype} "
+                f"(elements {tile.start} to {tile.stop}). Write a wider dtype, lower the strength, or drop "
+                "strict."
             )
         with self._work.tally.lock:
             nonfinite = self._work.tally.nonfinite
             nonfinite[job, tile.key] = nonfinite.get((job, tile.key), 0) + count
-
-
-def _unify_nan(values: torch.Tensor) -> None:
-    """Give all NaN the same bits: kernels leave them with bits of their own."""
-    if values.element_size() > 1:
-        values.masked_fill_(values.isnan(), torch.nan)
-    else:  # which float8 does not have
-        values.copy_(values.float().nan_to_num_(torch.nan, torch.inf, -torch.inf))
 
 
 def _check_count(node: MergeNode, result: torch.Tensor, tile: Tile, declared: str) -> None:
@@ -259,9 +264,3 @@ def peak_of(values: torch.Tensor) -> float:
     """The largest magnitude, or NaN if there is one."""
     low, high = (float(v) for v in torch.aminmax(values))
     return max(-low, high) if low == low else low
-
-
-@lru_cache
-def _overflows_from(dtype: torch.dtype, compute_dtype: torch.dtype) -> float:
-    """A magnitude below which a number stays finite in `dtype`: what its largest one is, or infinity."""
-    return torch.finfo(dtype).max if dtype.itemsize < compute_dtype.itemsize else torch.inf
