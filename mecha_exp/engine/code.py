@@ -46,13 +46,52 @@ def _for_keys(recipe: Node) -> list[Node]:
 
 @cache
 def _code(method: MergeMethod) -> str:
-    """The hash of the file that a method is in, for it may call what stands beside it."""
+    """The hash of the file that a method is in, for it may call what stands in it, and of those it imports."""
     try:
         path = inspect.getsourcefile(method.__wrapped__)
-        text = Path(path).read_text(encoding="utf-8") if path and Path(path).is_file() else ""
-        return hashlib.sha256(meaning_of(text or inspect.getsource(method.__wrapped__)).encode()).hexdigest()
+        if path and Path(path).is_file():
+            text = "\n".join(_meaning_in(file) for file in files_of_code(Path(path)))
+        else:
+            text = meaning_of(inspect.getsource(method.__wrapped__))
+        return hashlib.sha256(text.encode()).hexdigest()
     except (OSError, TypeError):  # typed at a prompt
         return hashlib.sha256(repr(_compiled(method.instantiate())).encode()).hexdigest()
+
+
+def files_of_code(path: Path) -> list[Path]:
+    """A program's file, then those in its folder that it imports, and that these import, by their names."""
+    found, waiting = {path}, [path]
+    while waiting:
+        new = _imported_by(waiting.pop()) - found
+        found |= new
+        waiting += new
+    return [path, *sorted(found - {path})]
+
+
+@cache
+def _imported_by(path: Path) -> frozenset[Path]:
+    """The files in a file's folder that it imports: `x.y` is `x/y.py` there or, as in a package, `y.py`."""
+    names: set[str] = set()
+    for node in ast.walk(_parsed(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module or ''}.{alias.name}" for alias in node.names} | {node.module or ""}
+    parts = [name.strip(".").split(".") for name in names]
+    tails = ["/".join(part[start:]) for part in parts for start in range(len(part))]
+    return frozenset(file for tail in tails if tail and (file := path.parent / f"{tail}.py").is_file())
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError:  # which its import will say
+        return ast.Module([], [])
+
+
+@cache
+def _meaning_in(path: Path) -> str:
+    return meaning_of(path.read_text(encoding="utf-8"))
 
 
 def _compiled(function: Any) -> tuple[Any, ...]:

@@ -1,6 +1,8 @@
 """Same signature, same bytes: what is in a signature, what is not, and how inputs are read for it."""
 
+import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,52 @@ class twice:
 
     assert typed("a * 2") == typed("a * 2")
     assert len({typed("a * 2"), typed("a * 3"), typed("a + 2"), typed("a.abs()"), typed("a.neg()")}) == 5
+
+
+METHOD = """
+from torch import Tensor
+from mecha_exp import Parameter, Return, merge_method
+from factors import two
+
+@merge_method(register=False)
+def doubled(a: Parameter(Tensor)) -> Return(Tensor):
+    return a * two()
+"""
+
+
+def test_the_files_that_a_method_imports_from_its_folder_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def code_in(folder: str, constant: str = "2", unused: str = "1", comment: str = "") -> str:
+        place = tmp_path / folder
+        place.mkdir()
+        (place / "doubled.py").write_text(METHOD)
+        (place / "factors.py").write_text(
+            f"from numbers_here import number\n\ndef two():\n    return number {comment}\n"
+        )
+        (place / "numbers_here.py").write_text(f"import factors\nnumber = {constant}\n")
+        (place / "unused.py").write_text(f"number = {unused}\n")
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(place)
+            for name in ("doubled", "factors", "numbers_here"):
+                patch.delitem(sys.modules, name, raising=False)
+            method = importlib.import_module("doubled").doubled
+            for name in ("doubled", "factors", "numbers_here"):
+                patch.delitem(sys.modules, name, raising=False)
+        return methods_of(method("a"))["doubled"]
+
+    first = code_in("first")
+
+    assert code_in("same") == code_in("beside", unused="7") == code_in("told", comment="# indeed") == first
+    assert code_in("other", constant="3") != first
+
+
+def test_the_files_beside_a_built_in_method_count():
+    from mecha_exp.engine.code import files_of_code
+    from mecha_exp.methods import ties
+
+    names = [path.name for path in files_of_code(Path(ties.__file__))]
+
+    assert names[0] == "ties.py"
+    assert {"reductions.py", "linear.py"} <= set(names)
+    assert not {"__init__.py", "spectral.py", "method.py"} & set(names)
