@@ -46,7 +46,7 @@ def _for_keys(recipe: Node) -> list[Node]:
 
 @cache
 def _code(method: MergeMethod) -> str:
-    """The hash of the file that a method is in, for it may call what stands there, and of what that imports."""
+    """The hash of the file that a method is in, for it may call what stands there, and of what it imports."""
     try:
         path = inspect.getsourcefile(method.__wrapped__)
         if path and Path(path).is_file():
