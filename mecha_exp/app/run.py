@@ -57,7 +57,7 @@ def run_point(cfg: DictConfig, prepared: Prepared | None = None) -> float | None
     record = Record(
         _name_of(given, sweep, hydra.runtime.choices.get("recipe")), overrides=given, started=_now()
     )
-    bench = entry = None
+    earlier, bench, entry = _earlier(folder), None, None
     try:
         bench = workbench(cfg.store, cfg.rerun)
         load_plugins(cfg.get("plugins") or ())
@@ -70,6 +70,7 @@ def run_point(cfg: DictConfig, prepared: Prepared | None = None) -> float | None
         if isinstance(prepared.result, Exception):
             raise prepared.result
         assert entry is not None
+        record.note = _what_changed(earlier, given, entry)
         _complete(record, bench, entry, prepared.result)
     except KeyboardInterrupt:
         record.status, record.error, record.ended = FAILED, "interrupted", _now()
@@ -85,7 +86,7 @@ def run_point(cfg: DictConfig, prepared: Prepared | None = None) -> float | None
         bench.note_failure(entry, str(record.error))
     record.ended = _now()
     record.save(folder)
-    _track(cfg, folder, record, sweep)
+    _track(cfg, folder, record, sweep, earlier)
     if sweep:
         show_point(record, int(hydra.job.num) + 1, sweep.points)
     return record.metrics.get(record.metric or "")
@@ -107,7 +108,6 @@ def _complete(record: Record, bench: Workbench, entry: Entry, result: Result) ->
     record.signature, record.found = entry.digest, result.found
     record.origin = asdict(entry.origin)
     record.block_weights = block_weights(point.recipe, point.files.values())
-    record.note = _what_changed(entry.folder, record)
     if kept.model:
         record.model, record.model_sha256 = kept.model.path, kept.model.sha256
     record.metrics = dict(kept.metrics)
@@ -124,31 +124,41 @@ def _complete(record: Record, bench: Workbench, entry: Entry, result: Result) ->
     _write_files(entry, kept.statistics)
 
 
-def _what_changed(folder: Path, record: Record) -> str | None:
-    """What to say where the point lay here with another signature, as after an input was replaced."""
-    if not (folder / RUN_FILE).is_file():
-        return None
+def _earlier(folder: Path) -> Record | None:
+    """What lay in the folder before, where that can be read."""
     try:
-        before = Record.load(folder)
+        return Record.load(folder) if (folder / RUN_FILE).is_file() else None
     except ConfigError:
         return None
-    if not before.signature or before.signature == record.signature or before.overrides != record.overrides:
-        return before.note if before.signature == record.signature else None
+
+
+def _what_changed(earlier: Record | None, given: list[str], entry: Entry) -> str | None:
+    """What to say where the point lay here with another signature, as after an input was replaced."""
+    if earlier is None or not earlier.signature:
+        return None
+    if earlier.signature == entry.digest or earlier.overrides != given:
+        return earlier.note if earlier.signature == entry.digest else None
+    point = entry.point
     changed = [
-        tag.partition("/")[2]
-        for tag, value in record.tags.items()
-        if tag.startswith("fingerprint/") and before.tags.get(tag) != value
+        name
+        for node, name in point.names.items()
+        if earlier.tags.get(f"fingerprint/{name}") != entry.contents[point.files[node]]
     ]
     what = f"the input {', '.join(changed)} has changed" if changed else "a method or a setting has changed"
     return f"made again: {what}"
 
 
-def _track(cfg: DictConfig, folder: Path, record: Record, sweep: Sweep | None) -> None:
+def _track(
+    cfg: DictConfig, folder: Path, record: Record, sweep: Sweep | None, earlier: Record | None
+) -> None:
+    """Log the run; in a sweep it takes the place of the one that lay in its folder before."""
     if not cfg.tracking.uri or (sweep is not None and sweep.parent_run is None):
         return  # off, or the sweep has said already that the store does not answer
     try:
         store = Store(cfg.tracking.uri, cfg.tracking.experiment)
         record.run_id = log_folder(folder, record, store, sweep.parent_run if sweep else None)
+        if sweep and earlier and earlier.run_id:
+            store.delete(earlier.run_id)
     except TrackingError as error:
         record.tracking_error = str(error)
     record.save(folder)
