@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import mecha_exp
 from mecha_exp.__main__ import main
 from mecha_exp.architectures import resolve
 
@@ -74,7 +75,7 @@ def test_info_of_a_model_says_what_it_is(run, llama):
         "dtypes": {"BF16": 1},
     }
     assert found["blocks"] == ["embed_tokens", "0", "1", "2", "norm", "lm_head"]
-    assert (found["anomalies"], found["recipe"]) == ([], False)
+    assert (found["anomalies"], found["recipe"]) == ([], None)
 
 
 def test_info_says_what_is_odd_and_reads_the_numbers_only_when_asked(run, llama, tmp_path):
@@ -186,3 +187,37 @@ def test_the_blocks_of_two_models_are_those_of_their_config(run, llama):
 
     assert compared["config"] == "llama-hf"
     assert set(compared["blocks"]) == set(resolve("llama-hf").with_sizes(SIZES).blocks())
+
+
+def test_an_architecture_with_one_config_is_enough_of_a_name(run):
+    assert run("info", "flux")[1].startswith("flux-flux: ")
+
+    status, said = run("info", "sdxl")
+    assert status == 1
+    assert "'sdxl' has several model configs: sdxl-diffusers, " in " ".join(said.split())
+
+
+def test_info_shows_the_recipe_that_a_model_carries_and_the_blocks_that_it_has(run, llama, tmp_path):
+    del llama["lm_head.weight"]
+    save_file(llama, tmp_path / "tied.safetensors")
+    recipe = mecha_exp.weighted_sum("tied.safetensors", "tied.safetensors", alpha=0.125)
+    mecha_exp.merge(recipe, "merged.safetensors")
+
+    status, said = run("info", "merged.safetensors")
+
+    assert status == 0
+    assert "blocks: embed_tokens 0 1 2 norm\n" in said
+    tree = said.partition("merged, by this recipe:")[2]
+    assert "weighted_sum" in tree
+    assert "alpha=0.125" in tree
+
+
+def test_a_long_recipe_is_cut_and_one_of_unknown_methods_is_shown_as_it_is(run, llama, tmp_path):
+    node = mecha_exp.model("llama.safetensors")
+    for i in range(20):
+        node = mecha_exp.weighted_sum(node, "llama.safetensors", alpha=i / 32 + 0.01)
+    save_file(llama, tmp_path / "long.safetensors", {"mecha_recipe": mecha_exp.serialize(node)})
+    save_file(llama, tmp_path / "other.safetensors", {"mecha_recipe": 'version 0.1.0\nmerge "of_mine"'})
+
+    assert "lines more: python -m mecha_exp show " in run("info", "long.safetensors")[1]
+    assert 'merge "of_mine"' in run("info", "other.safetensors")[1]

@@ -13,6 +13,7 @@ from typing import Any
 
 from mecha_exp.app import methods_info
 from mecha_exp.app.display import make_table, out
+from mecha_exp.app.tree import tree_of
 from mecha_exp.architectures import (
     DEFAULT_CONVENTION,
     Detection,
@@ -27,9 +28,10 @@ from mecha_exp.architectures import (
 )
 from mecha_exp.checkpoint import StoredModel, is_arithmetic, open_stored, torch_dtype
 from mecha_exp.engine.inputs import find_model
-from mecha_exp.errors import CheckpointError, ConfigError, did_you_mean, some
+from mecha_exp.errors import CheckpointError, ConfigError, MechaError, did_you_mean, some
 from mecha_exp.plugins import load_model_configs
 from mecha_exp.progress import human_bytes
+from mecha_exp.recipe import deserialize
 from mecha_exp.recipe.files import METADATA_KEY
 
 EXAMPLE = """\
@@ -40,6 +42,9 @@ examples:
     python -m mecha_exp info model.safetensors --deep    and whether its numbers are finite
     python -m mecha_exp info methods [NAME]           the merge methods, or one of them
 """
+
+LONGEST_RECIPE = 12
+"""So many lines of a recipe are shown; `show` has all."""
 
 
 def main(arguments: list[str]) -> int:
@@ -141,6 +146,7 @@ def describe_model(model: StoredModel, deep: bool = False) -> dict[str, Any]:
         }
         for part, keys in parts.items()
     }
+    blocks = {config.block_of(name) for name in names.values() if name in config.keys()}
     anomalies += _odd(infos, found)
     if deep:
         anomalies += _nonfinite(model)
@@ -155,8 +161,8 @@ def describe_model(model: StoredModel, deep: bool = False) -> dict[str, Any]:
         "missing": list(found.missing),
         "extra": list(found.extra),
         "renamed": len(found.renamed),
-        "blocks": list(config.blocks()),
-        "recipe": METADATA_KEY in model.metadata,
+        "blocks": [block for block in config.blocks() if block in blocks],
+        "recipe": model.metadata.get(METADATA_KEY),
         "anomalies": anomalies,
     }
 
@@ -167,7 +173,7 @@ def _config_named(options: argparse.Namespace) -> ModelConfig | None:
         find_model(options.what, options.models_dir)
     except CheckpointError:
         known = [config.identifier for config in get_all()]
-        if options.what in known:
+        if options.what in known or options.what in {name.partition("-")[0] for name in known}:
             return resolve(options.what)
         if not Path(options.what).suffix and "/" not in options.what:
             raise ConfigError(
@@ -287,9 +293,22 @@ def show_model(data: Mapping[str, Any]) -> None:
     if data["absent"]:
         out.print(f"without: {', '.join(data['absent'])}", markup=False)
     if data["recipe"]:
-        out.print("merged by mecha_exp: `python -m mecha_exp show` has the recipe")
+        out.print("merged, by this recipe:")
+        for line in _recipe_lines(data["recipe"], data["path"]):
+            out.print(f"  {line}", markup=False, soft_wrap=True)
     for anomaly in data["anomalies"]:
         out.print(f"odd: {anomaly}", markup=False, soft_wrap=True)
+
+
+def _recipe_lines(text: str, path: str) -> list[str]:
+    """The recipe that a model carries, as a tree; where it is long or of unknown methods how to see it."""
+    try:
+        lines = list(tree_of(deserialize(text)))
+    except MechaError:
+        lines = text.splitlines()
+    shown = lines[:LONGEST_RECIPE]
+    more = len(lines) - len(shown)
+    return [*shown, f"... {more} lines more: python -m mecha_exp show {path}"] if more else shown
 
 
 def human_count(count: float) -> str:

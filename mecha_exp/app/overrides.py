@@ -278,8 +278,14 @@ def _check_name(config: DictConfig, override: Override, problems: Problems) -> N
         else:
             known = [str(k) for k in node if k != "hydra"] if isinstance(node, DictConfig) else []
             where = ".".join(path[:depth]) or f"the recipe{_recipe_of(config)}"
-            problems.add(f"{override.key_or_group}: {where} has no '{part}'.{did_you_mean(part, known)}")
+            deeper = [f"{name}.{part}" for name in known if not depth and _has(config._get_node(name), part)]
+            hint = f" Did you mean '{deeper[0]}'?" if deeper else did_you_mean(part, known)
+            problems.add(f"{override.key_or_group}: {where} has no '{part}'.{hint}")
             return
+
+
+def _has(node: Any, name: str) -> bool:
+    return isinstance(node, DictConfig) and name in node.keys()  # no keys where it is missing or empty
 
 
 def _recipe_of(config: DictConfig) -> str:

@@ -42,12 +42,23 @@ def register(config: ModelConfig) -> ModelConfig:
 
 
 def resolve(identifier: str) -> ModelConfig:
-    """The config of that identifier; ConfigError where there is none."""
-    if identifier in _REGISTERED:
-        return _REGISTERED[identifier]
-    if identifier in _builtin():
-        return _load(_builtin()[identifier])
-    hint = did_you_mean(identifier, [*_REGISTERED, *_builtin()])
+    """The config of that identifier, or of the architecture where it has one config: `llama`, `flux`.
+
+    Raises:
+        ConfigError: there is none, or the architecture has several.
+    """
+    known = {**_builtin(), **_REGISTERED}
+    formats = [name for name in known if name.partition("-")[0] == identifier]
+    name = formats[0] if len(formats) == 1 else identifier
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if name in _builtin():
+        return _load(_builtin()[name])
+    if formats:
+        raise ConfigError(
+            f"{identifier!r} has several model configs: {', '.join(sorted(formats))}. Name one."
+        )
+    hint = did_you_mean(identifier, known)
     raise ConfigError(
         f"unknown model config {identifier!r}.{hint} 'python -m mecha_exp info' lists all of them."
     )

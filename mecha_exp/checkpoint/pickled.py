@@ -104,9 +104,10 @@ class PickledModel(StoredModel):
     def _refused(self, message: str) -> str:
         found = _FORBIDDEN.search(message)
         if found is None:
+            cause = (message.partition("WeightsUnpickler error:")[2].strip() or message).splitlines()[0]
             return (
-                f"{self.path} is not a checkpoint of tensors: {message.splitlines()[-1][:200]}. Pickles are "
-                "read with torch's weights_only loading alone."
+                f"{self.path} is not a checkpoint of tensors as torch.save writes it: {cause[:200]}. "
+                "Pickles are read with torch's weights_only loading alone, so that nothing in them runs."
             )
         return (
             f"{self.path} is refused: besides tensors it holds '{found[1]}', and a pickle can run code when "

@@ -247,3 +247,11 @@ def test_the_dashboard_of_a_folder_where_nothing_was_tracked(app, folder):
 
     assert outcome.status != 0
     assert "nothing has been tracked in this folder yet" in outcome.err
+
+
+def test_a_name_that_belongs_into_a_group_is_met_with_the_group(app):
+    outcome = app("on_tied=untie", "dtype=bfloat16")
+
+    assert outcome.status == 1
+    assert "Did you mean 'engine.on_tied'?" in outcome.err
+    assert "Did you mean 'output.dtype'?" in outcome.err

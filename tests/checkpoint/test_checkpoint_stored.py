@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,16 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(new, tmp_path:
     torch.save({"w": torch.ones(2), "x": Payload(mark)}, path, _use_new_zipfile_serialization=new)
 
     with pytest.raises(CheckpointError, match=r"evil\.ckpt is refused: .*'(posix|nt)\.mkdir'.*can run code"):
+        open_stored(path)
+
+    assert not mark.exists()
+
+
+def test_what_plain_pickle_wrote_is_refused_with_the_cause(tmp_path: Path):
+    mark, path = tmp_path / "harm", tmp_path / "evil.pt"
+    path.write_bytes(pickle.dumps({"x": Payload(mark)}))
+
+    with pytest.raises(CheckpointError, match=r"evil\.pt is not a checkpoint .*: Unsupported operand \d+\. "):
         open_stored(path)
 
     assert not mark.exists()
