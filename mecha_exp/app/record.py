@@ -6,6 +6,7 @@ metrics.json        the numbers
 recipe.yaml         the resolved configuration
 recipe.mecha        the recipe as text
 block_values.csv    what each block got of hyperparameters that are not one number
+block_values.png    the same as a figure, of a run that is not part of a sweep
 weight_stats.csv    distance and cosine to each input, by block
 changes.diff        what was not committed, if this runs from a repository
 mecha_exp.log, .hydra/
@@ -25,6 +26,7 @@ RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
 CHANGES_FILE = "changes.diff"
 BLOCKS_FILE = "block_values.csv"
+BLOCKS_FIGURE = "block_values.png"
 FINISHED, FAILED = "FINISHED", "FAILED"
 
 

@@ -17,7 +17,8 @@ from mecha_exp.app.block_weights import block_weights
 from mecha_exp.app.display import progress_bar, show_error, show_point
 from mecha_exp.app.point import prepare, resolve
 from mecha_exp.app.provenance import git_changes
-from mecha_exp.app.record import BLOCKS_FILE, CHANGES_FILE, FAILED, FINISHED, RUN_FILE, Record
+from mecha_exp.app.record import BLOCKS_FIGURE, BLOCKS_FILE, CHANGES_FILE, FAILED, FINISHED, RUN_FILE, Record
+from mecha_exp.app.report.figures import draw_block_values
 from mecha_exp.app.sweep import Sweep
 from mecha_exp.app.track import log_folder
 from mecha_exp.app.workbench import Entry, Result, Workbench, workbench
@@ -72,6 +73,8 @@ def run_point(cfg: DictConfig, prepared: Prepared | None = None) -> float | None
         assert entry is not None
         record.note = _what_changed(earlier, given, entry)
         _complete(record, bench, entry, prepared.result)
+        if sweep is None and record.block_weights:  # a sweep has one figure for all of its points
+            draw_block_values(record.block_weights, record.name, folder / BLOCKS_FIGURE)
     except KeyboardInterrupt:
         record.status, record.error, record.ended = FAILED, "interrupted", _now()
         record.save(folder)

@@ -7,7 +7,15 @@ from pathlib import Path
 
 from mecha_exp.app import sweep as sweeps
 from mecha_exp.app.display import out
-from mecha_exp.app.record import BLOCKS_FILE, CHANGES_FILE, METRICS_FILE, RUN_FILE, Record, load_all
+from mecha_exp.app.record import (
+    BLOCKS_FIGURE,
+    BLOCKS_FILE,
+    CHANGES_FILE,
+    METRICS_FILE,
+    RUN_FILE,
+    Record,
+    load_all,
+)
 from mecha_exp.app.report import write_all
 from mecha_exp.tracking import Store
 
@@ -18,6 +26,7 @@ ARTIFACTS = (
     "recipe.yaml",
     "recipe.mecha",
     BLOCKS_FILE,
+    BLOCKS_FIGURE,
     "weight_stats.csv",
     "mecha_exp.log",
 )

@@ -18,6 +18,8 @@ def test_a_preset_is_an_option_and_single_blocks_go_over_it(app, folder):
     assert outcome.status == 0, outcome.err
     found = weights(folder)
     assert (found["conv1"], found["fc2"]) == ("1.0", "0.3")
+    [figure] = folder.rglob("block_values.png")
+    assert figure.read_bytes().startswith(b"\x89PNG")
     assert float(found["conv2"]) == pytest.approx(1 / 3)
 
 
@@ -27,6 +29,7 @@ def test_presets_are_swept(app, folder, word):
 
     assert outcome.status == 0, outcome.err
     assert "GRAD_A" in outcome.out
+    assert not list(folder.rglob("block_values.png"))
     assert "SMOOTHSTEP/2" in outcome.out
 
 

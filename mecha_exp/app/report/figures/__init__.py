@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mecha_exp.app.report.figures.blocks import block_importance, block_weights, has_block_ablation
+from mecha_exp.app.report.figures.blocks import (
+    block_importance,
+    block_values,
+    block_weights,
+    has_block_ablation,
+)
 from mecha_exp.app.report.figures.curves import curves, dots
 from mecha_exp.app.report.figures.distance import distances
 from mecha_exp.app.report.figures.heat import heat_map
@@ -51,6 +56,11 @@ def draw_figures(results: Results, folder: Path) -> list[Picture]:
         figure.savefig(path, dpi=_DPI)
         drawn.append(Picture(path, caption))
     return drawn
+
+
+def draw_block_values(weights: Mapping[str, Mapping[str, float]], name: str, path: Path) -> None:
+    """Draw what each block got of each hyperparameter in a single run."""
+    block_values(weights, name).savefig(path, dpi=_DPI)
 
 
 def _suitable(results: Results) -> list[tuple[str, str, Draw]]:

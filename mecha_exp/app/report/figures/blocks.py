@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mecha_exp.app.report.figures.style import COLOUR_MAP, new_figure, title
+from mecha_exp.app.report.figures.style import COLOUR_MAP, COLOURS, new_figure, title
 from mecha_exp.app.report.results import Estimate, Results, Value
 from mecha_exp.app.report.table import distinct, shortened
 
@@ -90,6 +91,25 @@ def block_weights(results: Results) -> Figure | None:
     axes.set_ylabel("setting")
     figure.colorbar(image, ax=axes, label=f"{parameter} in the block")
     title(axes, results, "weight of each block" + (", the best setting first" if results.judged else ""))
+    return figure
+
+
+def block_values(weights: Mapping[str, Mapping[str, float]], name: str) -> Figure:
+    """What each block got in a single run: bars over the blocks, a panel for each hyperparameter."""
+    blocks = list(dict.fromkeys(block for values in weights.values() for block in values))
+    width = min(10.0, max(6.5, 2.5 + 0.3 * len(blocks)))
+    figure, panels = new_figure(width, 1.2 + 1.8 * len(weights), rows=len(weights), sharey=False)
+    places = range(len(blocks))
+    for axes, (parameter, values) in zip(panels, weights.items(), strict=True):
+        axes.bar(places, [values.get(block, math.nan) for block in blocks], color=COLOURS[0])
+        axes.set_ylabel(parameter)
+        axes.margins(x=0.01)
+        axes.set_xticks([])
+    stride = math.ceil(len(blocks) / 40)
+    labels = [shortened(block, 24) for block in blocks[::stride]]
+    panels[-1].set_xticks(places[::stride], labels, rotation=60, ha="right", fontsize="small")
+    panels[-1].set_xlabel("block")
+    panels[0].set_title(f"{shortened(name, 70)}\nvalue of each block", fontsize="medium")
     return figure
 
 

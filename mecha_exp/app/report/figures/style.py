@@ -25,15 +25,15 @@ _LOG_RATIO = 20  # between the largest and the smallest value, from which on an 
 
 
 def new_figure(
-    width: float = 7, height: float = 4.5, rows: int = 1, columns: int = 1
+    width: float = 7, height: float = 4.5, rows: int = 1, columns: int = 1, sharey: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """A figure that needs no window, with panels that share their y axis."""
+    """A figure that needs no window, with panels that share their y axis unless told otherwise."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    axes = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
     return figure, list(axes.flat)
 
 
