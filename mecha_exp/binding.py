@@ -230,6 +230,14 @@ def _is_open(node: Node) -> bool:
     return node is UNKNOWN or (isinstance(node, ParameterNode) and node.space is None)
 
 
+def _is_known_in_time(node: Node, spec: ParameterSpec) -> bool:
+    """Whether a node has a plain value for each key when a merge is planned: no model is read for it."""
+    if not isinstance(node, MergeNode):
+        return False
+    says_a_word = node.method.signature.returned.interface is str
+    return spec.interface is str if says_a_word else not models_of(node)
+
+
 def _check_node(spec: ParameterSpec, node: Node, where: str, problems: list[str]) -> None:
     if _is_open(node) or (isinstance(node, ParameterNode) and node.space == "param" and not spec.is_model):
         return
@@ -240,9 +248,7 @@ def _check_node(spec: ParameterSpec, node: Node, where: str, problems: list[str]
         if wrong or not spec.is_tensor or node.value is None:
             return
     if not spec.is_tensor:
-        if not isinstance(node, MergeNode) or models_of(
-            node
-        ):  # otherwise a value, known for each key in time
+        if not _is_known_in_time(node, spec):
             problems.append(f"{where}: expected {spec.expected}, got {_describe(node)}")
     elif spec.spaces is None or (spec.symbol is not None and _is_flexible(node)):
         return

@@ -193,8 +193,8 @@ class Factor(MergeMethod):
     as equal nodes are one node, all methods and all points of a sweep that need it share it.
 
     Attributes:
-        elements: (shape, **hyperparameters) -> how many numbers it holds for a tensor of a shape, for the
-            memory budget; hyperparameters are those of the function that it names as keywords.
+        elements: (shape, **arguments) -> how many numbers it holds for a tensor of a shape, for the memory
+            budget; arguments are those of the function that it names as keywords.
     """
 
     def __init__(self, function: Callable[..., Any], identifier: str, elements: Callable[..., int]) -> None:
@@ -203,9 +203,9 @@ class Factor(MergeMethod):
         named = inspect.signature(elements).parameters.values()
         self._named = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name in self.signature.names]
 
-    def size(self, shape: tuple[int, ...], hyperparameters: Mapping[str, Any]) -> int:
+    def size(self, shape: tuple[int, ...], arguments: Mapping[str, Any]) -> int:
         """How many numbers it holds for a tensor of a shape."""
-        return self.elements(shape, **{name: hyperparameters[name] for name in self._named})
+        return self.elements(shape, **{name: arguments[name] for name in self._named})
 
 
 _registry: dict[str, MergeMethod] = {}

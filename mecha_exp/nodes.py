@@ -99,17 +99,18 @@ class Node(metaclass=_Interned):
     def __ror__(self, other: Any) -> MergeNode:
         return as_node(other) | self
 
-    def to(self, *, dtype: torch.dtype | str | None = None, device: object = None) -> Node:
+    def to(self, *, dtype: torch.dtype | str | Node | None = None, device: object = None) -> Node:
         """The same values rounded to a dtype.
 
         Args:
-            dtype: a floating one, such as `torch.float16` or "bfloat16".
+            dtype: a floating one, such as `torch.float16` or "bfloat16", or `get_dtype` of a model.
             device: is accepted for the sake of scripts written for sd-mecha: where a merge is computed is an
                 option of the engine, and no part of the recipe.
         """
         if dtype is None:
             return self
-        return self._call("cast", self, dtype=str(dtype).removeprefix("torch."))
+        wanted = dtype if isinstance(dtype, Node) else str(dtype).removeprefix("torch.")
+        return self._call("cast", self, dtype=wanted)
 
 
 @dataclass(frozen=True, eq=False)

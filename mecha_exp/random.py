@@ -28,8 +28,8 @@ def uniform(
     like: Parameter(torch.Tensor),
     tile: Tile,
     *,
-    seed: Parameter(int, ge=0) = 0,
-    stream: Parameter(int, ge=0) = 0,
+    seed: Parameter(int, ge=0, help="of the draws") = 0,
+    stream: Parameter(int, ge=0, help="other draws for the same seed and key: one for each model") = 0,
 ) -> Return(torch.Tensor, "param"):
     """A draw from [0, 1) for each entry of a tensor: multiples of 2^-24, independent of its values.
 

@@ -50,8 +50,11 @@ def _quotient_or_zero(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b == 0, 0, a / b)
 
 
+MaskSize = Parameter(Tensor, help="what the mask is multiplied by, any number")
+
+
 @merge_method(elementwise=True)
-def train_difference_mask(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "param"):
+def train_difference_mask(a: Weight, b: Weight, c: Base, alpha: MaskSize = 1.0) -> Return(Tensor, "param"):
     """1.8 alpha |b - a| / (|b - a| + |b - c|), entry by entry, and 0 for 0 / 0.
 
     Source: supermerger; sd-mecha.
@@ -61,7 +64,7 @@ def train_difference_mask(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> 
 
 
 @merge_method(elementwise=True)
-def add_opposite_mask(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "param"):
+def add_opposite_mask(a: Weight, b: Weight, c: Base, alpha: MaskSize = 1.0) -> Return(Tensor, "param"):
     """2 alpha |a - b| / (|a - b| + |a + b - 2 c|), entry by entry, and 0 for 0 / 0: where a and b go apart.
 
     Source: sd-mecha.
@@ -71,7 +74,7 @@ def add_opposite_mask(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Retu
 
 
 @merge_method(elementwise=True)
-def add_strict_opposite_mask(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "param"):
+def add_strict_opposite_mask(a: Weight, b: Weight, c: Base, alpha: MaskSize = 1.0) -> Return(Tensor, "param"):
     """2 alpha max(0, (c - a) (b - c) / max(|a - c|, |b - c|)^2), and 0 for 0 / 0: only where signs differ.
 
     Source: sd-mecha.
@@ -152,6 +155,11 @@ def cosine_with_overall(columns: Small, products: Small) -> Return(Tensor, "para
     return (columns.nan_to_num(nan=0) + overall.nan_to_num(nan=0)) / 2
 
 
+Likeness = Parameter(
+    Tensor, help="the larger, the more of b: columns no more alike than alpha are those of b"
+)
+
+
 @merge_method(rowwise=slice_size, register=False)
 def blended_columns(a: Weight, b: Weight, likeness: Small, alpha: Small) -> Return(Tensor, "weight"):
     """lerp(a, b, 1 - clamp(likeness - alpha, 0, 1)), column by column; no likeness counts as 0."""
@@ -160,7 +168,7 @@ def blended_columns(a: Weight, b: Weight, likeness: Small, alpha: Small) -> Retu
 
 
 @merge_method(composite=True)
-def add_cosine_a(a: Weight, b: Weight, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
+def add_cosine_a(a: Weight, b: Weight, alpha: Likeness = 1.0) -> Return(Tensor, "weight"):
     """lerp(a, b, k), k = 1 - clamp(s - alpha, 0, 1), s the cosine of the columns (along axis 0) of a and b.
 
     A cosine with zeros counts as 0. Source: supermerger (cosineA); sd-mecha.
@@ -169,7 +177,7 @@ def add_cosine_a(a: Weight, b: Weight, alpha: Alpha = 1.0) -> Return(Tensor, "we
 
 
 @merge_method(composite=True)
-def add_cosine_b(a: Weight, b: Weight, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
+def add_cosine_b(a: Weight, b: Weight, alpha: Likeness = 1.0) -> Return(Tensor, "weight"):
     """As `add_cosine_a`, s being the mean of the column's cosine and that of the whole tensors.
 
     A cosine with zeros counts as 0. Source: supermerger (cosineB); sd-mecha.

@@ -1,6 +1,7 @@
 """Merging by frequency: what is smooth in a tensor from one model, what is fine from another."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -9,6 +10,9 @@ from mecha_exp import Parameter, Return, factor, merge_method
 from mecha_exp.methods.linear import difference, plus, weighted_sum
 from mecha_exp.methods.parameters import Model, Share, Small, Weight
 from mecha_exp.methods.slicing import ascending
+
+PART = 1 << 20
+"""Numbers that are transformed at a time."""
 
 Tilt = Parameter(float, help="slope of the filter: 0 is a sharp cut, 1 a weighted sum; it has the period 4")
 
@@ -64,10 +68,20 @@ def filtered(waves: Tensor, alpha: float, tilt: float) -> Tensor:
     return made
 
 
+def in_place(waves: Tensor, transform: Callable[..., Tensor]) -> Tensor:
+    """A transform along all axes but the last, a part at a time: whole copies would take much memory."""
+    for axis in range(waves.ndim - 1):
+        across = 1 if axis == 0 else 0
+        slices = max(1, PART * waves.shape[across] // waves.numel())
+        for part in waves.split(slices, dim=across):
+            part.copy_(transform(part, dim=axis))
+    return waves
+
+
 @factor(elements=lambda shape: 2 * math.prod(spectrum_shape(shape)) if shape else 1)
 def spectrum(a: Model) -> Return(Tensor, "param"):
     """The real Fourier transform over all axes; a number is its own."""
-    return torch.fft.rfftn(a) if a.ndim else a
+    return in_place(torch.fft.rfft(a), torch.fft.fft) if a.ndim else a
 
 
 @merge_method(register=False)
@@ -75,7 +89,9 @@ def high_frequencies(d: Model, waves: Small, alpha: Parameter(float), tilt: Para
     Tensor
 ):
     """The high frequencies of a tensor with a spectrum; of a number the share alpha."""
-    return torch.fft.irfftn(filtered(waves, alpha, tilt), s=d.shape) if d.ndim else alpha * d
+    if not d.ndim:
+        return alpha * d
+    return torch.fft.irfft(in_place(filtered(waves, alpha, tilt), torch.fft.ifft), n=d.shape[-1])
 
 
 @merge_method(composite=True)

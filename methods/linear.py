@@ -20,6 +20,8 @@ from mecha_exp.methods.parameters import (
 )
 from mecha_exp.methods.reductions import norm
 
+Factor = Parameter(Tensor, help="what all values are multiplied by")
+
 
 @merge_method(elementwise=True, register=False)
 def lerp(a: Model, b: Model, alpha: Small) -> Return(Tensor):
@@ -116,15 +118,13 @@ def plus(a: Model, d: Parameter(Tensor)) -> Return(Tensor):
 
 
 @merge_method(elementwise=True)
-def scale(a: Delta, alpha: Alpha = 1.0) -> Return(Tensor, "delta"):
+def scale(a: Delta, alpha: Factor = 1.0) -> Return(Tensor, "delta"):
     """alpha a, of a delta."""
     return a * alpha
 
 
 @merge_method(elementwise=True)
-def passthrough(a: Model, scale: Parameter(Tensor, help="what all values are multiplied by") = 1.0) -> Return(
-    Tensor
-):
+def passthrough(a: Model, scale: Factor = 1.0) -> Return(Tensor):
     """scale a.
 
     Source: mergekit.
@@ -175,7 +175,7 @@ def sum_twice(
     a: Model,
     b: Model,
     c: Model,
-    alpha: Alpha = 0.5,
+    alpha: Parameter(Tensor, help="how much of b in the first sum") = 0.5,
     beta: Parameter(Tensor, help="how much of c in the second sum") = 0.5,
 ) -> Return(Tensor):
     """lerp(lerp(a, b, alpha), c, beta).

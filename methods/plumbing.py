@@ -1,10 +1,12 @@
 """What puts recipes together without arithmetic: other models for missing keys, parts of models, dtypes."""
 
+import math
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
-from mecha_exp import Parameter, Return, StateDict, merge_method, skip_key
+from mecha_exp import Parameter, Return, StateDict, factor, merge_method, skip_key
 from mecha_exp.checkpoint import parse_dtype
 from mecha_exp.errors import RecipeError, did_you_mean
 
@@ -84,6 +86,34 @@ def cast(
     if dtype is None:
         return a
     return a.to(parse_dtype(dtype)).to(a.dtype)
+
+
+@merge_method
+def get_dtype(a: Parameter(StateDict[Tensor]), **kwargs: object) -> Return(str, "param"):
+    """The dtype in which a stores each key, read from its header: `merged.to(dtype=get_dtype(a))`.
+
+    Of a merge it is that of its first model. Source: sd-mecha.
+    """
+    return str(a[str(kwargs["key"])].dtype).removeprefix("torch.")
+
+
+@merge_method
+def get_device(a: Parameter(StateDict[Tensor]), **kwargs: object) -> Return(str, "param"):
+    """Where the tensors of a are when a recipe sees them: always `cpu`. The engine chooses where it computes.
+
+    Source: sd-mecha.
+    """
+    return "cpu"
+
+
+@factor(elements=lambda shape, *, values: len(values) * math.prod(shape), register=True)
+def stack(*values: Parameter(Tensor)) -> Return(Tensor):
+    """The values along a new first axis, for methods of your own that take them all as one tensor.
+
+    It is no model, for it has another shape than the key: methods of whole tensors take it, and factors.
+    Source: sd-mecha.
+    """
+    return torch.stack(values)
 
 
 @merge_method

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from mecha_exp import Parameter, Return, factor, merge_method
+from mecha_exp import Parameter, Return, Tile, factor, merge_method, reduction
 from mecha_exp.methods.linear import add_scaled, subtract, weighted_sum
 from mecha_exp.methods.parameters import Base, Delta, Model, Small
 from mecha_exp.methods.stiefel import between_frames, logarithm
@@ -245,16 +245,19 @@ def truncate_rank(
     return reduced(a, decomposition(a), rank)
 
 
-@factor(elements=lambda shape: 1, register=True)
+@reduction
 def get_rank_from_ratio(
     a: Parameter(Tensor, ("weight", "delta")),
+    tile: Tile,
     ratio: Parameter(float, ge=0, le=1, help="fraction of the full rank") = 0.5,
 ) -> Return(Tensor, "param"):
     """round(ratio min(rows, columns)): a rank for each key, for `truncate_rank`. Rows are those of axis 0.
 
-    Source: sd-mecha.
+    A tensor of one axis has one column. Source: sd-mecha.
     """
-    return torch.tensor(float(round(ratio * min(a.flatten(1).shape)))) if a.ndim > 1 else torch.ones(())
+    rows, *others = tile.shape or (1,)
+    rank = round(ratio * min(rows, math.prod(others)))
+    return torch.tensor(float(rank if tile.start == 0 else 0))  # the blocks are added up
 
 
 def kronecker_shapes(shape: tuple[int, ...], ratio: float) -> tuple[int, int, int, int]:

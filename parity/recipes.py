@@ -21,16 +21,19 @@ def of_deltas(method: m.MergeMethod, **settings: object) -> Recipe:
     return lambda *x: method(*(m.subtract(model, x[0]) for model in x[1:]), **settings)
 
 
+def ones(like: m.Node) -> m.Node:
+    """A delta of ones."""
+    return m.model({key: torch.ones_like(tensor) for key, tensor in like.source.state_dict.items()}, "delta")
+
+
 def mask_of(method: m.MergeMethod) -> Recipe:
     """A mask is no model: here it is added to zeros, times ones."""
+    return lambda *x: everywhere(method(*x[:3], alpha=0.7), x[0])
 
-    def recipe(*x: m.Node) -> m.Node:
-        ones = m.model(
-            {key: torch.ones_like(tensor) for key, tensor in x[0].source.state_dict.items()}, "delta"
-        )
-        return m.add_difference(m.scale(ones, alpha=0.0), ones, alpha=method(*x[:3], alpha=0.7))
 
-    return recipe
+def everywhere(number: m.Node, like: m.Node) -> m.Node:
+    """A number of each key as a model, in every entry."""
+    return m.add_difference(m.scale(ones(like), alpha=0.0), ones(like), alpha=number)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -71,6 +74,7 @@ RECIPES: dict[str, Recipe] = {
     "rotate in part": lambda *x: m.rotate(
         *x[:2], alignment=0.3, alpha=0.4, centralization=0.6, stiefel_eps=1e-12
     ),
+    "get_rank_from_ratio": lambda *x: everywhere(m.get_rank_from_ratio(x[0], ratio=0.4), x[0]),
     "truncate_rank": lambda *x: delta_of(m.truncate_rank, x[0], rank=3, use_approximate_basis=False),
     "truncate_kronecker": lambda *x: delta_of(m.truncate_kronecker, x[0], use_approximate_basis=False),
     "truncate_kronecker by ratio": lambda *x: delta_of(
@@ -171,4 +175,5 @@ def compared(name: str, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tenso
     arithmetic = torch.float64 if dtype is torch.float64 else torch.float32
     made = merged(name, dtype, arithmetic, list(wanted), workers=3, tile_size=16)
     for key, tensor in wanted.items():
-        yield key, made[key].double(), tensor.reshape(made[key].shape)
+        shape = made[key].shape
+        yield key, made[key].double(), tensor.reshape(shape) if tensor.ndim else tensor.expand(shape)

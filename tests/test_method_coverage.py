@@ -20,11 +20,13 @@ ELSEWHERE = {
     "cast": "test_parity_texts",
     "exchange_ema": "test_method_properties",
     "fallback": "test_parity_texts",
-    "get_rank_from_ratio": "test_method_properties",
+    "get_device": "test_plumbing",
+    "get_dtype": "test_plumbing",
     "omit_component": "test_recipes_by_key",
     "omit_non_finite": "test_method_properties",
     "pick_component": "test_recipes_by_key",
     "select": "test_dictionaries_of_recipes",
+    "stack": "test_plumbing",
 }
 """What chooses or passes on values, and where it is tested."""
 

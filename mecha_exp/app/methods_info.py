@@ -25,6 +25,7 @@ STREAMING = {
     "rows": "streams, row by row",
     "reductions": "streams, after reductions",
     "elementwise": "streams",
+    "header": "reads headers only",
     "node": "depends on its arguments",
 }
 """What a method costs in memory."""
@@ -114,6 +115,8 @@ def _range(spec: ParameterSpec) -> str:
 def _how(method: MergeMethod) -> str:
     """How a method runs; of a composite what the methods do that its defaults make it of."""
     signature = method.signature
+    if signature.returned.interface is str:
+        return "header"
     count = 0
 
     def sample(spec: ParameterSpec) -> Node:
@@ -141,13 +144,46 @@ def _how(method: MergeMethod) -> str:
 
 
 def _example(method: MergeMethod) -> str:
-    """The command of a recipe that has the method, else a call of it."""
-    for name, text in _recipes():
-        if re.search(rf"method: {re.escape(method.identifier)}$", text, re.MULTILINE):
+    """The command of the method's own recipe, or of one that ends with it, else one that merges by a call."""
+    for name, text in sorted(_recipes(), key=lambda recipe: recipe[0] != method.identifier):
+        start = "" if name == method.identifier else r"^recipe:\n  "
+        if re.search(rf"{start}method: {re.escape(method.identifier)}$", text, re.MULTILINE):
             return f"python -m mecha_exp recipe={name}"
-    models = [spec for spec in method.signature.parameters if spec.is_model and spec.required]
-    paths = [f'"{spec.name}.safetensors"' for spec in models]
-    return f"mecha_exp.{method.identifier}({', '.join(paths)})"
+    return f"python -c 'import mecha_exp as m; m.merge({_call(method)}, \"out.safetensors\")'"
+
+
+def _call(method: MergeMethod) -> str:
+    """A recipe in Python that needs the method."""
+    models = iter("abcdefgh")
+    given: list[str] = []
+    for spec in method.signature.parameters:
+        if spec.is_model and (spec.required or spec.variadic):
+            several = spec.variadic and method.signature.returned.spaces != ("param",)
+            given += [_model(spec, next(models)) for _ in range(1 + several)]
+        elif spec.required:
+            given.append(_value(spec))
+    call = f"m.{method.identifier}({', '.join(given)})"
+    if method.signature.returned.interface is str:
+        word = "dtype" if "dtype" in method.identifier else "device"
+        return f'm.model("a.safetensors").to({word}={call})'
+    if method.kind is Kind.FACTOR:
+        return f"m.my_own_method({call})"
+    if method.signature.returned.spaces == ("param",):
+        return f'm.weighted_sum("a.safetensors", "b.safetensors", alpha={call})'
+    return f'"base.safetensors" + {call}' if method.signature.returned.spaces == ("delta",) else call
+
+
+def _model(spec: ParameterSpec, name: str) -> str:
+    path = f'"{name}.safetensors"'
+    return f'm.subtract({path}, "base.safetensors")' if spec.spaces == ("delta",) else path
+
+
+def _value(spec: ParameterSpec) -> str:
+    """A value for a hyperparameter without a default: the one that its help names, or the first in range."""
+    named = re.search("such as `(.+?)`", spec.help)
+    if spec.interface is str:
+        return f'"{named.group(1) if named else spec.name}"'
+    return next(str(value) for value in (0.5, 0, 1) if spec.check(value) is None)
 
 
 def _recipes() -> Iterator[tuple[str, str]]:

@@ -48,7 +48,7 @@ class Call:
         self._dtype = torch.float64 if small else compute_dtype
         self._extents = extents
         given = dict(node.arguments)
-        self._arguments = {
+        self.arguments = {
             spec.name: self._operand(spec, given.get(spec.name)) for spec in self.method.signature.parameters
         }
 
@@ -70,7 +70,7 @@ class Call:
 
     def _run(self, values: Mapping[Node, torch.Tensor], tile: Tile, **extra: Any) -> Any:
         columns = self.method.columns(tile.shape) if self.method.columns else None
-        arguments = {name: self._value(value, values, columns) for name, value in self._arguments.items()}
+        arguments = {name: self._value(value, values, columns) for name, value in self.arguments.items()}
         if self.method.signature.wants_tile:
             extra[self.method.signature.wants_tile] = tile
         if self.method.signature.wants_key:
@@ -90,7 +90,7 @@ class Call:
     def hyperparameters(self) -> dict[str, Any]:
         """The arguments that are plain Python values."""
         return {
-            spec.name: self._arguments[spec.name]
+            spec.name: self.arguments[spec.name]
             for spec in self.method.signature.parameters
             if not spec.is_tensor
         }

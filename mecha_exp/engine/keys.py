@@ -332,8 +332,8 @@ class _Builder:
         if isinstance(node, LiteralNode) and isinstance(node.value, ByKey):
             return LiteralNode(answer, node.space)
         if isinstance(node, MergeNode):
-            constant = self._graph.is_constant(node)
-            return LiteralNode(answer, node.space) if constant else LazyNode(node, self._graph.lazy)
+            settled = self._graph.lazy.is_settled(node)
+            return LiteralNode(answer, node.space) if settled else LazyNode(node, self._graph.lazy)
         return node
 
     def _left_of_call(self, node: MergeNode, answer: Any) -> Node | None:

@@ -87,12 +87,37 @@ class Lazy:
 
     def answer(self, node: MergeNode, key: str) -> Any:
         """What a call is at a key: the value of a hyperparameter, elsewhere whether there is one."""
-        if is_lazy(node) and self.graph.is_constant(node):
+        if self.is_settled(node):
             try:
-                return self.run(node, key)
+                return self.run(node, key) if self.graph.is_constant(node) else self._said_of(node, key)
             except StateDictKeyError:
                 return MISSING
         return MISSING if self.info(node, key) is None else True
+
+    def is_settled(self, node: MergeNode) -> bool:
+        """Whether a call is known when a merge is planned: no model is read for it."""
+        says_a_word = node.method.signature.returned.interface is str
+        return is_lazy(node) and (says_a_word or self.graph.is_constant(node))
+
+    def _said_of(self, node: MergeNode, key: str) -> Any:
+        """What a method says of tensors that have no values, but the dtypes of those in the files."""
+        relation = self._relation(node, key)
+        if relation is None:
+            raise StateDictKeyError(key)
+
+        def value(child: Node, wanted: str) -> Any:
+            if self.graph.is_constant(child):
+                return self.value(child, wanted)
+            info = self._known_info(child, wanted)
+            return torch.empty(info.shape, dtype=torch_dtype(info.dtype), device="meta")
+
+        return _picked(self._call(node, key, relation, View, value, {}), relation, key, node)
+
+    def _known_info(self, node: Node, key: str) -> TensorInfo:
+        info = self.info(node, key)
+        if info is None:
+            raise StateDictKeyError(key)
+        return info
 
     def keys_of(self, node: MergeNode) -> list[str]:
         """The keys that a call may give."""
@@ -133,9 +158,7 @@ class Lazy:
         def value(child: Node, wanted: str) -> Any:
             if self.graph.is_constant(child):
                 return self.value(child, wanted)
-            info = self.info(child, wanted)
-            if info is None:
-                raise StateDictKeyError(wanted)
+            info = self._known_info(child, wanted)
             asked.append(info)
             return torch.empty(info.shape, dtype=self._dtype(info), device="meta")
 

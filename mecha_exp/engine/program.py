@@ -158,7 +158,7 @@ class Program:
         if self.extents[node] is Extent.SMALL:
             return 0
         if isinstance(node, MergeNode) and isinstance(node.method, Factor):
-            return node.method.size(shape, self.calls[node].hyperparameters)
+            return node.method.size(shape, self.calls[node].arguments)
         return math.prod(shape)
 
 

@@ -1,11 +1,15 @@
 """`info methods`: what a person is told of the merge methods, and the page that is made of it."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from mecha_exp.app import cli, methods_info
+from mecha_exp.architectures import resolve
 from mecha_exp.errors import RecipeError
 from mecha_exp.method import BUILTIN_METHODS, all_methods
 
@@ -48,10 +52,10 @@ WHOLE = {
     "crossover",
     "distribution_crossover",
     "exchange_ema",
-    "get_rank_from_ratio",
     "iso_c",
     "rotate",
     "smooth_add",
+    "stack",
     "top_k_tensor_sum",
     "truncate_kronecker",
     "truncate_rank",
@@ -77,6 +81,37 @@ def test_every_hyperparameter_has_a_meaning_and_every_method_a_formula(method):
     for spec in method.signature.parameters:
         if not spec.is_model:
             assert spec.help, f"{method.identifier}: {spec.name}"
+
+
+EXAMPLES = {method.identifier: methods_info.describe(method)["example"] for method in BUILT_IN}
+CALLS = {name: text for name, text in EXAMPLES.items() if not text.startswith("python -m mecha_exp recipe=")}
+
+
+def test_an_example_is_the_recipe_of_that_name_or_one_that_ends_with_the_method():
+    assert EXAMPLES["weighted_sum"] == "python -m mecha_exp recipe=weighted_sum"
+    assert EXAMPLES["task_arithmetic"] == "python -m mecha_exp recipe=task_arithmetic"
+    assert EXAMPLES["truncate_rank"] == "python -m mecha_exp recipe=truncate_rank"
+    assert EXAMPLES["add_difference_ties"] == "python -m mecha_exp recipe=ties"
+
+
+@pytest.mark.parametrize("name", CALLS.keys() - {"omit_component", "pick_component", "stack"})
+def test_an_example_without_a_recipe_merges(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, letter in enumerate(["a", "b", "c", "base"]):
+        generator = torch.Generator().manual_seed(number)
+        save_file({"w": torch.randn(6, 4, generator=generator)}, f"{letter}.safetensors")
+    words = shlex.split(CALLS[name])
+
+    exec(words[-1], {})
+
+    assert words[:2] == ["python", "-c"]
+    assert load_file("out.safetensors")["w"].shape == (6, 4)
+
+
+@pytest.mark.parametrize("name", ["omit_component", "pick_component"])
+def test_the_example_of_a_component_names_one_that_real_models_have(name):
+    assert '"vae"' in CALLS[name]
+    assert "vae" in resolve("sdxl-sgm").components()
 
 
 def test_a_person_sees_tables(capsys, monkeypatch):
