@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     )
     from mecha_exp.evaluation import evaluator
     from mecha_exp.merger import RecipeMerger, merge_and_save
-    from mecha_exp.merging import Defaults, merge, set_log_level, value_to_node
+    from mecha_exp.merging import Defaults, merge, set_log_level
     from mecha_exp.method import MergeMethod, factor, merge_method, reduction
-    from mecha_exp.nodes import Node, literal, model
+    from mecha_exp.nodes import Node, RecipeNode, RecipeNodeOrValue, literal, model, value_to_node
     from mecha_exp.random import uniform
     from mecha_exp.recipe import (
         build_recipe,
@@ -54,10 +54,10 @@ _HOMES = {
     ],
     "mecha_exp.evaluation": ["evaluator"],
     "mecha_exp.merger": ["RecipeMerger", "merge_and_save"],
-    "mecha_exp.merging": ["Defaults", "merge", "set_log_level", "value_to_node"],
+    "mecha_exp.merging": ["Defaults", "merge", "set_log_level"],
     "mecha_exp.method": ["MergeMethod", "factor", "merge_method", "reduction"],
     "mecha_exp.random": ["uniform"],
-    "mecha_exp.nodes": ["Node", "literal", "model"],
+    "mecha_exp.nodes": ["Node", "RecipeNode", "RecipeNodeOrValue", "literal", "model", "value_to_node"],
     "mecha_exp.recipe": [
         "build_recipe",
         "deserialize",
@@ -91,6 +91,8 @@ __all__ = [
     "Parameter",
     "RecipeError",
     "RecipeMerger",
+    "RecipeNode",
+    "RecipeNodeOrValue",
     "Return",
     "StateDict",
     "StateDictKeyError",

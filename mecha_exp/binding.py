@@ -142,6 +142,8 @@ class Signature(Declaration):
                 problems.append(f"{spec.name}: {what}")
             return None
         value = named[spec.name]
+        if spec.optional and not spec.required and (value is None or value is as_node(None)):
+            return None
         if spec.variadic:
             values = value if isinstance(value, list | tuple) else [value]
             nodes = tuple(as_node(v, model=spec.is_model) for v in values)

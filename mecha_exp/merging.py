@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 from collections.abc import Callable, Container, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -26,9 +28,23 @@ from mecha_exp.spaces import checked_spaces
 
 log = logging.getLogger("mecha_exp")
 
+P = ParamSpec("P")
+R = TypeVar("R")
 StateDictOutput = MutableMapping[str, torch.Tensor]
 
 
+def _without_ellipses(function: Callable[P, R]) -> Callable[P, R]:
+    """Takes `...` for a keyword as sd-mecha does: as if it had been left out."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        given: Any = {name: value for name, value in kwargs.items() if value is not ...}
+        return function(*args, **given)
+
+    return called
+
+
+@_without_ellipses
 def merge(
     recipe: Any,
     output: Path | str | StateDictOutput | None = None,
@@ -127,7 +143,7 @@ class Defaults:
     """
 
     def __init__(self, **keywords: Any) -> None:
-        known = set(merge.__kwdefaults__ or ()) | {"output", "options", "dtype"}
+        known = inspect.signature(merge).parameters.keys() - {"recipe"}
         for name in keywords:
             if name not in known:
                 raise ConfigError(f"Defaults: merge has no keyword '{name}'")
@@ -135,7 +151,8 @@ class Defaults:
 
     def merge(self, recipe: Any, output: Any = None, **keywords: Any) -> Path | StateDictOutput:
         """As `mecha_exp.merge`, with these defaults."""
-        given = {**self.keywords, **keywords, **({} if output is None else {"output": output})}
+        own = {name: value for name, value in keywords.items() if value is not ...}
+        given = {**self.keywords, **own, **({} if output is None or output is ... else {"output": output})}
         return merge(recipe, **given)
 
     def convert(self, recipe: Any, config: Any) -> Node:
@@ -147,16 +164,6 @@ def set_log_level(level: str | int = "INFO") -> None:
     """Show the messages of this library from a level on, such as "WARNING"."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     log.setLevel(level)
-
-
-def value_to_node(value: Any, expected_type: type | None = None) -> Node:
-    """What a Python value means in a graph: a path or named tensors a model, anything else a literal.
-
-    Args:
-        value: a node is returned as it is.
-        expected_type: `str` makes a word of a string, which is a model's path otherwise.
-    """
-    return as_node(value, model=expected_type is not str)
 
 
 def _options(options: EngineOptions, **changes: Any) -> EngineOptions:

@@ -24,6 +24,7 @@ from mecha_exp.strengths import Strengths
 from mecha_exp.weighting import ByKey, Scalar, by_key
 
 if TYPE_CHECKING:
+    from mecha_exp.architectures import ModelConfig
     from mecha_exp.method import MergeMethod
 
 Literal: TypeAlias = "Scalar | tuple[Scalar, ...] | Gradient | Preset | torch.Tensor | ByKey"
@@ -62,6 +63,26 @@ class Node(metaclass=_Interned):
     def children(self) -> tuple[Node, ...]:
         """The nodes that this one needs, in the order of its arguments."""
         return ()
+
+    @property
+    def model_config(self) -> ModelConfig | None:
+        """The model config that is declared for it, if one is; `convert` finds the others by their keys."""
+        from mecha_exp.architectures import resolve as resolve_config
+
+        name = self.declared_config
+        return None if name is None else resolve_config(name)
+
+    @property
+    def declared_config(self) -> str | None:
+        """The name of that config."""
+        return getattr(self, "config", None)
+
+    def __contains__(self, node: object) -> bool:
+        return any(below is node for below in walk(self))
+
+    def __iter__(self) -> Iterator[Node]:
+        """Every node of the graph once, this one last."""
+        return walk(self)
 
     def __copy__(self) -> Node:
         return self
@@ -242,6 +263,10 @@ class MergeNode(Node):
             found.extend(value if isinstance(value, tuple) else (value,))
         return tuple(found)
 
+    @property
+    def declared_config(self) -> str | None:
+        return self.method.signature.returned.config
+
     def with_children(self, new: Mapping[Node, Node]) -> MergeNode:
         """The same call with other nodes in the place of its children."""
         arguments = tuple(
@@ -294,36 +319,46 @@ def as_node(value: Any, *, model: bool = True) -> Node:
     )
 
 
+def value_to_node(node_or_value: Any, expected_type: type | None = None) -> Node:
+    """What a Python value means in a graph: a path or named tensors a model, anything else a literal.
+
+    Args:
+        node_or_value: a node is returned as it is.
+        expected_type: `str` makes a word of a string, which is a model's path otherwise.
+    """
+    return as_node(node_or_value, model=expected_type is not str)
+
+
 def model(
-    source: str | os.PathLike[str] | Mapping[str, torch.Tensor],
+    state_dict: str | os.PathLike[str] | Mapping[str, torch.Tensor],
     config: Any = None,
     merge_space: str = "weight",
 ) -> ModelNode:
     """A model: the safetensors file at a path, or a state dict in memory.
 
     Args:
-        source: a path, relative to the current folder or to the engine's `model_dirs`; or named tensors.
+        state_dict: a path, relative to the current folder or to the engine's `model_dirs`; or named tensors.
         config: its model config, or the name of one; None: whatever its keys say. A merge space may stand
             here too: `model("d.safetensors", "delta")`.
         merge_space: `weight`, or `delta` for a file of differences.
     """
     config, merge_space = config_and_space(config, merge_space)
-    if isinstance(source, Mapping):
-        return ModelNode(InMemory(source), merge_space, config)
-    return ModelNode(os.fspath(source), merge_space, config)
+    if isinstance(state_dict, Mapping):
+        return ModelNode(InMemory(state_dict), merge_space, config)
+    return ModelNode(os.fspath(state_dict), merge_space, config)
 
 
-def literal(value: Any, config: Any = None, merge_space: str = "param") -> Node:
+def literal(value: Any, config: Any = None, merge_space: str | None = None) -> Node:
     """A number, a list of numbers, a tensor, or a mapping of key patterns to numbers.
 
     Args:
         value: what it is.
         config: the model config whose keys a mapping has; a merge space may stand here too.
-        merge_space: `param` for a hyperparameter.
+        merge_space: `param` for a hyperparameter, which is what None means.
 
     >>> literal({"conv*": 0.3, "default": 0.7})
     """
-    config, merge_space = config_and_space(config, merge_space)
+    config, merge_space = config_and_space(config, merge_space or "param")
     if isinstance(value, Mapping) and any(isinstance(v, Node) for v in value.values()):
         from mecha_exp.choosing import node_by_key
 
@@ -336,6 +371,11 @@ def config_and_space(config: Any, merge_space: Any) -> tuple[str | None, Any]:
     """The name of a model config, and a merge space; the one word that is given may be either."""
     name = getattr(config, "identifier", config)
     return (None, name) if is_space(name) else (name, merge_space)
+
+
+RecipeNode: TypeAlias = Node
+RecipeNodeOrValue: TypeAlias = "Node | str | os.PathLike[str] | Mapping[str, Any] | Literal"
+"""What sd-mecha calls nodes, and whatever `as_node` makes one of."""
 
 
 def children_of(node: Node) -> tuple[Node, ...]:

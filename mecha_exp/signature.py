@@ -205,6 +205,7 @@ class ParameterSpec:
         is_state_dict: whether the method sees a `StateDict` rather than the value of the key.
         choices: the only values that it may have, if there are any.
         help: what it means.
+        optional: whether it may be None, which is its default.
     """
 
     name: str
@@ -218,6 +219,7 @@ class ParameterSpec:
     is_state_dict: bool = False
     choices: tuple[Any, ...] = ()
     help: str = ""
+    optional: bool = False
 
     @property
     def required(self) -> bool:
@@ -369,7 +371,12 @@ def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
         is_state_dict,
         declared.choices,
         declared.help,
+        _is_optional(declared.interface),
     )
+
+
+def _is_optional(annotation: Any) -> bool:
+    return type(None) in typing.get_args(annotation)
 
 
 def _interface(annotation: Any, owner: str, name: str) -> tuple[Any, bool]:

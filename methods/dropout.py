@@ -252,19 +252,48 @@ def subset_chances(count: int, probability: float, overlap: float, emphasis: flo
     return [probability, *((1 - probability) * chance for chance in blended)]
 
 
+Power = Parameter(float, help="power of (1 - probability) that the kept are divided by")
+Overlap = Parameter(
+    float, help="1: independent masks, 0: of each entry one model at most, between: more or less alike"
+)
+Emphasis = Parameter(float, ge=0, le=1, help="between whole overlaps: how far towards independent masks")
+
+
+@merge_method(composite=True)
+def dropout_deltas(
+    *deltas: Delta,
+    probability: Dropped = 0.9,
+    rescale: Power = 1.0,
+    overlap: Overlap = 1.0,
+    overlap_emphasis: Emphasis = 0.0,
+    seed: Seed = 0,
+) -> Return(Tensor, "delta"):
+    """m / (1 - probability)^rescale, m the mean of the deltas that are kept, by entry; see `dropout`.
+
+    In texts of sd-mecha it is `dropout` with deltas for arguments.
+    Source: DARE, Yu et al. 2023, arXiv:2311.03099; overlapping masks of sd-mecha.
+    """
+    if probability == 1:
+        return scaled(deltas[0], alpha=0.0)
+    draws = [uniform(delta, seed=seed, stream=i) for i, delta in enumerate(deltas)]
+    if overlap % 2 == 1:
+        masks = [below(draw, limit=1 - probability) for draw in draws]
+    else:
+        ends = list(accumulate(subset_chances(len(deltas), probability, overlap, overlap_emphasis)))
+        masks = [in_subset(draws[0], ends=[*ends[:-1], 1.0], index=i) for i in range(len(deltas))]
+    strength = 1 / (1 - probability) ** rescale
+    return scaled(mean_where(*deltas, *masks), alpha=strength)
+
+
 @merge_method(composite=True)
 def dropout(
     a: Base,
     *models: Experts,
     probability: Dropped = 0.9,
     alpha: Alpha = 0.5,
-    rescale: Parameter(float, help="power of (1 - probability) that the kept are divided by") = 1.0,
-    overlap: Parameter(
-        float, help="1: independent masks, 0: of each entry one model at most, between: more or less alike"
-    ) = 1.0,
-    overlap_emphasis: Parameter(
-        float, ge=0, le=1, help="between whole overlaps: how far towards independent masks"
-    ) = 0.0,
+    rescale: Power = 1.0,
+    overlap: Overlap = 1.0,
+    overlap_emphasis: Emphasis = 0.0,
     seed: Seed = 0,
 ) -> Return(Tensor, "weight"):
     """a + alpha m / (1 - probability)^rescale, m the mean of the deltas model_i - a that are kept, by entry.
@@ -274,15 +303,9 @@ def dropout(
     """
     if is_constant(alpha, 0) or probability == 1:
         return a
-    deltas = deltas_to(a, models)
-    draws = [uniform(delta, seed=seed, stream=i) for i, delta in enumerate(deltas)]
-    if overlap % 2 == 1:
-        masks = [below(draw, limit=1 - probability) for draw in draws]
-    else:
-        ends = list(accumulate(subset_chances(len(deltas), probability, overlap, overlap_emphasis)))
-        masks = [in_subset(draws[0], ends=[*ends[:-1], 1.0], index=i) for i in range(len(deltas))]
-    strength = 1 / (1 - probability) ** rescale
-    return add_scaled(a, scaled(mean_where(*deltas, *masks), alpha=strength), alpha)
+    masks = {"overlap": overlap, "overlap_emphasis": overlap_emphasis, "seed": seed}
+    kept = dropout_deltas(*deltas_to(a, models), probability=probability, rescale=rescale, **masks)
+    return add_scaled(a, kept, alpha)
 
 
 @merge_method(register=False)

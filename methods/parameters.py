@@ -26,5 +26,5 @@ Rescale = Parameter(
     help="how what is kept makes up for the rest: divided by its probability, not at all, or by the L1 norm",
 )
 VoteBySize = Parameter(bool, help="elect the sign of the sum of the values, not of the sum of the signs")
-Seed = Parameter(int, ge=0, help="of the random masks")
+Seed = Parameter(int | None, ge=0, help="of the random masks; none is 0")
 RowNorm = Parameter(float, gt=0, help="norms of rows below it count as it")

@@ -14,6 +14,7 @@ Width = Parameter(
     float, ge=-1, le=1, help="size of the region as a fraction; a negative one lies before offset"
 )
 Offset = Parameter(float, help="where the region begins, as a fraction; it wraps around the end")
+ByRank = Parameter(bool, help="regions of ranks (top_k_tensor_sum), not of rows (tensor_sum)")
 
 
 def region(width: float, offset: float, count: int) -> tuple[int, int, bool]:
@@ -26,13 +27,9 @@ def region(width: float, offset: float, count: int) -> tuple[int, int, bool]:
     return round((width + offset - 1) * count), round(offset * count), True
 
 
-@merge_method(elementwise=True)
-def tensor_sum(a: Model, b: Model, tile: Tile, width: Width = 0.5, offset: Offset = 0.0) -> Return(Tensor):
-    """b in the rows [offset, offset + width) of axis 0, as fractions, wrapping around the end; a elsewhere.
-
-    A number (a tensor without axes) is b if width > 0.5.
-    Source: supermerger; sd-mecha.
-    """
+@merge_method(elementwise=True, register=False)
+def copy_rows(a: Model, b: Model, tile: Tile, width: Width, offset: Offset) -> Return(Tensor):
+    """b in the rows of a region, a elsewhere."""
     if not tile.shape:
         return b.clone() if width > 0.5 else a.clone()
     start, stop, outside = region(width, offset, tile.shape[0])
@@ -76,19 +73,26 @@ def top_k_tensor_sum(a: Model, b: Model, width: Width = 1.0, offset: Offset = 0.
 
 
 @merge_method(composite=True)
+def tensor_sum(
+    a: Model, b: Model, c: Base = None, width: Width = 0.5, offset: Offset = 0.0, top_k: ByRank = False
+) -> Return(Tensor):
+    """b in the rows [offset, offset + width) of axis 0, as fractions, wrapping around the end; a elsewhere.
+
+    A number (a tensor without axes) is b if width > 0.5. c and top_k as in `copy_region`.
+    Source: supermerger; sd-mecha.
+    """
+    return copy_region(a, b, c, width=width, offset=offset, top_k=top_k)
+
+
+@merge_method(composite=True)
 def copy_region(
-    a: Model,
-    b: Model,
-    c: Base = None,
-    width: Width = 1.0,
-    offset: Offset = 0.0,
-    top_k: Parameter(bool, help="regions of ranks (top_k_tensor_sum), not of rows (tensor_sum)") = False,
+    a: Model, b: Model, c: Base = None, width: Width = 1.0, offset: Offset = 0.0, top_k: ByRank = False
 ) -> Return(Tensor):
     """`tensor_sum(a, b)`, or `top_k_tensor_sum`; with c of the differences to it, added to c.
 
     Source: sd-mecha.
     """
-    copied = top_k_tensor_sum if top_k else tensor_sum
+    copied = top_k_tensor_sum if top_k else copy_rows
     if c is None:
         return copied(a, b, width=width, offset=offset)
     return add_scaled(c, copied(subtract(a, c), subtract(b, c), width=width, offset=offset), 1.0)

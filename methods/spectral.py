@@ -220,7 +220,7 @@ UseApproximation = Parameter(
     bool, help="find the largest singular vectors approximately, which is much faster"
 )
 BasisIterations = Parameter(int, ge=0, help="power iterations of the approximation")
-BasisSeed = Parameter(int, ge=0, help="of the random subspace that the approximation begins with")
+BasisSeed = Parameter(int | None, ge=0, help="of the random subspace that the approximation begins with")
 
 
 @merge_method(composite=True)

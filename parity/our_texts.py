@@ -33,6 +33,10 @@ def recipes() -> dict[str, m.Node]:
         "a_path_with_quotes": m.weighted_sum(ODD, B, alpha=1e-05),
         "geometric_median": m.geometric_median(A, B, C, maxiter=5),
         "clamp": m.clamp(A, B, C, stiffness=0.5),
+        "dropout": m.add_difference(A, m.dropout_deltas(*deltas, probability=0.0), alpha=0.7),
+        "copy_region": m.add_difference(
+            C, m.tensor_sum(m.subtract(A, C), m.subtract(B, C), width=0.4, offset=0.25)
+        ),
     }
 
 

@@ -54,6 +54,13 @@ def recipes() -> dict[str, object]:
         "a_path_with_quotes": sd_mecha.weighted_sum(odd, b, alpha=0.5),
         "geometric_median": sd_mecha.geometric_median(a, b, c, maxiter=5),
         "clamp": sd_mecha.clamp(a, b, c, stiffness=0.5),
+        # Nothing is drawn at probability 0; the text has `seed=null`.
+        "dare": sd_mecha.add_ties_with_dare(a, b, c, probability=0.0, k=0.5, alpha=0.7),
+        "dropout": sd_mecha.dropout(a, b, c, probability=0.0, alpha=0.7),
+        "copy_region": sd_mecha.tensor_sum(a, b, c, width=0.4, offset=0.25),
+        "truncate_rank": linear.add_difference(
+            a, sd_mecha.truncate_rank(deltas[0], rank=2, use_approximate_basis=False)
+        ),
     }
 
 

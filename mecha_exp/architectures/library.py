@@ -15,17 +15,17 @@ CONVERSIONS = "conversions"
 _REGISTERED: dict[str, ModelConfig] = {}
 
 
-def from_yaml(text: str, name: str = "the model config") -> ModelConfig:
+def from_yaml(yaml_config: str, name: str = "the model config") -> ModelConfig:
     """Read a config from YAML; docs/model-configs.md says how it is written.
 
     Args:
-        text: the YAML.
+        yaml_config: the text.
         name: how messages call it, such as its file.
 
     Raises:
         ConfigError: it lists everything that is wrong, and where.
     """
-    return read_config(text, name, find_layout)
+    return read_config(yaml_config, name, find_layout)
 
 
 def register(config: ModelConfig) -> ModelConfig:

@@ -58,12 +58,12 @@ def read_layout(text: str, name: str, layouts: FindLayout, conversions: Mapping[
     return _Reader(name, layouts).layout(load_yaml(text, name), conversions)
 
 
-def to_yaml(config: ModelConfig) -> str:
+def to_yaml(model_config: ModelConfig) -> str:
     """The YAML that `from_yaml` reads as an equal config."""
-    content: dict[str, Any] = {"identifier": config.identifier}
-    if config.sizes:
-        content["sizes"] = _Flow(config.sizes)
-    content["components"] = {part.name: _component(part) for part in config.parts}
+    content: dict[str, Any] = {"identifier": model_config.identifier}
+    if model_config.sizes:
+        content["sizes"] = _Flow(model_config.sizes)
+    content["components"] = {part.name: _component(part) for part in model_config.parts}
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=2**16, allow_unicode=True)
 
 

@@ -15,14 +15,14 @@ METADATA_KEY = "mecha_recipe"
 """Under which a model's header has the text of its recipe."""
 
 
-def deserialize_path(path: str | os.PathLike[str]) -> Node:
+def deserialize_path(recipe: str | os.PathLike[str]) -> Node:
     """The recipe in a `.mecha` file, or the one that a merged model carries.
 
     Raises:
         RecipeError: there is no such file, it cannot be read, or it carries no recipe.
         CheckpointError: a model that cannot be read.
     """
-    return read_recipe_text(Path(path))[1]
+    return read_recipe_text(Path(recipe))[1]
 
 
 def read_recipe_text(path: Path) -> tuple[str, Node]:
@@ -47,11 +47,7 @@ def serialize_and_save(recipe: Node, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix != SUFFIX:
         target = target.with_name(target.name + SUFFIX)
-    text = serialize(recipe)
-    try:
-        target.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise RecipeError(f"{target} cannot be written: {error.strerror}.") from None
+    serialize(recipe, output=target)
     return target
 
 

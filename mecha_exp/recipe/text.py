@@ -15,36 +15,56 @@ file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from mecha_exp.errors import RecipeError
-from mecha_exp.nodes import Node
+from mecha_exp.nodes import Node, as_node
 from mecha_exp.recipe import text_legacy, text_reader
 from mecha_exp.recipe.text_writer import write_lines
 
 VERSION_LINE = "version 0.1.0"
 
 
-def serialize(recipe: Node) -> str:
+def serialize(recipe: Any, *, finalize: bool = True, output: str | os.PathLike[str] | None = None) -> str:
     """The text of a recipe; equal recipes have equal texts.
 
+    Args:
+        recipe: its graph, or whatever means one.
+        finalize: is accepted for the sake of scripts written for sd-mecha, and changes nothing.
+        output: a file that the text is written to as well.
+
     Raises:
-        RecipeError: the recipe has an in-memory model, which a text cannot name.
+        RecipeError: the recipe has an in-memory model, which a text cannot name; or the file cannot be
+            written.
     """
-    return "\n".join([VERSION_LINE, *write_lines(recipe)])
+    text = "\n".join([VERSION_LINE, *write_lines(as_node(recipe))])
+    if output is not None:
+        write_text(Path(output), text)
+    return text
 
 
-def deserialize(text: str | Sequence[str]) -> Node:
+def write_text(path: Path, text: str) -> None:
+    """Write a recipe's text to a file; RecipeError where that cannot be done."""
+    try:
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def deserialize(recipe: str | Sequence[str]) -> Node:
     """The recipe that a text describes: of version 0.1.0, or of the older format without a version line.
 
     Args:
-        text: the text, or its lines.
+        recipe: the text, or its lines.
 
     Raises:
         RecipeError: with the line, the column and the line's text.
     """
     # Only at these: a path may hold the other characters that splitlines() splits at.
-    lines = text.split("\n") if isinstance(text, str) else [line.removesuffix("\n") for line in text]
+    lines = recipe.split("\n") if isinstance(recipe, str) else [line.removesuffix("\n") for line in recipe]
     lines = [line.removesuffix("\r").removeprefix("\ufeff") for line in lines]
     first = next((number for number, line in enumerate(lines) if text_reader.says_something(line)), None)
     if first is None:

@@ -18,7 +18,7 @@ from mecha_exp.choosing import has_nodes, node_by_key
 from mecha_exp.errors import MechaError, RecipeError, did_you_mean
 from mecha_exp.method import MergeMethod, resolve_method
 from mecha_exp.nodes import LiteralNode, ModelNode, Node, ParameterNode, as_node
-from mecha_exp.recipe.text_writer import CONSTANTS
+from mecha_exp.recipe.text_writer import CONSTANTS, OF_DELTAS
 from mecha_exp.weighting import by_key
 
 SHOWN_COLUMNS = 160
@@ -273,6 +273,10 @@ def _merge(arguments: Arguments) -> Any:
     name = arguments.word("the name of a method in quotes after 'merge'")
     if name == SPREAD and len(arguments.values) == 1 and not arguments.named:
         return arguments.values[0]
+    first = arguments.values[0] if arguments.values else None
+    for ours, theirs in OF_DELTAS.items():
+        if name == theirs and isinstance(first, Node) and first.merge_space == "delta":
+            name = ours
     return call(resolve_method(name), arguments, arguments.named)
 
 

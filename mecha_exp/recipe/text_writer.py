@@ -18,6 +18,9 @@ from mecha_exp.errors import RecipeError
 from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, ParameterNode, walk
 from mecha_exp.weighting import ByKey, Scalar, Value, curve_words
 
+OF_DELTAS = {"dropout_deltas": "dropout"}
+"""Methods that sd-mecha has under the name of another one of ours, told apart as they take deltas."""
+
 CONSTANTS: dict[str, Scalar] = {"null": None, "true": True, "false": False}
 
 _SPECIAL = re.compile(r'[ "\\]')
@@ -77,7 +80,7 @@ def _write_choice(
 
 def _words_of_call(node: MergeNode, words: Mapping[Node, str]) -> list[str]:
     """A call: what must be given by position as long as nothing before it is left out, the rest by name."""
-    said = ["merge", quote(node.method.identifier)]
+    said = ["merge", quote(OF_DELTAS.get(node.method.identifier, node.method.identifier))]
     positional = True
     arguments = dict(node.arguments)
     for spec in node.method.signature.parameters:
