@@ -17,6 +17,8 @@ OUTPUTS = Path("outputs")
 SHORT = 12
 """So much of a signature is shown; `MIN_PREFIX` of it is enough to name a run."""
 MIN_PREFIX = 4
+_GATHERED = tuple(OUTPUTS / name for name in ("multiruns", "runs"))
+"""Where folders lie that need no more than their names."""
 _COMPARISONS = ("!=", ">=", "<=", "=", ">", "<")
 
 
@@ -54,6 +56,18 @@ class Run:
         return parse_value(settings[name]) if name in settings else None
 
 
+def short_folder(folder: Path) -> str:
+    """A folder as it may be typed: without `outputs/runs` or `outputs/multiruns`."""
+    gathered = next((place for place in _GATHERED if folder.is_relative_to(place)), None)
+    return (folder.relative_to(gathered) if gathered else folder).as_posix()
+
+
+def _folder_named(word: str, marker: str) -> Path | None:
+    """The folder that a word names, at length or as `short_folder` shows it, if it holds that file."""
+    places = [Path(word), *(place / word for place in _GATHERED)] if word else []
+    return next((place for place in places if (place / marker).is_file()), None)
+
+
 def find_runs(folders: Iterable[Path]) -> list[Run]:
     """Every run below the folders, the newest first; damaged records are left out."""
     found = [Run(folder, record) for folder in _folders_with(RUN_FILE, folders) if (record := _load(folder))]
@@ -76,9 +90,9 @@ def find_run(word: str, folders: Sequence[Path] = (OUTPUTS,)) -> Run:
     Raises:
         ConfigError: there is none, or the word means several.
     """
-    if (Path(word) / RUN_FILE).is_file():
-        return Run(Path(word), Record.load(Path(word)))
-    if (Path(word) / SWEEP_FILE).is_file():
+    if folder := _folder_named(word, RUN_FILE):
+        return Run(folder, Record.load(folder))
+    if _folder_named(word, SWEEP_FILE):
         raise ConfigError(f"{word} is a sweep. Name one of its points, as in {Path(word) / '0'}.")
     runs = find_runs(folders)
     named = [run for run in runs if word in (run.record.name, run_id_of(run.record))]
@@ -103,8 +117,8 @@ def find_sweep(word: str | None, folders: Sequence[Path] = (OUTPUTS,)) -> tuple[
     Raises:
         ConfigError: there is none.
     """
-    if word and (Path(word) / SWEEP_FILE).is_file():
-        return Path(word), Sweep.load(Path(word))
+    if folder := _folder_named(word or "", SWEEP_FILE):
+        return folder, Sweep.load(folder)
     sweeps = find_sweeps(folders)
     found = [pair for pair in sweeps if word in (None, pair[1].title, pair[0].name)]
     if not found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mecha_exp.app.display import make_table, out, print_json
-from mecha_exp.app.finding import OUTPUTS, SHORT, Filter, Run, find_runs, find_sweeps
+from mecha_exp.app.finding import OUTPUTS, SHORT, Filter, Run, find_runs, find_sweeps, short_folder
 from mecha_exp.app.record import FAILED
 from mecha_exp.app.sweep import Sweep
 from mecha_exp.errors import ConfigError
@@ -86,7 +85,7 @@ def _sweep_data(folder: Path, sweep: Sweep) -> dict[str, Any]:
         "folder": str(folder),
         "command": sweep.command,
         "swept": sweep.swept,
-        "points": sweep.points,
+        "points": len(results.records),
         "finished": len(results.finished),
         "failed": sum(record.status == FAILED for record in results.records),
         "metric": results.metric,
@@ -96,16 +95,16 @@ def _sweep_data(folder: Path, sweep: Sweep) -> dict[str, Any]:
 
 def _show(sweeps: Sequence[tuple[Path, Sweep]], runs: Sequence[Run], limit: int) -> None:
     if sweeps:
-        table = _list("sweep", "points", "best", "folder")
+        table = _list("sweep", "points", "best", "folder", wrapped=("sweep", "best"))
         for folder, sweep in sweeps:
             data = _sweep_data(folder, sweep)
             points = f"{data['points']}{f', {n} failed' if (n := data['failed']) else ''}"
             best = data["best"]
             value = f"{best['name']}: {best['value']:.4g}" if best else ""
-            table.add_row(*map(Text, (data["title"], points, value, str(folder))))
+            table.add_row(*map(Text, (data["title"], points, value, short_folder(folder))))
         out.print(table)
     if runs:
-        table = _list("point", "signature", "result", "when", "folder")
+        table = _list("point", "signature", "result", "folder", wrapped=("point",))
         for run in runs[: limit or None]:
             table.add_row(*map(Text, _cells(run)), style="red" if run.record.status == FAILED else None)
         out.print(table)
@@ -115,11 +114,11 @@ def _show(sweeps: Sequence[tuple[Path, Sweep]], runs: Sequence[Run], limit: int)
         out.print("There is none.")
 
 
-def _list(*headings: str) -> Table:
-    """A table whose first column gives way where the terminal is narrow; the others can be copied from it."""
-    table = make_table(headings[0])
-    for heading in headings[1:]:
-        table.add_column(heading, no_wrap=True)
+def _list(*headings: str, wrapped: Sequence[str]) -> Table:
+    """A table of which some columns give way where the terminal is narrow; the others can be copied."""
+    table = make_table()
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading not in wrapped, min_width=12)
     return table
 
 
@@ -127,5 +126,4 @@ def _cells(run: Run) -> list[str]:
     record = run.record
     failed = record.status == FAILED or run.measured is None
     result = record.status.lower() if failed else f"{record.metric} {run.measured:.4g}"
-    when = time.strftime("%m-%d %H:%M", time.localtime(record.started / 1000))
-    return [record.name, run.signature[:SHORT], result, when, str(run.folder)]
+    return [record.name, run.signature[:SHORT], result, short_folder(run.folder)]

@@ -123,6 +123,11 @@ class CommandLine:
     config: DictConfig
     points: Grid
 
+    @property
+    def lists_points(self) -> bool:
+        """Whether its points are known beforehand, as those of a search are not."""
+        return bool(self.config.hydra.runtime.choices["hydra/sweeper"] == OUR_SWEEPER)
+
 
 def check(arguments: Sequence[str]) -> CommandLine:
     """Read a command line and check its names.

@@ -131,7 +131,8 @@ def _how_to_go_on(line: CommandLine, folder: Path) -> str:
 def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     title = line.config.name or f"{line.config.hydra.runtime.choices.recipe} by {', '.join(line.swept)}"
     command = ["python", "-m", "mecha_exp", *line.arguments]
-    sweep = Sweep(title, line.swept, command, len(line.points), mode=line.config.sweep.mode)
+    points = len(line.points) if line.lists_points else 0
+    sweep = Sweep(title, line.swept, command, points, mode=line.config.sweep.mode)
     tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
     _check_objective(line, _require_one_good_point(line, Path(line.config.hydra.sweep.dir)))
     with claimed_folder(line, bench) as folder:

@@ -38,7 +38,7 @@ class Sweep:
         title: what it is called.
         swept: the configuration keys that differ between the points.
         command: what was typed.
-        points: how many there should be.
+        points: how many there should be; 0 where a search decides that.
         parent_run: the id of its MLflow run, if it is tracked.
         tracking_error: why it is not, if it should be.
         mode: of our sweeper, such as `zip`.
@@ -153,10 +153,10 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
     out.print(*terminal_tables(results, out.width), sep="\n")
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
-        out.print(f"[red]{len(failed)} of {sweep.points} points failed[/]")
+        out.print(f"[red]{len(failed)} of {len(results.records)} points failed[/]")
         for record in failed:
             out.print(f"  {escape(record.name)}: {escape(_last_line(record.error))}", soft_wrap=True)
-    for note in dict.fromkeys(f"{r.name}: {r.note}" for r in results.records if r.note):
+    for note in results.notes:
         out.print(note, markup=False, soft_wrap=True)
     out.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
     if folder / MAIN_FILE in written:

@@ -45,11 +45,20 @@ def main(arguments: list[str]) -> int:
     folder, sweep = find_sweep(options.sweep, [options.folder])
     results = _chosen(sweep.results(folder), options)
     if options.json:
-        print_json({"title": results.title, "folder": str(folder), "rows": _rows(results)})
+        print_json(
+            {
+                "title": results.title,
+                "folder": str(folder),
+                "rows": _rows(results),
+                "notes": results.notes,
+            }
+        )
     elif options.csv:
         write_csv(results, sys.stdout)
     else:
         out.print(*terminal_tables(results, out.width), sep="\n")
+        for note in results.notes:
+            out.print(note, markup=False, soft_wrap=True)
         out.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
     return 0
 

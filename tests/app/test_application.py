@@ -350,6 +350,13 @@ def test_a_sweeper_that_searches_gets_the_main_metric_as_its_objective(app, fold
     scores = [json.loads(path.read_text())["accuracy"] for path in folder.rglob("metrics.json")]
     assert found["best_value"] == max(scores)
     assert passes_run == [2, 2]
+    assert [line[:4] for line in outcome.out.splitlines() if line.startswith("[")] == [
+        "[1] ",
+        "[2] ",
+        "[3] ",
+        "[4] ",
+    ]
+    assert json.loads(app("ls", "--json").out)["sweeps"][0]["points"] == 4
 
 
 @pytest.mark.parametrize(

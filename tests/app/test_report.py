@@ -336,6 +336,7 @@ def test_the_page_has_everything_in_it_and_asks_for_nothing(tmp_path: Path):
     results = Results("<b>", ["alpha"], [*CURVE.records, record(status=FAILED, alpha="<i>")])
     results.records[0].tags.update({"version/torch": "9.9", "git/commit": "abc"})
     results.records[0].parameters["input/base"] = "/models/base.safetensors"
+    results.records[1].note = "made again: the input base has changed"
 
     write_all(results, COMMAND, tmp_path)
 
@@ -348,6 +349,7 @@ def test_the_page_has_everything_in_it_and_asks_for_nothing(tmp_path: Path):
         "9.9",
         "/models/base.safetensors",
         "it broke",
+        "alpha=0.5: made again: the input base has changed",
         "mecha_exp reproduce",
     ):
         assert words in page

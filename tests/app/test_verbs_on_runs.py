@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mecha_exp.app import display
 from mecha_exp.app.finding import Filter, Run, find_run
 from mecha_exp.app.record import FAILED, Record
 from mecha_exp.app.sweep import Sweep
@@ -65,7 +66,30 @@ def test_ls_lists_sweeps_and_points(verb):
     assert [(s["title"], s["points"], s["failed"]) for s in data["sweeps"]] == [("ties by alpha, k", 4, 1)]
     assert data["sweeps"][0]["best"] == {"name": "alpha=0.5,k=0.1", "value": 0.8}
     assert len(data["points"]) == 4
-    assert "ties by alpha, k" in verb("ls")
+
+
+def test_ls_fits_a_narrow_terminal_and_its_words_name_runs_and_sweeps(verb, monkeypatch):
+    monkeypatch.setattr(display.out, "_width", 80)
+
+    lines = verb("ls").splitlines()
+
+    (sweep,) = [line for line in lines if "ties by alpha, k" in line]
+    (point,) = [line for line in lines if line.startswith(" alpha=0.5,k=0.1")]
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    assert "accuracy 0.8" in point
+    signature, folder = point.split()[1], point.split()[-1]
+    assert verb("show", folder, "--json")["signature"].startswith(signature)
+    assert verb("table", sweep.split()[-1], "--json")["title"] == "ties by alpha, k"
+
+
+def test_a_table_says_what_was_made_again(verb, sweep):
+    path = sweep / "0" / "run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "note": "made again: the input a has changed"}))
+
+    said = f"{record['name']}: made again: the input a has changed"
+    assert said in verb("table")
+    assert verb("table", "--json")["notes"] == [said]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
         answer=_answer(results),
         best_of_each=_best_of_each(results),
         table=_table(results),
+        notes="".join(f"<p>{_escaped(note)}</p>\n" for note in results.notes),
         figures="\n".join(_figure(picture) for picture in pictures),
         failures=_failures(results),
         inputs=_definitions(_inputs(record)),

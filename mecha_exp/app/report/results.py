@@ -211,6 +211,11 @@ class Results:
         return replace(self, title=f"the best of each {self.method_key}", records=records)
 
     @property
+    def notes(self) -> list[str]:
+        """What is to be said of single points, such as that one was made again since an input has changed."""
+        return list(dict.fromkeys(f"{r.name}: {r.note}" for r in self.records if r.note))
+
+    @property
     def references(self) -> dict[str, dict[str, float]]:
         """The metrics of the inputs, by name."""
         found = {name: values for r in self.records for name, values in r.references.items()}
