@@ -130,7 +130,7 @@ CASES = [
         bar=Bar(megabytes=800, copies=1.5),
         point="ties",
     ),
-    Case("deep", "40 nodes deep, each used twice, 0.1 GB models", 2, size="small", tools=WITHOUT_MERGEKIT),
+    Case("deep", "40 nodes deep, each used twice, 0.1 GB models", 2, size="small", tools=ALONE),
     Case(
         "keys",
         "weighted sum of 2, 100,000 keys of 10 elements",
