@@ -91,16 +91,21 @@ def guess(sample: Keys, share: float, everything: Bracket) -> Bracket:
     share, last = min(share, 1.0), len(sample) - 1
     place = share * len(sample)
     middle = min(int(place), last)
-    guessed = np.partition(sample, middle)[middle]
+    guessed = _ranked(sample, middle)
     parts = sample[: len(sample) // _PARTS * _PARTS].reshape(_PARTS, -1)
     spread = float((parts <= guessed).mean(1).std()) / math.sqrt(_PARTS)
     error = max(math.sqrt(share * (1 - share) / len(sample)), spread)
     margin = _SURE * error * len(sample) + 2
     low, high = math.floor(place - margin), math.ceil(place + margin)
-    ends = np.partition(sample, [max(low, 0), min(high, last)])
     return Bracket(
-        int(ends[low]) if low >= 0 else everything.low, int(ends[high]) if high <= last else everything.high
+        _ranked(sample, low) if low >= 0 else everything.low,
+        _ranked(sample, high) if high <= last else everything.high,
     )
+
+
+def _ranked(keys: Keys, place: int) -> int:
+    """The key at a place if they were sorted; numpy finds two places at once fifteen times more slowly."""
+    return int(np.partition(keys, place)[place])
 
 
 class Inside:
@@ -142,7 +147,7 @@ class Inside:
             return Bracket(self._bracket.high + 1, everything.high)
         place = rank - self.below - 1
         if self._bins is None:
-            return int(np.partition(self.collected(), place)[place])
+            return _ranked(self.collected(), place)
         self._count_held()
         found = int(np.searchsorted(np.cumsum(self._bins), place, side="right"))
         low = self._bracket.low + (found << self._shift)

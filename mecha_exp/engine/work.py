@@ -48,13 +48,17 @@ class Buffer:
     def of(cls, tensor: torch.Tensor) -> Buffer:
         return cls(tensor, tensor.view(torch.uint8).numpy().data, tensor.data_ptr())
 
+    def first(self, count: int) -> Buffer:
+        """Its first `count` elements."""
+        return Buffer(self.tensor[:count], self.view[: count * self.tensor.itemsize], self.address)
+
 
 class Scratch:
     """The buffers of one worker, which serve one tile after another."""
 
     def __init__(self, device: str = CPU) -> None:
         self._pinned = wants_pinned(device)
-        self._memory: dict[tuple[object, torch.dtype], torch.Tensor] = {}
+        self._memory: dict[tuple[object, torch.dtype], Buffer] = {}
         self._buffers: dict[tuple[object, torch.dtype], Buffer] = {}
 
     def take(self, name: object, dtype: torch.dtype, count: int) -> Buffer:
@@ -62,9 +66,10 @@ class Scratch:
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.tensor.shape[0] != count:
             memory = self._memory.get((name, dtype))
-            if memory is None or memory.numel() < count:
-                memory = self._memory[name, dtype] = torch.empty(count, dtype=dtype, pin_memory=self._pinned)
-            buffer = self._buffers[name, dtype] = Buffer.of(memory[:count])
+            if memory is None or memory.tensor.shape[0] < count:
+                memory = Buffer.of(torch.empty(count, dtype=dtype, pin_memory=self._pinned))
+                self._memory[name, dtype] = memory
+            buffer = self._buffers[name, dtype] = memory.first(count)
         return buffer
 
 
