@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mecha_exp.conversion import convert
+    from mecha_exp.declaring import factor, merge_method, reduction
     from mecha_exp.engine import EngineOptions, Job, MergeReport, merge_many, plan
     from mecha_exp.errors import (
         CheckpointError,
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from mecha_exp.evaluation import evaluator
     from mecha_exp.merger import RecipeMerger, merge_and_save
     from mecha_exp.merging import Defaults, merge, set_log_level
-    from mecha_exp.method import MergeMethod, factor, merge_method, reduction
-    from mecha_exp.nodes import Node, RecipeNode, RecipeNodeOrValue, literal, model, value_to_node
+    from mecha_exp.method import MergeMethod
+    from mecha_exp.nodes import Node
     from mecha_exp.random import uniform
     from mecha_exp.recipe import (
         build_recipe,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from mecha_exp.signature import Parameter, Return, StateDict, StateDictKeyError, Tile, skip_key
     from mecha_exp.spaces import MergeSpaceSymbol
     from mecha_exp.strengths import blocks, classes, default
+    from mecha_exp.values import RecipeNode, RecipeNodeOrValue, literal, model, value_to_node
 
 __version__ = "0.1.0"
 
@@ -55,9 +57,11 @@ _HOMES = {
     "mecha_exp.evaluation": ["evaluator"],
     "mecha_exp.merger": ["RecipeMerger", "merge_and_save"],
     "mecha_exp.merging": ["Defaults", "merge", "set_log_level"],
-    "mecha_exp.method": ["MergeMethod", "factor", "merge_method", "reduction"],
+    "mecha_exp.declaring": ["factor", "merge_method", "reduction"],
+    "mecha_exp.method": ["MergeMethod"],
     "mecha_exp.random": ["uniform"],
-    "mecha_exp.nodes": ["Node", "RecipeNode", "RecipeNodeOrValue", "literal", "model", "value_to_node"],
+    "mecha_exp.nodes": ["Node"],
+    "mecha_exp.values": ["RecipeNode", "RecipeNodeOrValue", "literal", "model", "value_to_node"],
     "mecha_exp.recipe": [
         "build_recipe",
         "deserialize",
@@ -138,7 +142,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     from mecha_exp.errors import RecipeError
-    from mecha_exp.method import resolve_method
+    from mecha_exp.registry import resolve_method
 
     try:
         return resolve_method(name)

@@ -13,18 +13,11 @@ from typing import Any
 
 import torch
 
+from mecha_exp.declarations import Declaration, read_declaration
 from mecha_exp.errors import RecipeError, did_you_mean
-from mecha_exp.nodes import (
-    InMemory,
-    LiteralNode,
-    MergeNode,
-    ModelNode,
-    Node,
-    ParameterNode,
-    as_node,
-    models_of,
-)
-from mecha_exp.signature import Declaration, ParameterSpec, read_declaration
+from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, ParameterNode, models_of
+from mecha_exp.signature import ParameterSpec
+from mecha_exp.values import as_node
 from mecha_exp.weighting import ByKey, as_curve
 
 Bound = tuple[tuple[str, Node | tuple[Node, ...]], ...]

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from mecha_exp.nodes import LiteralNode, MergeNode, Node, as_node
+from mecha_exp.nodes import LiteralNode, MergeNode, Node
+from mecha_exp.values import as_node
 from mecha_exp.weighting import CONVENTION, DEFAULT, ByKey, by_key
 
 SELECT = "select"
@@ -43,7 +44,7 @@ def node_by_key(value: Mapping[str, Any], config: str | None = None) -> Node:
     which = by_key({**{name: numbers[node] for name, node in nodes.items()}, **convention})
     if not isinstance(which, ByKey):  # a default alone
         return nodes[DEFAULT]
-    from mecha_exp.method import resolve_method
+    from mecha_exp.registry import resolve_method
 
     return resolve_method(SELECT)(LiteralNode(which, config=config), *numbers)
 

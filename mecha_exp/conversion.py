@@ -11,10 +11,12 @@ from mecha_exp.architectures import ModelConfig, View, Views, detect, get_all, r
 from mecha_exp.architectures.conversions import BLOCKS
 from mecha_exp.choosing import mapping_of, node_by_key
 from mecha_exp.errors import CheckpointError, ConfigError, RecipeError
-from mecha_exp.method import Kind, MergeMethod, conversions
-from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, as_node
+from mecha_exp.method import Kind, MergeMethod
+from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node
+from mecha_exp.registry import conversions
 from mecha_exp.relations import KeyMapBuilder
 from mecha_exp.signature import Parameter, Return, StateDict
+from mecha_exp.values import as_node
 from mecha_exp.weighting import CONVENTION, DEFAULT, ByKey
 
 T = TypeVar("T")

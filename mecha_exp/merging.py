@@ -22,9 +22,10 @@ from mecha_exp.engine.weights import parse_output_dtype
 from mecha_exp.engine.work import Progress
 from mecha_exp.errors import ConfigError, MergeError, RecipeError
 from mecha_exp.memory import peak_memory
-from mecha_exp.nodes import Node, as_node
+from mecha_exp.nodes import Node
 from mecha_exp.progress import LoggedProgress, merge_summary, tqdm_progress
 from mecha_exp.spaces import checked_spaces
+from mecha_exp.values import as_node
 
 log = logging.getLogger("mecha_exp")
 

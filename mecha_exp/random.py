@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mecha_exp.method import merge_method
+from mecha_exp.declaring import merge_method
 from mecha_exp.signature import Parameter, Return, Tile
 
 _ROUNDS = 10

@@ -40,10 +40,10 @@ def models(save: Callable[[str, StateDict], str]) -> Callable[..., list[str]]:
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries of methods and model configs whose changes are undone."""
-    from mecha_exp import method
+    from mecha_exp import registry
 
-    method.all_methods()
-    monkeypatch.setattr("mecha_exp.method._registry", dict(method._registry))
+    registry.all_methods()
+    monkeypatch.setattr("mecha_exp.registry._registry", dict(registry._registry))
     monkeypatch.setattr("mecha_exp.architectures.library._REGISTERED", {})
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from mecha_exp import EngineOptions, Job, Parameter, Return, merge_many, merge_method
 from mecha_exp.checkpoint import journal
 from mecha_exp.checkpoint.beside import JOURNAL, beside
-from mecha_exp.method import all_methods
+from mecha_exp.registry import all_methods
 
 SECONDS_A_KEY = 0.003
 

@@ -15,7 +15,8 @@ from mecha_exp.engine.converting import ConvertedSource, convert_source, in_one_
 from mecha_exp.engine.copying import write_source
 from mecha_exp.engine.inputs import MemorySource
 from mecha_exp.errors import CheckpointError, ConfigError
-from mecha_exp.nodes import InMemory, model
+from mecha_exp.nodes import InMemory
+from mecha_exp.values import model
 
 PAIRS = [
     ("sdxl-sgm", "sdxl-diffusers"),

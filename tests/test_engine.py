@@ -36,7 +36,7 @@ from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.engine.partials import REDUCTION_BLOCK
 from mecha_exp.engine.statistics import summarise
 from mecha_exp.methods.reductions import kth_magnitude
-from mecha_exp.nodes import as_node
+from mecha_exp.values import as_node
 
 Model = str | Node
 BLOCKS = 4

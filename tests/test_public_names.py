@@ -3,7 +3,7 @@
 import pytest
 
 import mecha_exp
-from mecha_exp.method import all_methods
+from mecha_exp.registry import all_methods
 
 METHODS = [m.identifier for m in all_methods() if m.__wrapped__.__module__.startswith("mecha_exp.")]
 

@@ -32,7 +32,7 @@ from mecha_exp import (
     weighted_sum,
 )
 from mecha_exp.errors import RecipeError
-from mecha_exp.method import all_methods
+from mecha_exp.registry import all_methods
 from mecha_exp.weighting import by_key
 
 numbers = st.floats(allow_nan=False) | st.integers(-(10**12), 10**12)
@@ -184,7 +184,7 @@ def test_a_text_of_any_depth_is_read():
 
 def test_arguments_after_the_models_are_written_by_name(monkeypatch):
     all_methods()
-    monkeypatch.setattr("mecha_exp.method._registry", dict(mecha_exp.method._registry))
+    monkeypatch.setattr("mecha_exp.registry._registry", dict(mecha_exp.registry._registry))
 
     @merge_method
     def weighted(

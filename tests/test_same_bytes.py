@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 
 import mecha_exp as mx
 from mecha_exp import EngineOptions, Job, MergeMethod, Parameter, Return, merge_many, merge_method, model
-from mecha_exp.method import Kind, all_methods
+from mecha_exp.method import Kind
+from mecha_exp.registry import all_methods
 
 SHAPES = {
     "blocks.0.weight": ((8207, 8), torch.float32),  # more than a block of a reduction, and no multiple of it

@@ -9,9 +9,10 @@ from torch import Tensor
 import mecha_exp
 from mecha_exp import Parameter, Return, merge_method, model, reduction
 from mecha_exp.errors import RecipeError
-from mecha_exp.method import Kind, all_methods, is_constant, resolve_method, spread
-from mecha_exp.nodes import literal
+from mecha_exp.method import Kind, is_constant, spread
+from mecha_exp.registry import all_methods, resolve_method
 from mecha_exp.signature import Bounds, Tile
+from mecha_exp.values import literal
 
 A, B = "a.safetensors", "b.safetensors"
 
@@ -221,7 +222,7 @@ def test_the_decorator_refuses_what_has_no_meaning():
 def registry(monkeypatch):
     """A registry whose changes are undone."""
     all_methods()
-    monkeypatch.setattr("mecha_exp.method._registry", dict(mecha_exp.method._registry))
+    monkeypatch.setattr("mecha_exp.registry._registry", dict(mecha_exp.registry._registry))
 
 
 @pytest.mark.usefixtures("registry")

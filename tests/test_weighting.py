@@ -11,8 +11,8 @@ from mecha_exp.architectures import resolve
 from mecha_exp.curves import Gradient, Preset
 from mecha_exp.engine.weights import effective_values_of
 from mecha_exp.errors import RecipeError
-from mecha_exp.nodes import literal
 from mecha_exp.recipe import build_recipe, deserialize, serialize
+from mecha_exp.values import literal
 from mecha_exp.weighting import BlockValue, ByKey, NoValueError, by_key, effective_values
 
 LAYERS = 5

@@ -19,7 +19,7 @@ from mecha_exp.engine.converting import in_one_format
 from mecha_exp.engine.inputs import Source, infos_of, open_sources
 from mecha_exp.engine.statistics import Statistics, summarise
 from mecha_exp.errors import CheckpointError, some
-from mecha_exp.nodes import model
+from mecha_exp.values import model
 
 TILE = 1 << 20
 """So many elements are compared at once: memory does not grow with the models."""

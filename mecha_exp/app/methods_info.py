@@ -16,9 +16,11 @@ from rich.markup import escape
 
 from mecha_exp.app.display import make_table, out
 from mecha_exp.engine.rewriting import expand
-from mecha_exp.method import BUILTIN_METHODS, Kind, MergeMethod, all_methods, resolve_method
-from mecha_exp.nodes import MergeNode, Node, model, walk
+from mecha_exp.method import Kind, MergeMethod
+from mecha_exp.nodes import MergeNode, Node, walk
+from mecha_exp.registry import BUILTIN_METHODS, all_methods, resolve_method
 from mecha_exp.signature import ParameterSpec
+from mecha_exp.values import model
 
 STREAMING = {
     "whole": "needs whole tensors",

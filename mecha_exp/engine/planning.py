@@ -33,9 +33,9 @@ from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.engine.weights import INPUT, Binder
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
-from mecha_exp.method import resolve_method
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.recipe.parameters import require_filled
+from mecha_exp.registry import resolve_method
 from mecha_exp.weighting import ByKey
 
 OMIT_NON_FINITE = "omit_non_finite"

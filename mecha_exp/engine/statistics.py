@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mecha_exp.checkpoint import torch_dtype
-from mecha_exp.method import merge_method, reduction
+from mecha_exp.declaring import merge_method, reduction
 from mecha_exp.nodes import ModelNode, Node
 from mecha_exp.signature import Parameter, Return
 

@@ -1,8 +1,10 @@
 """Merge methods: how they are declared and found."""
 
-from mecha_exp.method import MergeMethod, all_methods, conversions, merge_method, resolve_method
-from mecha_exp.nodes import value_to_node
+from mecha_exp.declaring import merge_method
+from mecha_exp.method import MergeMethod
+from mecha_exp.registry import all_methods, conversions, resolve_method
 from mecha_exp.signature import Parameter, Return, StateDict, StateDictKeyError
+from mecha_exp.values import value_to_node
 
 resolve = resolve_method
 get_all = all_methods

@@ -14,9 +14,10 @@ from typing import Any
 from mecha_exp.binding import UNKNOWN
 from mecha_exp.choosing import has_nodes, node_by_key
 from mecha_exp.errors import Problems, RecipeError, did_you_mean
-from mecha_exp.method import MergeMethod, resolve_method
+from mecha_exp.method import MergeMethod
 from mecha_exp.nodes import ModelNode, Node
 from mecha_exp.recipe.parameters import parameter
+from mecha_exp.registry import resolve_method
 from mecha_exp.signature import ParameterSpec
 from mecha_exp.weighting import by_key
 

@@ -16,7 +16,8 @@ from typing import Any
 from mecha_exp.binding import UNKNOWN
 from mecha_exp.choosing import simplified
 from mecha_exp.errors import Problems, RecipeError, did_you_mean
-from mecha_exp.nodes import MergeNode, ModelNode, Node, ParameterNode, as_node, walk
+from mecha_exp.nodes import MergeNode, ModelNode, Node, ParameterNode, walk
+from mecha_exp.values import as_node
 
 
 def parameter(name: str, merge_space: str | None = None, config: Any = None) -> ParameterNode:

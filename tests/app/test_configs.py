@@ -14,8 +14,8 @@ from torch import Tensor
 from mecha_exp import truncate_kronecker
 from mecha_exp.app.point import prepare, resolve
 from mecha_exp.engine import merge_many
-from mecha_exp.method import resolve_method
 from mecha_exp.random import uniforms
+from mecha_exp.registry import resolve_method
 
 CONF = Path(__file__).parents[2] / "conf"
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"

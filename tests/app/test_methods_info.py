@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from mecha_exp.app import cli, methods_info
 from mecha_exp.architectures import resolve
 from mecha_exp.errors import RecipeError
-from mecha_exp.method import BUILTIN_METHODS, all_methods
+from mecha_exp.registry import BUILTIN_METHODS, all_methods
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 BUILT_IN = [method for method in all_methods() if method.__wrapped__.__module__.startswith(BUILTIN_METHODS)]
