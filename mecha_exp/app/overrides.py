@@ -46,6 +46,7 @@ _VALUE_FLAGS = {"--cfg", "--config-path", "--config-name", "--config-dir", "--pa
 _VALUE_FLAGS |= {"-c", "-cp", "-cn", "-cd", "-p"}
 _TEMPLATE = re.compile(r"'(?:mecha|parameter)':")  # a word that brings parameters into a recipe
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_IN_MAPPINGS = " The names in a mapping are not quoted, and ':', '[' and ']' in them take a backslash."
 OUR_SWEEPER = "lab"
 BLOCK = "block"
 """What a block ablation calls the block that a point sets apart; a name for tables, not a hyperparameter."""
@@ -368,7 +369,8 @@ def _opened(word: str) -> str:
 
 def _in_our_words(error: HydraException) -> str:
     if isinstance(error, OverrideParseException):
-        return f"'{error.override}' cannot be read: {str(error.message).splitlines()[0]}."
+        hint = _IN_MAPPINGS if "{" in str(error.override) else ""
+        return f"'{error.override}' cannot be read: {str(error.message).splitlines()[0]}.{hint}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines) or type(error).__name__
 

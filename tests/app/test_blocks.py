@@ -69,3 +69,18 @@ def test_blocks_of_another_architecture_are_an_error(app):
 
     assert outcome.status == 1
     assert "the pattern 'IN04' matches none of the 8 keys" in outcome.err
+
+
+def test_a_regular_expression_is_typed_with_backslashes(app, folder):
+    outcome = app("recipe=weighted_sum", r"alpha={re\:conv\[12\]: 0.25, default: 0.75}", "output=none")
+
+    assert outcome.status == 0, outcome.err
+    found = {block: float(value) for block, value in weights(folder).items()}
+    assert found == {"conv1": 0.25, "conv2": 0.25, "fc1": 0.75, "fc2": 0.75}
+
+
+def test_a_mapping_that_cannot_be_read_says_how_names_are_typed(app):
+    outcome = app('alpha={"conv1": 0.25, default: 0.75}')
+
+    assert outcome.status == 1
+    assert "names in a mapping are not quoted, and ':', '[' and ']' in them take a backslash" in outcome.err
