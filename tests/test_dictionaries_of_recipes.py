@@ -154,14 +154,11 @@ literal &2 model_config="structural" merge_space="weight\""""
     assert deserialize(text.rpartition("\n")[0]) is deserialize(text)
 
 
-def test_dictionaries_nest():
-    inner = {"encoder.w": a, "default": b}
-    recipe = literal({"encoder": "a", "default": literal({"decoder": model("b"), "default": model("c")})})
-
-    assert values({"encoder": literal(inner), "default": a}) == [0, 0]
-    assert deserialize(serialize(recipe)) is recipe
-    shares = {"encoder": literal({"encoder.w": 0.25, "default": 1.0}), "default": 0.5}
-    assert values(weighted_sum(a, b, alpha=shares)) == [0.25, 0.5]
+def test_a_dict_in_a_dict_is_refused_with_its_place():
+    with pytest.raises(
+        RecipeError, match=r"line 3, column 6: the value of 'b' must be .* not another dictionary"
+    ):
+        deserialize("version 0.1.0\ndict a=1\ndict b=&0")
 
 
 def test_in_yaml_a_value_may_be_a_call_or_a_parameter():

@@ -13,7 +13,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from mecha_exp import MergeMethod, iso_c, merge, task_arithmetic, tsv_m
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.digits import digits, fits
 from mecha_exp.examples.digits.network import TASKS, DigitsNetwork, network_shapes
@@ -117,25 +116,6 @@ def test_fits_tells_the_network_by_names_and_shapes():
     assert fits(shapes)
     assert not fits({key: shape for key, shape in shapes.items() if key != "fc1.bias"})
     assert not fits({})
-
-
-def accuracy(method: MergeMethod, alpha: float) -> float:
-    """Of the base and all experts merged by a method."""
-    paths = [DEMO / f"{name}.safetensors" for name in ("base", *EXPERTS)]
-    return digits(merge(method(*paths, scale=alpha)))["accuracy"]
-
-
-def test_merging_subspaces_apart_reads_more_and_forgives_a_wrong_strength_as_the_papers_say():
-    """The figures of docs/methods.md (arXiv:2412.00081, arXiv:2502.04959)."""
-    best = {task_arithmetic: 0.3, tsv_m: 0.7, iso_c: 1.3}
-
-    read = {method: accuracy(method, alpha) for method, alpha in best.items()}
-
-    assert read[tsv_m] == pytest.approx(0.886, abs=0.004)
-    assert read[iso_c] == pytest.approx(0.879, abs=0.004)
-    assert read[task_arithmetic] == pytest.approx(0.873, abs=0.004)
-    assert accuracy(task_arithmetic, 1.1) == pytest.approx(0.62, abs=0.01)
-    assert min(accuracy(tsv_m, 1.1), accuracy(iso_c, 1.1)) > 0.86
 
 
 def test_weights_that_are_not_finite_read_every_digit_wrongly():

@@ -478,6 +478,31 @@ def test_statistics_are_those_of_what_is_stored(models, dtype):
             assert set(by_layer) >= {"conv", "large", "scalar"}
 
 
+def test_the_distance_to_an_input_that_comes_out_again_is_zero(models):
+    paths = models(3, **LARGE)
+    first, second = mecha_exp.weighted_sum(*paths[:2], alpha=0), mecha_exp.weighted_sum(*paths[:2], alpha=1)
+
+    report = merge_many([Job(recipe, statistics=True) for recipe in (first, second)])
+
+    for number, moments in enumerate(report.moments):
+        found = [summarise(moments[model(path)])[""] for path in paths[:2]]
+        assert [statistics.distance == 0 for statistics in found] == [number == 0, number == 1]
+        assert found[number].cosine == pytest.approx(1, abs=1e-12)
+
+
+def test_small_distances_are_exact(save):
+    base = torch.linspace(1, 2, 100_000)
+    moved = base.clone()
+    moved[77] += 2**-20
+    paths = [save("base", {"w": base}), save("far", {"w": -base}), save("moved", {"w": moved})]
+
+    recipe = mecha_exp.weighted_sum(mecha_exp.n_average(*paths[:2]), paths[2], alpha=1)
+    report = merge_many([Job(recipe, statistics=True)])
+
+    distance = summarise(report.moments[0][model(paths[0])])[""].distance
+    assert distance == 2**-20
+
+
 def test_statistics_of_zero_tensors_are_nan_where_they_have_no_meaning(save):
     zero = save("zero", {"w": torch.zeros(3)})
 

@@ -214,6 +214,39 @@ def test_a_sweep_over_fractions_compiles_once():
     assert sources(0.3) == sources(0.7) == sources(1.0)
 
 
+@pytest.mark.parametrize("output", [None, {}], ids=["measured", "made"])
+def test_sweeps_of_different_length_share_their_loops(output):
+    def sources(points):
+        jobs = [
+            mx.Job(
+                mx.add_difference_ties(*M, k=0.2, alpha=point / 100),
+                None if output is None else {},
+                statistics=True,
+            )
+            for point in range(points)
+        ]
+        with mx.plan(jobs, mx.EngineOptions(fuse="always")) as plan:
+            return {way.structure for way in plan.ways.values()}
+
+    assert sources(9) == sources(20) == sources(50)
+
+
+def test_a_long_sweep_over_two_hyperparameters_gives_the_bytes_of_torch():
+    sweep = [mx.add_difference_ties(*M, k=k, alpha=a) for k in (0.2, 0.5) for a in (0.1, 0.3, 0.5, 1.0)]
+    sweep += [mx.weighted_sum(M[0], M[1], alpha=0.3), mx.n_average(*M)]
+    expected = digest(sweep, True, fuse="never", workers=1)
+
+    assert digest(sweep, True, fuse="always", workers=2, tile_size=70_000) == expected
+
+
+def test_what_many_models_are_summed_with_gives_the_bytes_of_torch():
+    many = models(16)
+    sweep = [mx.task_arithmetic(*many, weights=0.1, scale=scale) for scale in (0.3, 0.7)]
+    expected = digest(sweep, True, fuse="never", workers=1)
+
+    assert digest(sweep, True, fuse="always", workers=2) == expected
+
+
 def test_a_value_that_is_not_finite_is_found_by_the_loop():
     broken = torch.zeros(100_000)
     broken[99_999] = float("nan")

@@ -110,64 +110,6 @@ def test_the_dtype_of_the_weights_is_the_one_they_are_loaded_in(tmp_path: Path):
     assert loaded.lm_head.weight.dtype == torch.bfloat16
 
 
-F8 = "float8_e4m3fn"
-FROM_THE_COMMAND_LINE = {
-    "tied to untied": ("llama", "tied", ["engine.on_tied=untie"], {"tie_word_embeddings": False}),
-    "tied to tied": ("llama", "tied", ["engine.on_tied=tie"], {"tie_word_embeddings": True}),
-    "padded": ("llama", "big", ["engine.resize_embeddings=pad"], {"vocab_size": 48}),
-    "truncated": ("llama", "big", ["engine.resize_embeddings=truncate"], {"vocab_size": 40}),
-    "a dtype for a component": ("llama", "other", ["output.dtype={lm_head: float32, default: bfloat16}"], {}),
-    "a dtype for a pattern": ("llama", "other", [f"output.dtype={{*.mlp.*: {F8}, default: input}}"], {}),
-    "float8 in shards": ("llama", "other", [f"output.dtype={F8}", "output.shard_size=6KB"], {}),
-    "from float8": ("eighth", "other", [], {}),
-    "the dtype of the first": ("half", "other", [], {}),
-}
-
-
-@pytest.fixture
-def llamas(tmp_path: Path) -> Path:
-    """Models that differ in what merging them depends on."""
-    torch.manual_seed(0)
-    models = {
-        "llama": llama(1),
-        "other": llama(2),
-        "tied": llama(3, tied=True),
-        "big": transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=48, **SMALL)),
-        "half": llama(4).to(torch.bfloat16),
-        "eighth": llama(5).to(torch.float8_e4m3fn),
-    }
-    for name, each in models.items():
-        each.save_pretrained(tmp_path / name)
-    return tmp_path
-
-
-@pytest.mark.parametrize("case", FROM_THE_COMMAND_LINE)
-def test_what_the_command_line_merges_is_loaded_and_runs(case, llamas, monkeypatch):
-    from mecha_exp.__main__ import main
-    from mecha_exp.checkpoint import open_stored
-
-    base, expert, words, expected = FROM_THE_COMMAND_LINE[case]
-    monkeypatch.chdir(llamas)
-    given = ["recipe=weighted_sum", f"models.base={base}", f"models.experts=[{expert}]", "evaluator=none"]
-    monkeypatch.setattr("sys.argv", ["mecha_exp", *given, *words, "output.path=merged", "tracking=none"])
-
-    assert main() == 0
-
-    merged = transformers.LlamaForCausalLM.from_pretrained("merged", dtype=torch.float32).eval()
-    assert answer(merged, llama).isfinite().all()
-    assert {name: getattr(merged.config, name) for name in expected} == expected
-    with open_stored(Path("merged")) as stored, open_stored(Path(base)) as first:
-        dtypes = {key: stored.info(key).dtype for key in stored.keys()}
-        usual = {first.info(key).dtype for key in first.keys()}
-    wanted = {
-        "a dtype for a component": {"F32", "BF16"},
-        "a dtype for a pattern": {"F32", "F8_E4M3"},
-        "float8 in shards": {"F8_E4M3"},
-    }
-    assert set(dtypes.values()) == wanted.get(case, usual)
-    assert len(list(Path("merged").glob("*.safetensors"))) == (2 if "shards" in case else 1)
-
-
 def test_the_built_in_configs_are_the_architectures_of_the_libraries():
     pytest.importorskip("diffusers")
     script = Path(__file__).parents[1] / ".ci" / "model_configs.py"

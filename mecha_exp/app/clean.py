@@ -30,8 +30,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mecha_exp clean",
         description="List what nothing refers to, and delete it after asking: the hidden files that "
-        "interrupted merges would go on from, and stored results, older than an hour, whose runs are gone. "
-        "Nothing that a running merge needs is touched.",
+        "interrupted merges would go on from, and stored results of runs whose folders are gone. Nothing "
+        "that a running merge needs is touched.",
         epilog="example: python -m mecha_exp clean outputs --yes",
     )
     parser.add_argument(

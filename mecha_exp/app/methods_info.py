@@ -16,7 +16,6 @@ from rich.markup import escape
 
 from mecha_exp.app.display import make_table, out
 from mecha_exp.engine.rewriting import expand
-from mecha_exp.errors import RecipeError
 from mecha_exp.method import Kind, MergeMethod
 from mecha_exp.nodes import MergeNode, Node, walk
 from mecha_exp.registry import BUILTIN_METHODS, all_methods, resolve_method
@@ -32,9 +31,6 @@ STREAMING = {
     "node": "depends on its arguments",
 }
 """What a method costs in memory."""
-
-CHEAPER = {"reductions": ("elementwise",), "whole": ("elementwise", "reductions", "rows")}
-"""What costs less than each."""
 
 
 def main(arguments: list[str]) -> int:
@@ -73,7 +69,7 @@ def describe(method: MergeMethod) -> dict[str, Any]:
         "details": details,
         "source": source,
         "kind": method.kind.value,
-        "memory": _memory(method),
+        "memory": STREAMING[_how(method)],
         "returns": " or ".join(signature.returned.spaces or ()) or "as its models",
         "parameters": [_parameter(spec) for spec in signature.parameters],
         "example": _example(method),
@@ -118,31 +114,8 @@ def _range(spec: ParameterSpec) -> str:
     return str(bounds) if given else ""
 
 
-def _memory(method: MergeMethod) -> str:
-    """What a method costs in memory by its defaults, and which hyperparameters make it cost more."""
-    usual = _how(method, {})
-    dearer: dict[str, list[str]] = {how: [] for how in CHEAPER}
-    for spec in method.signature.parameters:
-        costs = {_how(method, {spec.name: value}) for value in _other_values(spec)}
-        for how, cheaper in CHEAPER.items():
-            if how in costs and usual in cheaper:
-                dearer[how].append(f"`{spec.name}`")
-    more = [
-        f"{STREAMING[how].removeprefix('streams, ')} with {', '.join(n)}" for how, n in dearer.items() if n
-    ]
-    return "; ".join([STREAMING[usual], *more])
-
-
-def _other_values(spec: ParameterSpec) -> list[Any]:
-    """A few values of a hyperparameter that are not its default."""
-    if spec.is_model or spec.required:
-        return []
-    candidates = spec.choices or (True, 0.3, 1, 2)
-    return [value for value in candidates if value != spec.default and spec.check(value) is None]
-
-
-def _how(method: MergeMethod, hyperparameters: dict[str, Any]) -> str:
-    """How a method runs; of a composite what the methods do that it is made of."""
+def _how(method: MergeMethod) -> str:
+    """How a method runs; of a composite what the methods do that its defaults make it of."""
     signature = method.signature
     if signature.returned.interface is str:
         return "header"
@@ -158,13 +131,10 @@ def _how(method: MergeMethod, hyperparameters: dict[str, Any]) -> str:
         for spec in signature.parameters
         if spec.required and spec.is_model
     }
-    node, problems = method.bind(given | hyperparameters)
+    node, problems = method.bind(given)
     if problems or node is None:
         return {Kind.REDUCTION: "reductions"}.get(method.kind, "node")
-    try:
-        kinds = {n.method.kind for n in walk(*expand([node])) if isinstance(n, MergeNode)}
-    except RecipeError:  # a value that does not go with the defaults
-        return "node"
+    kinds = {n.method.kind for n in walk(*expand([node])) if isinstance(n, MergeNode)}
     for name, marks in (
         ("whole", {Kind.WHOLE, Kind.FACTOR}),
         ("rows", {Kind.ROWWISE}),

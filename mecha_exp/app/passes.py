@@ -25,7 +25,6 @@ from mecha_exp.checkpoint.beside import PARTIAL, beside, disk_bytes
 from mecha_exp.engine import Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.inputs import infos_of
 from mecha_exp.engine.notices import About
-from mecha_exp.engine.overflow import or_too_large
 from mecha_exp.engine.planned import size_of
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import summarise
@@ -256,7 +255,7 @@ def _run(planned: Plan, numbers: Sequence[int], wanted: Sequence[Wanted], progre
         metrics = {**_shares(report, place, len(numbers)), **metrics}
         metrics["memory/peak_bytes"] = float(memory.peak)
         kept = job.output if isinstance(job.output, dict) else None
-        outcome[number] = Made(metrics, statistics, _warnings(report, place, planned.layouts[place]), kept)
+        outcome[number] = Made(metrics, statistics, _warnings(report, place), kept)
     return outcome
 
 
@@ -274,14 +273,11 @@ def _shares(report: MergeReport, place: int, points: int) -> dict[str, float]:
     }
 
 
-def _warnings(report: MergeReport, place: int, layout: Layout) -> tuple[str, ...]:
+def _warnings(report: MergeReport, place: int) -> tuple[str, ...]:
     """What concerns all points of a pass, and what concerns this one."""
     shared = [warning for warning in report.warnings if warning.about is not About.NONFINITE_OUTPUT]
     count = report.nonfinite_values[place]
-    if not count:
-        return tuple(shared)
-    kind = or_too_large(dtype for dtype, _ in layout.values())
-    return (*shared, f"{count} values of the output are not finite{kind}")
+    return (*shared, f"{count} values of the output are not finite") if count else tuple(shared)
 
 
 def _weight_statistics(

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.progress import merge_summary
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
@@ -142,16 +140,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     return value if isinstance(value, float | int | bool | str | None) else str(value)
-
-
-def merges_of(records: Iterable[Record]) -> str | None:
-    """What the merges of some points took in all, in words; None where nothing was merged."""
-    merged = [r.metrics for r in records if not r.found and "io/bytes_read" in r.metrics]
-    if not merged:
-        return None
-    seconds, read, written = (
-        sum(metrics[name] for metrics in merged)
-        for name in ("time/merge_seconds", "io/bytes_read", "io/bytes_written")
-    )
-    peak = max(metrics["memory/peak_bytes"] for metrics in merged)
-    return f"merged in {merge_summary(seconds, read, written, peak)}"

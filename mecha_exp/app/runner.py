@@ -15,7 +15,7 @@ from mecha_exp.app.folders import claimed_folder
 from mecha_exp.app.overrides import CommandLine
 from mecha_exp.app.plugins import register_with_hydra
 from mecha_exp.app.point import prepare, resolve
-from mecha_exp.app.record import FAILED, Record, merges_of
+from mecha_exp.app.record import FAILED, Record
 from mecha_exp.app.report import Results, terminal_table
 from mecha_exp.app.run import run_point
 from mecha_exp.app.sweep import Sweep, Tracking
@@ -27,6 +27,7 @@ from mecha_exp.engine import plan
 from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError
 from mecha_exp.evaluation import Scoring
 from mecha_exp.plugins import load_plugins
+from mecha_exp.progress import merge_summary
 
 _PLAIN = re.compile(r"[\w./\\:-]+")  # what Hydra reads as it is, without quotes
 
@@ -170,8 +171,8 @@ def _show_result(record: Record, folder: Path) -> None:
         return
     if resumed := m["io/resumed_keys"]:
         out.print(f"resumed: {resumed:.0f} of {m['io/keys']:.0f} keys were already done")
-    if took := merges_of([record]):
-        out.print(took, soft_wrap=True)
+    took = m["time/merge_seconds"], m["io/bytes_read"], m["io/bytes_written"], m["memory/peak_bytes"]
+    out.print(f"merged in {merge_summary(*took)}", soft_wrap=True)
     out.print(f"the run       {folder}", soft_wrap=True)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from mecha_exp.app.display import out
-from mecha_exp.app.record import FAILED, FINISHED, Record, load_all, merges_of, write_json
+from mecha_exp.app.record import FAILED, FINISHED, Record, load_all, write_json
 from mecha_exp.app.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_tables, write_all
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.tracking import Store
@@ -158,8 +158,6 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
             out.print(f"  {escape(record.name)}: {escape(_last_line(record.error))}", soft_wrap=True)
     for note in results.notes:
         out.print(note, markup=False, soft_wrap=True)
-    if took := merges_of(results.records):
-        out.print(took, soft_wrap=True)
     out.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
     if folder / MAIN_FILE in written:
         out.print(f"the figure    {folder / MAIN_FILE}", soft_wrap=True)

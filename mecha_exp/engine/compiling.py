@@ -30,16 +30,21 @@ CACHE_VARIABLE = "MECHA_EXP_CACHE"
 
 
 class LoopText(NamedTuple):
-    """A Python function `loop(start, count, table)` in numba's subset, and the bytes it needs for itself."""
+    """A Python function `loop(start, count, table)` in numba's subset.
+
+    Attributes:
+        source: of the function.
+        room: the bytes that it needs for itself.
+        order: whole numbers that it is to be given.
+    """
 
     source: str
     room: int
+    order: tuple[int, ...] = ()
 
 
 _log = logging.getLogger(__name__)
 _compiling = threading.Lock()
-_ALIAS_CHECKS = "--runtime-memory-check-threshold=1024"
-"""A loop over many inputs and outputs is vectorized only if LLVM may check that none of them overlap."""
 
 
 def can_compile() -> bool:
@@ -109,7 +114,6 @@ def _object(text: LoopText, folder: Path | None) -> Loop:
     path = folder / f"{_name(text)}.o" if folder else None
     code = objects.read(path) if path else None
     if code is None:
-        _prepare()
         code = objects.build(_function(text, "<fused loop>"))
         if path is not None:
             _keep(path, objects.sealed(path, code))
@@ -124,7 +128,6 @@ def _by_numba(text: LoopText, folder: Path | None) -> Loop:
         loop: Loop = numba.njit(objects.SIGNATURE, cache=cache, **objects.OPTIONS)(_function(text, filename))
         return loop
 
-    _prepare()
     path = folder / f"{_name(text)}.py" if folder else None
     if path is not None and _keep(path, text.source.encode()):
         try:
@@ -172,13 +175,6 @@ def _version() -> str:
     packages = (metadata.version(name) for name in ("numba", "llvmlite", "torch"))
     versions = (sys.version, *packages, objects.FORMAT)
     machine = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), platform.machine())
-    settings = (_ALIAS_CHECKS, *sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_")))
+    settings = sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
     intrinsics = Path(__file__).with_name("intrinsics.py").read_bytes()
     return hashlib.sha256(repr((versions, machine, settings, intrinsics)).encode()).hexdigest()[:12]
-
-
-@functools.cache
-def _prepare() -> None:
-    import llvmlite.binding
-
-    llvmlite.binding.set_option("mecha_exp", _ALIAS_CHECKS)

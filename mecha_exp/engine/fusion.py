@@ -58,8 +58,7 @@ class FusedPass:
         """The loop for tiles of these dtypes, by input and by output; see `loop_dtype`."""
         if (read, written) not in self._texts:
             writer = LoopWriter(self.trace, self.compute_dtype, read, written)
-            text = LoopText("\n".join(writer.module()) + "\n", writer.room)
-            self._texts[read, written] = text
+            self._texts[read, written] = writer.text()
         return self._texts[read, written]
 
     @property

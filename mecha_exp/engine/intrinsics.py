@@ -56,6 +56,46 @@ def array_at(context, address, size, kind):
     return result(types.int64, types.int64, kind), build
 
 
+@intrinsic(prefer_literal=True)
+def entry(context, address, index, kind, stretch, several):
+    """An entry of the stretch of memory at an address, which is one of several that do not overlap."""
+
+    def build(context, builder, signature, args):
+        pointer = _entry_pointer(context, builder, kind.dtype, args)
+        loaded = builder.load(pointer)
+        _tell_apart(builder, loaded, stretch.literal_value, several.literal_value)
+        return loaded
+
+    return kind.dtype(types.int64, types.int64, kind, stretch, several), build
+
+
+@intrinsic(prefer_literal=True)
+def put(context, address, index, value, stretch, several):
+    """Write an entry; see `entry`."""
+
+    def build(context, builder, signature, args):
+        pointer = _entry_pointer(context, builder, value, args)
+        stored = builder.store(args[2], pointer)
+        _tell_apart(builder, stored, stretch.literal_value, several.literal_value)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, value, stretch, several), build
+
+
+def _entry_pointer(context, builder, kind, args):
+    start = builder.inttoptr(args[0], context.get_data_type(kind).as_pointer())
+    return builder.gep(start, [args[1]], inbounds=True)
+
+
+def _tell_apart(builder, access, stretch, several):
+    """Tell the compiler that no other stretch overlaps with this one: it need not look before a loop."""
+    module = builder.module
+    domain = module.add_metadata(["mecha_exp"])
+    scopes = [module.add_metadata([f"stretch {number}", domain]) for number in range(several)]
+    access.set_metadata("alias.scope", module.add_metadata([scopes[stretch]]))
+    access.set_metadata("noalias", module.add_metadata(scopes[:stretch] + scopes[stretch + 1 :]))
+
+
 @intrinsic
 def shifted_right(context, value, places):
     """value >> places as in torch: all sign where places are out of range."""
@@ -257,14 +297,15 @@ def gathered(keys, count, low, high, last, words, found, kept):
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
-def folded(lanes):
-    """The sum of the lanes: the second half is added to the first until one is left."""
-    size = len(lanes)
-    while size > 1:
-        size //= 2
-        for i in range(size):
-            lanes[i] += lanes[i + size]
-    return lanes[0]
+def fold(sums, rows, length):
+    """Of each of so many rows the sum, left in its first entry: the second half is added to the first until
+    one is left. The length is a power of two."""
+    for row in range(rows):
+        begin, size = row * length, length
+        while size > 1:
+            size //= 2
+            for i in range(begin, begin + size):
+                sums[i] += sums[i + size]
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)

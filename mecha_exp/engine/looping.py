@@ -34,14 +34,14 @@ class KeyLoop:
         way: FusedPass,
         dtypes: tuple[tuple[torch.dtype, ...], tuple[torch.dtype, ...]],
         code: Loop,
-        room: int,
+        text: LoopText,
         small: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         self.trace = way.trace
         self.read, self.written = dtypes
-        self._code, self._room = code, room
-        self._small = small  # whose memory the loop reads
-        self._addresses = [values.data_ptr() for values in small]
+        self._code, self._room = code, text.room
+        self._small = (*small, torch.tensor(text.order, dtype=torch.int64))  # whose memory the loop reads
+        self._addresses = [values.data_ptr() for values in self._small]
         is_single = way.compute_dtype.itemsize == 4
         self._bits, self._number = (np.int32, np.float32) if is_single else (np.int64, np.float64)
         self._key_dtype = torch.int32 if is_single else torch.int64
@@ -89,7 +89,7 @@ def loop_for(plan: Plan, key: KeyPlan, trip: Pass, values: Mapping[Node, torch.T
     dtypes = _tile_dtypes(plan, key, trip, way)
     text = way.typed(*dtypes)
     code, small = compiled(text), way.arguments(values, key.key)
-    return KeyLoop(way, dtypes, code, text.room, small) if code and small else None
+    return KeyLoop(way, dtypes, code, text, small) if code and small else None
 
 
 def loop_text(plan: Plan, key: KeyPlan, trip: Pass) -> LoopText | None:

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import torch
 
+from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.engine.execution import compile_loops, execute
 from mecha_exp.engine.notices import About, Notice
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.origin import metadata_of
-from mecha_exp.engine.overflow import or_too_large
+from mecha_exp.engine.overflow import saturates
 from mecha_exp.engine.planned import Job, Plan
 from mecha_exp.engine.planning import plan
 from mecha_exp.engine.resuming import signature_of
-from mecha_exp.engine.sinks import MemorySink, NoSink, ReceiverSink, Sink
+from mecha_exp.engine.sinks import Layout, MemorySink, NoSink, ReceiverSink, Sink
 from mecha_exp.engine.work import Progress, Tally
 from mecha_exp.errors import some
 from mecha_exp.nodes import ModelNode
@@ -114,6 +115,13 @@ def _moments(planned: Plan, tally: Tally, job: int) -> dict[ModelNode, dict[str,
     }
 
 
+def _or_too_large(layout: Layout) -> str:
+    """Values that are too large do not become infinite in every dtype."""
+    dtypes = {torch_dtype(name) for name, _ in layout.values() if is_arithmetic(name)}
+    cut = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if saturates(dtype))
+    return f", or too large for {' and '.join(cut)}" if cut else ""
+
+
 def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
     warnings = list(planned.warnings)
     if tally.disagreeing:
@@ -128,8 +136,9 @@ def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
     for number, (made, count) in enumerate(zip(planned.jobs, nonfinite, strict=True)):
         if count:
             where = f" {made.output}" if isinstance(made.output, Path) else ""
-            kind = or_too_large(dtype for dtype, _ in planned.layouts[number].values())
-            text = f"{count} values of the output{where} are not finite{kind}"
+            text = (
+                f"{count} values of the output{where} are not finite{_or_too_large(planned.layouts[number])}"
+            )
             warnings.append(Notice(text, About.NONFINITE_OUTPUT))
     moments = tuple(_moments(planned, tally, job) for job in range(len(planned.jobs)))
     return MergeReport(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 
 import torch
-
-from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 
 
 @lru_cache
@@ -33,13 +30,6 @@ def count_lost(exact: torch.Tensor, stored: torch.Tensor) -> int:
     if saturates(stored.dtype):
         lost |= ~(exact.abs() <= _rounds_to_largest(stored.dtype))
     return int(lost.sum())
-
-
-def or_too_large(dtypes: Iterable[str]) -> str:
-    """What is counted beside values that are not finite in an output of these dtypes, in words."""
-    numbers = {torch_dtype(name) for name in dtypes if is_arithmetic(name)}
-    cut = sorted(str(dtype).removeprefix("torch.") for dtype in numbers if saturates(dtype))
-    return f", or too large for {' and '.join(cut)}" if cut else ""
 
 
 def unify_nan(values: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
 """The partial results of a reduction, added up in one order, whatever the tiles and threads.
 
-A sum is made of lanes. Entry i of a block goes to lane i modulo `LANES`, one after the other, and then the
-lanes are folded in halves, as are the blocks in the end. That order is as easy for a compiled loop as it is
-for torch, and gives both the same bits.
+A sum is made of lanes. Entry i of a strip goes to lane i modulo `LANES`, one after the other; then the lanes
+are folded in halves, as are the strips of a block and the blocks in the end. That order is as easy for a
+compiled loop, which keeps many sums in the first cache, as it is for torch, and gives both the same bits.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ TOGETHER = 64
 WIDE = 1 << 14
 """Columns from which on a block has fewer rows: it must fit into memory."""
 
-LANES = 1 << 11
-"""Running sums in a block, and the length of the strips that a compiled loop works in. No setting either."""
+STRIP = 1 << 11
+"""Elements in a strip, of which a block is made. No setting either."""
+
+LANES = 1 << 6
+"""Running sums in a strip. No setting either."""
 
 
 class Partials(ABC):
@@ -204,11 +207,12 @@ def rounds_of(method: Reduction, dtype: torch.dtype) -> int:
 
 def lane_sum(terms: torch.Tensor) -> torch.Tensor:
     """The sum of a block in float64."""
-    lanes = torch.zeros(LANES, dtype=torch.float64, device=terms.device)
-    for start in range(0, len(terms), LANES):
-        strip = terms[start : start + LANES]
-        lanes[: len(strip)] += strip
-    return _folded(lanes)
+    padded = torch.nn.functional.pad(terms, (0, -len(terms) % STRIP))
+    rows = padded.view(-1, STRIP // LANES, LANES)
+    lanes = torch.zeros(len(rows), LANES, dtype=torch.float64, device=terms.device)
+    for row in range(STRIP // LANES):
+        lanes += rows[:, row]
+    return _folded(_folded(lanes.T))
 
 
 def _folded(values: torch.Tensor) -> torch.Tensor:

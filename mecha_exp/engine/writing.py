@@ -3,44 +3,67 @@
 This is the loop for a pass that needs the sum of `base + alpha * (model - base)` and the result itself:
 
     def loop(start, count, table):
-        places = array_at(table, 8, int64)
-        floats = array_at(places[0], 1, float64)
-        ...
-        a0 = float32(floats[0])
         ...
         for block in range(0, count, 65536):
-            lanes0[:] = 0
-            for first in range(block, min(block + 65536, count), 2048):
+            strips[:] = 0
+            for strip in range(block, min(block + 65536, count), 2048):
+                lanes[:] = 0
+                for first in range(strip, min(strip + 2048, count), 512):
+                    size = min(512, count - first)
+                    x0_ = tiles[0] + first * 4
+                    x1_ = tiles[1] + first * 4
+                    for one in range(order[3], order[4], 3):
+                        a0 = float32(floats[order[one + 0]])
+                        peak0 = 2 + order[one + 1]
+                        y0_ = tiles[peak0] + first * 4
+                        lanes0_ = lanes_ + 512 * order[one + 2]
+                        for row in range(0, size, 64):
+                            for lane in range(min(64, size - row)):
+                                j = row + lane
+                                v0 = entry(x1_, j, float32, 1, 4)
+                                v1 = entry(x0_, j, float32, 0, 4)
+                                v2 = float32(v0 - v1)
+                                v3 = float32(a0 * v2)
+                                v4 = float32(v1 + v3)
+                                put(y0_, j, v4, 2, 4)
+                                put(lanes0_, lane, entry(lanes0_, lane, float64, 3, 4) + float64(v4), 3, 4)
+                fold(lanes, sums, 64)
                 ...
-                for j in range(size):
-                    v0 = x0_[j]
-                    v1 = x1_[j]
-                    v2 = float32(v1 - v0)
-                    v3 = float32(a0 * v2)
-                    v4 = float32(v0 + v3)
-                    y0_[j] = v4
-                    lanes0[j] += float64(v4)
-            total0 = folded(lanes0)
-            s0[block // 65536 * 1 + 0] = total0
 
 The table holds the addresses of what the loop reads and writes, so that every loop is called alike. All
-memory is the caller's, and nothing can fail: the machine code needs nothing of numba's.
-A block has its own sums, and what is drawn, summed or ranked is done in strips that stay in the first cache.
+memory is the caller's, and nothing can fail: the machine code needs nothing of numba's. The last two numbers
+of an `entry` say that what it reads is one of so many stretches of memory, none of which overlap. What much
+is wanted of is divided into several loops over a strip (`parting`), and what is done to many points alike is
+written once (`wording`): the source is the same for any number of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 
-from mecha_exp.engine.compiling import converts_half
-from mecha_exp.engine.operations import NUMBERS, OPERATIONS, STORED, bits_dtype
-from mecha_exp.engine.partials import LANES, REDUCTION_BLOCK
-from mecha_exp.engine.recording import DRAW, INPUT, Argument, Expression, Operand, Ref, Trace
+from mecha_exp.engine.compiling import LoopText, converts_half
+from mecha_exp.engine.operations import NUMBERS, STORED
+from mecha_exp.engine.partials import LANES, REDUCTION_BLOCK, STRIP
+from mecha_exp.engine.parting import divide
+from mecha_exp.engine.recording import Trace
+from mecha_exp.engine.wording import Wanted, Words
 from mecha_exp.method import Reduction
 from mecha_exp.nodes import MergeNode
+
+SHORT = 1 << 9
+"""Entries in a strip that several loops go over: what they hand on stays in the first cache."""
+
+ROWS = 2
+"""How many entries of a lane are added to it at a time."""
+
+STRIPS = REDUCTION_BLOCK // STRIP
+"""In a block."""
+
+FIXED = 1 << 20
+"""Entries of a table of which no loop asks how many there are: the source does not depend on them."""
 
 
 def loop_dtype(stored: torch.dtype, compute_dtype: torch.dtype) -> torch.dtype:
@@ -60,16 +83,35 @@ class LoopWriter:
         written: Sequence[torch.dtype],
     ) -> None:
         self._trace = trace
-        self._dtype = compute_dtype
-        self._read = read or [compute_dtype] * len(trace.inputs)
-        self._written = written or [compute_dtype] * len(trace.outputs)
-        self._key_type = "int32" if compute_dtype.itemsize == 4 else "int64"
-        summed = dict.fromkeys(ref for node, refs in trace.terms if _sums(node) for ref in refs)
-        self._summed = {ref: place for place, ref in enumerate(summed)}  # equal terms are added up once
+        self._summed = [*dict.fromkeys(ref for node, refs in trace.terms if _sums(node) for ref in refs)]
         self._ranks = [number for number, (node, _) in enumerate(trace.terms) if not _sums(node)]
+        ranked = [trace.terms[number][1][0] for number in self._ranks]
+        read = read or [compute_dtype] * len(trace.inputs)
+        written = written or [compute_dtype] * len(trace.outputs)
+        parts = divide(trace, self._summed, ranked, read)
+        self._wanted = Wanted(trace, compute_dtype, read, written, self._summed, ranked, parts)
+        self._key_type = self._wanted.key_type
+        self._length = STRIP if len(parts) == 1 else SHORT
+        families: dict[object, list[Words]] = {}
+        for part in parts:
+            words = Words(part, self._wanted)
+            families.setdefault(words.meaning, []).append(words)
+        self._families = [*families.values()]
+        self._order: list[int] = []
+        self._lists: dict[int, Sequence[int]] = {}
 
-    def module(self) -> Iterator[str]:
-        """The lines of the source file."""
+    def text(self) -> LoopText:
+        """The source file, and what the loop is to be given."""
+        self._order, self._lists = [], {}
+        source = "\n".join(self._module()) + "\n"
+        order = [*self._order]
+        for place, numbers in self._lists.items():
+            order[place : place + 2] = len(order), len(order) + len(numbers)
+            order += numbers
+        room = sum(size * np.dtype(kind).itemsize for _, size, kind in self._rooms())
+        return LoopText(source, room + 8 * (LANES + STRIPS) * len(self._summed), tuple(order))
+
+    def _module(self) -> Iterator[str]:
         yield "import numpy as np"
         yield "from numba import boolean, float32, float64, int16, int32, int64, uint8, uint64"
         yield "from mecha_exp.engine.intrinsics import *"
@@ -77,158 +119,173 @@ class LoopWriter:
         yield "def loop(start, count, table):"
         yield from _indented(1, self._arrays())
         yield from _indented(1, self._prologue())
-        yield f"    for block in range(0, count, {REDUCTION_BLOCK}):"
-        yield from _indented(2, (f"lanes{place}[:] = 0" for place in range(len(self._summed))))
-        yield f"        for first in range(block, min(block + {REDUCTION_BLOCK}, count), {LANES}):"
-        yield f"            size = min({LANES}, count - first)"
-        yield from _indented(3, self._strip())
-        yield "            for j in range(size):"
-        yield from _indented(4, self._body())
-        for number in self._ranks:
-            bracket = f"low{number}, high{number}, last, words{number}, found{number}"
-            yield f"            gathered(keys{number}, size, {bracket}, s{number})"
-        for place in range(len(self._summed)):
-            yield f"        total{place} = folded(lanes{place})"
-        for number, (node, refs) in enumerate(self._trace.terms):
-            for column, ref in enumerate(refs if _sums(node) else ()):
-                at = f"block // {REDUCTION_BLOCK} * {len(refs)} + {column}"
-                yield f"        s{number}[{at}] = total{self._summed[ref]}"
-        for number in range(len(self._trace.inputs) + len(self._trace.outputs)):
+        yield from _indented(1, self._blocks() if self._summed else self._strips("0", "count"))
+        for number in range(len(self._trace.inputs)):
             yield f"    peaks[{number}] = p{number}"
 
+    def _told(self, number: int) -> str:
+        """A number that the loop finds in `order`, so that its source is the same whatever it is."""
+        self._order.append(number)
+        return f"order[{len(self._order) - 1}]"
+
+    def _told_all(self, numbers: Sequence[int], step: int) -> str:
+        """The places in `order` of every first of so many numbers."""
+        self._lists[len(self._order)] = numbers
+        return f"range({self._told(0)}, {self._told(0)}, {step})"
+
+    # memory
+
     def _arrays(self) -> Iterator[str]:
-        """The arrays that the table has the addresses of."""
+        """The arrays that the table has the addresses of; a name that ends in `_` is an address."""
         trace = self._trace
-        stored = [_element(dtype) for dtype in (*self._read, *self._written)]
-        names = [f"x{n}" for n in range(len(trace.inputs))] + [f"y{n}" for n in range(len(trace.outputs))]
-        arrays = [
-            ("floats", len(trace.arguments), "float64"),
-            ("integers", len(trace.arguments) + 3 * len(trace.draws), "int64"),
-            ("peaks", len(names), "int64"),
-            ("room", self.room, "int8"),
-            *((name, "count", kind) for name, kind in zip(names, stored, strict=True)),
-        ]
-        for number, (node, refs) in enumerate(trace.terms):
-            blocks = f"(count + {REDUCTION_BLOCK - 1}) // {REDUCTION_BLOCK}"
-            sums = (f"s{number}", f"{blocks} * {len(refs)}", "float64")
-            arrays.append(sums if _sums(node) else (f"s{number}", "count + 1", self._key_type))
-        arrays += [(f"found{number}", 5, "int64") for number in self._ranks]
-        yield f"places = array_at(table, {len(arrays)}, int64)"
-        for place, (name, size, kind) in enumerate(arrays):
-            address = f"places[{place}]"
-            array = f"array_at({address}, {size}, {kind})"
-            yield f"{name} = {address if name == 'room' else array}"
+        tiles = len(trace.inputs) + len(trace.outputs)
+        yield "places = array_at(table, 5, int64)"
+        yield f"order = array_at(places[2], {FIXED}, int64)"
+        yield f"floats = array_at(places[0], {FIXED}, float64)"
+        yield f"integers = array_at(places[1], {FIXED}, int64)"
+        yield f"peaks = array_at(places[3], {self._told(tiles)}, int64)"
+        yield f"tiles = array_at(table + 40, {self._told(tiles)}, int64)"
+        yield f"terms = array_at(table + 40 + 8 * {self._told(tiles)}, {FIXED}, int64)"
+        for place, number in enumerate(self._ranks):
+            yield f"s{number} = array_at(terms[{number}], count + 1, {self._key_type})"
+            yield f"found{place} = array_at(terms[{self._told(len(trace.terms) + place)}], 5, int64)"
         offset = 0
         for name, size, kind in self._rooms():
-            yield f"{name} = array_at(room + {offset}, {size}, {kind})"
+            yield f"{name}_ = places[4] + {offset}"
+            yield f"{name} = array_at({name}_, {size}, {kind})"
             offset += size * np.dtype(kind).itemsize
+        if self._summed:
+            yield f"sums = {self._told(len(self._summed))}"
+            yield f"lanes_ = places[4] + {offset}"
+            yield f"lanes = array_at(lanes_, {LANES} * sums, float64)"
+            yield f"strips = array_at(lanes_ + {8 * LANES} * sums, {STRIPS} * sums, float64)"
 
-    @property
-    def room(self) -> int:
-        """The bytes that the loop needs for itself."""
-        return sum(size * np.dtype(kind).itemsize for _, size, kind in self._rooms())
+    def _rooms(self) -> Iterator[tuple[str, int, str]]:
+        """Name, length and type of the arrays that serve one strip after another, but for the lanes."""
+        for number in range(len(self._trace.draws)):
+            yield f"room{number}", STRIP + 8, "float32"
+        for place in range(len(self._ranks)):
+            yield f"keys{place}", STRIP, self._key_type
+            yield f"words{place}", STRIP // 8, "uint64"
+        for place, number in enumerate(self._wanted.left):
+            yield f"left{place}", SHORT, self._wanted.kind_left(number)
 
-    def _rooms(self) -> list[tuple[str, int, str]]:
-        """Name, length and type of the arrays that serve one strip or block after another."""
-        rooms = [(f"room{number}", LANES + 8, "float32") for number in range(len(self._trace.draws))]
-        rooms += [(f"keys{number}", LANES, self._key_type) for number in self._ranks]
-        rooms += [(f"words{number}", LANES // 8, "uint64") for number in self._ranks]
-        return rooms + [(f"lanes{place}", LANES, "float64") for place in range(len(self._summed))]
+    # once a tile, a block, a strip
 
     def _prologue(self) -> Iterator[str]:
         """What is done once a tile."""
         trace = self._trace
-        floats = integers = 0
-        for number, (_, dtype) in enumerate(trace.arguments):
-            if dtype.is_floating_point:
-                yield f"a{number} = {NUMBERS[dtype]}(floats[{floats}])"
-                floats += 1
-            else:
-                yield f"a{number} = {NUMBERS[dtype]}(integers[{integers}])"
-                integers += 1
+        whole = sum(not dtype.is_floating_point for _, dtype in trace.arguments)
         for number in range(len(trace.draws)):
-            for name in ("key0_", "key1_", "stream"):
-                yield f"{name}{number} = integers[{integers}]"
-                integers += 1
-        for number in self._ranks:
-            yield f"keys{number}[:] = 0"
-            yield f"low{number} = {self._key_type}(found{number}[0])"
-            yield f"high{number} = {self._key_type}(found{number}[1])"
-        yield f"last = {self._key_type}({2 ** (31 if self._dtype.itemsize == 4 else 63) - 1})"
-        for number in range(len(trace.inputs) + len(trace.outputs)):
+            for place, name in enumerate(("key0_", "key1_", "stream")):
+                yield f"{name}{number} = integers[{whole + 3 * number + place}]"
+        for place in range(len(self._ranks)):
+            yield f"keys{place}[:] = 0"
+            yield f"low{place} = {self._key_type}(found{place}[0])"
+            yield f"high{place} = {self._key_type}(found{place}[1])"
+        yield f"last = {self._key_type}({2 ** (31 if self._key_type == 'int32' else 63) - 1})"
+        yield "peaks[:] = 0"
+        for number in range(len(trace.inputs)):
             yield f"p{number} = {self._key_type}(0)"
 
-    def _strip(self) -> Iterator[str]:
-        """What is done once a strip."""
-        for name, nodes in (("x", self._trace.inputs), ("y", self._trace.outputs)):
-            for number in range(len(nodes)):
-                yield f"{name}{number}_ = {name}{number}[first:first + size]"
+    def _blocks(self) -> Iterator[str]:
+        """What is done with a tile that is summed: each block has its sums, made of those of strips."""
+        yield f"for block in range(0, count, {REDUCTION_BLOCK}):"
+        yield "    strips[:] = 0"
+        yield f"    for strip in range(block, min(block + {REDUCTION_BLOCK}, count), {STRIP}):"
+        yield "        lanes[:] = 0"
+        yield from _indented(2, self._strips("strip", f"min(strip + {STRIP}, count)"))
+        yield f"        fold(lanes, sums, {LANES})"
+        yield "        for place in range(sums):"
+        yield f"            strips[place * {STRIPS} + (strip - block) // {STRIP}] = lanes[place * {LANES}]"
+        yield f"    fold(strips, sums, {STRIPS})"
+        wanted = [
+            place
+            for number, (node, refs) in enumerate(self._trace.terms)
+            if _sums(node)
+            for column, ref in enumerate(refs)
+            for place in (number, column, len(refs), self._summed.index(ref))
+        ]
+        yield f"    for one in {self._told_all(wanted, 4)}:"
+        yield "        totals = array_at(terms[order[one]], count, float64)"
+        yield f"        place = block // {REDUCTION_BLOCK} * order[one + 2] + order[one + 1]"
+        yield f"        totals[place] = strips[order[one + 3] * {STRIPS}]"
+
+    def _strips(self, begin: str, end: str) -> Iterator[str]:
+        """What is done with a stretch, one short strip after another."""
+        yield f"for first in range({begin}, {end}, {self._length}):"
+        yield f"    size = min({self._length}, count - first)"
+        for number, dtype in enumerate(self._wanted.read):
+            yield f"    x{number}_ = tiles[{number}] + first * {dtype.itemsize}"
         for number in range(len(self._trace.draws)):
             arguments = f"room{number}, start + first, size, key0_{number}, key1_{number}, stream{number}"
-            yield f"before = drawn({arguments})"
-            yield f"d{number} = room{number}[before:before + size]"
+            yield f"    before = drawn({arguments})"
+            yield f"    d{number}_ = room{number}_ + before * 4"
+        for family in self._families:
+            yield from _indented(1, self._family(family))
+        for place, number in enumerate(self._ranks):
+            bracket = f"low{place}, high{place}, last, words{place}, found{place}"
+            yield f"    gathered(keys{place}, size, {bracket}, s{number})"
 
-    def _body(self) -> Iterator[str]:
-        """What is done to one element."""
-        trace = self._trace
-        for number, expression in enumerate(trace.expressions):
-            yield f"v{number} = {self._value(expression)}"
-            if expression.operation == INPUT:
-                yield from _peak(expression.operands[0], f"v{number}")
-        for place, (_, ref) in enumerate(trace.outputs):
-            value, stored = self._converted(ref, self._dtype), STORED.get(self._written[place])
-            yield f"y{place}_[j] = {f'to_{stored}({value})' if stored else value}"
-            yield from _peak(len(trace.inputs) + place, value)
-        for ref, place in self._summed.items():
-            yield f"lanes{place}[j] += {self._converted(ref, torch.float64)}"
-        for number in self._ranks:
-            (ref,) = trace.terms[number][1]
-            yield f"keys{number}[j] = ordered({self._converted(ref, self._dtype)})"
+    # a loop
 
-    def _value(self, expression: Expression) -> str:
-        if expression.operation == INPUT:
-            (place,) = expression.operands
-            assert isinstance(place, int)
-            stored = STORED.get(self._read[place])
-            return f"from_{stored}(x{place}_[j])" if stored else f"x{place}_[j]"
-        if expression.operation == DRAW:
-            return f"{NUMBERS[expression.dtype]}(d{expression.operands[0]}[j])"
-        operation = OPERATIONS[expression.operation]
-        dtype = expression.dtype if operation.converted == "result" else expression.common
-        operands = [self._converted(operand, dtype) for operand in expression.operands]
-        if expression.operation == "where":
-            operands[0] = self._converted(expression.operands[0], torch.bool)
-        kind = NUMBERS[expression.dtype]
-        text = f"{kind}({operation.text.format(*operands, t=kind)})"
-        return f"as_{STORED[expression.dtype]}({text})" if expression.dtype in STORED else text
+    def _family(self, members: Sequence[Words]) -> Iterator[str]:
+        """The loop of parts that do the same; it is told where each has arguments, outputs and sums."""
+        words, inputs = members[0], len(self._trace.inputs)
+        places = [self._places(member) for member in members]
+        width = len(places[0])
+        yield f"for one in {self._told_all([place for each in places for place in each], width)}:"
+        at = (f"order[one + {slot}]" for slot in range(width))
+        for own, number in enumerate(words.arguments):
+            dtype = self._trace.arguments[number][1]
+            small = "floats" if dtype.is_floating_point else "integers"
+            yield f"    a{own} = {NUMBERS[dtype]}({small}[{next(at)}])"
+        for own, number in enumerate(words.part.outputs):
+            yield f"    peak{own} = {inputs} + {next(at)}"
+            yield f"    y{own}_ = tiles[peak{own}] + first * {self._wanted.written[number].itemsize}"
+            yield from (f"    q{own}_{row} = {self._key_type}(0)" for row in range(ROWS))
+        for own in range(len(words.part.sums)):
+            yield f"    lanes{own}_ = lanes_ + {8 * LANES} * {next(at)}"
+        yield from _indented(1, _rows(words) if words.part.sums else _flat(words))
+        for own in range(len(words.part.outputs)):
+            found = ", ".join(f"int64(q{own}_{row})" for row in range(ROWS))
+            yield f"    peaks[peak{own}] = max(peaks[peak{own}], {found})"
 
-    def _converted(self, operand: Operand, dtype: torch.dtype) -> str:
-        """An operand in the dtype that it is needed in."""
-        if isinstance(operand, Ref):
-            name, own = f"v{operand.number}", self._trace.expressions[operand.number].dtype
-        elif isinstance(operand, Argument):
-            name, own = f"a{operand.number}", self._trace.arguments[operand.number][1]
-        else:
-            return f"{NUMBERS[dtype]}({operand})"
-        if own is dtype or NUMBERS[own] == NUMBERS[dtype]:
-            return name
-        return f"({name} != 0)" if dtype is torch.bool else f"{NUMBERS[dtype]}({name})"
+    def _places(self, words: Words) -> list[int]:
+        """Where a part has its arguments, outputs and sums."""
+        kinds = [dtype.is_floating_point for _, dtype in self._trace.arguments]
+        arguments = [kinds[:number].count(kinds[number]) for number in words.arguments]
+        return [*arguments, *words.part.outputs, *words.part.sums] or [0]
 
 
-def _peak(place: Operand, value: str) -> Iterator[str]:
-    """Keep the largest magnitude: one number per tile tells whether all of it is finite."""
-    yield f"m = magnitude({value})"
-    yield f"p{place} = m if m > p{place} else p{place}"
+def _flat(words: Words) -> Iterator[str]:
+    yield "for j in range(size):"
+    yield from _indented(1, words.lines("j"))
 
 
-def _element(dtype: torch.dtype) -> str:
-    """The type of what a tile holds."""
-    return str(bits_dtype(dtype)).removeprefix("torch.") if dtype in STORED else NUMBERS[dtype]
+def _rows(words: Words) -> Iterator[str]:
+    """Where lanes are added to: an entry of each row, some rows at a time."""
+    yield f"whole = size // {ROWS * LANES} * {ROWS * LANES}"
+    yield f"for row in range(0, whole, {ROWS * LANES}):"
+    yield from _indented(1, _addresses(words, ROWS))
+    yield f"    for lane in range({LANES}):"
+    for place in range(ROWS):
+        yield from _indented(2, words.lines("lane", place))
+    yield f"for row in range(whole, size, {LANES}):"
+    yield from _indented(1, _addresses(words, 1))
+    yield f"    for lane in range(min({LANES}, size - row)):"
+    yield from _indented(2, words.lines("lane", 0))
+
+
+def _addresses(words: Words, rows: int) -> Iterator[str]:
+    for place in range(rows):
+        for name, stride in words.strides.items():
+            yield f"{name}{place} = {name} + {stride} * (row + {place * LANES})"
 
 
 def _sums(node: MergeNode) -> bool:
     return isinstance(node.method, Reduction) and node.method.sums
 
 
-def _indented(level: int, lines: Iterator[str]) -> Iterator[str]:
+def _indented(level: int, lines: Iterable[str]) -> Iterator[str]:
     return ("    " * level + line for line in lines)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -211,28 +211,21 @@ def _number(token: str) -> float | int:
     raise RecipeError(f"expected a value, found {token!r}. Words are written in quotes.")
 
 
-def read_dict(arguments: Arguments) -> Mapping[str, Any]:
-    """A dictionary of numbers and words; what it means depends on the line that refers to it."""
+def read_dict(arguments: Arguments, of: type | tuple[type, ...] = ()) -> Mapping[str, Any]:
+    """A dictionary; what it means depends on the line that refers to it.
+
+    Args:
+        of: what values may be beside numbers and words.
+    """
     if arguments.values or not arguments.named:
         raise RecipeError("expected pairs of a key pattern and a value, such as conv1=0.3")
     for name, value in arguments.named.items():
         listed = value if isinstance(value, list) else [value]
-        if any(isinstance(v, Node | Mapping | list) for v in listed):
-            message = f"the value of '{name}' must be numbers or a word, not another line"
+        if not isinstance(value, of) and any(isinstance(v, Node | Mapping | list) for v in listed):
+            others = "another dictionary" if of else "another line"
+            message = f"the value of '{name}' must be numbers or a word, not {others}"
             raise _Misplaced(message, arguments.columns[name])
     return arguments.named
-
-
-def _dict(arguments: Arguments) -> Mapping[str, Any]:
-    """A dictionary that may refer to other lines, dictionaries too, which are recipes then."""
-    is_line = {name: isinstance(value, Node | Mapping) for name, value in arguments.named.items()}
-    named = {name: value for name, value in arguments.named.items() if not is_line[name]}
-    if named or not arguments.named or arguments.values:
-        read_dict(replace(arguments, named=named))
-    return {
-        name: as_node(as_argument(value)) if is_line[name] else value
-        for name, value in arguments.named.items()
-    }
 
 
 def call(method: MergeMethod, arguments: Arguments, named: Mapping[str, Any]) -> Node:
@@ -305,7 +298,7 @@ def _space(words: Mapping[str, Any]) -> str | None:
 
 DIALECT = Dialect(
     {
-        "dict": _dict,
+        "dict": lambda arguments: read_dict(arguments, Node),
         "literal": _literal,
         "model": _model,
         "parameter": _parameter,

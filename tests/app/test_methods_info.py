@@ -70,10 +70,6 @@ def test_it_says_how_a_method_streams():
     assert {name for name, said in memory.items() if said == "needs whole tensors"} == WHOLE
     assert memory["weighted_sum"] == "streams"
     assert memory["karcher"] == memory["ramplus_tl"] == "streams, after reductions"
-    assert memory["ties"] == "streams; after reductions with `density`"
-    assert (
-        memory["ties_sum_with_dropout"] == "streams, after reductions; needs whole tensors with `della_eps`"
-    )
     assert memory["model_stock"] == memory["della"] == "streams, row by row"
 
 

@@ -257,16 +257,6 @@ def test_two_numbers_that_were_drawn_are_points_where_they_lie():
     assert {text.get_text() for text in cells.axes[0].texts} == {"2.00", "3.00", "4.00", "5.00", "6.00"}
 
 
-def test_a_long_title_is_shortened_to_the_width_of_its_figure():
-    from mecha_exp.app.report.figures.heat import heat_map
-
-    long = Results("many words " * 20, ["a", "k"], [record(a * k, a=a, k=k) for a in (1, 2) for k in (1, 2)])
-
-    figure = heat_map(long)
-
-    assert len(figure.get_suptitle()) <= 10 * figure.get_figwidth() < len(long.title)
-
-
 def test_parallel_lines_end_in_their_metric():
     from mecha_exp.app.report.figures.parallel import parallel_coordinates
 

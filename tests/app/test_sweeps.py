@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -49,14 +48,6 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         return [folder / CSV_FILE]
 
     monkeypatch.setattr("mecha_exp.app.sweep.write_all", write_table)
-
-
-def test_what_the_merges_took_is_said_at_the_end(app, folder):
-    outcome = app("alpha=0.3,0.5", *NONE)
-
-    said = r"merged in [\d.]+ s: [\d.]+ .B read, 0 B written, [\d.]+ .B/s, peak memory [\d.]+ .B"
-    assert re.search(said, outcome.out), outcome.out
-    assert "merged in" not in app("alpha=0.3,0.5", *NONE).out  # nothing was: all is known
 
 
 def test_points_that_differ_in_anything_are_merged_in_one_pass(app, folder, passes_run):

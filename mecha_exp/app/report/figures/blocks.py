@@ -19,7 +19,6 @@ _MODES = {
     "only_one_block": "gained where the block alone is merged",
 }
 _MAX_SETTINGS = 24
-_MAX_LABELLED = 28  # blocks up to which each cell has its value written in it
 
 
 def has_block_ablation(results: Results) -> bool:
@@ -73,10 +72,10 @@ def block_weights(results: Results) -> Figure | None:
         return None
     blocks = list(dict.fromkeys(block for _, weights in weighted for block in weights.get(parameter, {})))
     grid = np.array([[w.get(parameter, {}).get(block, np.nan) for block in blocks] for _, w in weighted])
-    width = min(14.0, max(6.5, 2.5 + 0.42 * len(blocks)))
+    width = min(10.0, max(6.5, 2.5 + 0.36 * len(blocks)))
     figure, (axes,) = new_figure(width, max(2.8, 1.9 + 0.26 * len(weighted)))
     image = axes.imshow(np.ma.masked_invalid(grid), aspect="auto", cmap=COLOUR_MAP, interpolation="nearest")
-    if len(blocks) <= _MAX_LABELLED:
+    if len(blocks) <= 16:
         middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
         for (row, column), value in np.ndenumerate(grid):
             shade = "black" if value > middle else "white"

@@ -11,7 +11,6 @@ from mecha_exp.app.report.figures.style import (
     legend,
     metric_label,
     new_figure,
-    title,
 )
 from mecha_exp.app.report.results import Results, Setting, as_text, is_number
 from mecha_exp.app.report.table import shortened
@@ -44,8 +43,10 @@ def distances(results: Results) -> Figure | None:
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel(metric_label(results))
-    what = "distance as a fraction of the input's norm"
-    title(panels[0], results, what + ("; means over seeds" if results.has_replicates else ""))
+    what = "distance as a fraction of the input's norm" + (
+        "; means over seeds" if results.has_replicates else ""
+    )
+    figure.suptitle(f"{shortened(results.title, 70)}\n{what}", fontsize="medium")
     if key and groups > 1:
         legend(panels[0], key, 99)
     return figure

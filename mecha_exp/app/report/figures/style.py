@@ -21,7 +21,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 COLOUR_MAP = "cividis"  # even in lightness, so that it reads in grey
 SMALL = "small"
 _REFERENCE_REACH = 0.6  # how far beyond the data an input is still drawn, in heights of the data
-_LETTERS_AN_INCH = 10  # of a title
 _LOG_RATIO = 20  # between the largest and the smallest value, from which on an axis is logarithmic
 
 
@@ -56,11 +55,8 @@ def metric_label(results: Results) -> str:
 
 
 def title(axes: Axes, results: Results, what: str = "") -> None:
-    """The sweep's name as far as it fits the figure's width, and what this figure shows of it."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    name = shortened(results.title, int(_LETTERS_AN_INCH * figure.get_figwidth()))
-    figure.suptitle("\n".join(filter(None, [name, what])), fontsize="medium")
+    """The sweep's name, and what this figure shows of it."""
+    axes.set_title("\n".join(filter(None, [shortened(results.title, 70), what])), fontsize="medium")
 
 
 def value_axis(axis: Any, scale: Any, values: Sequence[float]) -> None:
@@ -127,7 +123,7 @@ def legend(axes: Axes, heading: str, entries: int) -> None:
         axes.legend(title=heading, fontsize=SMALL, framealpha=0.8)
     else:
         handles, labels = axes.get_legend_handles_labels()
-        axes.figure.legend(handles, labels, title=heading, fontsize=SMALL, loc="outside right center")
+        axes.figure.legend(handles, labels, title=heading, fontsize=SMALL, loc="outside right upper")
 
 
 def _no_ticks() -> Any:
