@@ -208,7 +208,8 @@ def main() -> None:
         rows.append(row(case, options.size, folder, pythons, repeat))
         say(" | ".join(rows[-1]))
         if options.save:  # what is measured is not lost if a later row breaks off
-            save_section(f"The engine beside its peers ({options.size})", f"{table(rows)}\n\n{end}")
+            which = f": {', '.join(options.cases)}" if options.cases else " beside its peers"
+            save_section(f"The engine{which} ({options.size})", f"{table(rows)}\n\n{end}")
     say(f"{table(rows)}\n\n{end}")
 
 
