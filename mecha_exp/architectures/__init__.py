@@ -12,8 +12,8 @@ from mecha_exp.architectures.config import (
 from mecha_exp.architectures.conversions import View, Views, targets_of, views
 from mecha_exp.architectures.detection import Detection, NearMiss, candidates, detect, fit, nearest
 from mecha_exp.architectures.library import from_yaml, get_all, register, resolve, small_files
-from mecha_exp.architectures.schema import to_yaml
 from mecha_exp.architectures.structural import StructuralConfig
+from mecha_exp.architectures.yaml_writer import to_yaml
 
 __all__ = [
     "DEFAULT_CONVENTION",
