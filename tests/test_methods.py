@@ -184,6 +184,10 @@ CASES = {
         lambda a, b, c: m.dropout(a, b, c, probability=0.4, alpha=0.7, rescale=0.5, seed=9),
         lambda key, a, b, c: a + 0.7 * mean_of_kept(key, [b - a, c - a], 0.6, 9) / 0.6**0.5,
     ),
+    "dropout_deltas": Case(
+        lambda a, b, c: m.dropout_deltas(m.subtract(b, a), m.subtract(c, a), probability=0.4, seed=9),
+        lambda key, a, b, c: mean_of_kept(key, [b - a, c - a], 0.6, 9) / 0.6,
+    ),
     "norm": Case(
         lambda a, b, c: m.add_difference(a, m.subtract(b, c), alpha=m.norm(m.subtract(a, c))),
         lambda key, a, b, c: a + math.sqrt(((a - c) ** 2).sum()) * (b - c),
