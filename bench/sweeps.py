@@ -4,27 +4,39 @@
     python -m bench.sweeps --save                      the whole table, into bench/RESULTS.md
 
 Every run is a process of its own with a store of its own, so that nothing is known beforehand; hashes of the
-inputs are remembered from the first one on. The demo's figures are drawn and its runs tracked.
+inputs and compiled loops are remembered from the first one on. The demo's figures are drawn, its runs tracked.
+Ten written models of full size and their inputs need 30 GB: where the folder has not as much room, they are of
+size `half`. sd-mecha merges one point, and is said to take ten times as long for ten.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
+from bench.engine import PEERS, Case, Measured, environment, say
+from bench.engine import run as peer_run
 from bench.models import make_models
 from bench.report import machine, save_section, table
 
 REPOSITORY = Path(__file__).parents[1]
 APP = [sys.executable, "-m", "mecha_exp"]
 ALPHAS = ",".join(f"{0.1 * i:g}" for i in range(1, 11))
+MEASURED = ["output=none"]
+ROOM = 32_000_000_000
+"""Bytes that ten models of full size and their inputs take."""
+MEMORY = 1_000_000_000
+"""Bytes that a sweep may take at its peak."""
 DEMO_ALPHAS = ",".join(f"{i / 100:g}" for i in range(1, 101))
 
 
@@ -49,20 +61,27 @@ def main() -> None:
         "--folder", type=Path, default=Path("/dev/shm/mecha_exp_sweeps"), help="of the models"
     )
     parser.add_argument("--only", choices=["demo", "models"], help="one half of the table")
+    parser.add_argument("--environments", type=Path, default=Path(".bench"), help="of sd-mecha")
+    parser.add_argument("--no-peers", action="store_true", help="without sd-mecha")
     parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
     options = parser.parse_args()
     rows = [["work", "time", "processor time", "peak memory", "bar"]]
+    end = f"{machine()}; models of size {options.size}; medians of {options.repeat}."
+    halves = []
     if options.only != "models":
-        rows += demo(options.repeat)
+        halves.append(demo(options.repeat))
     if options.only != "demo":
-        rows += models(options.size, options.folder, options.repeat)
-    text = f"{table(rows)}\n\n{machine()}; models of size {options.size}; medians of {options.repeat}."
-    sys.stdout.write(text + "\n")
-    if options.save:
-        save_section(f"Sweeps ({options.size})", text)
+        peer = None if options.no_peers else environment(options.environments / "sd-mecha", PEERS["sd-mecha"])
+        halves.append(models(options.size, options.folder, options.repeat, peer))
+    for row in chain.from_iterable(halves):
+        rows.append(row)
+        say(" | ".join(row))
+        if options.save:  # what is measured is not lost if a later row breaks off
+            save_section(f"Sweeps ({options.size})", f"{table(rows)}\n\n{end}")
+    say(f"{table(rows)}\n\n{end}")
 
 
-def demo(repeat: int) -> list[list[str]]:
+def demo(repeat: int) -> Iterator[list[str]]:
     """A hundred points on the bundled digits, evaluated and tracked, and the same command again."""
     command = ["recipe=ties", f"alpha={DEMO_ALPHAS}", "output=none", "-m"]
     first, again = [], []
@@ -70,32 +89,75 @@ def demo(repeat: int) -> list[list[str]]:
         with tempfile.TemporaryDirectory() as folder:
             first.append(run(command, Path(folder)))
             again.append(run(command, Path(folder)))
-    return [
-        row("100 points on the digits demo, command to table", first, "30 s"),
-        row("the same command again", again, "6 s"),
-    ]
+    yield row("100 points on the digits demo, command to table", first, at_most(seconds(first), 30))
+    yield row("the same command again", again, at_most(seconds(again), 6))
 
 
-def models(size: str, folder: Path, repeat: int) -> list[list[str]]:
+def models(size: str, folder: Path, repeat: int, peer: Path | None) -> Iterator[list[str]]:
     """TIES over large models: one point and ten, measured only, and written."""
+    one, ten = points(size, folder, repeat, MEASURED)
+    yield row(f"TIES, 1 point, weight statistics alone ({size})", one, memory(one))
+    ratio = seconds(ten) / seconds(one)
+    bar = f"{judged(ratio <= 1.5)}: {ratio:.2f} times one point, at most 1.5; {memory(ten)}"
+    yield row(f"TIES, 10 points, weight statistics alone ({size})", ten, bar)
+    if peer is not None:
+        taken = Measured()
+        inputs = make_models(folder, 4, size)
+        case = Case("ties", "TIES", 4)
+        peer_run(peer, "sd-mecha", case, folder / "merged.safetensors", inputs, taken)
+        if taken.failed:
+            yield ["the same by sd-mecha 1.1.8", "failed", "", "", ""]
+        else:
+            total = 10 * taken.median
+            times = total / seconds(ten)
+            bar = f"{judged(times >= 150)}: {times:.0f} times as long, at least 150"
+            title = f"the same by sd-mecha 1.1.8, ten times one point of {taken.median:.1f} s"
+            yield [title, f"{total:.0f} s", "", f"{taken.peak / 1e9:.2f} GB", bar]
+    written = size
+    if size == "sd15" and shutil.disk_usage(folder).total < ROOM:
+        written = "half"
+        for path in folder.glob(f"{size}-*.safetensors"):  # a memory disk holds the models of one size only
+            path.unlink()
+    output = ["output.durable=false", f"output.path='{folder}/out-${{alpha}}.safetensors'"]
+    one, ten = points(written, folder, repeat, output)
+    copied = statistics.median(copying(make_models(folder, 1, written)[0], folder) for _ in range(repeat))
+    most = seconds(one) + 1.5 * copied
+    yield row(f"TIES, 1 point, written ({written})", one, memory(one))
+    yield [f"copying 10 outputs ({written})", f"{copied:.1f} s", "", "", ""]
+    bar = f"{at_most(seconds(ten), most)}, one point and 1.5 times the copying; {memory(ten)}"
+    yield row(f"TIES, 10 points, written ({written})", ten, bar)
+
+
+def points(size: str, folder: Path, repeat: int, more: list[str]) -> tuple[list[Run], list[Run]]:
+    """One point and ten, taking turns, after one of each that compiles the loops and hashes the inputs."""
     base, *experts = make_models(folder, 4, size)
     inputs = ["recipe=ties", f"models.base={base}", f"models.experts=[{','.join(map(str, experts))}]"]
-    inputs += ["evaluator=none", "tracking=none", "-m"]
-    measured = ["output=none"]
-    written = ["output.durable=false", f"output.path='{folder}/out-${{alpha}}.safetensors'"]
-    run([*inputs, "alpha=0.7", *measured], folder)  # compiles the loops, and hashes the inputs
-    rows = []
-    for name, more in (("weight statistics alone", measured), ("written", written)):
-        one, ten = [], []
-        for _ in range(repeat):
-            one.append(run([*inputs, "alpha=0.5", "store=null", *more], folder))
-            ten.append(run([*inputs, f"alpha={ALPHAS}", "store=null", *more], folder))
-        ratio = statistics.median(r.seconds for r in ten) / statistics.median(r.seconds for r in one)
-        rows.append(row(f"TIES, 1 point, {name}", one, ""))
-        bar = "1.5 times one point" if more is measured else "one point and 1.5 times the copying"
-        rows.append(row(f"TIES, 10 points, {name} ({ratio:.2f} times)", ten, bar))
-    rows.append(["copying 10 outputs", f"{copying(base, folder):.1f} s", "", "", ""])
-    return rows
+    inputs += ["evaluator=none", "tracking=none", "store=null", *more, "-m"]
+    one, ten = [], []
+    for _ in range(repeat + 1):
+        one.append(run([*inputs, "alpha=0.5"], folder))
+        ten.append(run([*inputs, f"alpha={ALPHAS}"], folder))
+    return one[1:], ten[1:]
+
+
+def seconds(runs: Sequence[Run]) -> float:
+    """The median wall time."""
+    return statistics.median(run.seconds for run in runs)
+
+
+def judged(met: bool) -> str:
+    """Whether a bar is met, in a word."""
+    return "met" if met else "missed"
+
+
+def at_most(taken: float, most: float) -> str:
+    """Whether a time is within its bar."""
+    return f"{judged(taken <= most)}: at most {most:.1f} s"
+
+
+def memory(runs: Sequence[Run]) -> str:
+    """Whether the peak memory of some runs is within its bar."""
+    return f"memory {judged(max(run.peak for run in runs) <= MEMORY)}: at most 1 GB"
 
 
 def run(arguments: list[str], folder: Path) -> Run:
@@ -125,11 +187,11 @@ def copying(file: Path, folder: Path) -> float:
     return taken
 
 
-def row(what: str, runs: list[Run], bar: str) -> list[str]:
+def row(what: str, runs: Sequence[Run], bar: str) -> list[str]:
     """A line of the table."""
-    seconds = statistics.median(r.seconds for r in runs)
     processor = statistics.median(r.processor for r in runs)
-    return [what, f"{seconds:.1f} s", f"{processor:.1f} s", f"{max(r.peak for r in runs) / 1e9:.2f} GB", bar]
+    peak = max(r.peak for r in runs)
+    return [what, f"{seconds(runs):.1f} s", f"{processor:.1f} s", f"{peak / 1e9:.2f} GB", bar]
 
 
 if __name__ == "__main__":
