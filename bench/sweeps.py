@@ -4,8 +4,8 @@
     python -m bench.sweeps --save                      the whole table, into bench/RESULTS.md
 
 Every run is a process of its own with a store of its own, so that nothing is known beforehand; hashes of the
-inputs and compiled loops are remembered from the first one on. The demo's figures are drawn, its runs tracked.
-Ten written models of full size and their inputs need 30 GB: where the folder has not as much room, they are of
+inputs and compiled loops are remembered from the first one on. The demo's figures are drawn, its runs
+tracked. Ten written models of full size and their inputs need 30 GB: where the folder has less, they are of
 size `half`. sd-mecha merges one point, and is said to take ten times as long for ten.
 """
 
