@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
@@ -21,7 +23,7 @@ def choices(group: str) -> str:
     """The options of a group and of the groups in it, wrapped for a second column."""
     return "\n".join(
         textwrap.wrap(
-            ", ".join(_options(group)),
+            ", ".join(_options(GlobalHydra.instance().config_loader(), group)),
             WIDTH - INDENT,
             subsequent_indent=" " * INDENT,
             break_on_hyphens=False,
@@ -30,8 +32,10 @@ def choices(group: str) -> str:
     )
 
 
-def _options(group: str) -> list[str]:
-    loader = GlobalHydra.instance().config_loader()
+@functools.lru_cache(maxsize=64)
+def _options(loader: ConfigLoader, group: str) -> tuple[str, ...]:
+    """They are asked for with every configuration that is composed, and each file is parsed for that."""
     names = loader.get_group_options(group, ObjectType.CONFIG)
     inner = loader.get_group_options(group, ObjectType.GROUP)
-    return sorted([*names, *(f"{name}/{option}" for name in inner for option in _options(f"{group}/{name}"))])
+    nested = (f"{name}/{option}" for name in inner for option in _options(loader, f"{group}/{name}"))
+    return tuple(sorted([*names, *nested]))
