@@ -94,7 +94,7 @@ def test_an_example_is_the_recipe_of_that_name_or_one_that_ends_with_the_method(
     assert EXAMPLES["add_difference_ties"] == "python -m mecha_exp recipe=ties"
 
 
-@pytest.mark.parametrize("name", CALLS.keys() - {"omit_component", "pick_component", "stack"})
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"omit_component", "pick_component", "stack"}))
 def test_an_example_without_a_recipe_merges(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number, letter in enumerate(["a", "b", "c", "base"]):
