@@ -1,10 +1,11 @@
 """What several test files share: models as real files in a temporary folder."""
 
+import logging
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ REPOSITORY = Path(__file__).parents[1]
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes is not what is tested
 settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """The level of the log is what it was: the application, run in this process, has a level of its own."""
+    before = logging.root.level
+    yield
+    logging.root.setLevel(before)
 
 
 @pytest.fixture
