@@ -13,6 +13,7 @@ from mecha_exp.architectures.conversions import View, Views, targets_of, views
 from mecha_exp.architectures.detection import Detection, NearMiss, candidates, detect, fit, nearest
 from mecha_exp.architectures.library import from_yaml, get_all, register, resolve, small_files
 from mecha_exp.architectures.structural import StructuralConfig
+from mecha_exp.architectures.symmetries import Place, Symmetry, linked
 from mecha_exp.architectures.yaml_writer import to_yaml
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "Layout",
     "ModelConfig",
     "NearMiss",
+    "Place",
     "StructuralConfig",
+    "Symmetry",
     "View",
     "Views",
     "candidates",
@@ -33,6 +36,7 @@ __all__ = [
     "from_yaml",
     "get_all",
     "infer_blocks",
+    "linked",
     "nearest",
     "register",
     "resolve",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from mecha_exp.architectures.blocks import in_order, infer_blocks
 from mecha_exp.architectures.patterns import Pattern
 from mecha_exp.architectures.rules import Conversion, Renaming, Rules
+from mecha_exp.architectures.symmetries import Symmetry, SymmetryRule
 from mecha_exp.errors import ConfigError, did_you_mean
 
 DEFAULT_CONVENTION = "sd-mecha"
@@ -58,6 +59,7 @@ class Layout:
         conventions: rules that go before `blocks` in a convention of that name.
         blocks_of: the layout whose blocks these are, under other names, instead of `blocks`.
         conversions: the rules to other layouts, by their names.
+        symmetries: what can be exchanged inside without changing what the network computes.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Layout:
     conventions: Mapping[str, Rules] = field(default_factory=dict)
     blocks_of: Layout | None = None
     conversions: Mapping[str, Conversion] = field(default_factory=dict)
+    symmetries: tuple[SymmetryRule, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Component:
         sizes: numbers for the layout's sizes.
         blocks: rules in place of those of the layout. Without any, blocks are inferred from numbered layers.
         conventions: rules that go before `blocks` in a convention of that name.
+        symmetries: rules beside those of the layout.
     """
 
     name: str
@@ -96,11 +100,17 @@ class Component:
     sizes: Mapping[str, int] = field(default_factory=dict)
     blocks: Rules = ()
     conventions: Mapping[str, Rules] = field(default_factory=dict)
+    symmetries: tuple[SymmetryRule, ...] = ()
 
     @property
     def patterns(self) -> tuple[KeyPattern, ...]:
         """The patterns of its layout and its own."""
         return (self.layout.keys if self.layout else ()) + self.keys
+
+    @property
+    def all_symmetries(self) -> tuple[SymmetryRule, ...]:
+        """The rules of its layout and its own."""
+        return (self.layout.symmetries if self.layout else ()) + self.symmetries
 
     @property
     def all_conventions(self) -> tuple[str, ...]:
@@ -232,6 +242,41 @@ class ModelConfig:
     def aliases(self) -> Mapping[str, str]:
         """Every alias, and the config's own name of its key."""
         return self._aliases
+
+    def symmetries(self, keys: Collection[str] | None = None) -> tuple[Symmetry, ...]:
+        """What can be exchanged inside without changing what a network computes.
+
+        Args:
+            keys: those that a file has, which then are named as it names them; None: all keys.
+
+        Raises:
+            ConfigError: a rule does not fit the keys.
+        """
+        if keys is None:
+            return self._symmetries
+        names = {self.resolve_alias(key): key for key in keys}
+        optional = {key for key, info in self._keys.items() if info.optional}
+        found = (symmetry.among(names, optional) for symmetry in self._symmetries)
+        return tuple(symmetry for symmetry in found if symmetry is not None)
+
+    @cached_property
+    def _symmetries(self) -> tuple[Symmetry, ...]:
+        return tuple(
+            symmetry
+            for part in self.parts
+            for rule in part.all_symmetries
+            for symmetry in self._symmetries_by(rule, part)
+        )
+
+    def _symmetries_by(self, rule: SymmetryRule, part: Component) -> list[Symmetry]:
+        """What a rule says of a component; nothing where it is a layout's and does not fit other sizes."""
+        try:
+            return list(rule.symmetries(part, self._components[part.name], part.all_sizes(self.sizes)))
+        except ConfigError as error:
+            if rule not in part.symmetries:
+                return []
+            where = f"{self.identifier}: components.{part.name}.symmetries['{rule.below}']"
+            raise ConfigError(f"{where}: {error}") from None
 
     @cached_property
     def _components(self) -> Mapping[str, Mapping[str, KeyInfo]]:

@@ -32,12 +32,12 @@ def register(config: ModelConfig) -> ModelConfig:
     """Make a config known by its identifier, for `resolve` and for detection; twice does no harm.
 
     Raises:
-        ConfigError: another config has that identifier, or a key is there twice.
+        ConfigError: another config has that identifier, a key is there twice, or a symmetry fits no keys.
     """
     known = _REGISTERED.get(config.identifier, config)
     if config.identifier in _builtin() or (known.parts, known.sizes) != (config.parts, config.sizes):
         raise ConfigError(f"there is a model config {config.identifier!r} already: name this one otherwise.")
-    config.keys()
+    config.symmetries()
     return _REGISTERED.setdefault(config.identifier, config)
 
 

@@ -28,15 +28,17 @@ import yaml
 from mecha_exp.architectures.config import Component, KeyPattern, Layout, ModelConfig
 from mecha_exp.architectures.patterns import Pattern
 from mecha_exp.architectures.rules import REST, Conversion, Rules
+from mecha_exp.architectures.symmetries import Side, SymmetryRule
 from mecha_exp.checkpoint import parse_dtype
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 
 IDENTIFIER = re.compile(r"[a-z0-9._+]+-[a-z0-9._+]+")
 _SIZE_NAME = re.compile(r"[a-z_]\w*")
 _CONFIG_FIELDS = ("identifier", "sizes", "components")
-_SHARED_FIELDS = ("sizes", "dtype", "keys", "blocks", "conventions")
+_SHARED_FIELDS = ("sizes", "dtype", "keys", "blocks", "conventions", "symmetries")
 _LAYOUT_FIELDS = (*_SHARED_FIELDS, "blocks_of")
 _COMPONENT_FIELDS = (*_SHARED_FIELDS, "prefix", "layout", "dots", "aliases", "optional")
+_SYMMETRY_FIELDS = ("head", "rows", "columns")
 _KEY_FIELDS = ("shape", "dtype", "optional", "aliases")
 
 FindLayout = Callable[[str], Layout]
@@ -106,6 +108,7 @@ class _Reader:
             conventions=self._conventions(fields, ""),
             blocks_of=self._layout(fields.get("blocks_of"), "blocks_of"),
             conversions=conversions,
+            symmetries=self._symmetries(fields, ""),
         )
         self._problems.raise_as(ConfigError)
         return layout
@@ -131,6 +134,7 @@ class _Reader:
             sizes=own,
             blocks=self._rules(fields.get("blocks", {}), f"{where}.blocks"),
             conventions=self._conventions(fields, where),
+            symmetries=self._symmetries(fields, where),
         )
 
     def _keys(self, fields: Mapping[str, Any], where: str) -> tuple[KeyPattern, ...]:
@@ -143,6 +147,49 @@ class _Reader:
         place = f"{where}.conventions".lstrip(".")
         conventions = self._mapping(fields.get("conventions", {}), place)
         return {name: self._rules(rules, f"{place}.{name}") for name, rules in conventions.items()}
+
+    def _symmetries(self, fields: Mapping[str, Any], where: str) -> tuple[SymmetryRule, ...]:
+        place = f"{where}.symmetries".lstrip(".")
+        rules = []
+        for below, entries in self._mapping(fields.get("symmetries", {}), place).items():
+            here = f"{place}[{below!r}]"
+            pattern = self._pattern(below, here)
+            if not isinstance(entries, list):
+                self._wrong(here, f"expected a list of rules such as {{rows: fc1.weight}}, got {entries!r}")
+                continue
+            rules += [
+                self._symmetry(pattern, entry, f"{here}[{number}]") for number, entry in enumerate(entries)
+            ]
+        return tuple(rules)
+
+    def _symmetry(self, below: Pattern, entry: Any, where: str) -> SymmetryRule:
+        fields = self._mapping(entry, where, _SYMMETRY_FIELDS)
+        sides = [
+            self._side(text, axis, f"{where}.{name}")
+            for axis, name in enumerate(("rows", "columns"))
+            for text in self._one_or_more(fields.get(name, []), f"{where}.{name}")
+        ]
+        head = fields.get("head")
+        if head is not None and (type(head) is not int or head < 1):
+            self._wrong(f"{where}.head", f"expected a positive number, got {head!r}")
+        elif head is not None and len(sides) != 2:
+            self._wrong(where, f"a rule with 'head' has two sides, and this one has {len(sides)}")
+        elif not sides:
+            self._wrong(where, "it needs 'rows' or 'columns'")
+        return SymmetryRule(below, tuple(sides), head)
+
+    def _side(self, text: str, axis: int, where: str) -> Side:
+        try:
+            side = Side.parse(text, axis)
+        except ConfigError as error:
+            self._wrong(where, str(error))
+            return Side(Pattern("", ()), axis)
+        for size in side.names.sizes:
+            self._use_size(size, where)
+        return side
+
+    def _one_or_more(self, value: Any, where: str) -> tuple[str, ...]:
+        return self._texts([value] if isinstance(value, str) else value, where)
 
     def _layout(self, value: Any, where: str) -> Layout | None:
         if value is None:

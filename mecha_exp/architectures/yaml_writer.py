@@ -8,6 +8,7 @@ import yaml
 
 from mecha_exp.architectures.config import Component, KeyPattern, ModelConfig
 from mecha_exp.architectures.rules import Rules
+from mecha_exp.architectures.symmetries import SymmetryRule
 
 
 def to_yaml(model_config: ModelConfig) -> str:
@@ -52,6 +53,7 @@ def _component(part: Component) -> dict[str, Any]:
         "keys": {str(key.names): _entry(key, usual) for key in part.keys},
         "blocks": _written(part.blocks),
         "conventions": {name: _written(rules) for name, rules in part.conventions.items()},
+        "symmetries": _symmetries(part.symmetries),
     }
     return {name: value for name, value in content.items() if value or (name == "dots" and value is not None)}
 
@@ -71,3 +73,14 @@ def _entry(key: KeyPattern, usual: str) -> Any:
 
 def _written(rules: Rules) -> dict[str, str]:
     return {str(left): str(right) for left, right in rules}
+
+
+def _symmetries(rules: tuple[SymmetryRule, ...]) -> dict[str, list[_Flow]]:
+    written: dict[str, list[_Flow]] = {}
+    for rule in rules:
+        entry = _Flow() if rule.head is None else _Flow(head=rule.head)
+        for axis, name in enumerate(("rows", "columns")):
+            if sides := [str(side) for side in rule.sides if side.axis == axis]:
+                entry[name] = sides
+        written.setdefault(str(rule.below), []).append(entry)
+    return written

@@ -1,0 +1,171 @@
+"""Symmetries: what can be exchanged inside a network without changing what it computes.
+
+    mlp:                                             # below each of these names, which may be a brace pattern
+      - {rows: "fc1.{weight,bias}", columns: fc2.weight}
+    self_attn:
+      - {head: 64, rows: ["q_proj.{weight,bias}", "k_proj.{weight,bias}"]}
+      - {head: 64, rows: "v_proj.{weight,bias}", columns: out_proj.weight}
+
+Each entry is a rule. The units of a hidden layer are rows of the tensors that make it and columns of those
+that read it; they may change places if they do so everywhere. `in_proj_weight 2/3` is the second of three
+equal parts. In attention the units of one head belong together: `head` is how many those are. Between the two
+sides of such a rule there is nothing but a product, so any invertible matrix of a head on one side cancels
+with its inverse on the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from mecha_exp.architectures.patterns import Pattern
+from mecha_exp.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from mecha_exp.architectures.config import Component, KeyInfo
+
+_PART = re.compile(r"(.*\S) +(\d+)/(\d+)")
+
+
+class Place(NamedTuple):
+    """Where the units of a symmetry are in a tensor: along an axis, from an index on."""
+
+    key: str
+    axis: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """Units that may change places, if they do so at all places at once.
+
+    Attributes:
+        heads: into how many groups of successive units they are divided, each of which keeps its own.
+        width: the units of a head; where there are no heads, all units.
+        sides: the places, by the tensors that belong together: a weight and its bias.
+        linear: whether only products of the two sides count, so that any invertible matrix may stand between.
+    """
+
+    heads: int
+    width: int
+    sides: tuple[tuple[Place, ...], ...]
+    linear: bool = False
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Those of all sides."""
+        return tuple(place for side in self.sides for place in side)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The tensors that it is about."""
+        return tuple(dict.fromkeys(place.key for place in self.places))
+
+    def among(self, names: Mapping[str, str], optional: Collection[str]) -> Symmetry | None:
+        """The symmetry of a file that may lack keys; None where it lacks one that is not optional.
+
+        Args:
+            names: the keys that are there, and what the file calls them.
+            optional: keys, such as biases, without which the symmetry holds all the same.
+        """
+        missing = [key for key in self.keys if key not in names]
+        if not all(key in optional for key in missing):
+            return None
+        sides = tuple(
+            tuple(place._replace(key=names[place.key]) for place in side if place.key in names)
+            for side in self.sides
+        )
+        return replace(self, sides=sides) if all(sides) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The tensors of one side of a rule: a pattern, and which of how many equal parts of them is meant."""
+
+    names: Pattern
+    axis: int
+    index: int = 1
+    of: int = 1
+
+    @staticmethod
+    def parse(text: str, axis: int) -> Side:
+        """Take `in_proj_weight 2/3` apart; ConfigError where there is no such part."""
+        found = _PART.fullmatch(text)
+        if found is None:
+            return Side(Pattern.parse(text), axis)
+        index, of = int(found[2]), int(found[3])
+        if not 1 <= index <= of:
+            raise ConfigError(f"{text!r}: there is no part {index} of {of}. Parts are counted from 1.")
+        return Side(Pattern.parse(found[1]), axis, index, of)
+
+    def __str__(self) -> str:
+        return str(self.names) if self.of == 1 else f"{self.names} {self.index}/{self.of}"
+
+
+@dataclass(frozen=True, slots=True)
+class SymmetryRule:
+    """Symmetries that are written as one.
+
+    Attributes:
+        below: the names under which its tensors are; one symmetry for each. It may be empty.
+        sides: its tensors: rows are along axis 0, columns along axis 1.
+        head: how many units a head has; None where there are no heads.
+    """
+
+    below: Pattern
+    sides: tuple[Side, ...]
+    head: int | None = None
+
+    def symmetries(
+        self, part: Component, keys: Mapping[str, KeyInfo], sizes: Mapping[str, int]
+    ) -> Iterator[Symmetry]:
+        """The symmetries of a component that has these keys.
+
+        Raises:
+            ConfigError: a key that there is not, sizes that differ or do not divide.
+        """
+        for name in self.below.expand(sizes):
+            begin = f"{name}." if name else ""
+            found = [self._places(side, part, keys, begin, sizes) for side in self.sides]
+            lengths = {length for length, _ in found}
+            if len(lengths) > 1:
+                raise ConfigError(f"its tensors have different numbers of units: {sorted(lengths)}")
+            (length,) = lengths
+            width = self.head or length
+            if length % width:
+                raise ConfigError(f"{length} units are no whole number of heads of {width}")
+            yield Symmetry(
+                length // width, width, tuple(places for _, places in found), self.head is not None
+            )
+
+    @staticmethod
+    def _places(
+        side: Side, part: Component, keys: Mapping[str, KeyInfo], begin: str, sizes: Mapping[str, int]
+    ) -> tuple[int, tuple[Place, ...]]:
+        lengths, places = set(), []
+        for name in side.names.expand(sizes):
+            key = part.full_name(begin + name)
+            if key not in keys:
+                raise ConfigError(f"there is no key {key!r}.{did_you_mean(key, keys)}")
+            shape = keys[key].shape
+            if len(shape) <= side.axis or shape[side.axis] % side.of:
+                what = f"{side.of} equal parts" if len(shape) > side.axis else "columns"
+                raise ConfigError(f"{key!r} of shape {list(shape)} has no {what}")
+            length = shape[side.axis] // side.of
+            lengths.add(length)
+            places.append(Place(key, side.axis, (side.index - 1) * length))
+        if len(lengths) > 1:
+            raise ConfigError(f"the tensors of '{side}' have different numbers of units: {sorted(lengths)}")
+        return lengths.pop(), tuple(places)
+
+
+def linked(symmetries: Iterable[Symmetry]) -> list[tuple[Symmetry, ...]]:
+    """The symmetries by the tensors that tie them together: two that share one are in one group."""
+    groups: dict[str, list[Symmetry]] = {}
+    for symmetry in symmetries:
+        met = {id(groups[key]): groups[key] for key in symmetry.keys if key in groups}
+        joined = [*(one for group in met.values() for one in group), symmetry]
+        groups |= {key: joined for one in joined for key in one.keys}
+    return [tuple(group) for group in {id(group): group for group in groups.values()}.values()]
