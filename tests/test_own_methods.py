@@ -1,5 +1,6 @@
 """Merge methods as a user writes them: keys, other keys, seeds, groups of keys, interfaces, conversions."""
 
+import time
 from typing import TypeVar
 
 import pytest
@@ -193,6 +194,26 @@ def test_a_class_makes_a_group_of_keys_at_once(fused):
 
     assert {key: value.tolist() for key, value in merged.items()} == {"q": [0, 1], "k": [2, 3], "v": [4, 5]}
     assert fused.__wrapped__.calls == 1
+
+
+def test_workers_that_want_keys_of_one_group_wait_for_it():
+    made = []
+
+    @merge_method(register=False)
+    class together:
+        @staticmethod
+        def map_keys(b):
+            b[tuple(b.keys())] = b.keys[tuple(b.keys())]
+
+        def __call__(self, a: Parameter(StateDict[Tensor]), **kwargs) -> Return(Tensor):
+            if not a["0"].is_meta:
+                time.sleep(0.05)  # in which other workers come
+                made.append(kwargs["key"])
+            return {key: a[key] for key in kwargs["key_relation"].outputs}
+
+    merge(together({f"{i}": torch.ones(3) for i in range(8)}), options=mecha_exp.EngineOptions(workers=4))
+
+    assert len(made) == 1
 
 
 def test_a_conversion_says_which_config_it_wanted(fused):

@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -362,28 +363,45 @@ class Lazy:
 
 
 class _Kept:
-    """Results that may be asked for again, the latest ones, up to a number of bytes."""
+    """Results that may be asked for again, the latest ones, up to a number of bytes.
+
+    Who asks for one that is being made waits for it; what it is made of never asks for it.
+    """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._bytes = 0
         self._results: OrderedDict[Any, Any] = OrderedDict()
+        self._making: WeakValueDictionary[Any, _Turn] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def get(self, name: Any, make: Callable[[], Any]) -> Any:
         with self._lock:
-            if name in self._results:
-                self._results.move_to_end(name)
-                return self._results[name]
-        made = make()  # without the lock: it may ask for others
+            turn = self._making.setdefault(name, _Turn())
+        with turn.lock:
+            with self._lock:
+                if name in self._results:
+                    self._results.move_to_end(name)
+                    return self._results[name]
+            made = make()  # without the lock: it may ask for others
+            self._keep(name, made)
+        return made
+
+    def _keep(self, name: Any, made: Any) -> None:
         with self._lock:
-            if name not in self._results and _bytes_of(made) <= self._budget:
+            if _bytes_of(made) <= self._budget:
                 self._results[name] = made
                 self._bytes += _bytes_of(made)
             while self._bytes > self._budget:
                 _, oldest = self._results.popitem(last=False)
                 self._bytes -= _bytes_of(oldest)
-        return made
+
+
+class _Turn:
+    """The lock that a result is made under, which is gone when nobody holds it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
 
 
 def _bytes_of(value: Any) -> int:
