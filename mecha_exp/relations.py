@@ -23,9 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mecha_exp.errors import RecipeError, did_you_mean
+
+if TYPE_CHECKING:
+    from mecha_exp.architectures import ModelConfig
+
+NO_CONFIGS: Mapping[str, ModelConfig | None] = {}
 
 
 @dataclass(frozen=True)
@@ -112,10 +117,18 @@ class _Keys:
 
 
 class _Port:
-    """One argument, or the output (`b.out`), of the method whose keys are mapped."""
+    """One argument, or the output (`b.out`), of the method whose keys are mapped.
 
-    def __init__(self, inputs: Mapping[str, Mapping[str, Any]], where: str) -> None:
+    Attributes:
+        keys: its keys.
+        model_config: what it is a checkpoint of; None for an output and for hyperparameters.
+    """
+
+    def __init__(
+        self, inputs: Mapping[str, Mapping[str, Any]], where: str, config: ModelConfig | None = None
+    ) -> None:
         self.keys = _Keys(inputs, where)
+        self.model_config = config
 
 
 class KeyMapBuilder:
@@ -123,10 +136,17 @@ class KeyMapBuilder:
 
     `b.keys` are those of all arguments together, `b.<argument>.keys` those of one, `b.out.keys` those of the
     output; `b[outputs] = needs` says what outputs (a key, several, or `...` for every key) are made of.
+    `b.<argument>.model_config` is the model config of an argument.
     """
 
-    def __init__(self, inputs: Mapping[str, Mapping[str, Any]], outputs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        inputs: Mapping[str, Mapping[str, Any]],
+        outputs: Mapping[str, Any],
+        configs: Mapping[str, ModelConfig | None] = NO_CONFIGS,
+    ) -> None:
         self._inputs = inputs
+        self._configs = configs
         self._outputs = outputs
         self.keys = _Keys(inputs, "b")
         self.out = _Port({"out": outputs}, "b.out")
@@ -136,7 +156,7 @@ class KeyMapBuilder:
         if name.startswith("_") or name not in self._inputs:
             hint = did_you_mean(name, [*self._inputs, "out", "keys"])
             raise AttributeError(f"map_keys: there is no argument '{name}'.{hint}")
-        return _Port({name: self._inputs[name]}, f"b.{name}")
+        return _Port({name: self._inputs[name]}, f"b.{name}", self._configs.get(name))
 
     def __setitem__(self, outputs: str | tuple[str, ...] | EllipsisType, needs: Needs) -> None:
         if outputs is ...:
@@ -162,8 +182,9 @@ class KeyMap:
         map_keys: Callable[[KeyMapBuilder], None],
         inputs: Mapping[str, Mapping[str, Any]],
         outputs: Mapping[str, Any],
+        configs: Mapping[str, ModelConfig | None] = NO_CONFIGS,
     ) -> None:
-        builder = KeyMapBuilder(inputs, outputs)
+        builder = KeyMapBuilder(inputs, outputs, configs)
         map_keys(builder)
         self._needs = builder.needs
 

@@ -341,13 +341,15 @@ class Lazy:
 
     def _build_key_map(self, node: MergeNode, map_keys: Callable[[Any], None]) -> KeyMap:
         inputs: dict[str, Mapping[str, Any]] = {}
+        configs: dict[str, ModelConfig | None] = {}
         for name, value in node.arguments:
             child = value[0] if isinstance(value, tuple) else value
             if node.method.signature[name].is_tensor:
                 inputs[name] = self._known_keys(child, node.method.signature[name].config)
+                configs[name] = self.graph.config_of(child)
         outputs = self._known_keys(node, node.method.signature.returned.config, inputs)
         try:
-            return KeyMap(map_keys, inputs, outputs)
+            return KeyMap(map_keys, inputs, outputs, configs)
         except MechaError as error:
             raise RecipeError(f"{node.method.identifier}: {error}") from error
 
