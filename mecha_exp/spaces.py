@@ -72,6 +72,19 @@ def get_all() -> list[MergeSpace]:
     return list(_registry.values())
 
 
+def get_identifiers(merge_space: Iterable[str]) -> list[str]:
+    """The names of several merge spaces, or of those that a symbol stands for.
+
+    Raises:
+        RecipeError: one of them is unknown, or it is one name instead of several.
+    """
+    if isinstance(merge_space, str):
+        raise RecipeError(
+            f"expected a MergeSpaceSymbol or several merge spaces, got the one name '{merge_space}'"
+        )
+    return list(checked_spaces(merge_space))
+
+
 def checked_spaces(spaces: str | Iterable[str]) -> tuple[str, ...]:
     """One name or several as a tuple of known ones.
 

@@ -196,6 +196,13 @@ def test_the_extensions_have_their_names():
         "delta",
         "param",
     ]
+    assert extensions.merge_spaces.get_identifiers({"weight"}) == ["weight"]
+    symbol = mecha_exp.MergeSpaceSymbol("weight", "delta")
+    assert extensions.merge_spaces.get_identifiers(symbol) == ["weight", "delta"]
+    with pytest.raises(RecipeError, match=r"unknown merge space 'wieght'\. Did you mean 'weight'"):
+        extensions.merge_spaces.get_identifiers({"wieght"})
+    with pytest.raises(RecipeError, match="several merge spaces, got the one name 'weight'"):
+        extensions.merge_spaces.get_identifiers("weight")
     assert "sdxl-sgm" in [config.identifier for config in extensions.model_configs.get_all()]
 
 

@@ -1,5 +1,19 @@
 """Merge spaces: `weight`, `delta`, `param`, and those that are registered."""
 
-from mecha_exp.spaces import MergeSpace, MergeSpaceSymbol, get_all, register_merge_space, resolve
+from mecha_exp.spaces import (
+    MergeSpace,
+    MergeSpaceSymbol,
+    get_all,
+    get_identifiers,
+    register_merge_space,
+    resolve,
+)
 
-__all__ = ["MergeSpace", "MergeSpaceSymbol", "get_all", "register_merge_space", "resolve"]
+__all__ = [
+    "MergeSpace",
+    "MergeSpaceSymbol",
+    "get_all",
+    "get_identifiers",
+    "register_merge_space",
+    "resolve",
+]
