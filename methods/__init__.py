@@ -17,6 +17,7 @@ from mecha_exp.methods import (
     spectral,
     spherical,
     subspaces,
+    symmetries,
     tasks,
     ties,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "spectral",
     "spherical",
     "subspaces",
+    "symmetries",
     "tasks",
     "ties",
 ]

@@ -17,6 +17,7 @@ from parity.recipes import RECIPES
 
 BUILT_IN = {x.identifier for x in all_methods() if x.__wrapped__.__module__.startswith(BUILTIN_METHODS)}
 ELSEWHERE = {
+    "balance_attention": "test_symmetries",
     "cast": "test_parity_texts",
     "exchange_ema": "test_method_properties",
     "fallback": "test_parity_texts",
@@ -25,10 +26,12 @@ ELSEWHERE = {
     "omit_component": "test_recipes_by_key",
     "omit_non_finite": "test_method_properties",
     "pick_component": "test_recipes_by_key",
+    "randperm": "test_symmetries",
+    "rebasin": "test_symmetries",
     "select": "test_dictionaries_of_recipes",
     "stack": "test_plumbing",
 }
-"""What chooses or passes on values, and where it is tested."""
+"""What chooses or passes on values or is about whole networks, and where it is tested."""
 
 
 def methods_in(recipes: Iterable[m.Node]) -> set[str]:
@@ -57,4 +60,5 @@ def test_every_method_that_gives_a_model_has_the_properties_tried():
     tried = {method.identifier for method in test_method_properties.METHODS}
 
     plumbing = {x.identifier for x in all_methods() if x.__wrapped__.__module__.endswith("methods.plumbing")}
-    assert tried == BUILT_IN - plumbing - test_method_properties.KEY_LESS
+    aside = test_method_properties.KEY_LESS | test_method_properties.OF_NETWORKS
+    assert tried == BUILT_IN - plumbing - aside

@@ -22,11 +22,14 @@ from mecha_exp.registry import BUILTIN_METHODS, all_methods, resolve_method
 KEY_LESS = {"get_rank_from_ratio", "dot", "gram", "norm", "squared_norm", "kth_magnitude"}
 """Numbers of a key, which are no model by themselves."""
 
+OF_NETWORKS = {"balance_attention", "randperm", "rebasin"}
+"""Of models whose config says what layers there are: tests/test_symmetries.py."""
+
 METHODS = [
     method
     for method in all_methods()
     if method.__wrapped__.__module__.startswith(BUILTIN_METHODS)
-    and method.identifier not in KEY_LESS
+    and method.identifier not in KEY_LESS | OF_NETWORKS
     and not method.__wrapped__.__module__.endswith("plumbing")
 ]
 MASKS = [method for method in METHODS if method.signature.returned.spaces == ("param",)]

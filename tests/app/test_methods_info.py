@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mecha_exp.app import cli, methods_info
-from mecha_exp.architectures import resolve
+from mecha_exp.architectures import library, resolve
 from mecha_exp.errors import RecipeError
 from mecha_exp.registry import BUILTIN_METHODS, all_methods
 
@@ -49,10 +49,13 @@ def test_of_one_method_it_tells_the_ranges_the_meanings_the_source_and_a_command
 
 
 WHOLE = {
+    "balance_attention",
     "crossover",
     "distribution_crossover",
     "exchange_ema",
     "iso_c",
+    "randperm",
+    "rebasin",
     "rotate",
     "smooth_add",
     "stack",
@@ -94,7 +97,10 @@ def test_an_example_is_the_recipe_of_that_name_or_one_that_ends_with_the_method(
     assert EXAMPLES["add_difference_ties"] == "python -m mecha_exp recipe=ties"
 
 
-@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"omit_component", "pick_component", "stack"}))
+OF_KNOWN_MODELS = {"balance_attention", "omit_component", "pick_component", "randperm", "rebasin"}
+
+
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - OF_KNOWN_MODELS - {"stack"}))
 def test_an_example_without_a_recipe_merges(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number, letter in enumerate(["a", "b", "c", "base"]):
@@ -106,6 +112,27 @@ def test_an_example_without_a_recipe_merges(name, tmp_path, monkeypatch):
 
     assert words[:2] == ["python", "-c"]
     assert load_file("out.safetensors")["w"].shape == (6, 4)
+
+
+@pytest.mark.parametrize("name", ["balance_attention", "randperm", "rebasin"])
+def test_the_example_of_a_method_of_networks_merges_one_whose_config_is_known(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(library, "_REGISTERED", {})
+    rule = "{head: 3, rows: [query.weight, key.weight]}"
+    keys = "{query.weight: [6, 4], key.weight: [6, 4]}"
+    text = f"identifier: tiny-test\ncomponents:\n  x: {{keys: {keys}, symmetries: {{'': [{rule}]}}}}"
+    library.register(library.from_yaml(text))
+    for seed, letter in enumerate(["a", "b"]):
+        generator = torch.Generator().manual_seed(seed)
+        drawn = {f"{n}.weight": torch.randn(6, 4, generator=generator) for n in ("query", "key")}
+        save_file(drawn, f"{letter}.safetensors")
+
+    exec(shlex.split(CALLS[name])[-1], {})
+
+    made, given = (load_file(f"{name}.safetensors") for name in ("out", "a"))
+    assert not torch.equal(made["query.weight"], given["query.weight"])
+    per_head = [x["query.weight"].view(2, 3, 4).mT @ x["key.weight"].view(2, 3, 4) for x in (made, given)]
+    torch.testing.assert_close(*per_head)
 
 
 @pytest.mark.parametrize("name", ["omit_component", "pick_component"])
