@@ -8,12 +8,14 @@ import pytest
 import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mecha_exp import truncate_kronecker
 from mecha_exp.app.point import prepare, resolve
+from mecha_exp.architectures import from_yaml, register
 from mecha_exp.engine import merge_many
+from mecha_exp.errors import RecipeError
 from mecha_exp.random import uniforms
 from mecha_exp.registry import resolve_method
 
@@ -133,8 +135,8 @@ FORMULAS: dict[str, Callable[[str], Tensor]] = {
 }
 
 
-def merged_by(name: str, folder: Path) -> dict[str, Tensor]:
-    config = composed(f"recipe={name}", "output=none", "engine.compute_dtype=float64")
+def merged_by(name: str, folder: Path, *overrides: str) -> dict[str, Tensor]:
+    config = composed(f"recipe={name}", "output=none", "engine.compute_dtype=float64", *overrides)
     point = prepare(resolve(config), folder)
     merged: dict[str, torch.Tensor] = {}
     merge_many([point.job(merged)], point.options)
@@ -150,7 +152,26 @@ def test_a_recipe_merges_the_demo_as_its_formula_says(name: str, tmp_path: Path)
         torch.testing.assert_close(tensor, FORMULAS[name](key).float(), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in FORMULAS])
+def test_two_networks_in_one_order_are_averaged_where_their_config_says_how(tmp_path: Path, registries: None):
+    keys = {"query.weight": (6, 4), "key.weight": (6, 4)}
+    rule = "{head: 3, rows: [query.weight, key.weight]}"
+    text = f"keys: {{query.weight: [6, 4], key.weight: [6, 4]}}, symmetries: {{'': [{rule}]}}"
+    register(from_yaml(f"{{identifier: tiny-test, components: {{x: {{{text}}}}}}}"))
+    one = {key: torch.randn(shape, dtype=torch.float64) for key, shape in keys.items()}
+    files = [str(tmp_path / f"{letter}.safetensors") for letter in "ab"]
+    save_file(one, files[0])
+    save_file({key: x[[2, 0, 1, 3, 5, 4]] for key, x in one.items()}, files[1])
+
+    merged = merged_by("rebasin", tmp_path, f"models.experts=[{','.join(files)}]")
+
+    assert merged.keys() == one.keys()
+    for key, tensor in merged.items():
+        torch.testing.assert_close(tensor, one[key])
+    with pytest.raises(RecipeError, match=r"rebasin: the model config .* names no units"):
+        merged_by("rebasin", tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in {*FORMULAS, "rebasin"}])
 def test_a_recipe_names_every_hyperparameter_of_its_method_and_merges_the_demo(name: str, tmp_path: Path):
     recipe = composed(f"recipe={name}").recipe  # what the method computes, tests/test_parity.py says
     signature = resolve_method(recipe.method).signature

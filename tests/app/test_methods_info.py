@@ -93,11 +93,12 @@ CALLS = {name: text for name, text in EXAMPLES.items() if not text.startswith("p
 def test_an_example_is_the_recipe_of_that_name_or_one_that_ends_with_the_method():
     assert EXAMPLES["weighted_sum"] == "python -m mecha_exp recipe=weighted_sum"
     assert EXAMPLES["task_arithmetic"] == "python -m mecha_exp recipe=task_arithmetic"
+    assert EXAMPLES["rebasin"] == "python -m mecha_exp recipe=rebasin"
     assert EXAMPLES["truncate_rank"] == "python -m mecha_exp recipe=truncate_rank"
     assert EXAMPLES["add_difference_ties"] == "python -m mecha_exp recipe=ties"
 
 
-OF_KNOWN_MODELS = {"balance_attention", "omit_component", "pick_component", "randperm", "rebasin"}
+OF_KNOWN_MODELS = {"balance_attention", "omit_component", "pick_component", "randperm"}
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - OF_KNOWN_MODELS - {"stack"}))
@@ -114,7 +115,7 @@ def test_an_example_without_a_recipe_merges(name, tmp_path, monkeypatch):
     assert load_file("out.safetensors")["w"].shape == (6, 4)
 
 
-@pytest.mark.parametrize("name", ["balance_attention", "randperm", "rebasin"])
+@pytest.mark.parametrize("name", ["balance_attention", "randperm"])
 def test_the_example_of_a_method_of_networks_merges_one_whose_config_is_known(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(library, "_REGISTERED", {})
@@ -122,16 +123,15 @@ def test_the_example_of_a_method_of_networks_merges_one_whose_config_is_known(na
     keys = "{query.weight: [6, 4], key.weight: [6, 4]}"
     text = f"identifier: tiny-test\ncomponents:\n  x: {{keys: {keys}, symmetries: {{'': [{rule}]}}}}"
     library.register(library.from_yaml(text))
-    for seed, letter in enumerate(["a", "b"]):
-        generator = torch.Generator().manual_seed(seed)
-        drawn = {f"{n}.weight": torch.randn(6, 4, generator=generator) for n in ("query", "key")}
-        save_file(drawn, f"{letter}.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    drawn = {f"{n}.weight": torch.randn(6, 4, generator=generator) for n in ("query", "key")}
+    save_file(drawn, "a.safetensors")
 
     exec(shlex.split(CALLS[name])[-1], {})
 
-    made, given = (load_file(f"{name}.safetensors") for name in ("out", "a"))
-    assert not torch.equal(made["query.weight"], given["query.weight"])
-    per_head = [x["query.weight"].view(2, 3, 4).mT @ x["key.weight"].view(2, 3, 4) for x in (made, given)]
+    made = load_file("out.safetensors")
+    assert not torch.equal(made["query.weight"], drawn["query.weight"])
+    per_head = [x["query.weight"].view(2, 3, 4).mT @ x["key.weight"].view(2, 3, 4) for x in (made, drawn)]
     torch.testing.assert_close(*per_head)
 
 
