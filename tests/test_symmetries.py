@@ -312,6 +312,21 @@ def test_at_its_ends_the_energies_stay_or_are_exchanged():
     torch.testing.assert_close(energies(made, "0"), [k, q, o, v], rtol=1e-3, atol=1e-4)
 
 
+def test_numbers_may_differ_by_block():
+    model = drawn_model(ATTENTION, 1)
+
+    made = merged(m.balance_attention(model, alpha={"0": 1.0, "default": 0.0}))
+    moved = merged(m.randperm(model, seed={"0": 5, "default": 0}))
+
+    expected = {
+        **model,
+        **{k: x for k, x in merged(m.balance_attention(model, alpha=1.0)).items() if k[0] == "0"},
+    }
+    assert contents(made) == contents(expected)
+    fifth, zeroth = (merged(m.randperm(model, seed=seed)) for seed in (5, 0))
+    assert contents(moved) == contents({k: (fifth if k[0] == "0" else zeroth)[k] for k in model})
+
+
 def test_a_dead_head_is_finite():
     model = {key: torch.zeros_like(x) for key, x in drawn_model(ATTENTION, 1).items()}
 
