@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError, Return, StateDict, merge_method
@@ -154,6 +153,8 @@ def matched(tensors: Tensors, reference: Tensors, group: Sequence[Symmetry], ite
 
 def _match(symmetry: Symmetry, tensors: Tensors, reference: Tensors, orders: Orders) -> bool:
     """Order the units of one layer, all others being as they are; whether that changed anything."""
+    from scipy.optimize import linear_sum_assignment  # half a second, which only this method is worth
+
     scores = torch.zeros(symmetry.heads, symmetry.width, symmetry.width, dtype=torch.float64)
     for place in symmetry.places:
         if place.key in reference:
