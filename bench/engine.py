@@ -197,7 +197,7 @@ def main() -> None:
         pythons |= peers(options.environments)
     repeat = (options.repeat, options.peer_repeat or options.repeat)
     rows = [["work", "floor", "mecha_exp", "of the floor", "peak memory", "sd-mecha", "mergekit", "bar"]]
-    runs = f"medians of {repeat[0]} (peers: {repeat[1]}, and 1 where that takes over a minute)"
+    runs = f"medians of {repeat[0]} (peers: {repeat[1]}; 1 where a run takes a minute)"
     end = f"{machine()}; models of size {options.size}; {runs}. {NOTE}"
     ends = time.monotonic() + 60 * (options.minutes or float("inf"))
     for case in chosen_cases(options.cases):

@@ -55,9 +55,10 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def save_section(title: str, text: str) -> None:
-    """Put a section into RESULTS.md, in place of the one of that title."""
+    """Put a section into RESULTS.md, in place of the one of that title or else at the end."""
     old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# What was measured\n"
     parts = [part.strip() for part in re.split(r"(?m)^(?=## )", old)]
-    kept = [part for part in parts if not part.startswith(f"## {title}\n")]
-    sections = [*kept, f"## {title}\n\n{text.strip()}"]
-    RESULTS.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    heading = f"## {title}\n"
+    places = [place for place, part in enumerate(parts) if part.startswith(heading)] or [len(parts)]
+    parts[places[0] : places[0] + 1] = [f"{heading}\n{text.strip()}"]
+    RESULTS.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
