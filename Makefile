@@ -72,10 +72,14 @@ clean: ## remove the environments and what building and testing left; outputs/ i
 	@$(INSTALL) --build-constraint constraints.txt -e '.[test]'
 	@touch .venv/.app $@
 
+# The peers' own requirements, but for torch: its newest release may be a download of gigabytes.
+TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
+
 .parity/sd-mecha/.peer: PEER := sd-mecha==1.1.8
 .parity/mergekit/.peer: PEER := mergekit==0.1.5
 .parity/%/.peer:
 	@echo "Installing $(PEER) into .parity/$*"
 	@$(PYTHON) -m venv --clear .parity/$*
-	@.parity/$*/bin/python -m pip install --quiet --no-input --disable-pip-version-check torch $(PEER)
+	@.parity/$*/bin/python -m pip install --quiet --no-input --disable-pip-version-check $(TORCH)
+	@.parity/$*/bin/python -m pip install --quiet --no-input --disable-pip-version-check $(PEER)
 	@touch $@
