@@ -190,14 +190,17 @@ def by_key(value: Mapping[str, Any]) -> Value | ByKey:
     """A per-key value from a mapping of selectors; `default` is for the keys that none of them holds.
 
     A nested mapping named `blocks` is merged in, so that a preset can stand beside a default: `preset` names
-    a curve, which takes the place of the default, and `convention` whose blocks are meant. Without any of
-    that the result is the plain default.
+    a curve, which takes the place of the default, and `convention` whose blocks are meant; with a number
+    each of them is a selector like others. Without any of that the result is the plain default.
     """
     words = {str(k): v for k, v in value.items()}
     if isinstance(words.get(BLOCKS), Mapping | None):
         words |= _flat(words.pop(BLOCKS, None) or {})
-    default, convention = words.pop(DEFAULT, None), words.pop(CONVENTION, None)
-    if (preset := words.pop(PRESET, None)) is not None:
+    default = words.pop(DEFAULT, None)
+    convention, preset = (
+        None if _is_number(words.get(w)) else words.pop(w, None) for w in (CONVENTION, PRESET)
+    )
+    if preset is not None:
         default = Preset(str(preset))
     if not words and not isinstance(default, Preset):
         return _frozen(default)

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -100,6 +100,7 @@ def test_so_is_a_literal(value):
         assert deserialize(serialize(recipe)) is recipe
 
 
+@example({"preset": 0.0, "convention": 0.5}, None, None, "param")
 @given(patterns, st.none() | numbers, configs, spaces)
 def test_so_is_a_value_per_key(per_key, default, config, space):
     recipe = literal(by_key(per_key | ({} if default is None else {"default": default})), config, space)
