@@ -323,6 +323,9 @@ class _Workers:
 
     def _advance(self, run: _Run, scratch: Scratch) -> None:
         tiles = run.advance()
+        while tiles is not None and len(tiles) == 1 and self._error is None:
+            tiles[0](scratch)  # nobody can help with it: no other worker is woken for small keys
+            tiles = run.advance()
         if tiles is None:
             self._finished(run.key)
         with self._changed:
