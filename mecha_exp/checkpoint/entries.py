@@ -14,7 +14,8 @@ from mecha_exp.errors import CheckpointError
 MAX_ENTRY = 1 << 13  # characters that describe a tensor: 64 sizes of 19 digits, and room to spare
 AGAIN = "It is damaged or was not fully copied: download or copy it again."
 
-_SPACE = re.compile(r"[ \t\n\r]*")
+_SPACES = " \t\n\r"
+_SPACE = re.compile(f"[{_SPACES}]*")
 
 
 class EntryReader:
@@ -76,6 +77,9 @@ class EntryReader:
 
     def _peek(self) -> str:
         """The next character that is no space; nothing at the end."""
+        found = self._text[self._at : self._at + 1]
+        if found not in _SPACES:  # as in nearly every file
+            return found
         space = _SPACE.match(self._text, self._at)
         self._at = space.end() if space else self._at
         return self._text[self._at : self._at + 1]

@@ -111,15 +111,17 @@ def encode_header(
     every tensor aligned to its elements.
     """
     begins: dict[str, int] = {}
+    ends: dict[str, int] = {}
     end = 0
     for key in sorted(tensors, key=lambda key: -number_format(tensors[key][0]).bits):
         begins[key], end = end, end + stored_bytes(*tensors[key])
+        ends[key] = end
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     for key, (dtype, shape) in tensors.items():
         if key == "__metadata__":
             raise CheckpointError("'__metadata__' is reserved by the format: no tensor can be called that.")
-        span = [begins[key], begins[key] + stored_bytes(dtype, shape)]
-        entries[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": span}
+        span = [begins[key], ends[key]]
+        entries[key] = {"dtype": dtype, "shape": shape, "data_offsets": span}
     try:
         raw = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
