@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,13 @@ class KeyPlan:
     @property
     def numel(self) -> int:
         """The number of elements."""
-        return int(torch.Size(self.shape).numel())
+        return math.prod(self.shape)
+
+    @cached_property
+    def jobs(self) -> frozenset[int]:
+        """Whose outputs or statistics the key is for."""
+        outputs = {output.job for output in self.outputs}
+        return frozenset(outputs | {job for job, _ in self.copies} | {job for job, *_ in self.statistics})
 
 
 @dataclass(frozen=True)

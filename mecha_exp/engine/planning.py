@@ -144,6 +144,7 @@ class _Planner:
         self._parts = Parts(self._sources)
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[Node, ...], Program] = {}
+        self._leaves: dict[Node | None, ModelNode | LazyNode | None] = {}
         self._extra = extra
         self._warnings: list[Notice] = list(notes)
 
@@ -269,8 +270,10 @@ class _Planner:
 
     def _first_leaf(self, root: Node | None) -> ModelNode | LazyNode | None:
         """What the shape and the dtype of a result are those of: the first input."""
-        leaves = (n for n in walk(root) if isinstance(n, ModelNode | LazyNode)) if root else iter(())
-        return next(leaves, None)
+        if root not in self._leaves:
+            leaves = (n for n in walk(root) if isinstance(n, ModelNode | LazyNode)) if root else iter(())
+            self._leaves[root] = next(leaves, None)
+        return self._leaves[root]
 
     def _roots_at(self, situation: Situation, dtypes: tuple[str | None, ...]) -> _Roots:
         """The expanded graphs, and what becomes of each; the same for keys of one situation and dtypes."""

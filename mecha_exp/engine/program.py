@@ -121,6 +121,7 @@ class Program:
     stages: tuple[Stage, ...]
     extents: Mapping[Node, Extent] = field(repr=False)
     calls: Mapping[Node, Call] = field(repr=False)
+    _whole: dict[tuple[int, ...], int] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def full_passes(self) -> list[Pass]:
@@ -145,6 +146,11 @@ class Program:
 
     def whole_elements(self, shape: tuple[int, ...]) -> int:
         """How many numbers are held at once, at most, for a key of a shape: whole tensors and factors."""
+        if shape not in self._whole:
+            self._whole[shape] = self._most_held(shape)
+        return self._whole[shape]
+
+    def _most_held(self, shape: tuple[int, ...]) -> int:
         held: set[Node] = {node for node in self.extents if isinstance(node, LiteralNode)}
         most = 0
         for index, stage in enumerate(self.stages):

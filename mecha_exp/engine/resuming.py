@@ -69,10 +69,9 @@ class Resumption:
 
     def skips(self, key: KeyPlan) -> bool:
         """Whether there is nothing left to do for a key; what was found in it then is told again."""
-        jobs = _jobs_of(key)
-        if not all(job in self.sinks and key.key in self.sinks[job].finished for job in jobs):
+        if not all(job in self.sinks and key.key in self.sinks[job].finished for job in key.jobs):
             return False
-        for job in jobs:
+        for job in key.jobs:
             self._recall(job, key, self.sinks[job].finished[key.key])
         self.tally.resumed.append(key)
         self.progress(key.key, self.plan.bytes_of(key))
@@ -80,7 +79,7 @@ class Resumption:
 
     def finish(self, key: KeyPlan) -> None:
         """All that a key is wanted for is done."""
-        for job in _jobs_of(key):
+        for job in key.jobs:
             if job in self.sinks:
                 self.sinks[job].finish(key.key, self._note(job, key))
 
@@ -106,11 +105,6 @@ class Resumption:
         for model, moments in zip(models, note.get("moments", []), strict=True):
             by_key = tally.moments.setdefault((job, model), {})
             by_key[key.key] = torch.tensor(moments, dtype=torch.float64)
-
-
-def _jobs_of(key: KeyPlan) -> set[int]:
-    outputs = {output.job for output in key.outputs}
-    return outputs | {job for job, _ in key.copies} | {job for job, *_ in key.statistics}
 
 
 def _methods(planned: Plan, number: int) -> set[MergeMethod]:
