@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,8 +53,17 @@ class Run:
         for values in (record.parameters, record.metrics, record.tags):
             if name in values:
                 return values[name]
-        settings = dict(o.lstrip("+").partition("=")[::2] for o in record.overrides)
-        return parse_value(settings[name]) if name in settings else None
+        return parse_value(self._settings[name]) if name in self._settings else None
+
+    @property
+    def names(self) -> set[str]:
+        """What a filter may ask for."""
+        record = self.record
+        return {"status", "name", *record.parameters, *record.metrics, *record.tags, *self._settings}
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        return dict(o.lstrip("+").partition("=")[::2] for o in self.record.overrides)
 
 
 def short_folder(folder: Path) -> str:
@@ -106,9 +116,18 @@ def find_run(word: str, folders: Sequence[Path] = (OUTPUTS,)) -> Run:
         )
     if not named:
         where = ", ".join(map(str, folders))
-        known = [run.record.name for run in runs] + [run.signature[:SHORT] for run in runs]
-        raise ConfigError(f"there is no run '{word}' below {where}.{did_you_mean(word, set(known))}")
+        raise ConfigError(f"there is no run '{word}' below {where}.{_nearest(word, runs)}")
     return next((run for run in named if run.record.status == "FINISHED"), named[0])
+
+
+def _nearest(word: str, runs: Sequence[Run]) -> str:
+    """A hint for a word that names no run: the names that hold it or look like it."""
+    names = list(dict.fromkeys(run.record.name for run in runs))
+    near = sorted(name for name in names if word in name) or difflib.get_close_matches(
+        word, names, cutoff=0.6
+    )
+    listed = " or ".join(f"'{name}'" for name in near[:3])
+    return f" Did you mean {listed}?" if near else " `python -m mecha_exp ls` lists what there is."
 
 
 def find_sweep(word: str | None, folders: Sequence[Path] = (OUTPUTS,)) -> tuple[Path, Sweep]:

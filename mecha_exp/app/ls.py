@@ -14,7 +14,7 @@ from mecha_exp.app.display import make_table, out, print_json
 from mecha_exp.app.finding import OUTPUTS, SHORT, Filter, Run, find_runs, find_sweeps, short_folder
 from mecha_exp.app.record import FAILED
 from mecha_exp.app.sweep import Sweep
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, Problems, did_you_mean
 
 EXAMPLE = """\
 examples:
@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> int:
     filters = [Filter.parse(text) for text in options.condition]
     sweeps = [] if filters else find_sweeps([options.folder])
     runs = [] if options.sweeps else find_runs([options.folder])
+    _check_names(filters, runs)
     runs = [run for run in runs if all(condition.holds(run) for condition in filters)]
     if options.json:
         print_json(
@@ -58,6 +59,15 @@ def main(arguments: list[str]) -> int:
         return 0
     _show(sweeps, runs, options.limit)
     return 0
+
+
+def _check_names(filters: Sequence[Filter], runs: Sequence[Run]) -> None:
+    known = set().union(*(run.names for run in runs))
+    problems = Problems()
+    for condition in filters:
+        if runs and condition.name not in known:
+            problems.add(f"{condition.name}: no run here has it.{did_you_mean(condition.name, known)}")
+    problems.raise_as(ConfigError)
 
 
 def run_data(run: Run) -> dict[str, Any]:
@@ -109,7 +119,7 @@ def _show(sweeps: Sequence[tuple[Path, Sweep]], runs: Sequence[Run], limit: int)
             table.add_row(*map(Text, _cells(run)), style="red" if run.record.status == FAILED else None)
         out.print(table)
         if limit and len(runs) > limit:
-            out.print(f"... and {len(runs) - limit} more points: --limit 0 shows all")
+            out.print(f"... and {len(runs) - limit} more: --limit 0 shows all")
     if not sweeps and not runs:
         out.print("There is none.")
 

@@ -16,12 +16,12 @@ from mecha_exp.recipe.files import SUFFIX
 from mecha_exp.recipe.text_writer import CONSTANTS
 
 
-def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """The arguments that name a recipe and fill its parameters."""
+def add_recipe(parser: argparse.ArgumentParser, or_else: str = "") -> None:
+    """The arguments that name a recipe, or something else that a verb takes, and fill its parameters."""
     parser.add_argument(
         "recipe",
         type=Path,
-        help="a .mecha file, or a merged model, which carries its recipe in its header",
+        help="a .mecha file, or a merged model, which carries its recipe in its header" + or_else,
     )
     parser.add_argument(
         "-p",

@@ -32,17 +32,19 @@ A part that is used several times is drawn once, with a number, and then named: 
 
 
 def main(arguments: list[str]) -> int:
-    """Print a recipe as a tree, as text, or as JSON."""
+    """Print a recipe as a tree, as text, or as JSON; or a run."""
     parser = argparse.ArgumentParser(
         prog="python -m mecha_exp show",
         description="Show a recipe as a tree, or what is known of a run. Of models only headers are read.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_recipe(parser)
+    add_recipe(parser, "; or a run: its folder, signature, name, or MLflow id")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="the recipe as text, as a .mecha file has it")
-    form.add_argument("--json", action="store_true", help="its nodes as JSON, for other programs")
+    form.add_argument(
+        "--json", action="store_true", help="its nodes, or what is known of the run, for other programs"
+    )
     options = parser.parse_args(arguments)
     if names_a_run(options.recipe):
         show_run(find_run(str(options.recipe)), options.json)

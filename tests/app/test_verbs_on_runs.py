@@ -101,11 +101,17 @@ def test_a_table_says_what_was_made_again(verb, sweep):
         (["accuracy>=0.7"], 2),
         (["accuracy!=0.7"], 2),
         (["method=ties"], 4),
-        (["nothing=1"], 0),
+        (["alpha>7"], 0),
     ],
 )
 def test_ls_shows_the_points_that_meet_every_condition(verb, conditions, count):
     assert len(verb("ls", "--json", *conditions)["points"]) == count
+
+
+def test_ls_says_which_name_of_a_condition_no_run_has(verb):
+    said = verb("ls", "alhpa>0.3", "accuracy>0")
+
+    assert "error: alhpa: no run here has it. Did you mean 'alpha'?" in said
 
 
 def test_a_condition_that_is_none(verb):
@@ -126,7 +132,8 @@ def test_a_run_is_found_by_folder_name_and_signature(sweep):
     ("word", "message"),
     [
         ("alpha=0.5,k=0.3", "Did you mean 'alpha=0.5,k=0.2'"),
-        ("zzzz", "there is no run 'zzzz' below outputs"),
+        ("zzzz", "there is no run 'zzzz' below outputs. `python -m mecha_exp ls` lists what there is."),
+        ("k=0.2", "Did you mean 'alpha=0.3,k=0.2' or 'alpha=0.5,k=0.2'"),
         ("outputs/multiruns/one", "is a sweep. Name one of its points"),
     ],
 )
