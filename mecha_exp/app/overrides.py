@@ -98,6 +98,11 @@ class Grid(Sequence[DictConfig]):
         return set().union(*map(_parameters_of, self.first_of_each))
 
     @property
+    def choices(self) -> list[DictConfig]:
+        """The configuration of each choice of groups, without what its points set."""
+        return list({id(base): base for base, _ in self.points}.values())
+
+    @property
     def first_of_each(self) -> list[DictConfig]:
         """The first point of each choice of groups."""
         firsts: dict[int, int] = {}

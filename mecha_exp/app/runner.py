@@ -29,6 +29,7 @@ from mecha_exp.evaluation import Scoring
 from mecha_exp.plugins import load_plugins
 from mecha_exp.progress import merge_summary
 
+_MAX_NAMED = 3  # recipes in the title of a sweep
 _PLAIN = re.compile(r"[\w./\\:-]+")  # what Hydra reads as it is, without quotes
 
 
@@ -129,7 +130,7 @@ def _how_to_go_on(line: CommandLine, folder: Path) -> str:
 
 
 def _run_sweep(line: CommandLine, bench: Workbench) -> int:
-    title = line.config.name or f"{line.config.hydra.runtime.choices.recipe} by {', '.join(line.swept)}"
+    title = line.config.name or _title(line)
     command = ["python", "-m", "mecha_exp", *line.arguments]
     points = len(line.points) if line.lists_points else 0
     sweep = Sweep(title, line.swept, command, points, mode=line.config.sweep.mode)
@@ -150,6 +151,14 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     if interrupted:
         return _interrupted("What is done is kept. The same command goes on.")
     return _tracking_status(trouble, folder, line) or (0 if good else 1)
+
+
+def _title(line: CommandLine) -> str:
+    """What a sweep without a name is called: its recipes, and what is varied in them."""
+    recipes = list(dict.fromkeys(str(c.hydra.runtime.choices.recipe) for c in line.points.choices))
+    named = ", ".join(recipes) if len(recipes) <= _MAX_NAMED else f"{len(recipes)} recipes"
+    others = [key for key in line.swept if key != "recipe"]
+    return f"{named} by {', '.join(others)}" if others else named
 
 
 def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> int:

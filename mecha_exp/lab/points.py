@@ -59,11 +59,15 @@ class Axis:
 
 
 def normalized(text: str) -> str:
-    """A number as one would write it; other texts as they are.
+    """A number or a truth value as one would write it; other texts as they are.
 
     >>> normalized("0.30000000000000004"), normalized("3"), normalized("1e-3"), normalized("ties")
     ('0.3', '3', '0.001', 'ties')
+    >>> normalized("True")
+    'true'
     """
+    if text.lower() in ("true", "false"):
+        return text.lower()
     try:
         number = float(text)
     except ValueError:

@@ -59,6 +59,7 @@ def test_points_that_differ_in_anything_are_merged_in_one_pass(app, folder, pass
         "add_difference_ties",
         "task_arithmetic",
     }
+    assert "ties, task_arithmetic by alpha, output.dtype" in outcome.out
 
 
 def test_the_bytes_are_those_of_a_merge_alone(app, folder):
