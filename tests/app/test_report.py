@@ -5,6 +5,7 @@ import io
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,34 @@ def test_the_inputs_stand_below_the_points():
     assert "base" in shown(CURVE).splitlines()[-2]
 
 
+def test_a_metric_that_a_row_lacks_is_a_dash_in_the_table_and_empty_in_the_data(tmp_path: Path):
+    records = [record(0.6, base="a"), record(0.5, base="b")]
+    records[0].metrics["extra"] = 7.0
+    results = Results("t", ["base"], records, shown=["accuracy", "extra"])
+
+    lines = [line.split() for line in shown(results).splitlines() if line.strip()]
+    assert lines[3:] == [["a", "0.6", "*", "7"], ["b", "0.5", "–"], ["base", "0.4", "–"]]
+    write_all(results, COMMAND, tmp_path)
+    with (tmp_path / "sweep.csv").open() as file:
+        assert [row["extra"] for row in csv.DictReader(file)] == ["7.0", "", ""]
+    assert '<td class="number">–</td>' in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("mode", "heading"), [("leave_one_block_out", "block left out"), ("only_one_block", "only block")]
+)
+def test_a_block_ablation_says_in_its_table_what_happens_to_the_block(
+    tmp_path: Path, mode: str, heading: str
+):
+    results = replace(BLOCKS, mode=mode)
+
+    lines = shown(results).splitlines()
+    assert lines[2].strip().startswith(heading)
+    assert sorted(line.split()[0] for line in lines[4:8]) == ["b0", "b1", "b2", "none"]
+    write_all(results, COMMAND, tmp_path)
+    assert f">{heading}</button>" in (tmp_path / "report.html").read_text()
+
+
 def test_replicates_are_one_row_with_a_mean_and_an_interval():
     (line,) = [line for line in shown(SEEDS).splitlines() if line.strip().startswith("0.5")]
 
@@ -159,7 +188,8 @@ def test_the_interval_is_students(values: list[float]):
         (Estimate(0.5, 0.0, 3), "0.5 ± 0"),
         (Estimate(12345.6, 789.0, 3), "1.235e+04 ± 7.9e+02"),
         (Estimate(0.87654, None, 1), "0.8765"),
-        (Estimate(math.nan, None, 0), ""),
+        (Estimate(math.nan, None, 0), "–"),
+        (Estimate.of([math.nan, math.inf]), "nan"),
     ],
 )
 def test_an_estimate_has_as_many_digits_as_it_is_sure_of(estimate: Estimate, text: str):
@@ -255,6 +285,18 @@ def test_two_numbers_that_were_drawn_are_points_where_they_lie():
     texts = [text.get_text() for text in drawn.axes[0].texts]
     assert texts == [f"{0.1 * n:.3f}" for n in range(9)] + ["best 0.900"]
     assert {text.get_text() for text in cells.axes[0].texts} == {"2.00", "3.00", "4.00", "5.00", "6.00"}
+
+
+def test_values_of_points_that_lie_together_do_not_cover_each_other():
+    from mecha_exp.app.report.figures.heat import heat_map
+
+    places = [(0.0, 0.0), (1.0, 1.0), (0.5, 0.50), (0.51, 0.55), (0.2, 0.8)]
+    results = Results("latin", ["a", "k"], [record(0.1 * n, a=a, k=k) for n, (a, k) in enumerate(places)])
+
+    drawn = heat_map(results)
+    assert drawn is not None
+    above = {tuple(text.xy): text.xyann[1] > 0 for text in drawn.axes[0].texts}
+    assert above[0.5, 0.5] is False and above[0.51, 0.55] is True
 
 
 def test_parallel_lines_end_in_their_metric():

@@ -70,7 +70,10 @@ def _answer(results: Results) -> str:
 
 def _table(results: Results) -> str:
     metrics = results.shown_metrics
-    labels = [*(results.keys or ["run"]), *(["n"] if results.has_replicates else [])]
+    labels = [
+        *([results.heading(key) for key in results.keys] or ["run"]),
+        *(["n"] if results.has_replicates else []),
+    ]
     head = "".join([*(_heading(label) for label in labels), *(_heading(m, "number") for m in metrics)])
     listed = rows(results, metrics)
     body = "\n".join(_table_row(row, results.has_replicates, len(metrics)) for row in listed)

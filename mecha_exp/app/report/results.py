@@ -12,10 +12,15 @@ from mecha_exp.app.record import FAILED, Record
 
 REPLICATE_KEY = "seed"
 """Points that differ in nothing else are replicates of one setting."""
+BLOCK_KEY = "block"
+"""What a block ablation sets apart; the undisturbed point has none."""
+MISSING = "–"
+"""Stands in a table where there is no value."""
 METHOD_KEYS = ("recipe", "recipe.method")
 """Swept keys that name what is compared; each has a best setting of its own."""
 HIDDEN_PREFIXES = ("time/", "io/", "memory/", "weights/", "nonfinite")
 CONFIDENCE = 0.95
+_ABLATIONS = {"leave_one_block_out": "block left out", "only_one_block": "only block"}
 _FALLBACK_METRIC = "weights/relative_change/"
 
 Value = float | int | bool | str | None
@@ -28,34 +33,37 @@ class Estimate:
     Attributes:
         mean: of those that are finite; NaN where none is.
         half_width: of the 95 % confidence interval of the mean (Student's t); None with fewer than two.
-        count: how many there are.
+        count: how many of those there are.
+        lost: how many are not finite.
     """
 
     mean: float
     half_width: float | None
     count: int
+    lost: int = 0
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
         """The estimate from values; NaN and infinities are left out.
 
         >>> Estimate.of([1.0, 2.0, 3.0])
-        Estimate(mean=2.0, half_width=2.4841377117503303, count=3)
+        Estimate(mean=2.0, half_width=2.4841377117503303, count=3, lost=0)
         """
         finite = [value for value in values if math.isfinite(value)]
+        count, lost = len(finite), len(values) - len(finite)
         if not finite:
-            return cls(math.nan, None, 0)
-        mean = math.fsum(finite) / len(finite)
-        if len(finite) == 1:
-            return cls(mean, None, 1)
+            return cls(math.nan, None, 0, lost)
+        mean = math.fsum(finite) / count
+        if count == 1:
+            return cls(mean, None, 1, lost)
         from scipy.special import stdtrit
 
-        freedom = len(finite) - 1
+        freedom = count - 1
         if min(finite) == max(finite):  # where the mean's rounding would show
-            return cls(finite[0], 0.0, len(finite))
+            return cls(finite[0], 0.0, count, lost)
         deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in finite) / freedom)
         quantile = float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
-        return cls(mean, quantile * deviation / math.sqrt(len(finite)), len(finite))
+        return cls(mean, quantile * deviation / math.sqrt(count), count, lost)
 
 
 @dataclass(frozen=True)
@@ -238,6 +246,15 @@ class Results:
             return shown
         weights = ("weights/relative_change", "weights/cosine")
         return [m for m in self.metrics if m.startswith(weights)] or shown
+
+    def heading(self, key: str) -> str:
+        """What a swept key is called above a table's column."""
+        return _ABLATIONS.get(self.mode or "", key) if key == BLOCK_KEY else key
+
+    def cell(self, setting: Setting, key: str) -> str:
+        """A setting's value of a swept key, as it stands in a table."""
+        undisturbed = key == BLOCK_KEY and self.mode in _ABLATIONS
+        return as_text(setting.values[key]) or ("none" if undisturbed else MISSING)
 
     @property
     def has_replicates(self) -> bool:

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from mecha_exp.app.report.results import Estimate, Results, Setting, as_text
+from mecha_exp.app.report.results import MISSING, Estimate, Results, Setting
 
 MAX_ROWS = 200
 MAX_CELL = 32
@@ -87,9 +87,11 @@ def estimate_text(estimate: Estimate) -> str:
 
     >>> estimate_text(Estimate(0.87654, 0.0123, 3)), estimate_text(Estimate(0.87654, None, 1))
     ('0.877 ± 0.012', '0.8765')
+    >>> estimate_text(Estimate.of([math.nan])), estimate_text(Estimate.of([]))
+    ('nan', '–')
     """
     if not estimate.count:
-        return ""
+        return "nan" if estimate.lost else MISSING
     if estimate.half_width is None:
         return f"{estimate.mean:.4g}"
     if not estimate.half_width:
@@ -135,11 +137,13 @@ def wrapped(name: str) -> str:
 
 
 def _headings(results: Results) -> list[str]:
-    return list(results.keys) or ["run" if len(results.records) == 1 else "setting"]
+    return [results.heading(key) for key in results.keys] or [
+        "run" if len(results.records) == 1 else "setting"
+    ]
 
 
 def _row(results: Results, setting: Setting, metrics: Sequence[str]) -> Row:
-    label = [as_text(value) or "–" for value in setting.values.values()] or [setting.name]
+    label = [results.cell(setting, key) for key in results.keys] or [setting.name]
     kind = "point" if setting.finished else "failed"
     return Row(kind, label, [setting.estimate(m) for m in metrics], setting is results.best_setting)
 
@@ -151,7 +155,7 @@ def _cells(row: Row, results: Results, metrics: Sequence[str]) -> list[str]:
         return [*([""] if results.has_replicates else []), "failed"]
     if row.kind == "reference" and count:
         count = [""]
-    cells = [estimate_text(estimate) or "nan" * (row.kind == "point") for estimate in estimates]
+    cells = [estimate_text(estimate) for estimate in estimates]
     if row.best and cells:
         cells[0] += BEST
     return count + cells

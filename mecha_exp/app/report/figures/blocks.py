@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mecha_exp.app.report.figures.style import COLOUR_MAP, COLOURS, new_figure, title
-from mecha_exp.app.report.results import Estimate, Results, Value
+from mecha_exp.app.report.results import BLOCK_KEY, Estimate, Results, Setting, Value
 from mecha_exp.app.report.table import distinct, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_BLOCK = "block"
 _MODES = {
     "leave_one_block_out": "lost where the block is left out of the merge",
     "only_one_block": "gained where the block alone is merged",
@@ -86,12 +85,21 @@ def block_weights(results: Results) -> Figure | None:
     axes.set_xticks(range(0, len(blocks), stride), labels, fontsize="small")
     if slanted:
         axes.tick_params(axis="x", rotation=60)
-    axes.set_yticks(range(len(weighted)), distinct([s.name for s, _ in weighted], 36), fontsize="small")
+    axes.set_yticks(
+        range(len(weighted)), distinct([_row_name(results, s) for s, _ in weighted], 36), fontsize="small"
+    )
     axes.set_xlabel("block")
     axes.set_ylabel("setting")
     figure.colorbar(image, ax=axes, label=f"{parameter} in the block")
     title(axes, results, "weight of each block" + (", the best setting first" if results.judged else ""))
     return figure
+
+
+def _row_name(results: Results, setting: Setting) -> str:
+    """A setting in words: of a block ablation, which block it leaves out or merges alone."""
+    if results.mode not in _MODES:
+        return setting.name
+    return ", ".join(f"{results.heading(key)}: {results.cell(setting, key)}" for key in results.keys)
 
 
 def block_values(weights: Mapping[str, Mapping[str, float]], name: str) -> Figure:
@@ -121,12 +129,12 @@ def block_effects(results: Results) -> dict[str, Estimate]:
     """
     if results.mode not in _MODES:
         return {}
-    others = [key for key in results.swept if key != _BLOCK]
+    others = [key for key in results.swept if key != BLOCK_KEY]
     whole, apart = {}, list[tuple[str, tuple[Value, ...], float]]()
     for record in results.finished:
         place = tuple(results.value(record, key) for key in others)
         measured = record.metrics.get(str(results.metric), math.nan)
-        if block := results.text(record, _BLOCK):
+        if block := results.text(record, BLOCK_KEY):
             apart.append((block, place, measured))
         else:
             whole[place] = measured

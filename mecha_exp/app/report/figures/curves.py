@@ -91,7 +91,7 @@ def dots(results: Results) -> Figure | None:
         )  # fmt: skip
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
-    axes.margins(x=0.12, y=0.5 / len(ranked))
+    axes.margins(x=0.18, y=0.5 / len(ranked))
     axes.grid(alpha=0.3)
     axes.set_xlabel(metric_label(results).replace("\n", ", "))
     axes.set_ylabel(results.keys[0])

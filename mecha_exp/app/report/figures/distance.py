@@ -12,7 +12,7 @@ from mecha_exp.app.report.figures.style import (
     metric_label,
     new_figure,
 )
-from mecha_exp.app.report.results import Results, Setting, as_text, is_number
+from mecha_exp.app.report.results import Results, Setting, is_number
 from mecha_exp.app.report.table import shortened
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def distances(results: Results) -> Figure | None:
     )
     figure.suptitle(f"{shortened(results.title, 70)}\n{what}", fontsize="medium")
     if key and groups > 1:
-        legend(panels[0], key, 99)
+        legend(panels[0], results.heading(key), 99)
     return figure
 
 
@@ -57,7 +57,7 @@ def _scatter(axes: Axes, results: Results, name: str, key: str | None) -> int:
     for setting in results.settings:
         place = _place(setting, results, name)
         if all(map(math.isfinite, place)):
-            label = as_text(setting.values[key]) or "–" if key else ""
+            label = results.cell(setting, key) if key else ""
             groups.setdefault(label, []).append(place)
     crowded = len(results.settings) > 60
     for number, (label, points) in enumerate(groups.items()):

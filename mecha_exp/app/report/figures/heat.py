@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _MAX_LABELLED = 14  # columns or rows up to which each cell has its value written in it
 _SPARSE = 0.34  # the share of the cells that have a value below which points are drawn where they lie
 _MAX_VALUES = 40  # points up to which each has its value beside it
+_NEAR = 70, 50  # pixels within which the values of two points could cover each other
 _CELL_WIDTH, _CELL_HEIGHT = 0.62, 0.42  # inches
 
 
@@ -63,20 +64,35 @@ def _scattered(results: Results, x_key: str, y_key: str) -> Figure:
     if best:
         best_x, best_y = float(best.values[x_key]), float(best.values[y_key])  # type: ignore[arg-type]
         axes.scatter(best_x, best_y, 330, facecolors="none", edgecolors="black", linewidths=1.8)
-    for x, y, mean in zip(xs, ys, means, strict=True):
-        if best and (x, y) == (best_x, best_y):
-            _note(axes, f"best {write(mean)}", (x, y), 11)
-        elif len(means) <= _MAX_VALUES:
-            _note(axes, write(mean), (x, y), -13)
     value_axis(axes.xaxis, axes.set_xscale, xs)
     value_axis(axes.yaxis, axes.set_yscale, ys)
     axes.margins(0.1)
+    places = axes.transData.transform(list(zip(xs, ys, strict=True)))
+    for number, (x, y, mean) in enumerate(zip(xs, ys, means, strict=True)):
+        is_best = bool(best) and (x, y) == (best_x, best_y)
+        if is_best or len(means) <= _MAX_VALUES:
+            above = 11 if _is_crowded_below(places, number) else -21 if is_best else -14
+            _note(axes, f"best {write(mean)}" if is_best else write(mean), (x, y), above)
     axes.grid(alpha=0.3)
     axes.set_xlabel(x_key)
     axes.set_ylabel(y_key)
     figure.colorbar(drawn, ax=axes, label=metric_label(results))
-    title(axes, results, "larger is higher" + ("; means over seeds" if results.has_replicates else ""))
+    title(
+        axes,
+        results,
+        "the larger the dot, the higher the value" + ("; means over seeds" if results.has_replicates else ""),
+    )
     return figure
+
+
+def _is_crowded_below(places: Any, number: int) -> bool:
+    """Whether a point's nearest neighbour, if it is near at all, lies below it; places are in pixels."""
+    import numpy as np
+
+    across, up = (places - places[number]).T
+    near = (np.abs(across) < _NEAR[0]) & (np.abs(up) < _NEAR[1])
+    near[number] = False
+    return bool(near.any()) and float(up[near][np.argmin(np.abs(up[near]))]) < 0
 
 
 def _note(axes: Axes, text: str, place: tuple[float, float], above: float) -> None:
