@@ -258,8 +258,10 @@ def test_a_value_that_is_not_finite_is_found_by_the_loop():
 def test_an_overflow_in_the_output_is_counted():
     recipe = mx.n_average(*[one_tensor([60000.0, 1.0, -65519.0, 65520.0]) for _ in range(2)])
     for fuse in ("always", "never"):
-        report = mx.merge_many([mx.Job(recipe, {}, torch.float16)], mx.EngineOptions(fuse=fuse))
-        assert report.nonfinite_values == (1,)
+        jobs = [mx.Job(recipe, {}, torch.float16), mx.Job(recipe, None, torch.float16, statistics=True)]
+        for tried in (jobs, jobs[:1], jobs[1:]):  # with and without somebody who is given the values
+            report = mx.merge_many(tried, mx.EngineOptions(fuse=fuse))
+            assert report.nonfinite_values == (1,) * len(tried)
 
 
 # what is not fused

@@ -171,8 +171,9 @@ class _KeyRun(_Run):
                 if trip.is_full:
                     self._work.progress(self._key.key, self._work.plan.bytes_of_pass(self._key, trip))
                 continue
+            block = block_of(trip.columns(self._key.shape), bool(trip.reductions))
             for node, _ in trip.reductions:
-                state, block = self._values.get(node), block_of(trip.columns(self._key.shape), True)
+                state = self._values.get(node)
                 self._partials[node] = open_partials(node, state, self._key.numel, block, self._dtype)
             for kept in trip.kept:
                 self._values[kept] = torch.empty(self._key.shape, dtype=self._dtype)

@@ -47,15 +47,15 @@ class FusedPass:
     trace: Trace
     program: Program
     compute_dtype: torch.dtype
-    _texts: dict[tuple[tuple[torch.dtype, ...], ...], LoopText] = field(default_factory=dict, repr=False)
+    _texts: dict[tuple[object, object], LoopText] = field(default_factory=dict, repr=False)
 
     @cached_property
     def structure(self) -> str:
         """The same for all passes that do the same."""
         return self.typed((), ()).source
 
-    def typed(self, read: tuple[torch.dtype, ...], written: tuple[torch.dtype, ...]) -> LoopText:
-        """The loop for tiles of these dtypes, by input and by output; see `loop_dtype`."""
+    def typed(self, read: tuple[torch.dtype, ...], written: tuple[torch.dtype | None, ...]) -> LoopText:
+        """The loop for tiles of these dtypes, by input and by output (None: none); see `loop_dtype`."""
         if (read, written) not in self._texts:
             writer = LoopWriter(self.trace, self.compute_dtype, read, written)
             self._texts[read, written] = writer.text()

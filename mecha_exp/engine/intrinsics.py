@@ -297,6 +297,13 @@ def gathered(keys, count, low, high, last, words, found, kept):
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
+def add_to(totals, values):
+    """Add each of the values to its total."""
+    for i in range(len(values)):
+        totals[i] += np.float64(values[i])
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
 def fold(sums, rows, length):
     """Of each of so many rows the sum, left in its first entry: the second half is added to the first until
     one is left. The length is a power of two."""

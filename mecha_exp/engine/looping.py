@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,19 +21,22 @@ from mecha_exp.engine.writing import loop_dtype
 from mecha_exp.nodes import MergeNode, ModelNode, Node
 from mecha_exp.signature import Tile
 
+TileDtypes: TypeAlias = tuple[tuple[torch.dtype, ...], tuple[torch.dtype | None, ...]]
+"""Of the tiles that go in and out of a loop."""
+
 
 class KeyLoop:
     """The loop of a pass with the small values of a key; see `writing` for what the machine code is given.
 
     Attributes:
         trace: what it computes.
-        read, written: the dtypes of the tiles that go in and out.
+        read, written: the dtypes of the tiles that go in and out; None where only the largest is wanted.
     """
 
     def __init__(
         self,
         way: FusedPass,
-        dtypes: tuple[tuple[torch.dtype, ...], tuple[torch.dtype, ...]],
+        dtypes: TileDtypes,
         code: Loop,
         text: LoopText,
         small: tuple[torch.Tensor, torch.Tensor],
@@ -50,7 +54,7 @@ class KeyLoop:
         self,
         tile: Tile,
         inputs: Sequence[Buffer],
-        outputs: Sequence[Buffer],
+        outputs: Sequence[Buffer | None],
         partials: Mapping[MergeNode, Partials],
         scratch: Scratch,
     ) -> list[float]:
@@ -69,7 +73,7 @@ class KeyLoop:
         terms += [found.buffer_info()[0] for _, found, _ in ranked]
         peaks = scratch.take("peaks", torch.int64, len(inputs) + len(outputs))
         room = scratch.take("room", torch.int8, self._room)
-        tiles = [buffer.address for buffer in (*inputs, *outputs)]
+        tiles = [buffer.address if buffer else 0 for buffer in (*inputs, *outputs)]
         table = array("q", [*self._addresses, peaks.address, room.address, *tiles, *terms])
         self._code(tile.start, count, table.buffer_info()[0])
         for reduction, found, kept_keys in ranked:
@@ -98,9 +102,7 @@ def loop_text(plan: Plan, key: KeyPlan, trip: Pass) -> LoopText | None:
     return way.typed(*_tile_dtypes(plan, key, trip, way)) if isinstance(way, FusedPass) else None
 
 
-def _tile_dtypes(
-    plan: Plan, key: KeyPlan, trip: Pass, way: FusedPass
-) -> tuple[tuple[torch.dtype, ...], tuple[torch.dtype, ...]]:
+def _tile_dtypes(plan: Plan, key: KeyPlan, trip: Pass, way: FusedPass) -> TileDtypes:
     """How the loop takes each input and gives each output: as stored where it can, to spare a conversion."""
     compute = way.compute_dtype
     read = (
@@ -108,12 +110,15 @@ def _tile_dtypes(
         for node in way.trace.inputs
     )
     used_here = {*trip.kept, *(c for n, _ in trip.reductions if not is_by_entry(n) for c in n.children)}
-    written = []
+    written: list[torch.dtype | None] = []
     for node, _ in way.trace.outputs:
         roots = {number for number, root in trip.outputs if root is node}
-        wanted = {torch_dtype(output.dtype) for output in key.outputs if output.root in roots}
-        single = len(wanted) == 1 and node not in used_here
-        written.append(loop_dtype(wanted.pop(), compute) if single else compute)
+        kept = [o for o in key.outputs if o.root in roots and plan.keeps(o)]
+        wanted = {torch_dtype(output.dtype) for output in kept}
+        if node in used_here or len(wanted) > 1:
+            written.append(compute)
+        else:
+            written.append(loop_dtype(wanted.pop(), compute) if wanted else None)
     return tuple(read), tuple(written)
 
 

@@ -1,8 +1,10 @@
 """The partial results of a reduction, added up in one order, whatever the tiles and threads.
 
-A sum is made of lanes. Entry i of a strip goes to lane i modulo `LANES`, one after the other; then the lanes
-are folded in halves, as are the strips of a block and the blocks in the end. That order is as easy for a
-compiled loop, which keeps many sums in the first cache, as it is for torch, and gives both the same bits.
+A sum is made of lanes. Entry i of a strip goes to lane i modulo `LANES`, one after the other, in float32
+where the entries are of float32 and in float64 elsewhere; from there on all is float64. The strips of a
+block are added up lane by lane; then the lanes are folded in halves, as are the blocks in the end. That order
+is as easy for a compiled loop, which keeps many sums in the first cache, as it is for torch, and gives both
+the same bits.
 """
 
 from __future__ import annotations
@@ -205,14 +207,22 @@ def rounds_of(method: Reduction, dtype: torch.dtype) -> int:
     return trips(dtype) if method.rank else method.rounds(dtype)
 
 
+def lane_dtype(terms: torch.dtype) -> torch.dtype:
+    """What entries of a dtype are added up in within a strip."""
+    return terms if terms is torch.float32 else torch.float64
+
+
 def lane_sum(terms: torch.Tensor) -> torch.Tensor:
     """The sum of a block in float64."""
     padded = torch.nn.functional.pad(terms, (0, -len(terms) % STRIP))
     rows = padded.view(-1, STRIP // LANES, LANES)
-    lanes = torch.zeros(len(rows), LANES, dtype=torch.float64, device=terms.device)
+    lanes = torch.zeros(len(rows), LANES, dtype=lane_dtype(terms.dtype), device=terms.device)
     for row in range(STRIP // LANES):
         lanes += rows[:, row]
-    return _folded(_folded(lanes.T))
+    total = torch.zeros(LANES, dtype=torch.float64, device=terms.device)
+    for strip in lanes:
+        total += strip
+    return _folded(total)
 
 
 def _folded(values: torch.Tensor) -> torch.Tensor:

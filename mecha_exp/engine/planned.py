@@ -165,6 +165,10 @@ class Plan:
             return 0
         return key.program.whole_elements(key.shape) * self.options.compute_dtype.itemsize
 
+    def keeps(self, output: Output) -> bool:
+        """Whether anybody is given an output, of which otherwise only numbers are wanted."""
+        return self.jobs[output.job].output is not None
+
     def destination(self, job: int) -> Destination | None:
         """Where a job's model is written to; None where it is not."""
         made = self.jobs[job]

@@ -14,7 +14,7 @@ from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.looping import KeyLoop, loop_for, stored_dtype
 from mecha_exp.engine.overflow import count_lost, overflows_from, saturates, unify_nan
 from mecha_exp.engine.partials import WIDE, Partials, block_of, is_by_entry
-from mecha_exp.engine.planned import KeyPlan
+from mecha_exp.engine.planned import KeyPlan, Output
 from mecha_exp.engine.program import Pass
 from mecha_exp.engine.selection import sample_spans
 from mecha_exp.engine.work import Buffer, Scratch, Work, widen
@@ -48,6 +48,10 @@ class KeyPass:
         self._checked = work.plan.options.on_nonfinite == "error" and not trip.sampled
         self._columns = trip.columns(key.shape)
         self._stored = {model: stored_dtype(work.plan, key, model) for model in trip.models}
+        self._outputs = [
+            (node, [output for output in key.outputs if output.root == number])
+            for number, node in trip.outputs
+        ]
         self._item_bytes = sum(dtype.itemsize for dtype in self._stored.values()) if trip.is_full else 0
 
     @property
@@ -83,8 +87,8 @@ class KeyPass:
             values, peaks = self._run_methods(tile, scratch), {}
         for node in self._trip.kept:
             self._values[node].view(-1)[tile.start : tile.stop] = values[node]
-        for number, node in self._trip.outputs:
-            self._write(number, node, values[node], peaks.get(node), tile, scratch)
+        for node, outputs in self._outputs:
+            self._write(node, outputs, values.get(node), peaks.get(node), tile, scratch)
         self._work.progress(tile.key, (tile.stop - tile.start) * self._item_bytes)
 
     # fused
@@ -102,13 +106,17 @@ class KeyPass:
             self._read_as(dtype, node, place, tile, scratch)
             for place, (node, dtype) in enumerate(zip(trace.inputs, loop.read, strict=True))
         ]
-        outputs = [scratch.take(("output", place), dtype, count) for place, dtype in enumerate(loop.written)]
+        outputs = [
+            scratch.take(("output", place), dtype, count) if dtype else None
+            for place, dtype in enumerate(loop.written)
+        ]
         largest = loop.run(tile, inputs, outputs, self._partials, scratch)
         for node, buffer, peak in zip(trace.inputs, inputs, largest, strict=False):
             self._check(node, buffer.tensor, peak, tile)
-        values = {node: buffer.tensor for (node, _), buffer in zip(trace.outputs, outputs, strict=True)}
+        nodes = [node for node, _ in trace.outputs]
+        values = {node: buffer.tensor for node, buffer in zip(nodes, outputs, strict=True) if buffer}
         self._reduce(tile, values, [n for n, _ in self._trip.reductions if not is_by_entry(n)])
-        return values, dict(zip(values, largest[len(inputs) :], strict=True))
+        return values, dict(zip(nodes, largest[len(inputs) :], strict=True))
 
     def _read_as(self, dtype: torch.dtype, node: Node, place: int, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile in the dtype that the loop wants, which is the stored one or that of the arithmetic."""
@@ -214,18 +222,32 @@ class KeyPass:
             )
 
     def _write(
-        self, number: int, node: Node, values: torch.Tensor, peak: float | None, tile: Tile, scratch: Scratch
+        self,
+        node: Node,
+        outputs: Sequence[Output],
+        values: torch.Tensor | None,
+        peak: float | None,
+        tile: Tile,
+        scratch: Scratch,
     ) -> None:
-        peak = peak_of(values) if peak is None else peak
-        for output in self._key.outputs:
-            if output.root == number:
-                dtype = torch_dtype(output.dtype)
-                stored = values
-                if dtype is not values.dtype or self._device != CPU:
-                    rounded = values if self._device == CPU else values.to(dtype)
-                    stored = scratch.take("written", dtype, values.numel()).tensor.copy_(rounded)
-                if not peak < overflows_from(dtype, self._dtype):
-                    self._count_lost(output.job, self._exact(node, values, tile, scratch), stored, tile)
+        """Round what a tile gives and hand it on; a loop leaves out the values that nobody is given."""
+        if peak is None:
+            assert values is not None
+            peak = peak_of(values)
+        for output in outputs:
+            dtype = torch_dtype(output.dtype)
+            fits, is_kept = peak < overflows_from(dtype, self._dtype), self._plan.keeps(output)
+            if fits and not is_kept:
+                continue
+            if values is None:
+                values = self._values_of(tile, scratch)[node]
+            stored = values
+            if dtype is not values.dtype or self._device != CPU:
+                rounded = values if self._device == CPU else values.to(dtype)
+                stored = scratch.take("written", dtype, values.numel()).tensor.copy_(rounded)
+            if not fits:
+                self._count_lost(output.job, self._exact(node, values, tile, scratch), stored, tile)
+            if is_kept:
                 self._work.sinks[output.job].write(tile.key, tile.start, stored)
 
     def _exact(self, node: Node, values: torch.Tensor, tile: Tile, scratch: Scratch) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 
 from mecha_exp.engine.compiling import converts_half
 from mecha_exp.engine.operations import NUMBERS, OPERATIONS, STORED, bits_dtype
+from mecha_exp.engine.partials import lane_dtype
 from mecha_exp.engine.parting import Part
 from mecha_exp.engine.recording import DRAW, INPUT, Argument, Expression, Operand, Ref, Trace
 
@@ -25,7 +26,7 @@ class Wanted:
     Attributes:
         trace: what it computes.
         dtype: of the arithmetic.
-        read, written: the dtypes of the tiles that go in and out.
+        read, written: the dtypes of the tiles that go in and out; None is only looked at.
         summed: what is added up.
         ranked: what is ranked.
         parts: that the loop is divided into.
@@ -34,7 +35,7 @@ class Wanted:
     trace: Trace
     dtype: torch.dtype
     read: Sequence[torch.dtype]
-    written: Sequence[torch.dtype]
+    written: Sequence[torch.dtype | None]
     summed: Sequence[Ref]
     ranked: Sequence[Ref]
     parts: Sequence[Part]
@@ -54,6 +55,10 @@ class Wanted:
         kind = NUMBERS[self.trace.expressions[number].dtype]
         return "uint8" if kind == "boolean" else kind
 
+    def lane_dtype(self, place: int) -> torch.dtype:
+        """What a sum is added up in within a strip."""
+        return lane_dtype(self.trace.expressions[self.summed[place].number].dtype)
+
     def stretch(self, name: str, place: int) -> str:
         """Which of the stretches of memory, none of which overlap, has that name, and how many there are.
 
@@ -65,7 +70,7 @@ class Wanted:
             "keys": len(self.ranked),
             "left": len(self.left),
             "y": max(len(part.outputs) for part in self.parts),
-            "lanes": max(len(part.sums) for part in self.parts),
+            "sum": max(len(part.sums) for part in self.parts),
         }
         before = [*counts.values()][: [*counts].index(name)]
         return f"{sum(before) + place}, {sum(counts.values())}"
@@ -121,16 +126,15 @@ class Words:
                 yield self._put("left", wanted.left.index(number), f"{kind}({name})", kind)
         for own, place in enumerate(part.outputs):
             value, dtype = self._converted(trace.outputs[place][1], wanted.dtype), wanted.written[place]
-            stored = f"to_{STORED[dtype]}({value})" if dtype in STORED else value
-            yield self._put("y", own, stored, element_type(dtype))
+            if dtype is not None:
+                stored = f"to_{STORED[dtype]}({value})" if dtype in STORED else value
+                yield self._put("y", own, stored, element_type(dtype))
             yield from _peak(f"q{own}_{self._row or 0}", value)
         for own, place in enumerate(part.sums):
-            added, stretch = (
-                self._converted(wanted.summed[place], torch.float64),
-                wanted.stretch("lanes", own),
-            )
-            before = f"entry(lanes{own}_, {self._index}, float64, {stretch})"
-            yield f"put(lanes{own}_, {self._index}, {before} + {added}, {stretch})"
+            dtype, stretch = wanted.lane_dtype(place), wanted.stretch("sum", own)
+            added = self._converted(wanted.summed[place], dtype)
+            before = f"entry(sum{own}_, {self._index}, {NUMBERS[dtype]}, {stretch})"
+            yield f"put(sum{own}_, {self._index}, {before} + {added}, {stretch})"
         for place in part.ranks:
             key = f"ordered({self._converted(wanted.ranked[place], wanted.dtype)})"
             yield self._put("keys", place, key, wanted.key_type)

@@ -5,9 +5,9 @@ This is the loop for a pass that needs the sum of `base + alpha * (model - base)
     def loop(start, count, table):
         ...
         for block in range(0, count, 65536):
-            strips[:] = 0
+            totals4[:] = 0
             for strip in range(block, min(block + 65536, count), 2048):
-                lanes[:] = 0
+                lanes4[:] = 0
                 for first in range(strip, min(strip + 2048, count), 512):
                     size = min(512, count - first)
                     x0_ = tiles[0] + first * 4
@@ -16,7 +16,7 @@ This is the loop for a pass that needs the sum of `base + alpha * (model - base)
                         a0 = float32(floats[order[one + 0]])
                         peak0 = 2 + order[one + 1]
                         y0_ = tiles[peak0] + first * 4
-                        lanes0_ = lanes_ + 512 * order[one + 2]
+                        sum0_ = lanes4_ + 256 * order[one + 2]
                         for row in range(0, size, 64):
                             for lane in range(min(64, size - row)):
                                 j = row + lane
@@ -26,9 +26,10 @@ This is the loop for a pass that needs the sum of `base + alpha * (model - base)
                                 v3 = float32(a0 * v2)
                                 v4 = float32(v1 + v3)
                                 put(y0_, j, v4, 2, 4)
-                                put(lanes0_, lane, entry(lanes0_, lane, float64, 3, 4) + float64(v4), 3, 4)
-                fold(lanes, sums, 64)
-                ...
+                                put(sum0_, lane, entry(sum0_, lane, float32, 3, 4) + v4, 3, 4)
+                add_to(totals4, lanes4)
+            fold(totals4, sums4, 64)
+            ...
 
 The table holds the addresses of what the loop reads and writes, so that every loop is called alike. All
 memory is the caller's, and nothing can fail: the machine code needs nothing of numba's. The last two numbers
@@ -59,9 +60,6 @@ SHORT = 1 << 9
 ROWS = 2
 """How many entries of a lane are added to it at a time."""
 
-STRIPS = REDUCTION_BLOCK // STRIP
-"""In a block."""
-
 FIXED = 1 << 20
 """Entries of a table of which no loop asks how many there are: the source does not depend on them."""
 
@@ -80,7 +78,7 @@ class LoopWriter:
         trace: Trace,
         compute_dtype: torch.dtype,
         read: Sequence[torch.dtype],
-        written: Sequence[torch.dtype],
+        written: Sequence[torch.dtype | None],
     ) -> None:
         self._trace = trace
         self._summed = [*dict.fromkeys(ref for node, refs in trace.terms if _sums(node) for ref in refs)]
@@ -92,6 +90,9 @@ class LoopWriter:
         self._wanted = Wanted(trace, compute_dtype, read, written, self._summed, ranked, parts)
         self._key_type = self._wanted.key_type
         self._length = STRIP if len(parts) == 1 else SHORT
+        lanes = [self._wanted.lane_dtype(place) for place in range(len(self._summed))]
+        self._slots = [lanes[:place].count(dtype) for place, dtype in enumerate(lanes)]
+        self._lanes = {dtype: lanes.count(dtype) for dtype in sorted(set(lanes), key=str)}
         families: dict[object, list[Words]] = {}
         for part in parts:
             words = Words(part, self._wanted)
@@ -109,7 +110,8 @@ class LoopWriter:
             order[place : place + 2] = len(order), len(order) + len(numbers)
             order += numbers
         room = sum(size * np.dtype(kind).itemsize for _, size, kind in self._rooms())
-        return LoopText(source, room + 8 * (LANES + STRIPS) * len(self._summed), tuple(order))
+        room += sum(count * LANES * (dtype.itemsize + 8) for dtype, count in self._lanes.items())
+        return LoopText(source, room, tuple(order))
 
     def _module(self) -> Iterator[str]:
         yield "import numpy as np"
@@ -154,11 +156,15 @@ class LoopWriter:
             yield f"{name}_ = places[4] + {offset}"
             yield f"{name} = array_at({name}_, {size}, {kind})"
             offset += size * np.dtype(kind).itemsize
-        if self._summed:
-            yield f"sums = {self._told(len(self._summed))}"
-            yield f"lanes_ = places[4] + {offset}"
-            yield f"lanes = array_at(lanes_, {LANES} * sums, float64)"
-            yield f"strips = array_at(lanes_ + {8 * LANES} * sums, {STRIPS} * sums, float64)"
+        end = f"places[4] + {offset}"
+        for dtype, count in self._lanes.items():
+            kind, size = NUMBERS[dtype], dtype.itemsize
+            yield f"sums{size} = {self._told(count)}"
+            yield f"lanes{size}_ = {end}"
+            yield f"lanes{size} = array_at(lanes{size}_, {LANES} * sums{size}, {kind})"
+            yield f"totals{size}_ = lanes{size}_ + {LANES * size} * sums{size}"
+            yield f"totals{size} = array_at(totals{size}_, {LANES} * sums{size}, float64)"
+            end = f"totals{size}_ + {LANES * 8} * sums{size}"
 
     def _rooms(self) -> Iterator[tuple[str, int, str]]:
         """Name, length and type of the arrays that serve one strip after another, but for the lanes."""
@@ -190,26 +196,30 @@ class LoopWriter:
 
     def _blocks(self) -> Iterator[str]:
         """What is done with a tile that is summed: each block has its sums, made of those of strips."""
+        sizes = [dtype.itemsize for dtype in self._lanes]
         yield f"for block in range(0, count, {REDUCTION_BLOCK}):"
-        yield "    strips[:] = 0"
+        yield from (f"    totals{size}[:] = 0" for size in sizes)
         yield f"    for strip in range(block, min(block + {REDUCTION_BLOCK}, count), {STRIP}):"
-        yield "        lanes[:] = 0"
+        yield from (f"        lanes{size}[:] = 0" for size in sizes)
         yield from _indented(2, self._strips("strip", f"min(strip + {STRIP}, count)"))
-        yield f"        fold(lanes, sums, {LANES})"
-        yield "        for place in range(sums):"
-        yield f"            strips[place * {STRIPS} + (strip - block) // {STRIP}] = lanes[place * {LANES}]"
-        yield f"    fold(strips, sums, {STRIPS})"
-        wanted = [
-            place
-            for number, (node, refs) in enumerate(self._trace.terms)
+        yield from (f"        add_to(totals{size}, lanes{size})" for size in sizes)
+        for dtype, size in zip(self._lanes, sizes, strict=True):
+            yield f"    fold(totals{size}, sums{size}, {LANES})"
+            yield f"    for one in {self._told_all(self._results(dtype), 4)}:"
+            yield "        found = array_at(terms[order[one]], count, float64)"
+            yield f"        place = block // {REDUCTION_BLOCK} * order[one + 2] + order[one + 1]"
+            yield f"        found[place] = totals{size}[order[one + 3] * {LANES}]"
+
+    def _results(self, dtype: torch.dtype) -> list[int]:
+        """Of each sum with lanes of a dtype its term and column there, of how many columns, and its slot."""
+        return [
+            number
+            for term, (node, refs) in enumerate(self._trace.terms)
             if _sums(node)
             for column, ref in enumerate(refs)
-            for place in (number, column, len(refs), self._summed.index(ref))
+            if self._wanted.lane_dtype(place := self._summed.index(ref)) is dtype
+            for number in (term, column, len(refs), self._slots[place])
         ]
-        yield f"    for one in {self._told_all(wanted, 4)}:"
-        yield "        totals = array_at(terms[order[one]], count, float64)"
-        yield f"        place = block // {REDUCTION_BLOCK} * order[one + 2] + order[one + 1]"
-        yield f"        totals[place] = strips[order[one + 3] * {STRIPS}]"
 
     def _strips(self, begin: str, end: str) -> Iterator[str]:
         """What is done with a stretch, one short strip after another."""
@@ -242,10 +252,12 @@ class LoopWriter:
             yield f"    a{own} = {NUMBERS[dtype]}({small}[{next(at)}])"
         for own, number in enumerate(words.part.outputs):
             yield f"    peak{own} = {inputs} + {next(at)}"
-            yield f"    y{own}_ = tiles[peak{own}] + first * {self._wanted.written[number].itemsize}"
+            if (stored := self._wanted.written[number]) is not None:
+                yield f"    y{own}_ = tiles[peak{own}] + first * {stored.itemsize}"
             yield from (f"    q{own}_{row} = {self._key_type}(0)" for row in range(ROWS))
-        for own in range(len(words.part.sums)):
-            yield f"    lanes{own}_ = lanes_ + {8 * LANES} * {next(at)}"
+        for own, place in enumerate(words.part.sums):
+            size = self._wanted.lane_dtype(place).itemsize
+            yield f"    sum{own}_ = lanes{size}_ + {size * LANES} * {next(at)}"
         yield from _indented(1, _rows(words) if words.part.sums else _flat(words))
         for own in range(len(words.part.outputs)):
             found = ", ".join(f"int64(q{own}_{row})" for row in range(ROWS))
@@ -255,7 +267,8 @@ class LoopWriter:
         """Where a part has its arguments, outputs and sums."""
         kinds = [dtype.is_floating_point for _, dtype in self._trace.arguments]
         arguments = [kinds[:number].count(kinds[number]) for number in words.arguments]
-        return [*arguments, *words.part.outputs, *words.part.sums] or [0]
+        slots = [self._slots[place] for place in words.part.sums]
+        return [*arguments, *words.part.outputs, *slots] or [0]
 
 
 def _flat(words: Words) -> Iterator[str]:
