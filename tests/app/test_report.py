@@ -5,6 +5,7 @@ import io
 import math
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -238,6 +239,31 @@ def test_pandas_finds_numbers_where_there_are_numbers(tmp_path: Path):
     assert table.accuracy.tolist()[::2] == [0.5, 0.4] and table.accuracy.isna()[1]
     assert table.recipe[0] == "ties" and table.vote[0] is True
     assert table.columns.tolist() == text.columns.tolist()
+
+
+def test_parquet_keeps_every_bit_and_tells_a_nan_from_nothing(tmp_path: Path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    points = [record(1 / 3, alpha=0.1, k=2**62), record(math.nan, alpha=1), record(status=FAILED, alpha=2)]
+    points[2].error = 'first line\nsecond, "quoted"'
+
+    write_parquet(Results("t", ["alpha", "k"], points), tmp_path / "t.parquet")
+
+    rows = parquet.read_table(tmp_path / "t.parquet").to_pylist()
+    assert (rows[0]["alpha"], rows[0]["k"], rows[0]["accuracy"]) == (0.1, 2**62, 1 / 3)
+    assert math.isnan(rows[1]["accuracy"]) and rows[2]["accuracy"] is None and rows[1]["k"] is None
+    assert rows[2]["error"] == points[2].error and rows[0]["error"] is None
+
+
+def test_writing_parquet_needs_no_pandas(tmp_path: Path):
+    """To import it takes longer than all else at the end of a sweep."""
+    program = (
+        "import sys; from pathlib import Path; from mecha_exp.app.record import Record;"
+        "from mecha_exp.app.report.export import write_parquet; from mecha_exp.app.report import Results;"
+        f"write_parquet(Results('t', [], [Record('a')]), Path({str(tmp_path / 't.parquet')!r}));"
+        "sys.exit('pandas' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ Where methods are compared, `best_of_recipe` (or `best_of_method`) is true for t
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -62,28 +63,39 @@ def write_csv(results: Results, target: Path | TextIO) -> None:
 
 
 def write_parquet(results: Results, path: Path) -> None:
-    """Write `columns` with their types: whole numbers, floats, truth values, text; missing is null."""
+    """Write `columns` with their types: whole numbers, floats, truth values, text; missing is null.
+
+    They go through the text of `write_csv`: given Python values, pyarrow imports pandas to look at them,
+    which takes longer than many a sweep.
+    """
+    from pyarrow import csv as arrow_csv
     from pyarrow import parquet
 
-    parquet.write_table(_arrow(columns(results)), path)
+    text = io.StringIO()
+    write_csv(results, text)
+    data = text.getvalue().encode()
+    table = arrow_csv.read_csv(
+        io.BytesIO(data),
+        arrow_csv.ReadOptions(use_threads=False, block_size=len(data)),
+        arrow_csv.ParseOptions(newlines_in_values=True),
+        arrow_csv.ConvertOptions(
+            column_types={name: _kind(values) for name, values in columns(results).items()},
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    parquet.write_table(table, path)
 
 
-def _arrow(found: dict[str, list[Any]]) -> pyarrow.Table:
+def _kind(values: Sequence[Any]) -> pyarrow.DataType:
+    """The type of all the values: floats where numbers are mixed, else text."""
     import pyarrow
 
-    kinds = {int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_(), str: pyarrow.string()}
-    return pyarrow.table({name: pyarrow.array(*_typed(values, kinds)) for name, values in found.items()})
-
-
-def _typed(values: Sequence[Any], kinds: dict[type, Any]) -> tuple[list[Any], Any]:
-    """The values as one type: that of all of them, floats where numbers are mixed, else text."""
+    kinds = {int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
     present = {type(value) for value in values if value is not None}
-    if not present:
-        return list(values), kinds[str]
     if present == {int, float}:
-        present = {float}
-    kind = present.pop() if len(present) == 1 else str
-    return [None if value is None else kind(value) for value in values], kinds[kind]
+        return kinds[float]
+    return kinds.get(present.pop(), pyarrow.string()) if len(present) == 1 else pyarrow.string()
 
 
 def _text(value: Any) -> Any:
