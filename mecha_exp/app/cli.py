@@ -103,11 +103,11 @@ def _version(arguments: list[str]) -> int:
 
 
 def _hydra(arguments: list[str]) -> int:
-    from mecha_exp.app import overrides
+    from mecha_exp.app import hydra_start, overrides
 
     ordered = overrides.reorder(arguments)
     if any(word.partition("=")[0] in _HYDRA_ANSWERS for word in ordered):
-        overrides.start_hydra(ordered, lambda config: None)
+        hydra_start.answer(ordered)
         return 0
     from mecha_exp.app import runner
 

@@ -6,6 +6,8 @@ differ are set on a copy, in Hydra's own way.
 
 from __future__ import annotations
 
+import functools
+import pickle
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,18 +31,27 @@ def compose_jobs(
         first_number: of the first one.
     """
     groups = set(loader.list_groups(""))
-    parser = OverridesParser.create()
-    bases: dict[tuple[str, ...], DictConfig] = {}
+    bases: dict[tuple[str, ...], bytes] = {}
     for number, words in enumerate(jobs, first_number):
-        parsed = parser.parse_overrides(list(words))
+        parsed = [parse_override(word) for word in words]
         choices = tuple(str(o.input_line) for o in parsed if _decides_files(o, groups))
         if choices not in bases:
-            bases[choices] = loader.load_sweep_config(config, list(choices))
-        job = bases[choices].copy()
+            bases[choices] = pickle.dumps(loader.load_sweep_config(config, list(choices)))
+        job: DictConfig = pickle.loads(bases[choices])  # `copy` takes six times as long
         _set_values(loader, job, [o for o in parsed if not _decides_files(o, groups)])
         _name(job, parsed, number)
         OmegaConf.copy_cache(from_config=config, to_config=job)
         yield job
+
+
+@functools.lru_cache(maxsize=10_000)
+def parse_override(word: str) -> Override:
+    """A word of the command line as Hydra reads it; most words are those of many points.
+
+    Raises:
+        OverrideParseException: it cannot be read.
+    """
+    return OverridesParser.create().parse_overrides([word])[0]
 
 
 def enter(job: DictConfig) -> Path:

@@ -11,34 +11,27 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra import compose
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.config_search_path import SearchPathQuery
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from mecha_exp.app.choices import register_choices
+from mecha_exp.app.hydra_start import CONFIG_NAME, hydra_of
+from mecha_exp.app.jobs import parse_override
 from mecha_exp.app.points import Points, points_of
-from mecha_exp.app.presets import expanded, register_presets
+from mecha_exp.app.presets import expanded
 from mecha_exp.curves import PRESETS
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 
-CONFIG_MODULE = "mecha_exp.conf"
-CONFIG_NAME = "config"
-VERSION_BASE = "1.3"
 OPEN_NODES = ("blocks", "evaluator")
 """Nodes that take any key: an override there need not say `+`."""
 
@@ -142,37 +135,16 @@ def check(arguments: Sequence[str]) -> CommandLine:
         ConfigError: everything that is wrong with it.
     """
     flags = get_args_parser().parse_args(list(arguments))
-    with _composer(flags.config_dir):
+    with hydra_of(flags):
         try:
             return _check(list(arguments), list(flags.overrides), bool(flags.multirun))
         except HydraException as error:
             raise ConfigError(_in_our_words(error)) from None
 
 
-@contextmanager
-def _composer(config_dir: str | None) -> Iterator[None]:
-    """Hydra's composer over the packaged configuration and a folder of the user's, as its own start-up does.
-
-    Hydra's public `initialize` functions take one place only.
-    """
-    register_presets()
-    places = create_config_search_path(f"pkg://{CONFIG_MODULE}")
-    if config_dir:
-        before_schema = SearchPathQuery(provider="schema", path=None)  # which must be last
-        places.prepend("command-line", f"file://{Path(config_dir).absolute()}", before_schema)
-    current = GlobalHydra.instance()
-    before, current.hydra = current.hydra, None
-    hydra.version.setbase(VERSION_BASE)
-    Hydra.create_main_hydra2("mecha_exp", places)
-    try:
-        yield
-    finally:
-        current.hydra = before
-
-
 def _check(arguments: list[str], words: list[str], multirun: bool) -> CommandLine:
     groups = GlobalHydra.instance().config_loader().list_groups("")
-    parsed = OverridesParser.create().parse_overrides(words)
+    parsed = [parse_override(word) for word in words]
     problems = Problems()
     for override in parsed:
         if _is_group(override, groups):
@@ -180,17 +152,18 @@ def _check(arguments: list[str], words: list[str], multirun: bool) -> CommandLin
     problems.raise_as(ConfigError)
     chosen = [o for o in parsed if _is_group(o, groups)]
     fixed = [str(o.input_line) for o in parsed if o.is_hydra_override() and not o.is_sweep_override()]
-    first = _compose([*next(_choose(chosen)), *fixed])
+    chosen_words = [*next(_choose(chosen)), *fixed]
+    first = _compose(chosen_words)
     is_sweep = multirun or first.hydra.mode == RunMode.MULTIRUN
     if is_sweep:
         given = {o.key_or_group for o in parsed}
         preset = [f"{k}={v}" for k, v in (first.hydra.sweeper.params or {}).items() if k not in given]
-        parsed = [*OverridesParser.create().parse_overrides(preset), *parsed]
+        parsed = [*map(parse_override, preset), *parsed]
     elif swept := [o.input_line for o in parsed if o.is_sweep_override()]:
         raise ConfigError(f"{', '.join(map(str, swept))} has several values: add -m to run each of them.")
     settled = _settled(parsed, groups, first)
     sweep = _points(parsed, settled) if is_sweep else Points([], [str(o.input_line) for o in parsed], [{}])
-    points = _grid(sweep, groups, problems)
+    points = _grid(sweep, groups, {tuple(chosen_words): first}, problems)
     problems.raise_as(ConfigError)
     arguments = [f"++{word}" if _key(word) in points.parameters else word for word in arguments]
     _check_used({k for k in sweep.swept if k not in groups and k != BLOCK}, points, problems)
@@ -219,14 +192,21 @@ def _settled(overrides: list[Override], groups: list[str], config: DictConfig) -
     return config
 
 
-def _grid(sweep: Points, groups: list[str], problems: Problems) -> Grid:
-    """The points, composed once for each choice of groups; names that a choice does not know are noted."""
-    parser = OverridesParser.create()
-    bases: dict[tuple[str, ...], DictConfig] = {}
+def _grid(
+    sweep: Points, groups: list[str], bases: dict[tuple[str, ...], DictConfig], problems: Problems
+) -> Grid:
+    """The points, composed once for each choice of groups; names that a choice does not know are noted.
+
+    Args:
+        sweep: the points as overrides.
+        groups: all there are.
+        bases: the choices that are composed already.
+        problems: where they are noted.
+    """
     points: list[tuple[DictConfig, tuple[tuple[str, Any], ...]]] = []
     named: dict[tuple[int, str], tuple[DictConfig, Override]] = {}
     for words in sweep.words:
-        parsed = parser.parse_overrides(words)
+        parsed = [parse_override(word) for word in words]
         choice = tuple(str(o.input_line) for o in parsed if _is_group(o, groups) or o.is_hydra_override())
         values = [o for o in parsed if not _is_group(o, groups) and not o.is_hydra_override()]
         if choice not in bases and len(bases) == _MAX_COMBINATIONS:
@@ -383,13 +363,3 @@ def _in_our_words(error: HydraException) -> str:
 def program_name() -> str:
     """How the program was called, for messages."""
     return "mecha-exp" if Path(sys.argv[0]).stem == "mecha-exp" else "python -m mecha_exp"
-
-
-def start_hydra(arguments: Sequence[str], task: Callable[[DictConfig], Any]) -> None:
-    """Hand the command line to Hydra, which composes each point and calls `task` with it."""
-    register_presets()
-    register_choices()
-    sys.argv = [sys.argv[0], *arguments]
-    hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(
-        task
-    )()

@@ -12,6 +12,7 @@ from mecha_exp.app import overrides
 from mecha_exp.app import sweep as sweeps
 from mecha_exp.app.display import out, show_error, show_plan
 from mecha_exp.app.folders import claimed_folder
+from mecha_exp.app.hydra_start import run_jobs
 from mecha_exp.app.overrides import CommandLine
 from mecha_exp.app.plugins import register_with_hydra
 from mecha_exp.app.point import prepare, resolve
@@ -102,7 +103,7 @@ def _run_one(line: CommandLine) -> int:
     folder = Path(line.config.hydra.run.dir)
     _require_one_good_point(line, folder)
     try:
-        overrides.start_hydra([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], run_point)
+        run_jobs([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], False, run_point)
     except KeyboardInterrupt:
         return _interrupted(_how_to_go_on(line, folder))
     record = Record.load(folder)
@@ -140,7 +141,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
         sweeps.begin(sweep, folder, tracking)
         good, trouble, interrupted = False, None, False
         try:
-            overrides.start_hydra([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], run_point)
+            run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], True, run_point)
         except KeyboardInterrupt:
             interrupted = True
         finally:

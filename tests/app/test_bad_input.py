@@ -64,6 +64,7 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
             "output.path=m.safetensors is the same for several points",
         ),
         (["alpha=0.1,", "-m"], "'alpha=0.1,' cannot be read"),
+        (["--config-dir", "no_conf"], "--config-dir no_conf: there is no such folder."),
     ],
 )
 def test_a_wrong_word_is_an_error_with_its_place_and_the_nearest_right_one(app, folder, arguments, message):

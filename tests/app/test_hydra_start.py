@@ -1,0 +1,81 @@
+"""What is done in place of Hydra, to save time, gives what Hydra gives."""
+
+from pathlib import Path
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import get_args_parser
+from hydra.core.object_type import ObjectType
+from hydra.errors import OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from mecha_exp.app.hydra_start import CONFIG_NAME, hydra_of
+from mecha_exp.app.jobs import compose_jobs, parse_override
+from mecha_exp.app.plugins import register_with_hydra
+
+JOBS = [
+    ["recipe=ties", "output=none", "alpha=0.3"],
+    ["recipe=ties", "output=none", "alpha=0.5"],
+    ["recipe=slerp", "blocks=GRAD_V", "models.experts=[a.safetensors,'b c.safetensors']"],
+    ["recipe=slerp", "~rerun", "++blocks.encoder=0.2", "+new.key={a: [1, 2], b: null}"],
+]
+
+
+@pytest.mark.parametrize("kind", [ObjectType.CONFIG, ObjectType.GROUP])
+@pytest.mark.parametrize(
+    "group", ["", "recipe", "blocks", "blocks/SMOOTHSTEP", "hydra", "hydra/launcher", "no"]
+)
+def test_the_options_of_a_group_are_those_that_hydra_finds(group: str, kind: ObjectType):
+    with hydra_of(get_args_parser().parse_args([])) as ours:
+        loader = ours.config_loader
+        theirs = ConfigLoaderImpl.get_group_options(loader, group, kind, None, ["hydra.job.num=0"])
+
+        assert loader.get_group_options(group, kind) == theirs
+        assert bool(theirs) == (group != "no") or kind is ObjectType.GROUP
+
+
+def test_a_folder_of_the_users_adds_options(tmp_path: Path):
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text("# @package _global_\nalpha: 1\n")
+
+    with hydra_of(get_args_parser().parse_args(["--config-dir", str(tmp_path)])) as ours:
+        assert {"mine", "ties"} <= set(ours.config_loader.get_group_options("recipe"))
+
+
+def test_jobs_have_the_configuration_that_hydra_would_compose():
+    register_with_hydra()
+    with hydra_of(get_args_parser().parse_args([])) as ours:
+        sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
+        loader = ours.config_loader
+
+        made = list(compose_jobs(loader, sweep, JOBS, first_number=5))
+        composed = [loader.load_sweep_config(sweep, words) for words in JOBS]
+
+    for number, (ours_job, hydras_job) in enumerate(zip(made, composed, strict=True), 5):
+        hydras_job.hydra.job.update(id=number, num=number)
+        assert _everything(ours_job) == _everything(hydras_job)
+        assert OmegaConf.is_struct(ours_job) == OmegaConf.is_struct(hydras_job)
+        assert OmegaConf.is_readonly(ours_job.hydra) == OmegaConf.is_readonly(hydras_job.hydra)
+
+
+def test_a_job_can_be_changed_without_changing_the_others():
+    with hydra_of(get_args_parser().parse_args([])) as ours:
+        sweep = ours.compose_config(CONFIG_NAME, [], RunMode.MULTIRUN)
+
+        first, second, *_ = compose_jobs(ours.config_loader, sweep, JOBS)
+
+    first.models.base = "other.safetensors"
+    first.hydra.job.name = "other"
+    assert second.models.base != "other.safetensors" and second.hydra.job.name != "other"
+
+
+def test_a_word_that_cannot_be_read_is_named():
+    with pytest.raises(OverrideParseException) as raised:
+        parse_override("alpha=[1")
+
+    assert raised.value.override == "alpha=[1"
+
+
+def _everything(config: DictConfig) -> object:
+    return OmegaConf.to_container(config, resolve=False, enum_to_str=True)
