@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
+
+from mecha_exp.importing import end_quickly, import_large
 
 VERBS = {
     "clean": "mecha_exp.app.clean",
@@ -49,6 +50,7 @@ NO_READER = 141
 
 def main() -> int:
     """Run the command line; returns the exit status."""
+    end_quickly()
     try:
         status = _run()
         sys.stdout.flush()
@@ -79,7 +81,7 @@ def _run() -> int:
     if arguments == ["--version"]:
         run = _version
     elif arguments and arguments[0] in VERBS:
-        run = importlib.import_module(VERBS[arguments[0]]).main
+        run = import_large(VERBS[arguments[0]]).main
         arguments = arguments[1:]
     try:
         return run(arguments)
@@ -109,6 +111,4 @@ def _hydra(arguments: list[str]) -> int:
     if any(word.partition("=")[0] in _HYDRA_ANSWERS for word in ordered):
         hydra_start.answer(ordered)
         return 0
-    from mecha_exp.app import runner
-
-    return runner.main(ordered)
+    return int(import_large("mecha_exp.app.runner").main(ordered))

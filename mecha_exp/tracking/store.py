@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from mecha_exp.errors import TrackingError
+from mecha_exp.importing import import_large
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, Run, RunTag
@@ -180,6 +181,7 @@ def _client(uri: str) -> MlflowClient:
 
     for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.utils"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    import_large("mlflow.tracking")
     from mlflow.tracking import MlflowClient
 
     if uri.startswith(SQLITE):
