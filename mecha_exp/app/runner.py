@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         return _show_plan(line)
     register_with_hydra()
     bench = workbench(line.config.store, line.config.rerun)
-    return _run_sweep(line, bench) if line.is_sweep else _run_one(line)
+    return _run_sweep(line, bench) if line.is_sweep else _run_one(line, bench)
 
 
 def _show_plan(line: CommandLine) -> int:
@@ -64,7 +64,7 @@ def _show_plan_of_sweep(line: CommandLine) -> int:
     return 1 if planned.failing else 0
 
 
-def _require_one_good_point(line: CommandLine, folder: Path) -> Scoring:
+def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -> Scoring:
     """Build and plan points until one is right; where none is, say so before anything is written.
 
     Returns:
@@ -75,7 +75,7 @@ def _require_one_good_point(line: CommandLine, folder: Path) -> Scoring:
         try:
             point = prepare(resolve(config), folder)
             with plan([point.job(point.output or {})], point.options) as planned:
-                scoring = point.scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})
+                scoring = bench.scoring(point, planned)
         except MechaError as error:
             problems.add(error)
         else:
@@ -99,9 +99,9 @@ def _check_objective(line: CommandLine, scoring: Scoring) -> None:
         )
 
 
-def _run_one(line: CommandLine) -> int:
+def _run_one(line: CommandLine, bench: Workbench) -> int:
     folder = Path(line.config.hydra.run.dir)
-    _require_one_good_point(line, folder)
+    _require_one_good_point(line, bench, folder)
     try:
         run_jobs([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], False, run_point)
     except KeyboardInterrupt:
@@ -136,7 +136,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     points = len(line.points) if line.lists_points else 0
     sweep = Sweep(title, line.swept, command, points, mode=line.config.sweep.mode)
     tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
-    _check_objective(line, _require_one_good_point(line, Path(line.config.hydra.sweep.dir)))
+    _check_objective(line, _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir)))
     with claimed_folder(line, bench) as folder:
         sweeps.begin(sweep, folder, tracking)
         good, trouble, interrupted = False, None, False

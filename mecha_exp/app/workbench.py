@@ -12,6 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from mecha_exp.app import provenance
 from mecha_exp.app.passes import Made, Progress, Wanted, make
 from mecha_exp.app.point import Point
-from mecha_exp.engine import plan
+from mecha_exp.engine import Plan, plan
 from mecha_exp.engine.origin import KEY, Origin
 from mecha_exp.errors import ConfigError, MechaError, MergeError, StoreError, did_you_mean
 from mecha_exp.evaluation import Evaluation, Scoring
@@ -136,7 +137,26 @@ class Workbench:
             MechaError: an input that is not there, an evaluator that cannot measure it.
         """
         contents = contents_of(point.files.values()) if contents is None else contents
-        return Entry(point, folder, point.signature(contents), self._scoring(point), contents)
+        return Entry(point, folder, point.signature(contents), self.scoring(point), contents)
+
+    def scoring(self, point: Point, planned: Plan | None = None) -> Scoring:
+        """What measures a point. Points with the same inputs and methods have keys of the same shapes.
+
+        Args:
+            point: what it is.
+            planned: its merge; else that is planned here, where no point like it was met before.
+
+        Raises:
+            MechaError: an input that is not there, an evaluator that cannot measure it.
+        """
+        method = getattr(point.recipe, "method", None)
+        settings = repr((point.config["evaluator"], point.config.get("plugins"), point.options.on_missing))
+        place = (method, settings, *point.files.values())
+        if place not in self._scorings:
+            with nullcontext(planned) if planned else plan([point.job({})], point.options) as known:
+                shapes = {key: shape for key, (_, shape) in known.layouts[0].items()}
+            self._scorings[place] = point.scoring(shapes)
+        return self._scorings[place]
 
     def recall(self, entry: Entry) -> Result | None:
         """The result that is known, with the model where it is needed; None where it must be made.
@@ -211,17 +231,6 @@ class Workbench:
         """Remember that a point failed."""
         if self.store:
             self._remember(self.store.fail, entry.digest, error)
-
-    def _scoring(self, point: Point) -> Scoring:
-        """What measures a point. Points with the same inputs and methods have keys of the same shapes."""
-        method = getattr(point.recipe, "method", None)
-        settings = repr((point.config["evaluator"], point.config.get("plugins"), point.options.on_missing))
-        place = (method, settings, *point.files.values())
-        if place not in self._scorings:
-            with plan([point.job({})], point.options) as planned:
-                shapes = {key: shape for key, (_, shape) in planned.layouts[0].items()}
-            self._scorings[place] = point.scoring(shapes)
-        return self._scorings[place]
 
     def _keep(self, entry: Entry, made: Made) -> Result:
         output = entry.point.output
