@@ -171,10 +171,14 @@ def fit(keys: Keys, config: ModelConfig) -> ModelConfig:
 def _looks_like(keys: Keys, part: Component) -> bool:
     """Whether the file has much of what its patterns begin with: enough to look closer, cheaply."""
     asked = [pattern for pattern in part.patterns if not pattern.optional]
-    found = [(pattern, name) for pattern in asked if (name := _first_in(keys, part, pattern)) is not None]
-    return len(found) >= ENOUGH / 2 * len(asked) and all(
-        len(keys[name].shape) == len(pattern.shape) for pattern, name in found
-    )
+    may_lack = len(asked) - ENOUGH / 2 * len(asked)
+    lacking = 0
+    for pattern in asked:
+        name = _first_in(keys, part, pattern)
+        lacking += name is None
+        if lacking > may_lack or (name is not None and len(keys[name].shape) != len(pattern.shape)):
+            return False
+    return True
 
 
 def _first_in(keys: Keys, part: Component, pattern: KeyPattern) -> str | None:
