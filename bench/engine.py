@@ -31,7 +31,7 @@ from pathlib import Path
 from bench.bars import Bar, Reached, verdict
 from bench.cases import WORKERS_VARIABLE
 from bench.models import make_models, many_keys
-from bench.report import machine, save_section, table
+from bench.report import as_for_users, machine, save_section, table
 
 REPOSITORY = Path(__file__).parents[1]
 CASES_SCRIPT = Path(__file__).with_name("cases.py")
@@ -297,7 +297,7 @@ def floor(inputs: Sequence[Path], output: Path, outputs: int) -> tuple[float, fl
 def run(python: Path, tool: str, case: Case, output: Path, inputs: Sequence[Path], result: Measured) -> None:
     """One run in a process of its own; its seconds and its peak resident size."""
     command = [str(python), str(CASES_SCRIPT), tool, case.work or case.name, str(output), *map(str, inputs)]
-    environment = dict(os.environ)
+    environment = as_for_users()
     if tool == "mecha_exp":
         environment |= {"PYTHONPATH": str(REPOSITORY), WORKERS_VARIABLE: str(case.workers or "")}
     with tempfile.TemporaryFile() as errors:

@@ -21,12 +21,17 @@ def seconds(command: Sequence[str], cwd: Path, environment: dict[str, str] | Non
     """The wall time of one run of a command that must succeed."""
     started = time.perf_counter()
     done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(environment or {})}, capture_output=True, text=True
+        command, cwd=cwd, env={**as_for_users(), **(environment or {})}, capture_output=True, text=True
     )
     elapsed = time.perf_counter() - started
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
     return elapsed
+
+
+def as_for_users() -> dict[str, str]:
+    """The environment without what keeps Python from storing what it compiled: users import that."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def median_and_spread(values: Sequence[float]) -> str:

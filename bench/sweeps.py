@@ -27,7 +27,7 @@ from pathlib import Path
 from bench.engine import PEERS, Case, Measured, environment, say
 from bench.engine import run as peer_run
 from bench.models import make_models
-from bench.report import machine, save_section, table
+from bench.report import as_for_users, machine, save_section, table
 
 REPOSITORY = Path(__file__).parents[1]
 APP = [sys.executable, "-m", "mecha_exp"]
@@ -162,7 +162,7 @@ def memory(runs: Sequence[Run]) -> str:
 
 def run(arguments: list[str], folder: Path) -> Run:
     """One process; outputs are removed afterwards."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**as_for_users(), "PYTHONPATH": str(REPOSITORY)}
     started = time.perf_counter()
     with subprocess.Popen(
         [*APP, *arguments], cwd=folder, env=environment, stdout=subprocess.DEVNULL
