@@ -245,7 +245,7 @@ def _window(start: int, count: int) -> slice:
 
 def _mirrored(d: Tensor, axis: int, width: int) -> Tensor:
     """d with `width` more entries at both ends of an axis: d c b a | a b c d | d c b a."""
-    places = torch.arange(-width, d.shape[axis] + width) % (2 * d.shape[axis])
+    places = torch.arange(-width, d.shape[axis] + width, device=d.device) % (2 * d.shape[axis])
     return d.index_select(axis, torch.minimum(places, 2 * d.shape[axis] - 1 - places))
 
 

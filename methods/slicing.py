@@ -33,7 +33,7 @@ def copy_rows(a: Model, b: Model, tile: Tile, width: Width, offset: Offset) -> R
     if not tile.shape:
         return b.clone() if width > 0.5 else a.clone()
     start, stop, outside = region(width, offset, tile.shape[0])
-    rows = torch.arange(tile.start, tile.stop) // max(math.prod(tile.shape[1:]), 1)
+    rows = torch.arange(tile.start, tile.stop, device=a.device) // max(math.prod(tile.shape[1:]), 1)
     chosen = ((rows >= start) & (rows < stop)) != outside
     return torch.where(chosen, b, a)
 

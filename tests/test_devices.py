@@ -1,6 +1,7 @@
 """The engine on another device runs the same program; what needs a GPU is skipped where there is none."""
 
 import pytest
+import simulated_gpu
 import torch
 from state_dicts import contents, floating
 
@@ -32,10 +33,15 @@ def recipes(a, b, c):
 
 def merged(paths, device):
     jobs = [Job(recipe, {}, statistics=True) for recipe in recipes(*paths)]
-    options = EngineOptions(fuse="never", tile_size=4096)
-    object.__setattr__(options, "device", device)  # any that torch has
-    merge_many(jobs, options)
+    merge_many(jobs, on(device))
     return [dict(sorted(job.output.items())) for job in jobs]
+
+
+def on(device):
+    """On any device that torch has."""
+    options = EngineOptions(fuse="never", tile_size=4096)
+    object.__setattr__(options, "device", device)
+    return options
 
 
 def test_the_way_of_a_device_gives_the_bytes_of_the_cpu(models):
@@ -43,6 +49,30 @@ def test_the_way_of_a_device_gives_the_bytes_of_the_cpu(models):
 
     for plain, moved in zip(merged(paths, "cpu"), merged(paths, "cpu:0"), strict=True):
         assert contents(moved) == contents(plain)
+
+
+def test_statistics_are_the_same_on_a_device_that_lags_behind(models, monkeypatch):
+    monkeypatch.setattr("mecha_exp.engine.execution.own_stream", simulated_gpu.own_stream)
+    job = Job(mx.slerp(*models(2), alpha=0.3), {}, statistics=True)
+
+    plain, moved = (merge_many([job], on(device)).moments[0] for device in ("cpu", simulated_gpu.NAME))
+
+    assert moved.keys() == plain.keys()
+    assert all(torch.equal(moved[model][key], sums[key]) for model, sums in plain.items() for key in sums)
+
+
+def test_a_simulated_gpu_copies_late_and_keeps_devices_apart():
+    buffer = torch.zeros(3)
+    with torch.inference_mode(), simulated_gpu.own_stream(simulated_gpu.NAME):
+        late = buffer.to(simulated_gpu.NAME, non_blocking=True) + 1
+        buffer.fill_(4)
+        early = buffer.to(simulated_gpu.NAME)
+        buffer.fill_(8)
+
+        assert late.device == torch.device(simulated_gpu.NAME)
+        assert (late.cpu().tolist(), (early + 1).cpu().tolist()) == ([5, 5, 5], [5, 5, 5])
+        with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
+            late + buffer
 
 
 @without_gpu

@@ -4,8 +4,10 @@ import hashlib
 from itertools import count
 
 import pytest
+import simulated_gpu
 import torch
 from safetensors.torch import save_file
+from state_dicts import contents
 from test_method_properties import OF_NETWORKS
 
 import mecha_exp as mx
@@ -38,13 +40,23 @@ def shown(a: Parameter(torch.Tensor), value: Parameter(torch.Tensor, "param")) -
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
+    return models_in(tmp_path_factory.mktemp("models"), SHAPES)
+
+
+@pytest.fixture(scope="module")
+def small_files(tmp_path_factory):
+    return models_in(
+        tmp_path_factory.mktemp("small"), SHAPES | {"blocks.0.weight": ((131, 8), torch.float32)}
+    )
+
+
+def models_in(folder, shapes):
     """Four models, the last one a difference."""
-    folder = tmp_path_factory.mktemp("models")
     generator = torch.Generator().manual_seed(0)
     paths = [folder / f"{name}.safetensors" for name in ("a", "b", "c", "difference")]
     for path in paths:
-        drawn = {key: torch.randn(shape, generator=generator) * 0.1 for key, (shape, _) in SHAPES.items()}
-        save_file({key: drawn[key].to(SHAPES[key][1]) for key in drawn}, path)
+        drawn = {key: torch.randn(shape, generator=generator) * 0.1 for key, (shape, _) in shapes.items()}
+        save_file({key: drawn[key].to(shapes[key][1]) for key in drawn}, path)
     return list(map(str, paths))
 
 
@@ -118,6 +130,20 @@ def test_a_batch_of_eight_gives_what_each_gives_alone(first, files, tmp_path):
 
     for method, job in jobs.items():
         assert digest(job.output) == run(job.recipe, tmp_path / "alone.safetensors"), method.identifier
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.identifier)
+def test_a_device_that_lags_behind_gives_what_the_cpu_gives(method, small_files, monkeypatch):
+    monkeypatch.setattr("mecha_exp.engine.execution.own_stream", simulated_gpu.own_stream)
+    recipe, merged = recipe_of(method, small_files), []
+
+    for device in ("cpu", simulated_gpu.NAME):
+        options = EngineOptions(fuse="never", tile_size=256, workers=2, on_nonfinite="keep")
+        object.__setattr__(options, "device", device)
+        merged.append({})
+        merge_many([Job(recipe, merged[-1])], options)
+
+    assert contents(merged[1]) == contents(merged[0])
 
 
 def operations(recipe):

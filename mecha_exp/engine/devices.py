@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -48,6 +49,13 @@ def own_stream(name: str) -> Iterator[None]:
         return
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
         yield
+
+
+def moved(value: Any, name: str) -> Any:
+    """A tensor on a device, or tuples and lists of them; anything else is as it was."""
+    if isinstance(value, torch.Tensor):
+        return value.to(name)
+    return type(value)(moved(part, name) for part in value) if type(value) in (tuple, list) else value
 
 
 def wants_pinned(name: str) -> bool:

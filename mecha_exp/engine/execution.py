@@ -20,7 +20,7 @@ import torch
 from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.compiling import compile_ahead
 from mecha_exp.engine.copying import COPY_BYTES
-from mecha_exp.engine.devices import CPU, own_stream
+from mecha_exp.engine.devices import CPU, moved, own_stream
 from mecha_exp.engine.looping import loop_text
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.partials import Partials, block_of, is_known, open_partials
@@ -196,7 +196,7 @@ class _KeyRun(_Run):
         """A small value, a factor, or a method of whole tensors."""
         tile = Tile(self._key.key, 0, self._key.numel, self._key.shape)
         if self._program.extents[node] is Extent.FACTOR:
-            factor: torch.Tensor = self._program.calls[node].factor(self._values, tile)
+            factor: torch.Tensor = moved(self._program.calls[node].factor(self._arguments(node), tile), CPU)
             return factor
         if isinstance(node, LazyNode):
             result = node.owner.whole(node, self._key.key, self._key.shape)
@@ -216,9 +216,8 @@ class _KeyRun(_Run):
         device = self._work.plan.options.device
         if device == CPU or self._program.extents[node] is Extent.SMALL:
             return self._values
-        on_device = (Extent.WHOLE, Extent.TILE)
-        held = [c for c in node.children if self._program.extents[c] in on_device]
-        return {**self._values, **{child: self._values[child].to(device) for child in held}}
+        held = [child for child in node.children if child in self._values]
+        return {**self._values, **{child: moved(self._values[child], device) for child in held}}
 
     def _collect_statistics(self) -> None:
         with self._work.tally.lock:
