@@ -1,7 +1,7 @@
 """Every built-in method of the registry gives the same bytes however it is run."""
 
 import hashlib
-from itertools import count
+from itertools import count, product
 
 import pytest
 import simulated_gpu
@@ -29,7 +29,7 @@ METHODS = [
     and m.signature.returned.interface is not str  # these make no model
     and m.identifier not in OF_NETWORKS  # nor can these, of tensors that no config knows: test_symmetries
 ]
-RUNS = [(1, 1 << 12), (2, 1 << 18), (4, 1 << 20), (4, 1 << 12)]
+WORKERS, TILES = (1, 2, 4), (1 << 12, 1 << 18, 1 << 20)
 
 
 @merge_method(elementwise=True, register=False)
@@ -101,8 +101,8 @@ def run(recipe, path, **options):
 def test_neither_workers_nor_tiles_nor_interrupts_nor_repeats_leave_a_trace(method, files, tmp_path):
     recipe, path = recipe_of(method, files), tmp_path / "out.safetensors"
 
-    digests = {run(recipe, path, workers=workers, tile_size=size) for workers, size in RUNS}
-    digests |= {run(recipe, path, workers=2) for _ in range(10 - len(RUNS))}
+    runs = [*product(WORKERS, TILES), (2, 1 << 12)]  # ten of them
+    digests = {run(recipe, path, workers=workers, tile_size=size) for workers, size in runs}
 
     heard = count()
 
@@ -117,6 +117,27 @@ def test_neither_workers_nor_tiles_nor_interrupts_nor_repeats_leave_a_trace(meth
     digests.add(digest(job.output))
 
     assert len(digests) == 1
+
+
+def streams(recipe):
+    with mx.plan([Job(recipe, {})], EngineOptions(fuse="never")) as plan:
+        return not plan.whole_bytes
+
+
+def test_tensors_of_several_tiles_of_any_size_give_the_same_bytes(files, tmp_path):
+    shapes = {"large": ((1301, 1001), torch.float16), "long": ((1 << 20 | 77,), torch.bfloat16)}
+    large = models_in(tmp_path, shapes)
+    streaming = [method for method in METHODS if streams(recipe_of(method, files))]
+    recipes = [recipe_of(method, large) for method in streaming]
+    assert len(recipes) > 50
+
+    digests = []
+    for workers, size in zip(WORKERS, TILES, strict=True):
+        jobs = [Job(recipe, tmp_path / f"{n}.safetensors", durable=False) for n, recipe in enumerate(recipes)]
+        merge_many(jobs, EngineOptions(fuse="never", workers=workers, tile_size=size))
+        digests.append([digest(job.output) for job in jobs])
+
+    assert digests[1:] == digests[:1] * 2
 
 
 @pytest.mark.parametrize("first", range(0, len(METHODS), 8))
