@@ -14,7 +14,7 @@ from torch import Tensor
 import mecha_exp as mx
 from mecha_exp import Parameter, Return, merge_method
 from mecha_exp.engine import objects
-from mecha_exp.engine.operations import OPERATIONS
+from mecha_exp.engine.operations import OPERATIONS, Operation
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 3.0, 1e-40, -1e-45, 1.17549435e-38, 3.4e38, -3.4e38, 1e-7, 255.0]
 NOT_FINITE = [float("inf"), float("-inf"), float("nan")]
@@ -112,30 +112,49 @@ def every_pair(values, count):
 # every operation of the table
 
 
-def test_every_operation_is_tried():
-    assert set(OPERATIONS) <= set(INSTANCES)
+def instance(name):
+    def function(x: Parameter(Tensor), y: Parameter(Tensor)) -> Return(Tensor):
+        return INSTANCES[name](x, y)
+
+    function.__qualname__ = f"operation {name}"
+    return merge_method(elementwise=True, register=False, identifier=name)(function)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_is_tried(name, monkeypatch):
+    monkeypatch.delitem(OPERATIONS, name)
+    recipe = instance(name)(one_tensor(SPECIAL), one_tensor(SPECIAL))
+
+    with mx.plan([mx.Job(recipe, {})], mx.EngineOptions(fuse="always")) as plan:
+        assert set(plan.fused) == {f"eager: {name}: '{name}' is not in the table of operations"}
+
+
+def test_one_line_of_the_table_adds_an_operation(monkeypatch):
+    line = Operation("{1} if {0} == {t}(0) else {t}({0} > {t}(0))")
+    monkeypatch.setitem(OPERATIONS, "heaviside", line)
+    monkeypatch.setitem(INSTANCES, "heaviside", torch.heaviside)
+    models = [one_tensor(values) for values in every_pair(SPECIAL + NOT_FINITE, 1001)]
+    recipe = instance("heaviside")(*models)
+
+    with mx.plan([mx.Job(recipe, {})], mx.EngineOptions(fuse="always")) as plan:
+        assert set(plan.fused) == {"fused"}
+    fused, eager = (run([recipe], fuse=fuse)[0] for fuse in ("always", "never"))
+    assert same_bits(fused, eager)
 
 
 @pytest.mark.parametrize("values", [SPECIAL, SPECIAL + NOT_FINITE], ids=["finite", "not finite"])
 def test_operations_give_the_bits_of_torch(values):
     a, b = every_pair(values, 4001)
 
-    def method(name):
-        def function(x: Parameter(Tensor), y: Parameter(Tensor)) -> Return(Tensor):
-            return INSTANCES[name](x, y)
-
-        function.__qualname__ = f"operation {name}"
-        return merge_method(elementwise=True, register=False, identifier=name)(function)
-
     models = one_tensor(a), one_tensor(b)
-    recipes = [method(name)(*models) for name in INSTANCES]
+    recipes = [instance(name)(*models) for name in INSTANCES]
     with mx.plan([mx.Job(r, {}) for r in recipes], mx.EngineOptions(fuse="always")) as plan:
         assert plan.fused == {"fused": a.numel()}
     fused = run(recipes, fuse="always", workers=1)
     for tile_size in (1 << 18, 1, 21):  # torch treats the last elements of a tile in another way
         cut = slice(None) if tile_size > 1 else slice(0, 400)
         inputs = one_tensor(a[cut]), one_tensor(b[cut])
-        eager = run([method(n)(*inputs) for n in INSTANCES], fuse="never", tile_size=tile_size, workers=1)
+        eager = run([instance(n)(*inputs) for n in INSTANCES], fuse="never", tile_size=tile_size, workers=1)
         wrong = [n for n, f, e in zip(INSTANCES, fused, eager, strict=True) if not same_bits(f[cut], e)]
         assert wrong == []
 

@@ -195,11 +195,11 @@ class _KeyRun(_Run):
     def _run_whole(self, node: MergeNode | LazyNode) -> torch.Tensor:
         """A small value, a factor, or a method of whole tensors."""
         tile = Tile(self._key.key, 0, self._key.numel, self._key.shape)
-        if self._program.extents[node] is Extent.FACTOR:
-            factor: torch.Tensor = moved(self._program.calls[node].factor(self._arguments(node), tile), CPU)
-            return factor
         if isinstance(node, LazyNode):
             result = node.owner.whole(node, self._key.key, self._key.shape)
+        elif self._program.extents[node] is Extent.FACTOR:
+            factor: torch.Tensor = moved(self._program.calls[node].factor(self._arguments(node), tile), CPU)
+            return factor
         else:
             result = self._program.calls[node](self._arguments(node), tile).cpu()
         if self._program.extents[node] is Extent.SMALL:
