@@ -2,7 +2,8 @@
 
 Real GPUs are seldom so late, and that is what makes this a test: a buffer that is written to while a copy
 from it is still waiting gives wrong values here every time. As on a real one, tensors of two devices do not
-mix, a number on the CPU and an index apart.
+mix, a number on the CPU and an index apart. One worker at a time: torch's dispatch to Python, which this is
+made of, is not safe with several.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def test_a_device_that_lags_behind_gives_what_the_cpu_gives(method, small_files,
     recipe, merged = recipe_of(method, small_files), []
 
     for device in ("cpu", simulated_gpu.NAME):
-        options = EngineOptions(fuse="never", tile_size=256, workers=2, on_nonfinite="keep")
+        options = EngineOptions(fuse="never", tile_size=256, workers=1, on_nonfinite="keep")
         object.__setattr__(options, "device", device)
         merged.append({})
         merge_many([Job(recipe, merged[-1])], options)
