@@ -8,10 +8,11 @@ made.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,6 +115,8 @@ class CommandLine:
         swept: the keys with several values, in the order in which they were given.
         config: the configuration of the first point, with Hydra's part.
         points: the grid, as far as it is listed here and not by a sweeper.
+        jobs: the overrides of each point, for our sweeper.
+        left_out: hyperparameters with the recipes of the sweep that have none.
     """
 
     arguments: list[str]
@@ -121,6 +124,8 @@ class CommandLine:
     swept: list[str]
     config: DictConfig
     points: Grid
+    jobs: list[list[str]]
+    left_out: Mapping[str, Sequence[str]]
 
     @property
     def lists_points(self) -> bool:
@@ -165,11 +170,19 @@ def _check(arguments: list[str], words: list[str], multirun: bool) -> CommandLin
     sweep = _points(parsed, settled) if is_sweep else Points([], [str(o.input_line) for o in parsed], [{}])
     points = _grid(sweep, groups, {tuple(chosen_words): first}, problems)
     problems.raise_as(ConfigError)
-    arguments = [f"++{word}" if _key(word) in points.parameters else word for word in arguments]
+    added = points.parameters | sweep.own  # which the configuration of the sweep as a whole may lack
+    arguments = [f"++{word}" if _key(word) in added else word for word in arguments]
+    jobs = [_job(words, points.parameters) for words in sweep.words]
     _check_used({k for k in sweep.swept if k not in groups and k != BLOCK}, points, problems)
     _check_distinct_outputs(is_sweep, points, problems)
     problems.raise_as(ConfigError)
-    return CommandLine(arguments, is_sweep, sweep.swept, points[0], points)
+    return CommandLine(arguments, is_sweep, sweep.swept, points[0], points, jobs, sweep.left_out)
+
+
+def _job(words: list[str], parameters: set[str]) -> list[str]:
+    """The overrides of a point as Hydra's sweepers give them to a launcher."""
+    named = (f"++{word}" if _key(word) in parameters else word for word in words)
+    return [word for word in named if not word.lstrip("+").startswith(("hydra.", "hydra/"))]
 
 
 def _points(parsed: list[Override], config: DictConfig) -> Points:
@@ -270,9 +283,19 @@ def _check_name(config: DictConfig, override: Override, problems: Problems) -> N
             known = [str(k) for k in node if k != "hydra"] if isinstance(node, DictConfig) else []
             where = ".".join(path[:depth]) or f"the recipe{_recipe_of(config)}"
             deeper = [f"{name}.{part}" for name in known if not depth and _has(config._get_node(name), part)]
-            hint = f" Did you mean '{deeper[0]}'?" if deeper else did_you_mean(part, known)
+            if deeper:
+                hint = f" Did you mean '{deeper[0]}'?"
+            else:
+                hint = did_you_mean(part, known) if depth else _nearest(part, known, _used_by(config))
             problems.add(f"{override.key_or_group}: {where} has no '{part}'.{hint}")
             return
+
+
+def _nearest(name: str, known: Sequence[str], used: set[str]) -> str:
+    """A hint for a name that the configuration lacks: the recipe's own ones are more likely to be meant."""
+    likely = difflib.get_close_matches(name, used, cutoff=0.6)
+    near = likely or difflib.get_close_matches(name, known, cutoff=0.75)
+    return did_you_mean(name, near) if near else f" It uses {', '.join(sorted(used)) or 'no hyperparameter'}."
 
 
 def _has(node: Any, name: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 
 from hydra.core.plugins import Plugins
@@ -15,13 +16,17 @@ from hydra.core.plugins import Plugins
 PACKAGE, MODULE = "hydra_plugins", "hydra_plugins.mecha_exp"
 
 
-def register_with_hydra() -> None:
-    """Register what the configuration calls `hydra_plugins.mecha_exp.*`; twice does no harm."""
+def register_with_hydra(jobs: Sequence[Sequence[str]]) -> None:
+    """Register what the configuration calls `hydra_plugins.mecha_exp.*`; twice does no harm.
+
+    Args:
+        jobs: the overrides of each point, which the sweeper is to run.
+    """
     from mecha_exp.app.launcher import OnePassLauncher
     from mecha_exp.app.sweeper import LabSweeper
 
     module = ModuleType(MODULE)
-    for plugin in (OnePassLauncher, LabSweeper):
+    for plugin in (OnePassLauncher, LabSweeper.of(jobs)):
         plugin.__module__ = MODULE
         setattr(module, plugin.__name__, plugin)
         Plugins.instance().register(plugin)

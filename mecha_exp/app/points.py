@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
+from mecha_exp.app.fitting import RecipeFile, fit, recipe_of
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import Axis, Setting
@@ -25,11 +26,15 @@ class Points:
         swept: the keys that differ.
         fixed: overrides that all points have.
         settings: what each point sets beside them.
+        own: keys that are hyperparameters of some of several recipes.
+        left_out: keys with the recipes that have none, whose points go without.
     """
 
     swept: list[str]
     fixed: list[str]
     settings: list[Setting]
+    own: frozenset[str] = frozenset()
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def words(self) -> list[list[str]]:
@@ -50,7 +55,7 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
         ConfigError: a mode that cannot make points of this.
     """
     axes = [_axis(o) for o in overrides if o.is_sweep_override()]
-    fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
+    fixed = [o for o in overrides if not o.is_sweep_override()]
     settings = config.sweep
     mode = _MODES.get(settings.mode)
     if mode is None:
@@ -59,14 +64,22 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
         )
     made = mode(axes, config)
     if settings.replicates is not None:
-        made = _replicated(made, config)
+        made = _replicated(made, config, fixed)
     made = lab.unique(made)
     listed = {axis.key for axis in axes}
     keys = dict.fromkeys(key for setting in made for key in setting)
     shown = [key for key in keys if key in listed or not key.startswith("++blocks.")]  # `block` says those
     swept = [key for key in shown if len({s.get(key) for s in made}) > 1]
     swept = [key.lstrip("+") for key in swept] or [key.lstrip("+") for key in keys]
-    return Points(swept, fixed, lab.shared(made, settings.share))
+    if len({recipe_of(setting, config) for setting in made}) < 2:
+        return Points(swept, _lines(fixed), lab.shared(made, settings.share))
+    fitted = fit(made, fixed, [*listed, "seed"], config)
+    points = lab.shared(lab.unique(fitted.settings), settings.share)
+    return Points(swept, _lines(fitted.fixed), points, fitted.own, fitted.left_out)
+
+
+def _lines(overrides: Sequence[Override]) -> list[str]:
+    return [str(override.input_line) for override in overrides]
 
 
 def _axis(override: Override) -> Axis:
@@ -160,16 +173,31 @@ def parts_of(models: DictConfig, part: str) -> list[str]:
     return [str(name) for name in found]
 
 
-def _replicated(points: Sequence[Setting], config: DictConfig) -> list[Setting]:
-    n, seed = config.sweep.replicates, config.get("seed")
+def _replicated(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[Setting]:
+    n = config.sweep.replicates
     if not isinstance(n, int) or n < 1:
         raise ConfigError(f"sweep.replicates={n}: expected how many seeds to run, 1 or more.")
-    if not isinstance(seed, int) or any("seed" in point for point in points):
+    seeds = _seeds(points, config, fixed)
+    if not any(isinstance(seed, int) for seed in seeds) or any("seed" in point for point in points):
         raise ConfigError(
             f"sweep.replicates={n} runs each point with {n} seeds from the recipe's own on, and "
-            + ("seed is swept already." if isinstance(seed, int) else "this recipe has no seed.")
+            + ("seed is swept already." if any("seed" in p for p in points) else "this recipe has no seed.")
         )
-    return lab.replicated(points, seed, n)
+    return [
+        made
+        for point, seed in zip(points, seeds, strict=True)
+        for made in (lab.replicated([point], seed, n) if isinstance(seed, int) else [point])
+    ]
+
+
+def _seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[int | None]:
+    """The first seed of each point; None where its recipe draws nothing."""
+    names = [recipe_of(point, config) for point in points]
+    if len(set(names)) == 1:
+        return [config.get("seed")] * len(points)
+    own = {name: RecipeFile.load(name).seed for name in dict.fromkeys(names)}
+    given = [seed for o in fixed if o.key_or_group == "seed" and isinstance(seed := o.value(), int)]
+    return [given[-1] if given and seed is not None else seed for seed in map(own.__getitem__, names)]
 
 
 _MODES: Mapping[str, Callable[[Sequence[Axis], DictConfig], list[Setting]]] = {

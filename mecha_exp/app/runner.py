@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     load_plugins(line.config.get("plugins") or ())
     if line.config.get("debug") and line.config.debug.get("plan"):
         return _show_plan(line)
-    register_with_hydra()
+    register_with_hydra(line.jobs)
     bench = workbench(line.config.store, line.config.rerun)
     return _run_sweep(line, bench) if line.is_sweep else _run_one(line, bench)
 
@@ -59,6 +59,7 @@ def _show_plan(line: CommandLine) -> int:
 
 
 def _show_plan_of_sweep(line: CommandLine) -> int:
+    _say_what_is_left_out(line)
     planned = plan_sweep(line.points, workbench(line.config.store, line.config.rerun))
     show_sweep_plan(planned, line.swept)
     return 1 if planned.failing else 0
@@ -137,6 +138,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     sweep = Sweep(title, line.swept, command, points, mode=line.config.sweep.mode)
     tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
     _check_objective(line, _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir)))
+    _say_what_is_left_out(line)
     with claimed_folder(line, bench) as folder:
         sweeps.begin(sweep, folder, tracking)
         good, trouble, interrupted = False, None, False
@@ -160,6 +162,11 @@ def _title(line: CommandLine) -> str:
     named = ", ".join(recipes) if len(recipes) <= _MAX_NAMED else f"{len(recipes)} recipes"
     others = [key for key in line.swept if key != "recipe"]
     return f"{named} by {', '.join(others)}" if others else named
+
+
+def _say_what_is_left_out(line: CommandLine) -> None:
+    for key, recipes in line.left_out.items():
+        out.print(f"{key}: not of {', '.join(recipes)}, which run without it", soft_wrap=True)
 
 
 def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> int:

@@ -33,9 +33,12 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
         (["alpha=0.3,0.5"], "alpha=0.3,0.5 has several values: add -m to run each of them"),
         (["recipe=n_average", "alpha=0.1,0.2", "-m"], "the recipe 'n_average' has no 'alpha'"),
         (
-            ["recipe=ties,n_average", "alpha=0.1,0.2", "-m"],
-            "alpha: the recipe 'n_average' has no 'alpha'",
+            ["recipe=ties,n_average", "kk=0.1,0.2", "-m"],
+            "kk: the recipe 'n_average' has no 'kk'. It uses no hyperparameter.",
         ),
+        (["seed=0,1", "-m"], "seed: the recipe 'ties' has no 'seed'. It uses alpha, k, vote_sgn."),
+        (["trackng=none"], "trackng: the recipe 'ties' has no 'trackng'. Did you mean 'tracking'?"),
+        (["recipe=ties,n_average", "sweep.replicates=2", "-m"], "and this recipe has no seed"),
         (
             ["recipe=weighted_sum", "+seed=1,2", "-m"],
             "seed is swept, but the recipe 'weighted_sum' does not use it, so every point would be the same "

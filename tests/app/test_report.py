@@ -313,6 +313,33 @@ def test_two_numbers_that_were_drawn_are_points_where_they_lie():
     assert {text.get_text() for text in cells.axes[0].texts} == {"2.00", "3.00", "4.00", "5.00", "6.00"}
 
 
+def test_a_method_without_the_hyperparameter_is_a_level_line_and_a_column_of_its_own(tmp_path: Path):
+    from mecha_exp.app.report.figures.curves import curves
+    from mecha_exp.app.report.figures.heat import heat_map
+
+    tried = [record(a / 2, recipe="ties", alpha=a) for a in (0.5, 1.0, 1.5)]
+    results = Results("t", ["recipe", "alpha"], [*tried, record(0.6, recipe="n_average")])
+
+    assert [p.path.name for p in draw_figures(results, tmp_path)][:2] == ["sweep.png", "sweep-heat-map.png"]
+    drawn, cells = curves(results), heat_map(results)
+    assert drawn is not None and cells is not None
+    (level,) = [line for line in drawn.axes[0].lines if line.get_label() == "n_average"]
+    assert list(level.get_ydata()) == [0.6, 0.6]
+    assert [text.get_text() for text in cells.axes[0].get_xticklabels()] == ["–", "0.5", "1", "1.5"]
+
+
+def test_parallel_lines_of_points_without_a_number_pass_below_the_numbers():
+    from mecha_exp.app.report.figures.parallel import parallel_coordinates
+
+    tried = [record(0.1 * k, recipe="ties", alpha=1, k=k) for k in (1, 2, 3)]
+    results = Results("t", ["recipe", "alpha", "k"], [*tried, record(0.05, recipe="sum", alpha=2)])
+
+    (axes,) = parallel_coordinates(results).axes
+
+    assert sorted({float(line.get_ydata()[2]) for line in axes.lines[:4]}) == pytest.approx([0, 0.2, 0.6, 1])
+    assert "–" in [text.get_text() for text in axes.texts]
+
+
 def test_values_of_points_that_lie_together_do_not_cover_each_other():
     from mecha_exp.app.report.figures.heat import heat_map
 

@@ -62,6 +62,41 @@ def test_points_that_differ_in_anything_are_merged_in_one_pass(app, folder, pass
     assert "ties, task_arithmetic by alpha, output.dtype" in outcome.out
 
 
+@pytest.mark.parametrize("launcher", ["onepass", "basic"])
+def test_each_of_several_recipes_gets_the_hyperparameters_that_it_has(app, folder, launcher):
+    words = ["recipe=n_average,ties,dare_ties", "alpha=0.3,0.5", "k=0.1,0.2", "density=0.4"]
+
+    outcome = app(*words, "sweep.replicates=2", f"hydra/launcher={launcher}", *NONE)
+
+    assert outcome.status == 0, outcome.err
+    assert {r["name"] for r in records(sweep_of(folder))} == {
+        "recipe=n_average",
+        *(f"recipe=ties,alpha={alpha},k={k}" for alpha in (0.3, 0.5) for k in (0.1, 0.2)),
+        *(f"recipe=dare_ties,alpha={alpha},seed={seed}" for alpha in (0.3, 0.5) for seed in (0, 1)),
+    }
+    drawn = [r["parameters"]["density"] for r in records(sweep_of(folder)) if "seed" in r["name"]]
+    assert drawn == [0.4] * 4
+    assert "k: not of n_average, dare_ties, which run without it" in outcome.out
+    assert "density: not of n_average, ties, which run without it" in outcome.out
+    assert "n_average, ties, dare_ties by alpha, k, seed" in outcome.out
+
+
+def test_a_seed_that_is_given_is_the_first_of_every_recipe_that_draws(app, folder):
+    outcome = app("recipe=ties,dare_ties,dare_linear", "seed=7", "sweep.replicates=2", *NONE)
+
+    assert outcome.status == 0, outcome.err
+    assert [r["parameters"].get("seed") for r in records(sweep_of(folder))] == [None, 7, 8, 7, 8]
+
+
+def test_what_a_listed_point_names_is_not_left_out(app, folder):
+    points = "sweep.points=[{recipe:ties,k:0.2},{recipe:n_average,k:0.2}]"
+
+    outcome = app("sweep=points", points, *NONE)
+
+    assert outcome.status != 0
+    assert "k: the recipe 'n_average' has no 'k'." in outcome.err
+
+
 def test_the_bytes_are_those_of_a_merge_alone(app, folder):
     app("recipe=dare_ties", "alpha=0.3,0.7", "seed=0,1", "evaluator=none", "-m")
     app("recipe=dare_ties", "alpha=0.7", "seed=1", "evaluator=none", "output.path=alone.safetensors")

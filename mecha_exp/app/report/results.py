@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -323,6 +323,12 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def is_numeric(values: Iterable[Value]) -> bool:
+    """Whether values can be put on an axis, as far as there are any: some points may set none."""
+    present = [value for value in values if value is not None]
+    return bool(present) and all(map(is_number, present))
 
 
 def is_number(value: Value) -> bool:

@@ -17,7 +17,7 @@ from mecha_exp.app.report.figures.curves import curves, dots
 from mecha_exp.app.report.figures.distance import distances
 from mecha_exp.app.report.figures.heat import heat_map
 from mecha_exp.app.report.figures.parallel import parallel_coordinates
-from mecha_exp.app.report.results import Results, Value, is_number
+from mecha_exp.app.report.results import Results, Value, is_numeric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,7 +73,7 @@ def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
     if ablation:
         chosen.append(("blocks", f"What each block contributes to {metric}", block_importance))
         keys = []
-    numeric = [key for key in keys if all(is_number(v) for v in _values(results, key))]
+    numeric = [key for key in keys if is_numeric(_values(results, key))]
     words = [key for key in keys if key not in numeric]
     if len(keys) == 1 and words:
         chosen.append(("dots", f"{metric} for each {words[0]}", dots))

@@ -15,8 +15,8 @@ from mecha_exp.app.report.figures.style import (
     title,
     value_axis,
 )
-from mecha_exp.app.report.results import Estimate, Results, as_text, is_number
-from mecha_exp.app.report.table import distinct
+from mecha_exp.app.report.results import Estimate, Results, as_text, is_numeric
+from mecha_exp.app.report.table import distinct, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,15 +27,19 @@ _BAR_GAP = 0.007  # of the width of the picture, by which the intervals of two l
 def curves(results: Results) -> Figure | None:
     """A line for each value of the second key; bars are 95 % intervals over seeds."""
     keys = [k for k in results.keys if len({s.values[k] for s in results.settings}) > 1]
-    numeric = [k for k in keys if all(is_number(s.values[k]) for s in results.settings)]
+    numeric = [k for k in keys if is_numeric(s.values[k] for s in results.settings)]
     key = max(numeric, key=lambda k: len({s.values[k] for s in results.settings}))
     others = [k for k in keys if k != key]
     lines: dict[str, list[tuple[float, Estimate]]] = {}
+    levels: dict[str, float] = {}  # of settings without the number, such as a method that has no alpha
     for setting in results.settings:
         label = ", ".join(as_text(setting.values[other]) for other in others)
         estimate = setting.estimate(results.metric)
-        if not math.isnan(estimate.mean):
-            lines.setdefault(label, []).append((float(setting.values[key]), estimate))  # type: ignore[arg-type]
+        value = setting.values[key]
+        if isinstance(value, int | float) and not math.isnan(estimate.mean):
+            lines.setdefault(label, []).append((float(value), estimate))
+        elif not math.isnan(estimate.mean):
+            levels[label] = estimate.mean
     if not lines:
         return None
     figure, (axes,) = new_figure(width=7 if len(lines) <= 3 else 8)
@@ -51,7 +55,9 @@ def curves(results: Results) -> Figure | None:
         if any(widths):  # which would cover each other
             x = _beside(x, number - (len(lines) - 1) / 2, tried, axes.get_xscale() == "log")
         axes.errorbar(x, y, label=label, **line_style(number), **shown)  # type: ignore[arg-type]
-    ends = [
+    for number, (label, level) in enumerate(levels.items(), len(lines)):
+        axes.axhline(level, label=shortened(label), **{**line_style(number), "marker": ""})
+    ends = [*levels.values()] + [
         m + s * (e.half_width or 0) for p in lines.values() for _, e in p for m in [e.mean] for s in (-1, 1)
     ]
     reference_lines(axes, results, ends)
@@ -60,7 +66,7 @@ def curves(results: Results) -> Figure | None:
     axes.grid(alpha=0.3)
     title(axes, results, interval_note(results))
     if others:
-        legend(axes, ", ".join(others), len(lines))
+        legend(axes, ", ".join(others), len(lines) + len(levels))
     return figure
 
 

@@ -12,7 +12,7 @@ from mecha_exp.app.report.figures.style import (
     metric_label,
     new_figure,
 )
-from mecha_exp.app.report.results import Results, Setting, is_number
+from mecha_exp.app.report.results import Results, Setting, is_numeric
 from mecha_exp.app.report.table import shortened
 
 if TYPE_CHECKING:
@@ -91,5 +91,5 @@ def _grouping(results: Results) -> str | None:
     for key in results.keys:
         values = {s.values[key] for s in results.settings}
         if 1 < len(values) <= _MAX_GROUPS:
-            keys.append((all(is_number(v) for v in values), key))
+            keys.append((is_numeric(values), key))
     return min(keys, key=lambda found: found[0])[1] if keys else None

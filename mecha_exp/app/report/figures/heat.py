@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.report.figures.style import COLOUR_MAP, metric_label, new_figure, title, value_axis
-from mecha_exp.app.report.results import Results, Value, as_text, is_number
+from mecha_exp.app.report.results import MISSING, Results, Value, as_text, is_number, is_numeric
 from mecha_exp.app.report.table import distinct
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def heat_map(results: Results) -> Figure | None:
     figure, (axes,) = new_figure(width=min(14.0, max(6.0, 2.4 + _CELL_WIDTH * len(xs))), height=height)
     axes.set_facecolor("white")
     image = axes.imshow(np.ma.masked_invalid(grid), aspect="auto", cmap=COLOUR_MAP)
-    if all(is_number(y) for y in ys):
+    if is_numeric(ys):
         axes.invert_yaxis()  # numbers grow upwards, words are read downwards
     if max(grid.shape) <= _MAX_LABELLED:
         _write_values(axes, grid)
@@ -102,13 +102,16 @@ def _note(axes: Axes, text: str, place: tuple[float, float], above: float) -> No
 def _two_keys(results: Results) -> tuple[str, str]:
     """The keys that vary, numbers along x where only one of them is numeric."""
     keys = [k for k in results.keys if len({s.values[k] for s in results.settings}) > 1][:2]
-    keys.sort(key=lambda k: not all(is_number(s.values[k]) for s in results.settings))
+    keys.sort(key=lambda k: not is_numeric(s.values[k] for s in results.settings))
     return keys[0], keys[1]
 
 
 def _values(results: Results, key: str) -> list[Value]:
     found = list(dict.fromkeys(setting.values[key] for setting in results.settings))
-    return sorted(found) if all(is_number(v) for v in found) else found  # type: ignore[type-var]
+    if not is_numeric(found):
+        return found
+    numbers = sorted(value for value in found if value is not None)
+    return [*([None] if None in found else []), *numbers]
 
 
 def _write_values(axes: Axes, grid: Any) -> None:
@@ -141,7 +144,7 @@ def _frame(axes: Axes, column: int, row: int) -> None:
 
 
 def _label(axes: Axes, x_key: str, y_key: str, xs: list[Value], ys: list[Value]) -> None:
-    x_texts = distinct([as_text(x) for x in xs], 20)
+    x_texts = distinct([as_text(x) or MISSING for x in xs], 20)
     slanted = max(map(len, x_texts)) > 6
     stride = math.ceil(len(xs) / 24)
     axes.set_xticks(range(0, len(xs), stride), x_texts[::stride], rotation=40 if slanted else 0)
@@ -149,6 +152,6 @@ def _label(axes: Axes, x_key: str, y_key: str, xs: list[Value], ys: list[Value])
         for text in axes.get_xticklabels():
             text.set_horizontalalignment("right")
     stride = math.ceil(len(ys) / 24)
-    axes.set_yticks(range(0, len(ys), stride), distinct([as_text(y) for y in ys], 24)[::stride])
+    axes.set_yticks(range(0, len(ys), stride), distinct([as_text(y) or MISSING for y in ys], 24)[::stride])
     axes.set_xlabel(x_key)
     axes.set_ylabel(y_key)

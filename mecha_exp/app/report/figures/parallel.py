@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mecha_exp.app.report.figures.style import COLOUR_MAP, metric_label, new_figure, title
-from mecha_exp.app.report.results import Results, Value, as_text, is_number
+from mecha_exp.app.report.results import MISSING, Results, Value, as_text, is_numeric
 from mecha_exp.app.report.table import shortened
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _MAX_TICKS = 6
 _MAX_WORDS = 12
 _MAX_AXES = 12
+_FOOT = 0.2  # of the height, between the points without a value and the smallest one
 _ON_WHITE = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 
 
@@ -71,25 +72,31 @@ class _Scale:
     def __init__(self, values: Sequence[Value], rounded: bool = False) -> None:
         found = list(dict.fromkeys(values))
         self._rounded = rounded
-        self._numeric = all(is_number(v) for v in found)
-        self._values = sorted(found) if self._numeric else found  # type: ignore[type-var]
+        self._numeric = is_numeric(found)
+        self._lacks_some = self._numeric and None in found  # which are at the foot, apart from the numbers
+        numbers = [value for value in found if value is not None] if self._numeric else []
+        self._values: list[Value] = [*sorted(numbers)] if self._numeric else found
 
     def place(self, value: Value) -> float:
         if not self._numeric:
             return self._values.index(value) / max(len(self._values) - 1, 1)
+        foot = _FOOT if self._lacks_some else 0.0
+        if value is None:
+            return 0.0
         low, high = float(self._values[0]), float(self._values[-1])  # type: ignore[arg-type]
-        return (float(value) - low) / ((high - low) or 1.0)  # type: ignore[arg-type]
+        return foot + (1 - foot) * (float(value) - low) / ((high - low) or 1.0)
 
     def ticks(self) -> list[tuple[float, str]]:
         """Every value where they are few; otherwise some words, or round numbers in their range."""
+        missing = [(0.0, MISSING)] if self._lacks_some else []
         if self._rounded or (self._numeric and len(self._values) > _MAX_TICKS):
-            return self._round_ticks()
+            return missing + self._round_ticks()
         stride = math.ceil(len(self._values) / _MAX_WORDS)
         chosen: list[tuple[float, str]] = []
         for value in self._values[::stride]:
             if not chosen or self.place(value) - chosen[-1][0] >= 0.05:
-                chosen.append((self.place(value), shortened(as_text(value), 16)))
-        return chosen
+                chosen.append((self.place(value), shortened(as_text(value) or MISSING, 16)))
+        return missing + chosen
 
     def _round_ticks(self) -> list[tuple[float, str]]:
         from matplotlib.ticker import MaxNLocator

@@ -1,0 +1,117 @@
+"""A sweep over several recipes: each gets those of the hyperparameters that it has.
+
+`recipe=ties,task_arithmetic alpha=0.3,0.5 k=0.1,0.2` has four points of TIES, and two of task arithmetic,
+which has no k. What a recipe has is read from its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.default_element import ConfigDefault
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+
+from mecha_exp.lab.points import Setting
+
+GROUP = "recipe"
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """What a recipe's configuration says of its hyperparameters.
+
+    Attributes:
+        values: its hyperparameters with their defaults, and its graph; None where that cannot be told.
+    """
+
+    values: Mapping[str, Any] | None
+
+    @classmethod
+    def load(cls, name: str) -> RecipeFile:
+        """The file of an option of the group `recipe`, with those that it is based on."""
+        values = _values(name)
+        is_open = values is None or "mecha" in (values.get(GROUP) or {})  # a text, with parameters of its own
+        return cls(None if is_open else values)
+
+    def has(self, key: str) -> bool:
+        """Whether it is one of its hyperparameters."""
+        return self.values is not None and key in self.values
+
+    def uses(self, key: str) -> bool:
+        """Whether it has it, or refers to it, or may."""
+        return self.values is None or key in self.values or f"${{{key}" in str(self.values)
+
+    @property
+    def seed(self) -> int | None:
+        """Of its random draws; None where it makes none."""
+        seed = (self.values or {}).get("seed")
+        return seed if isinstance(seed, int) else None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The points of a sweep over several recipes.
+
+    Attributes:
+        fixed: overrides that all points have.
+        settings: what each point sets beside them.
+        own: keys that are hyperparameters of some recipe.
+        left_out: keys with the recipes that have none.
+    """
+
+    fixed: list[Override]
+    settings: list[Setting]
+    own: frozenset[str]
+    left_out: dict[str, list[str]]
+
+
+def recipe_of(setting: Setting, config: DictConfig) -> str:
+    """The name of a point's recipe."""
+    return setting.get(GROUP, str(config.hydra.runtime.choices.get(GROUP)))
+
+
+def fit(
+    settings: Sequence[Setting], fixed: Sequence[Override], varied: Sequence[str], config: DictConfig
+) -> Fitted:
+    """Take from each point what its recipe has no use for, where another one of the sweep has it.
+
+    A key that none of them has stays everywhere, so that it is an error; so does what a listed point names.
+
+    Args:
+        settings: the points.
+        fixed: overrides that all points have.
+        varied: the keys that were listed with several values.
+        config: with its groups chosen.
+    """
+    files = {name: RecipeFile.load(name) for name in dict.fromkeys(recipe_of(s, config) for s in settings)}
+    given = {key.lstrip("+") for key in varied} | {o.key_or_group for o in fixed if not o.is_delete()}
+    groups = config.hydra.runtime.choices
+    own = {key for key in given if key not in groups and any(file.has(key) for file in files.values())}
+    left_out = {key: [n for n, file in files.items() if not file.uses(key)] for key in sorted(own)}
+    left_out = {key: names for key, names in left_out.items() if names}
+    moved = {
+        o.get_key_element(): str(o.input_line).partition("=")[2] for o in fixed if o.key_or_group in left_out
+    }
+
+    def fitted(setting: Setting) -> Setting:
+        name = recipe_of(setting, config)
+        wanted = {**moved, **setting}
+        return {k: text for k, text in wanted.items() if name not in left_out.get(k.lstrip("+"), ())}
+
+    kept = [o for o in fixed if o.key_or_group not in left_out]
+    return Fitted(kept, [fitted(s) for s in settings], frozenset(own), left_out)
+
+
+def _values(name: str) -> dict[str, Any] | None:
+    found = GlobalHydra.instance().config_loader().repository.load_config(f"{GROUP}/{name}")  # type: ignore[attr-defined]
+    if found is None or found.header.get("package") != "_global_":
+        return None
+    values: dict[str, Any] = {}
+    for default in found.defaults_list or ():
+        if isinstance(default, ConfigDefault) and not default.is_self():
+            values |= _values(str(default.path)) or {}
+    return values | {str(key): value for key, value in found.config.items_ex(resolve=False)}
