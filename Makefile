@@ -37,6 +37,7 @@ format: .venv/.test ## mend the style where that can be done automatically
 parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare with sd-mecha and mergekit, each in its own environment, and diffusers
 	.parity/sd-mecha/bin/python -m parity.oracles sd-mecha tests/golden/sd-mecha.safetensors
 	.parity/sd-mecha/bin/python -m parity.symmetries tests/golden/sd-mecha-symmetries.safetensors
+	.parity/sd-mecha/bin/python -m parity.adapters tests/golden/sd-mecha-adapters.safetensors
 	.parity/mergekit/bin/python -m parity.oracles mergekit tests/golden/mergekit.safetensors
 	$(BIN)/python -m parity.our_texts tests/golden/texts/ours
 	.parity/sd-mecha/bin/python -m parity.texts tests/golden/texts
@@ -44,7 +45,7 @@ parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare wit
 	@$(INSTALL) -e '.[hf-test]'
 	$(BIN)/python -m parity.pipelines tests/golden/pipelines.json
 	$(BIN)/python -m parity.results
-	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py tests/test_symmetries.py
+	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py tests/test_parity_adapters.py tests/test_symmetries.py
 
 constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)
 	$(BIN)/python .ci/constraints.py $(PYTHONS)

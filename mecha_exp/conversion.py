@@ -1,25 +1,45 @@
 """From one model config to another: the shortest way over conversions of formats and those of methods."""
 
+import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
-import torch
-
-from mecha_exp.architectures import ModelConfig, View, Views, detect, get_all, resolve, views
+from mecha_exp.adapters import adapter_conversion
+from mecha_exp.architectures import (
+    AdapterConfig,
+    ModelConfig,
+    Views,
+    candidates,
+    detect,
+    get_all,
+    resolve,
+    views,
+)
+from mecha_exp.architectures.adapters import other_kind
 from mecha_exp.architectures.conversions import BLOCKS
+from mecha_exp.architectures.structural import STRUCTURAL, HasShape
 from mecha_exp.choosing import mapping_of, node_by_key
-from mecha_exp.errors import CheckpointError, ConfigError, RecipeError
+from mecha_exp.errors import CheckpointError, ConfigError, RecipeError, some
 from mecha_exp.method import Kind, MergeMethod
 from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.registry import conversions
 from mecha_exp.relations import KeyMapBuilder
 from mecha_exp.signature import Parameter, Return, StateDict
 from mecha_exp.values import as_node
+from mecha_exp.viewing import viewed
 from mecha_exp.weighting import CONVENTION, DEFAULT, ByKey
 
 T = TypeVar("T")
+
+_OF_ADAPTERS = re.compile("convert_'(.+)'_to_base")
+_BETWEEN_FORMATS = re.compile("convert[_ ]'(.+)'[_ ]to[_ ]'(.+)'")
+_NAMED = {
+    "convert_sd1_blocks_to_ldm": ("sd1-supermerger_blocks", "sd1-ldm"),
+    "convert_sdxl_blocks_to_sgm": ("sdxl-supermerger_blocks", "sdxl-sgm"),
+}
+"""Conversions that sd-mecha gives other names."""
 
 
 def convert(recipe: Any, config: str | ModelConfig | Node) -> Node:
@@ -48,13 +68,24 @@ def convert(recipe: Any, config: str | ModelConfig | Node) -> Node:
         if path is not None:
             if choice is not None:
                 node = node_by_key(choice[0], source)
+            elif isinstance(node, ModelNode) and len(sources) > 1:  # nothing else tells what it is
+                node = ModelNode(node.source, node.space, source)
             for method in path:
                 node = method(node)
             return node
+    named = " or ".join(map(repr, sources)) or "these keys"
     raise RecipeError(
-        f"no conversions lead from {' or '.join(map(repr, sources)) or 'these keys'} to '{wanted}'. A "
-        "conversion of your own is a method declared with `@merge_method(is_conversion=True)`."
+        f"no conversions lead from {named} to '{wanted}'.{_unknown_keys(node, sources)} A conversion of your "
+        "own is a method declared with `@merge_method(is_conversion=True)`."
     )
+
+
+def _unknown_keys(node: Node, sources: Sequence[str]) -> str:
+    """What is said of a model that is of no known config."""
+    if not isinstance(node, ModelNode) or list(sources) != [STRUCTURAL]:
+        return ""
+    keys = _infos_of(node)
+    return f" Its keys ({some(keys, 3)}) are of no known model config.{other_kind(keys)}"
 
 
 def identifier_of(node: Node) -> str | None:
@@ -63,30 +94,49 @@ def identifier_of(node: Node) -> str | None:
     Raises:
         RecipeError: a model's file is not where it is looked for, so that nothing tells.
     """
+    told_by = _told_by(node)
+    if isinstance(told_by, MergeMethod):
+        return told_by.signature.returned.config
+    if isinstance(told_by, ModelNode) and told_by.config is None:
+        return detect(_infos_of(told_by)).config.identifier
+    return getattr(told_by, "config", None)
+
+
+def _told_by(node: Node) -> MergeMethod | Node | None:
+    """What tells the config of a node: the method that makes it, if that says, or else the first model."""
     while isinstance(node, MergeNode):
-        declared = node.method.signature.returned.config
-        if declared:
-            return declared
+        if node.method.choose is not None:
+            return _chosen(node)
+        if node.method.signature.returned.config:
+            return node.method
         children = [child for child in node.children if not isinstance(child, LiteralNode)]
         if not children:
             return None
         node = children[0]
-    if isinstance(node, ModelNode) and node.config is None:
-        return _detected(node)
-    return getattr(node, "config", None)
+    return node
 
 
-def _detected(node: ModelNode) -> str:
-    """The config that the keys of a model tell."""
-    from mecha_exp.engine.inputs import open_sources
+def _chosen(node: MergeNode) -> MergeMethod:
+    """The method that an interface stands for, as far as it can be told without merging."""
+    assert node.method.choose is not None
+    configs = {
+        name: [resolve(found) for found in _configs_of(child)]
+        for name, child in node.arguments
+        if isinstance(child, Node) and node.method.signature[name].is_state_dict
+    }
+    return node.method.choose(configs)
+
+
+def _infos_of(node: ModelNode) -> Mapping[str, HasShape]:
+    """The keys of a model, and their shapes."""
+    from mecha_exp.engine.inputs import infos_of, open_sources
     from mecha_exp.extensions import model_dirs
 
     if isinstance(node.source, InMemory):
-        return detect(node.source.state_dict).config.identifier
+        return node.source.state_dict
     try:
         with open_sources([node], model_dirs.get_all()) as sources:
-            source = sources[node]
-            return detect({key: source.info(key) for key in source.keys()}).config.identifier
+            return infos_of(sources[node])
     except CheckpointError as error:
         raise RecipeError(
             f"convert: the model config of '{node.source}' cannot be told, since {error} Say which it is: "
@@ -106,13 +156,21 @@ def _config_of_target(config: str | ModelConfig | Node) -> str:
 
 
 def _configs_of(node: Node) -> list[str]:
-    """What a node may be: for a dictionary of values every config that has its keys and leads somewhere."""
+    """What a node may be: for a dictionary of values every config that has its keys and leads somewhere.
+
+    Names of modules may be the same for several models, so that a LoRA of few is of several configs.
+    """
     if isinstance(node, LiteralNode) and node.config is None:
         if not isinstance(node.value, ByKey):
             raise RecipeError(
                 f"convert: {node.value!r} is the same for every key: nothing is to be converted"
             )
         return _configs_with(dict(node.value.patterns))
+    told_by = _told_by(node)
+    if isinstance(told_by, ModelNode) and told_by.config is None:
+        fitting = [found.config for found in candidates(_infos_of(told_by))]
+        if len(fitting) > 1 and all(isinstance(config, AdapterConfig) for config in fitting):
+            return [config.identifier for config in fitting]
     found = identifier_of(node)
     return [] if found is None else [found]
 
@@ -145,11 +203,17 @@ def _shortest_path(source: str, target: str) -> list[MergeMethod] | None:
             return paths[at]
         own = [(method.signature.returned.config, method) for method in methods if _source_of(method) == at]
         formats = [(stop, format_conversion(at, stop)) for stop in stops]
-        for end, method in (*own, *formats):
+        for end, method in (*own, *_to_the_base(at), *formats):
             if end is not None and method is not None and end not in paths:
                 paths[end] = [*paths[at], method]
                 waiting.append(end)
     return None
+
+
+def _to_the_base(source: str) -> list[tuple[str, MergeMethod]]:
+    """The conversion of LoRA files to differences to the models that they are for."""
+    method = adapter_conversion(source)
+    return [] if method is None else [(method.deltas.target.identifier, method)]
 
 
 class FormatConversion(MergeMethod):
@@ -178,9 +242,25 @@ class FormatConversion(MergeMethod):
                 view = table.by_key[kwargs["key"]]
                 return viewed(view, [a[key] for key in view.sources])
 
-        super().__init__(by_views, f"convert '{source}' to '{target}'", Kind.WHOLE, is_conversion=True)
+        super().__init__(by_views, name_between(source, target), Kind.WHOLE, is_conversion=True)
         self.source = source
         self.target = target
+
+
+def name_between(source: str, target: str) -> str:
+    """What the conversion between two formats is called, as in sd-mecha."""
+    return next(
+        (n for n, ends in _NAMED.items() if ends == (source, target)), f"convert_'{source}'_to_'{target}'"
+    )
+
+
+def conversion_named(identifier: str) -> MergeMethod | None:
+    """The conversion of that name, or None where there is none."""
+    if found := _OF_ADAPTERS.fullmatch(identifier):
+        return adapter_conversion(found[1])
+    between = _BETWEEN_FORMATS.fullmatch(identifier)
+    ends = _NAMED.get(identifier) or (between and (between[1], between[2]))
+    return (format_conversion(*ends) or adapter_conversion(*ends)) if ends else None
 
 
 @cache
@@ -192,16 +272,3 @@ def format_conversion(source: str, target: str) -> FormatConversion | None:
         return FormatConversion(source, target, views(source, target))
     except ConfigError:
         return None
-
-
-def viewed(view: View, values: Sequence[Any]) -> Any:
-    """What a view makes of the values of its sources; a number stays what it is."""
-    if not isinstance(values[0], torch.Tensor):
-        return values[0]
-    joined = values[0] if len(values) == 1 else torch.cat(list(values))
-    if view.of > 1:
-        joined = joined.chunk(view.of)[view.index]
-    if view.transposed:
-        joined = joined.T
-    shapes = {key: tuple(value.shape) for key, value in zip(view.sources, values, strict=True)}
-    return joined.reshape(view.shape(shapes))

@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 
 from mecha_exp.errors import RecipeError
-from mecha_exp.method import Factor, Kind, MergeMethod, Reduction, RowLength
+from mecha_exp.method import Choose, Factor, Kind, MergeMethod, Reduction, RowLength
 from mecha_exp.registry import register_method, resolve_method
 
 
@@ -27,6 +27,7 @@ def merge_method(
     is_conversion: bool = False,
     is_interface: bool = False,
     implements: str | MergeMethod | None = None,
+    choose: Choose | None = None,
     reuse_outputs: bool = True,
     cache_factory: Callable[[], Any] = dict,
 ) -> Callable[[Callable[..., Any]], MergeMethod]: ...
@@ -43,6 +44,7 @@ def merge_method(
     is_conversion: bool = False,
     is_interface: bool = False,
     implements: str | MergeMethod | None = None,
+    choose: Choose | None = None,
     reuse_outputs: bool = True,
     cache_factory: Callable[[], Any] = dict,
 ) -> MergeMethod | Callable[[Callable[..., Any]], MergeMethod]:
@@ -64,6 +66,9 @@ def merge_method(
         is_interface: whether it is a mere name for several methods, which say `implements=` it; the one whose
             model configs are those of the arguments is called. The function's body is not used.
         implements: the interface that it is a case of.
+        choose: of an interface that knows its cases itself, (model configs by argument) -> the method that is
+            called; each argument may be of several configs, or of none that is known. The method gets those
+            of the arguments that it names.
         reuse_outputs: is accepted for the sake of methods written for sd-mecha, and changes nothing.
         cache_factory: makes what `MergeNode.create_cache` gives.
 
@@ -81,12 +86,15 @@ def merge_method(
     chosen = [kind for kind, wanted in kinds.items() if wanted] or [Kind.WHOLE]
     if len(chosen) > 1:
         raise RecipeError(f"a merge method is one of {', '.join(k.value for k in chosen)}, not several")
+    if choose is not None and not is_interface:
+        raise RecipeError("`choose=` says what an interface stands for, so it needs `is_interface=True`")
     if not register and (is_conversion or is_interface or implements):
         raise RecipeError("a conversion, an interface and what implements one must be registered")
 
     def decorate(fn: Callable[..., Any]) -> MergeMethod:
         columns = _row_length(rowwise)
         made = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory, columns)
+        made.choose = choose
         if implements is not None:
             _implement(made, implements)
         return _registered(made, register)

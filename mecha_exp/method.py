@@ -18,7 +18,7 @@ import enum
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -26,8 +26,15 @@ from mecha_exp.binding import Signature, read_signature
 from mecha_exp.errors import RecipeError
 from mecha_exp.nodes import LiteralNode, MergeNode, Node
 
+if TYPE_CHECKING:
+    from mecha_exp.architectures import ModelConfig
+
 RowLength = Callable[[tuple[int, ...]], int]
 """How many consecutive entries are a row of a tensor of a shape."""
+
+
+Choose: TypeAlias = "Callable[[Mapping[str, Sequence[ModelConfig]]], MergeMethod]"
+"""From the model configs that each argument may be of to a method."""
 
 
 class Kind(enum.Enum):
@@ -61,6 +68,7 @@ class MergeMethod:
         signature: its parameters, their types, ranges and merge spaces.
         is_conversion: whether `convert` may use it to get from one model config to another.
         implementations: of an interface, the methods to choose from.
+        choose: of an interface, what chooses otherwise than by the configs that those declare.
         columns: (shape) -> how many consecutive entries of a tensor are a row; None if it has no rows.
         __wrapped__: the function itself, to be called with tensors; or a class with `__call__`.
     """
@@ -84,6 +92,7 @@ class MergeMethod:
         self.is_conversion = is_conversion
         self.columns = columns
         self.implementations: list[MergeMethod] = []
+        self.choose: Choose | None = None
         self.create_cache = cache_factory
         self._check()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import RecipeError, did_you_mean
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     from mecha_exp.method import MergeMethod
 
 BUILTIN_METHODS = "mecha_exp.methods"
-_BETWEEN_FORMATS = re.compile("convert '(.+)' to '(.+)'")
 
 _registry: dict[str, MergeMethod] = {}
 
@@ -42,10 +40,10 @@ def resolve_method(identifier: str) -> MergeMethod:
     try:
         return _registry[identifier]
     except KeyError:
-        if formats := _BETWEEN_FORMATS.fullmatch(identifier):
-            from mecha_exp.conversion import format_conversion
+        if identifier.startswith("convert"):
+            from mecha_exp.conversion import conversion_named
 
-            if (method := format_conversion(*formats.groups())) is not None:
+            if (method := conversion_named(identifier)) is not None:
                 return method
         raise RecipeError(
             f"unknown merge method '{identifier}'.{did_you_mean(identifier, _registry)} A method of your own "

@@ -4,6 +4,7 @@ They use the public API only, so each file is also an example of how to write a 
 """
 
 from mecha_exp.methods import (
+    adapters,
     centres,
     difference,
     dropout,
@@ -23,6 +24,7 @@ from mecha_exp.methods import (
 )
 
 __all__ = [
+    "adapters",
     "centres",
     "difference",
     "dropout",

@@ -28,7 +28,7 @@ def main() -> None:
     """Write the hashes."""
     from sd_mecha.extensions import model_configs
 
-    found: dict[str, dict[str, object]] = {"configs": {}, "conversions": {}}
+    found: dict[str, dict[str, object]] = {"configs": {}, "conversions": {}, "adapters": {}}
     known = {config.identifier: config for config in model_configs.get_all_base()}
     for identifier in sorted(known):
         try:
@@ -38,6 +38,8 @@ def main() -> None:
             continue
         rows = [f"{key} {list(info.shape or ())}" for key, info in keys.items()]
         found["configs"][identifier] = digest(rows)
+    for config in sorted(model_configs.get_all_aux(), key=lambda config: config.identifier):
+        found["adapters"][config.identifier] = digest(config.keys())
     for name, (module, method) in CONVERSIONS.items():
         conversion = getattr(importlib.import_module(f"{MODULE}.{module}"), method)
         _, target = name.split(" -> ")

@@ -20,9 +20,14 @@ ELSEWHERE = {
     "balance_attention": "test_symmetries",
     "cast": "test_parity_texts",
     "exchange_ema": "test_method_properties",
+    "extract_kohya_lokr": "test_adapters",
+    "extract_kohya_lora": "test_adapters",
+    "extract_lycoris_lokr": "test_adapters",
+    "extract_lycoris_lora": "test_adapters",
     "fallback": "test_parity_texts",
     "get_device": "test_plumbing",
     "get_dtype": "test_plumbing",
+    "lora_delta": "test_adapters",
     "omit_component": "test_recipes_by_key",
     "omit_non_finite": "test_method_properties",
     "pick_component": "test_recipes_by_key",
@@ -61,4 +66,5 @@ def test_every_method_that_gives_a_model_has_the_properties_tried():
 
     plumbing = {x.identifier for x in all_methods() if x.__wrapped__.__module__.endswith("methods.plumbing")}
     aside = test_method_properties.KEY_LESS | test_method_properties.OF_NETWORKS
+    aside |= test_method_properties.OF_ADAPTERS
     assert tried == BUILT_IN - plumbing - aside

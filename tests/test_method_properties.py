@@ -25,11 +25,20 @@ KEY_LESS = {"get_rank_from_ratio", "dot", "gram", "norm", "squared_norm", "kth_m
 OF_NETWORKS = {"balance_attention", "randperm", "rebasin"}
 """Of models whose config says what layers there are: tests/test_symmetries.py."""
 
+OF_ADAPTERS = {
+    "extract_kohya_lokr",
+    "extract_kohya_lora",
+    "extract_lycoris_lokr",
+    "extract_lycoris_lora",
+    "lora_delta",
+}
+"""Of files whose keys are not those of models: tests/test_adapters.py."""
+
 METHODS = [
     method
     for method in all_methods()
     if method.__wrapped__.__module__.startswith(BUILTIN_METHODS)
-    and method.identifier not in KEY_LESS | OF_NETWORKS
+    and method.identifier not in KEY_LESS | OF_NETWORKS | OF_ADAPTERS
     and not method.__wrapped__.__module__.endswith("plumbing")
 ]
 MASKS = [method for method in METHODS if method.signature.returned.spaces == ("param",)]

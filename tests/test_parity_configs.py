@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mecha_exp.architectures import resolve, views
+from mecha_exp.architectures.adapters import ALPHA, LOKR, LORA
 from parity.configs import CONVERSIONS, digest
 
 GOLDEN = json.loads((Path(__file__).with_name("golden") / "model_configs.json").read_text(encoding="utf-8"))
@@ -33,6 +34,15 @@ def test_a_config_has_the_keys_and_shapes_of_sd_mechas(identifier):
     assert all(keys[key].optional for key in more)
     rows = [f"{key} {list(info.shape)}" for key, info in keys.items() if key not in more]
     assert digest(rows) == GOLDEN["configs"][identifier]
+
+
+@pytest.mark.parametrize("identifier", GOLDEN["adapters"])
+def test_the_config_of_lora_files_has_the_names_of_sd_mechas(identifier):
+    ends = tuple(f".{suffix}" for suffix in (*LORA, *LOKR, ALPHA))
+
+    names = [key for key in resolve(identifier).keys() if key.endswith(ends)]
+
+    assert digest(names) == GOLDEN["adapters"][identifier]
 
 
 @pytest.mark.parametrize("name", CONVERSIONS)

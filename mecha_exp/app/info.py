@@ -16,16 +16,19 @@ from mecha_exp.app.display import make_table, out
 from mecha_exp.app.tree import tree_of
 from mecha_exp.architectures import (
     DEFAULT_CONVENTION,
+    AdapterConfig,
     Detection,
     KeyInfo,
     ModelConfig,
     candidates,
     detect,
     get_all,
+    get_all_adapters,
     nearest,
     resolve,
     targets_of,
 )
+from mecha_exp.architectures.adapters import ANY_SHAPE
 from mecha_exp.checkpoint import StoredModel, is_arithmetic, open_stored, torch_dtype
 from mecha_exp.engine.inputs import find_model
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, did_you_mean, some
@@ -74,7 +77,10 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     load_model_configs()
     if options.what is None:
-        data, show = {"configs": [summary_of(config) for config in get_all()]}, show_configs
+        data, show = (
+            {"configs": [summary_of(config) for config in (*get_all(), *get_all_adapters())]},
+            show_configs,
+        )
     elif (config := _config_named(options)) is not None:
         data, show = describe_config(config, options.verbose), show_config
     else:
@@ -92,7 +98,7 @@ def summary_of(config: ModelConfig) -> dict[str, Any]:
         "identifier": config.identifier,
         "components": list(config.components()),
         "keys": len(config.keys()),
-        "parameters": sum(math.prod(info.shape) for info in config.keys().values() if not info.optional),
+        "parameters": sum(_numbers(info) for info in config.keys().values() if not info.optional),
         "blocks": len(config.blocks()),
         "sizes": config.sizes,
     }
@@ -113,6 +119,8 @@ def describe_config(config: ModelConfig, verbose: bool = False) -> dict[str, Any
         if name != DEFAULT_CONVENTION
     }
     data["converts_to"] = targets_of(config)
+    if isinstance(config, AdapterConfig):
+        data["adds_to"] = config.base.identifier
     if verbose:
         data["all_keys"] = {
             key: {
@@ -172,7 +180,7 @@ def _config_named(options: argparse.Namespace) -> ModelConfig | None:
     try:
         find_model(options.what, options.models_dir)
     except CheckpointError:
-        known = [config.identifier for config in get_all()]
+        known = [config.identifier for config in (*get_all(), *get_all_adapters())]
         if options.what in known or options.what in {name.partition("-")[0] for name in known}:
             return resolve(options.what)
         if not Path(options.what).suffix and "/" not in options.what:
@@ -199,8 +207,13 @@ def _component(keys: Mapping[str, KeyInfo]) -> dict[str, int]:
     return {
         "keys": len(keys),
         "optional": sum(info.optional for info in keys.values()),
-        "parameters": sum(math.prod(info.shape) for info in keys.values()),
+        "parameters": sum(map(_numbers, keys.values())),
     }
+
+
+def _numbers(info: KeyInfo) -> int:
+    """How many a key has; none where files have as many as they like."""
+    return 0 if info.shape == ANY_SHAPE else math.prod(info.shape)
 
 
 def _odd(infos: Mapping[str, Any], found: Detection) -> list[str]:
@@ -258,6 +271,8 @@ def show_configs(data: Mapping[str, Any]) -> None:
 def show_config(data: Mapping[str, Any]) -> None:
     """A config as tables."""
     out.print(f"{data['identifier']}: {data['keys']:,} keys, {human_count(data['parameters'])} parameters")
+    if "adds_to" in data:
+        out.print(f"LoRA modules of any rank, which add to the tensors of {data['adds_to']}")
     if data["sizes"]:
         sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
         out.print(f"of any size; by default {sizes}")
@@ -273,7 +288,7 @@ def show_config(data: Mapping[str, Any]) -> None:
     if "all_keys" in data:
         keys = make_table("key", "shape", "dtype", "block", "")
         for key, info in data["all_keys"].items():
-            shape = "×".join(map(str, info["shape"])) or "scalar"
+            shape = "×".join("any" if size < 0 else str(size) for size in info["shape"]) or "scalar"
             keys.add_row(key, shape, info["dtype"], info["block"], "optional" if info["optional"] else "")
         out.print(keys)
 

@@ -136,7 +136,7 @@ def _how(method: MergeMethod) -> str:
         return {Kind.REDUCTION: "reductions"}.get(method.kind, "node")
     kinds = {n.method.kind for n in walk(*expand([node])) if isinstance(n, MergeNode)}
     for name, marks in (
-        ("whole", {Kind.WHOLE, Kind.FACTOR}),
+        ("whole", {Kind.WHOLE, Kind.FACTOR, Kind.INTERFACE}),
         ("rows", {Kind.ROWWISE}),
         ("reductions", {Kind.REDUCTION}),
     ):
@@ -161,7 +161,8 @@ def _call(method: MergeMethod) -> str:
     for spec in method.signature.parameters:
         if spec.is_model and (spec.required or spec.variadic):
             several = spec.variadic and method.signature.returned.spaces != ("param",)
-            given += [_model(spec, next(models)) for _ in range(1 + several)]
+            names = iter(["base"]) if spec.name == "base" else models
+            given += [_model(spec, next(names)) for _ in range(1 + several)]
         elif spec.required:
             given.append(_value(spec))
     call = f"m.{method.identifier}({', '.join(given)})"

@@ -1,5 +1,6 @@
 """What a checkpoint is a checkpoint of: model configs, their components and blocks, and detection."""
 
+from mecha_exp.architectures.adapters import AdapterConfig
 from mecha_exp.architectures.blocks import infer_blocks
 from mecha_exp.architectures.config import (
     DEFAULT_CONVENTION,
@@ -11,13 +12,21 @@ from mecha_exp.architectures.config import (
 )
 from mecha_exp.architectures.conversions import View, Views, targets_of, views
 from mecha_exp.architectures.detection import Detection, NearMiss, candidates, detect, fit, nearest
-from mecha_exp.architectures.library import from_yaml, get_all, register, resolve, small_files
+from mecha_exp.architectures.library import (
+    from_yaml,
+    get_all,
+    get_all_adapters,
+    register,
+    resolve,
+    small_files,
+)
 from mecha_exp.architectures.structural import StructuralConfig
 from mecha_exp.architectures.symmetries import Place, Symmetry, linked
 from mecha_exp.architectures.yaml_writer import to_yaml
 
 __all__ = [
     "DEFAULT_CONVENTION",
+    "AdapterConfig",
     "Component",
     "Detection",
     "KeyInfo",
@@ -35,6 +44,7 @@ __all__ = [
     "fit",
     "from_yaml",
     "get_all",
+    "get_all_adapters",
     "infer_blocks",
     "linked",
     "nearest",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from mecha_exp.architectures.adapters import AdapterConfig
 from mecha_exp.architectures.config import DEFAULT_CONVENTION, Component, ModelConfig, names_of
 from mecha_exp.architectures.library import get_all, resolve
 from mecha_exp.architectures.rules import Link
@@ -113,6 +114,8 @@ class _NoConversion(Exception):
 
 
 def _views(source: ModelConfig, target: ModelConfig, convention: str) -> Views:
+    if isinstance(source, AdapterConfig) or isinstance(target, AdapterConfig):
+        raise _NoConversion("a LoRA is a difference to a model, computed when it is merged: see docs/lora.md")
     if [part.name for part in source.parts] == [BLOCKS]:
         return _views_of_blocks(source, target, convention)
     ours = {part.name: part for part in source.parts}
@@ -129,6 +132,8 @@ def _views(source: ModelConfig, target: ModelConfig, convention: str) -> Views:
 
 def targets_of(source: ModelConfig) -> list[str]:
     """The identifiers of the configs that a model of this config can be converted into."""
+    if isinstance(source, AdapterConfig):
+        return [source.base.identifier, *targets_of(source.base)]
     found = []
     for config in get_all():
         try:

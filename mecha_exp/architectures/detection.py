@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from mecha_exp.architectures.adapters import AdapterConfig, fault_of
 from mecha_exp.architectures.config import Component, KeyPattern, ModelConfig
-from mecha_exp.architectures.library import get_all
+from mecha_exp.architectures.library import get_all, get_all_adapters
 from mecha_exp.architectures.patterns import Range
 from mecha_exp.architectures.structural import HasShape, StructuralConfig
 from mecha_exp.errors import ConfigError, some
@@ -72,7 +73,7 @@ def detect(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> Detectio
 
 def candidates(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> list[Detection]:
     """The configs that fit best: those that explain the most keys, and of these the whole ones if any is."""
-    known = get_all() if configs is None else configs
+    known = [*get_all(), *get_all_adapters()] if configs is None else configs
     found = [d for config in known if (d := match(keys, config)) is not None]
     best = max((d.matched for d in found), default=0)
     found = [d for d in found if d.matched == best]
@@ -132,6 +133,8 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
 
     It does where it has at least one of its components, no key of another shape, and not mostly other keys.
     """
+    if isinstance(config, AdapterConfig):
+        return _match_adapter(keys, config)
     likely = [part for part in config.parts if _looks_like(keys, part)]
     if all(part.optional is True for part in likely):
         return None
@@ -161,6 +164,18 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
         return None
     extra = [key for key in keys if renamed.get(key, key) not in fitted.keys()]
     return Detection(fitted, matched, tuple(missing), tuple(absent), tuple(extra), renamed)
+
+
+def _match_adapter(keys: Keys, config: AdapterConfig) -> Detection | None:
+    """How a file fits a config of LoRA files: where most of its keys are of modules that fit the base."""
+    begin = f"{config.prefix}_"
+    if 2 * sum(key.startswith(begin) for key in keys) <= len(keys):
+        return None
+    shapes = {key: tuple(info.shape) for key, info in keys.items()}
+    modules = config.modules(keys)
+    matched = sum(len(names) for key, names in modules.items() if not fault_of(config, key, names, shapes))
+    extra = tuple(key for key in keys if key not in config.keys())
+    return Detection(config, matched, extra=extra) if 2 * matched > len(keys) else None
 
 
 def fit(keys: Keys, config: ModelConfig) -> ModelConfig:

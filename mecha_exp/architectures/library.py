@@ -6,6 +6,7 @@ import importlib.resources
 from functools import cache
 from pathlib import Path
 
+from mecha_exp.architectures.adapters import AdapterConfig
 from mecha_exp.architectures.config import Layout, ModelConfig
 from mecha_exp.architectures.rules import Conversion
 from mecha_exp.architectures.schema import load_yaml, read_config, read_layout
@@ -25,7 +26,7 @@ def from_yaml(yaml_config: str, name: str = "the model config") -> ModelConfig:
     Raises:
         ConfigError: it lists everything that is wrong, and where.
     """
-    return read_config(yaml_config, name, find_layout)
+    return read_config(yaml_config, name, find_layout, resolve)
 
 
 def register(config: ModelConfig) -> ModelConfig:
@@ -35,7 +36,8 @@ def register(config: ModelConfig) -> ModelConfig:
         ConfigError: another config has that identifier, a key is there twice, or a symmetry fits no keys.
     """
     known = _REGISTERED.get(config.identifier, config)
-    if config.identifier in _builtin() or (known.parts, known.sizes) != (config.parts, config.sizes):
+    same = known == config and (known.parts, known.sizes) == (config.parts, config.sizes)
+    if config.identifier in _builtin() or not same:
         raise ConfigError(f"there is a model config {config.identifier!r} already: name this one otherwise.")
     config.symmetries()
     return _REGISTERED.setdefault(config.identifier, config)
@@ -65,7 +67,16 @@ def resolve(identifier: str) -> ModelConfig:
 
 
 def get_all() -> list[ModelConfig]:
-    """Every known config, by identifier."""
+    """Every known config of models, by identifier."""
+    return [config for config in _known() if not isinstance(config, AdapterConfig)]
+
+
+def get_all_adapters() -> list[AdapterConfig]:
+    """Every known config of LoRA files, by identifier."""
+    return [config for config in _known() if isinstance(config, AdapterConfig)]
+
+
+def _known() -> list[ModelConfig]:
     return [resolve(identifier) for identifier in sorted({*_builtin(), *_REGISTERED})]
 
 

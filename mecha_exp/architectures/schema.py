@@ -14,7 +14,7 @@
           layers.{0..layers-1}.*: "{0..layers-1}"
           "*": BASE
 
-docs/model-configs.md says what every field means.
+docs/model-configs.md says what every field means, and `adapters` how the config of LoRA files is written.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from mecha_exp.architectures.adapters import AdapterConfig
 from mecha_exp.architectures.config import Component, KeyPattern, Layout, ModelConfig
 from mecha_exp.architectures.patterns import Pattern
 from mecha_exp.architectures.rules import REST, Conversion, Rules
@@ -35,6 +36,8 @@ from mecha_exp.errors import ConfigError, Problems, did_you_mean
 IDENTIFIER = re.compile(r"[a-z0-9._+]+-[a-z0-9._+]+")
 _SIZE_NAME = re.compile(r"[a-z_]\w*")
 _CONFIG_FIELDS = ("identifier", "sizes", "components")
+_ADAPTER_FIELDS = ("identifier", "adapter")
+_ABOUT_FIELDS = ("base", "prefix")
 _SHARED_FIELDS = ("sizes", "dtype", "keys", "blocks", "conventions", "symmetries")
 _LAYOUT_FIELDS = (*_SHARED_FIELDS, "blocks_of")
 _COMPONENT_FIELDS = (*_SHARED_FIELDS, "prefix", "layout", "dots", "aliases", "optional")
@@ -42,17 +45,23 @@ _SYMMETRY_FIELDS = ("head", "rows", "columns")
 _KEY_FIELDS = ("shape", "dtype", "optional", "aliases")
 
 FindLayout = Callable[[str], Layout]
+FindConfig = Callable[[str], ModelConfig]
 
 
-def read_config(text: str, name: str, layouts: FindLayout) -> ModelConfig:
+def read_config(text: str, name: str, layouts: FindLayout, configs: FindConfig) -> ModelConfig:
     """Read a config from YAML; ConfigError with everything that is wrong in it.
 
     Args:
         text: the YAML.
         name: how messages call it, such as its file.
         layouts: gives the layouts that components name; ConfigError for one that there is not.
+        configs: gives the configs that LoRA files are for.
     """
-    return _Reader(name, layouts).config(load_yaml(text, name))
+    content = load_yaml(text, name)
+    reader = _Reader(name, layouts)
+    if isinstance(content, Mapping) and "adapter" in content:
+        return reader.adapter(content, configs)
+    return reader.config(content)
 
 
 def read_layout(text: str, name: str, layouts: FindLayout, conversions: Mapping[str, Conversion]) -> Layout:
@@ -81,11 +90,7 @@ class _Reader:
     def config(self, content: Any) -> ModelConfig:
         """The config, or one ConfigError with every mistake."""
         fields = self._mapping(content, "", _CONFIG_FIELDS, required=("identifier", "components"))
-        identifier = str(fields.get("identifier", ""))
-        if "identifier" in fields and not IDENTIFIER.fullmatch(identifier):
-            self._wrong(
-                "identifier", f"{identifier!r} is not 'architecture-implementation', such as 'sdxl-sgm'"
-            )
+        identifier = self._identifier(fields)
         sizes = self._sizes = self._read_sizes(fields.get("sizes", {}), "sizes")
         components = self._mapping(fields.get("components", {}), "components")
         if "components" in fields and not components:
@@ -95,6 +100,23 @@ class _Reader:
             self._wrong(f"sizes.{size}", "no shape and no range uses it")
         self._problems.raise_as(ConfigError)
         return ModelConfig(identifier, parts, sizes)
+
+    def adapter(self, content: Any, configs: FindConfig) -> AdapterConfig:
+        """The config of LoRA files, or one ConfigError with every mistake."""
+        fields = self._mapping(content, "", _ADAPTER_FIELDS, required=_ADAPTER_FIELDS)
+        identifier = self._identifier(fields)
+        about = self._mapping(fields["adapter"], "adapter", _ABOUT_FIELDS, required=_ABOUT_FIELDS)
+        prefix = self._text(about.get("prefix", ""), "adapter.prefix")
+        base = None
+        try:
+            base = configs(self._text(about.get("base", ""), "adapter.base"))
+        except ConfigError as error:
+            self._wrong("adapter.base", str(error))
+        if base is not None and (base.sizes or not base.parts):
+            self._wrong("adapter.base", f"'{base.identifier}' has no keys of fixed shapes")
+        self._problems.raise_as(ConfigError)
+        assert base is not None
+        return AdapterConfig(identifier, base, prefix)
 
     def layout(self, content: Any, conversions: Mapping[str, Conversion]) -> Layout:
         """The layout, or one ConfigError with every mistake."""
@@ -112,6 +134,14 @@ class _Reader:
         )
         self._problems.raise_as(ConfigError)
         return layout
+
+    def _identifier(self, fields: Mapping[str, Any]) -> str:
+        identifier = str(fields.get("identifier", ""))
+        if "identifier" in fields and not IDENTIFIER.fullmatch(identifier):
+            self._wrong(
+                "identifier", f"{identifier!r} is not 'architecture-implementation', such as 'sdxl-sgm'"
+            )
+        return identifier
 
     def _component(self, name: str, value: Any, sizes: Mapping[str, int]) -> Component:
         where = f"components.{name}"

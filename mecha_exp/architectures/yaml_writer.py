@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from mecha_exp.architectures.adapters import AdapterConfig
 from mecha_exp.architectures.config import Component, KeyPattern, ModelConfig
 from mecha_exp.architectures.rules import Rules
 from mecha_exp.architectures.symmetries import SymmetryRule
@@ -16,7 +17,10 @@ def to_yaml(model_config: ModelConfig) -> str:
     content: dict[str, Any] = {"identifier": model_config.identifier}
     if model_config.sizes:
         content["sizes"] = _Flow(model_config.sizes)
-    content["components"] = {part.name: _component(part) for part in model_config.parts}
+    if isinstance(model_config, AdapterConfig):
+        content["adapter"] = _Flow(base=model_config.base.identifier, prefix=model_config.prefix)
+    else:
+        content["components"] = {part.name: _component(part) for part in model_config.parts}
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=2**16, allow_unicode=True)
 
 

@@ -10,14 +10,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mecha_exp.adapters import AdapterConversion, adapter_conversion
 from mecha_exp.architectures import ModelConfig, candidates, detect, resolve, views
 from mecha_exp.conversion import FormatConversion
+from mecha_exp.engine.adapter_source import AdapterSource
 from mecha_exp.engine.atoms import MISSING, is_atom, is_lazy, value_at
 from mecha_exp.engine.converting import ConvertedSource, convert_source
 from mecha_exp.engine.inputs import Source, infos_of
 from mecha_exp.engine.lazy import Lazy, View
 from mecha_exp.engine.program import LazyNode
-from mecha_exp.errors import Problems, RecipeError, did_you_mean, some
+from mecha_exp.errors import MechaError, Problems, RecipeError, did_you_mean, some
 from mecha_exp.method import Kind, MergeMethod
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.signature import ParameterSpec, StateDictKeyError
@@ -30,7 +32,16 @@ that is taken; MISSING where there is nothing."""
 
 @dataclass(frozen=True, eq=False)
 class ConvertedModel(ModelNode):
-    """A model that is read as if it had the format of another model config, its own `config`."""
+    """A model that is read as if it had the format of another model config, its own `config`.
+
+    Attributes:
+        adapter: of differences that a LoRA file makes, the config of the file.
+    """
+
+    adapter: str | None = None
+
+    def identity(self) -> tuple[Any, ...]:
+        return (*super().identity(), self.adapter)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +83,7 @@ class KeyedGraph:
         self._configs: dict[ModelNode, ModelConfig] = {}
         self._atoms: dict[tuple[Node, ...], list[Node]] = {}
         self._constant: dict[Node, bool] = {}
+        self._adapters: dict[Node, MergeNode] = {}
         self._situations: dict[tuple[Any, ...], Situation] = {}
         self.roots = self._with_implementations(roots)
         self._check_configs()
@@ -202,16 +214,44 @@ class KeyedGraph:
         for node in walk(*roots):
             rebuilt = node.with_children(new) if isinstance(node, MergeNode) else node
             if isinstance(rebuilt, MergeNode) and rebuilt.method.kind is Kind.INTERFACE:
-                rebuilt = MergeNode(self._implementation(rebuilt), rebuilt.arguments, rebuilt.space)
-            if isinstance(rebuilt, MergeNode) and isinstance(rebuilt.method, FormatConversion):
-                rebuilt = self._in_format(rebuilt, rebuilt.method)
+                rebuilt = self._implemented(rebuilt)
+            if isinstance(rebuilt, MergeNode):
+                rebuilt = self._converted(rebuilt)
             new[node] = rebuilt
             if node in self.caches:
                 self.caches[rebuilt] = self.caches[node]
         return tuple(new[root] for root in roots)
 
-    def _in_format(self, node: MergeNode, conversion: FormatConversion) -> Node:
+    def _converted(self, node: MergeNode) -> Node:
         """A converted model is a leaf that is read where it lies; of a merge the node stays."""
+        method = node.method
+        if isinstance(method, FormatConversion):
+            adapters = self._adapters_below(node, method)
+            return self._with_deltas(adapters) if adapters is not None else self._in_format(node, method)
+        return self._with_deltas(node) if isinstance(method, AdapterConversion) else node
+
+    def _adapters_below(self, node: MergeNode, conversion: FormatConversion) -> MergeNode | None:
+        """LoRA files whose differences are converted to another format, as one conversion."""
+        (below,) = (self._adapters.get(child, child) for child in node.children)
+        if not isinstance(below, MergeNode) or not isinstance(below.method, AdapterConversion):
+            return None
+        direct = adapter_conversion(below.method.deltas.config.identifier, conversion.target)
+        return None if direct is None else MergeNode(direct, below.arguments, below.space)
+
+    def _with_deltas(self, node: MergeNode) -> Node:
+        """The differences that a LoRA file makes."""
+        (model,) = node.children
+        assert isinstance(node.method, AdapterConversion)
+        if not isinstance(model, ModelNode):
+            return node
+        deltas = node.method.deltas
+        leaf = ConvertedModel(model.source, node.space, deltas.target.identifier, deltas.config.identifier)
+        self._adapters[leaf] = node
+        if leaf not in self.sources:
+            self.sources[leaf] = AdapterSource(self.sources[model], deltas, self.lazy.budget)
+        return leaf
+
+    def _in_format(self, node: MergeNode, conversion: FormatConversion) -> Node:
         (model,) = node.children
         if not isinstance(model, ModelNode):
             return node
@@ -226,6 +266,22 @@ class KeyedGraph:
         declared = resolve(model.config)  # the file need not be a whole model
         names = {key: alias for alias, key in declared.aliases().items() if alias in source}
         return ConvertedSource(source, views(declared, conversion.target).named(names))
+
+    def _implemented(self, node: MergeNode) -> MergeNode:
+        """A call of an interface as one of the method that it stands for here."""
+        if node.method.choose is None:
+            return _called(self._implementation(node), node)
+        models = {name: child for name, child in node.arguments if isinstance(child, Node)}
+        configs = {
+            name: [resolve(found) for found in self._identifiers(child)]
+            for name, child in models.items()
+            if not self.is_constant(child)
+        }
+        try:
+            method = node.method.choose(configs)
+        except MechaError as error:
+            raise RecipeError(f"{node.method.identifier}: {error}") from error
+        return _called(method, node)
 
     def _implementation(self, node: MergeNode) -> MergeMethod:
         found = {name: self._identifier(child) for name, child in node.arguments if isinstance(child, Node)}
@@ -263,10 +319,11 @@ class KeyedGraph:
             return (
                 unknown and f"'{wanted}' has no key '{unknown[0]}'.{did_you_mean(unknown[0], known)}"
             ) or None
-        found = self._identifier(node)
-        if found is None or found == wanted or found == "structural":
+        found = self._identifiers(node)
+        if not found or wanted in found:
             return None
-        return f"expected '{wanted}', got {node!r} of '{found}'. Try convert(..., '{wanted}')."
+        named = " or ".join(map(repr, found))
+        return f"expected '{wanted}', got {node!r} of {named}. Try convert(..., '{wanted}')."
 
     def _other_keys(self, node: MergeNode, spec: ParameterSpec, value: Node) -> str | None:
         """What is wrong where values are for keys of another model config than what they are used with."""
@@ -290,14 +347,17 @@ class KeyedGraph:
         return None
 
     def _identifiers(self, node: Node) -> list[str]:
-        """The known model configs that a node may be of."""
+        """The known model configs that a node may be of; none for values and for unknown models."""
         while isinstance(node, MergeNode):
             if node.method.signature.returned.config:
                 return [node.method.signature.returned.config]
-            node = next(child for child in node.children if not self.is_constant(child))
-        assert isinstance(node, ModelNode)
-        if node.config:
-            return [node.config]
+            models = [child for child in node.children if not self.is_constant(child)]
+            if not models and not node.children:
+                return []
+            node = (models or node.children)[0]
+        declared = getattr(node, "config", None)
+        if declared or not isinstance(node, ModelNode):
+            return [declared] if declared else []
         return [found.config.identifier for found in candidates(infos_of(self.sources[node]))]
 
 
@@ -378,6 +438,16 @@ def _by_parameter(node: MergeNode) -> Iterator[tuple[ParameterSpec, Node]]:
     for name, value in node.arguments:
         for child in value if isinstance(value, tuple) else (value,):
             yield node.method.signature[name], child
+
+
+def _called(method: MergeMethod, node: MergeNode) -> MergeNode:
+    """A call of what an interface stands for, with what the call of the interface gives and its defaults."""
+    given = dict(node.arguments)
+    for spec in node.method.signature.parameters:
+        if spec.name not in given and not spec.required and isinstance(spec.default, int | float | str):
+            given[spec.name] = LiteralNode(spec.default)
+    arguments = tuple((name, given[name]) for name in method.signature.names if name in given)
+    return MergeNode(method, arguments, node.space)
 
 
 def _check_values(node: MergeNode) -> None:

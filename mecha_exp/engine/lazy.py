@@ -10,23 +10,23 @@ the key, and of what shape.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import torch
 
+from mecha_exp.adapters import AdapterConversion
 from mecha_exp.architectures import ModelConfig, StructuralConfig, resolve
+from mecha_exp.architectures.adapters import ANY_SHAPE
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, torch_dtype
 from mecha_exp.engine.atoms import MISSING, is_atom, is_lazy
 from mecha_exp.engine.calls import run_method, skipped_too_late
 from mecha_exp.engine.eager import run_eagerly
+from mecha_exp.engine.kept import Kept
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import LazyNode, Program, compile_program
 from mecha_exp.engine.rewriting import expand
-from mecha_exp.errors import MechaError, MergeError, RecipeError
+from mecha_exp.errors import MechaError, MergeError, RecipeError, some
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.relations import KeyMap, KeyRelation
 from mecha_exp.signature import StateDict, StateDictKeyError
@@ -73,6 +73,7 @@ class Lazy:
 
     Attributes:
         graph: the recipes.
+        budget: how many bytes of results are kept.
     """
 
     graph: KeyedGraph
@@ -81,8 +82,10 @@ class Lazy:
         self._options = options
         self._relations: dict[MergeNode, KeyMap | None] = {}
         self._infos: dict[tuple[Node, str], TensorInfo | None] = {}
+        self._checked: dict[MergeNode, set[tuple[str, ...]]] = {}
         self._programs: dict[Node, Program] = {}
-        self._kept = _Kept(options.memory_budget // 4)
+        self.budget = options.memory_budget // 4
+        self._kept = Kept(self.budget)
 
     # when a merge is planned
 
@@ -121,7 +124,9 @@ class Lazy:
         return info
 
     def keys_of(self, node: MergeNode) -> list[str]:
-        """The keys that a call may give."""
+        """The keys that a call may give, of its own accord."""
+        if isinstance(node.method, AdapterConversion):
+            return node.method.deltas.changed(self.graph.keys_of(node.children[0]))
         relations = self._key_map(node)
         if relations is not None:
             return list(relations.keys())
@@ -154,6 +159,7 @@ class Lazy:
         relation = self._relation(node, key)
         if relation is None:
             return None
+        self._check_group(node, relation)
         asked: list[TensorInfo] = []
 
         def value(child: Node, wanted: str) -> Any:
@@ -172,13 +178,36 @@ class Lazy:
             shape = None
         return self._as_info(node, key, shape, asked)
 
+    def _check_group(self, node: MergeNode, relation: KeyRelation) -> None:
+        """See that hyperparameters are the same for all keys that are made together."""
+        if len(relation.outputs) == 1 or relation.outputs in self._checked.setdefault(node, set()):
+            return
+        self._checked[node].add(relation.outputs)
+        for name, child in node.arguments:
+            spec = node.method.signature[name]
+            if not isinstance(child, Node) or spec.is_state_dict or not self.graph.is_constant(child):
+                continue
+            keys = _keys_of_group(node, relation)
+            values = {key: self.value(child, key) for key in keys if self.graph.has(child, key)}
+            if len(set(map(repr, values.values()))) > 1:
+                first = {repr(value): key for key, value in reversed(values.items())}
+                listed = ", ".join(f"{value} at {key}" for value, key in reversed(first.items()))
+                raise RecipeError(
+                    f"{node.method.identifier}: {name}: {len(keys)} keys are made together, so they have one "
+                    f"value, and not {listed}. The keys: {some(keys)}."
+                )
+
     def _as_info(
         self, node: MergeNode, key: str, shape: tuple[int, ...] | None, asked: list[TensorInfo]
     ) -> TensorInfo:
         if shape is None:
             config = self.graph.config_of(node)
             declared = config.keys().get(key) if config else None
-            known = declared.shape if declared else next((i.shape for i in asked), None)
+            known = (
+                declared.shape
+                if declared and declared.shape != ANY_SHAPE
+                else next((i.shape for i in asked), None)
+            )
             same = [i for c in node.children if not self.graph.is_constant(c) and (i := self.info(c, key))]
             shape = known if known is not None else next((i.shape for i in same), ())
         dtype = asked[0].dtype if asked else dtype_name(self._options.compute_dtype)
@@ -291,7 +320,8 @@ class Lazy:
                 return () if spec.variadic else _as_tensor(spec, spec.default, self._options.compute_dtype)
             if spec.is_state_dict:
                 return view(self.graph, child, value=value)
-            return _as_tensor(spec, (value or self.value)(child, key), self._options.compute_dtype)
+            where = _asked_at(node, key, relation)
+            return _as_tensor(spec, (value or self.value)(child, where), self._options.compute_dtype)
 
         values = {spec.name: argument(spec, given.get(spec.name)) for spec in method.signature.parameters}
         extra: dict[str, Any] = {}
@@ -364,52 +394,17 @@ class Lazy:
         return dict.fromkeys(self.graph.candidates((node,)))
 
 
-class _Kept:
-    """Results that may be asked for again, the latest ones, up to a number of bytes.
-
-    Who asks for one that is being made waits for it; what it is made of never asks for it.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._bytes = 0
-        self._results: OrderedDict[Any, Any] = OrderedDict()
-        self._making: WeakValueDictionary[Any, _Turn] = WeakValueDictionary()
-        self._lock = threading.Lock()
-
-    def get(self, name: Any, make: Callable[[], Any]) -> Any:
-        with self._lock:
-            turn = self._making.setdefault(name, _Turn())
-        with turn.lock:
-            with self._lock:
-                if name in self._results:
-                    self._results.move_to_end(name)
-                    return self._results[name]
-            made = make()  # without the lock: it may ask for others
-            self._keep(name, made)
-        return made
-
-    def _keep(self, name: Any, made: Any) -> None:
-        with self._lock:
-            if _bytes_of(made) <= self._budget:
-                self._results[name] = made
-                self._bytes += _bytes_of(made)
-            while self._bytes > self._budget:
-                _, oldest = self._results.popitem(last=False)
-                self._bytes -= _bytes_of(oldest)
+def _keys_of_group(node: MergeNode, relation: KeyRelation) -> tuple[str, ...]:
+    """The keys that hyperparameters have values for: those of the models, where the result has others."""
+    signature = node.method.signature
+    inputs = tuple(dict.fromkeys(key for keys in relation.inputs.values() for key in keys))
+    return inputs if signature.returned.config and inputs else relation.outputs
 
 
-class _Turn:
-    """The lock that a result is made under, which is gone when nobody holds it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-def _bytes_of(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return sum(map(_bytes_of, value.values()))
-    return value.nbytes if isinstance(value, torch.Tensor) else 64
+def _asked_at(node: MergeNode, key: str, relation: KeyRelation) -> str:
+    """The key at which a hyperparameter is asked for: any of those that are made together."""
+    keys = _keys_of_group(node, relation)
+    return key if len(relation.outputs) == 1 or key in keys else keys[0]
 
 
 def _picked(result: Any, relation: KeyRelation, key: str, node: MergeNode) -> Any:

@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 import torch
 
 from mecha_exp.anatomy import Anatomy
-from mecha_exp.architectures import DEFAULT_CONVENTION, resolve
+from mecha_exp.architectures import DEFAULT_CONVENTION, ModelConfig, candidates, resolve
 from mecha_exp.checkpoint import TensorInfo, dtype_name, parse_dtype, torch_dtype
 from mecha_exp.engine.atoms import is_lazy
-from mecha_exp.engine.inputs import Source, open_sources
+from mecha_exp.engine.inputs import Source, infos_of, open_sources
 from mecha_exp.engine.rewriting import rewrite
+from mecha_exp.errors import MechaError
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.signature import ParameterSpec
 from mecha_exp.weighting import DEFAULT, BlockValue, ByKey, by_key, effective_values
@@ -74,17 +75,17 @@ class Binder:
         """The graphs with every value bound; `new` is told what became of each node."""
         if not any(map(is_by_key, walk(*roots))):
             return tuple(roots)
-        everything = _beside(roots)
+        everything = self._beside(roots)
         return rewrite(roots, lambda node: self._bind_arguments(node, everything), new)
 
     def bind_beside(self, value: ByKey, roots: Sequence[Node]) -> ByKey:
         """A value bound to the models of recipes."""
-        return value.over(self._anatomy(_beside(roots), value.convention))
+        return value.over(self._anatomy(self._beside(roots), value.convention))
 
     def _bind_arguments(self, node: Node, everything: _Whose) -> Node:
         if not isinstance(node, MergeNode) or not any(map(is_by_key, node.children)):
             return node
-        beside = _beside(node.children) or everything
+        beside = self._beside(node.children) or everything
 
         def bound(child: Node, spec: ParameterSpec) -> Node:
             if not isinstance(child, LiteralNode) or not isinstance(child.value, ByKey):
@@ -105,6 +106,47 @@ class Binder:
         )
         return replace(node, arguments=arguments)
 
+    def _beside(self, nodes: Sequence[Node]) -> _Whose:
+        """The model config that nodes are converted to, or else the models that they read."""
+        found: dict[ModelNode, None] = {}
+        waiting = list(reversed(nodes))
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ModelNode):
+                found[node] = None
+            elif isinstance(node, MergeNode):
+                if (declared := self._declared(node)) is None:
+                    waiting.extend(reversed(node.children))
+                elif not found:
+                    return declared
+        return tuple(found)
+
+    def _declared(self, node: MergeNode) -> str | None:
+        """The config that a call says it gives; where the method depends on the models', that of theirs."""
+        if node.method.choose is None:
+            return node.method.signature.returned.config
+        whose = {
+            name: self._beside([child])
+            for name, child in node.arguments
+            if isinstance(child, Node) and node.method.signature[name].is_state_dict
+        }
+        try:
+            chosen = node.method.choose({name: self._configs(them) for name, them in whose.items()})
+        except MechaError:
+            return None  # which the plan says
+        return chosen.signature.returned.config
+
+    def _configs(self, whose: _Whose) -> list[ModelConfig]:
+        """What models may be, by the first of them."""
+        if isinstance(whose, str):
+            return [resolve(whose)]
+        if not whose:
+            return []
+        first = whose[0]
+        if first.config is not None:
+            return [resolve(first.config)]
+        return [found.config for found in candidates(infos_of(self._sources[first]))]
+
     def _anatomy(self, whose: _Whose, convention: str | None) -> Anatomy:
         wanted = (whose, convention or DEFAULT_CONVENTION)
         if wanted not in self._anatomies:
@@ -121,22 +163,6 @@ class Binder:
             for key in source.keys():
                 infos.setdefault(key, source.info(key))
         return Anatomy.of(infos, convention)
-
-
-def _beside(nodes: Sequence[Node]) -> _Whose:
-    """The model config that nodes are converted to, or else the models that they read."""
-    found: dict[ModelNode, None] = {}
-    waiting = list(reversed(nodes))
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ModelNode):
-            found[node] = None
-        elif isinstance(node, MergeNode):
-            if (declared := node.method.signature.returned.config) is None:
-                waiting.extend(reversed(node.children))
-            elif not found:
-                return declared
-    return tuple(found)
 
 
 def is_by_key(node: Node) -> bool:

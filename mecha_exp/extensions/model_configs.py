@@ -1,25 +1,35 @@
 """Model configs: what the keys of an architecture are, by name; see `mecha_exp.architectures`."""
 
 from mecha_exp.architectures import (
+    AdapterConfig,
     KeyInfo,
     ModelConfig,
     StructuralConfig,
     detect,
     from_yaml,
-    get_all,
     register,
     resolve,
     to_yaml,
 )
+from mecha_exp.architectures import get_all as get_all_base
+from mecha_exp.architectures import get_all_adapters as get_all_aux
 
 __all__ = [
+    "AdapterConfig",
     "KeyInfo",
     "ModelConfig",
     "StructuralConfig",
     "detect",
     "from_yaml",
     "get_all",
+    "get_all_aux",
+    "get_all_base",
     "register",
     "resolve",
     "to_yaml",
 ]
+
+
+def get_all() -> list[ModelConfig]:
+    """Every known config, those of LoRA files among them."""
+    return [*get_all_base(), *get_all_aux()]

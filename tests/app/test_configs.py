@@ -171,7 +171,41 @@ def test_two_networks_in_one_order_are_averaged_where_their_config_says_how(tmp_
         merged_by("rebasin", tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in {*FORMULAS, "rebasin"}])
+def register_small_model_with_lora_files() -> None:
+    register(from_yaml("identifier: small-test\ncomponents: {x: {keys: {w.weight: [6, 4], v.weight: [3]}}}"))
+    register(from_yaml("identifier: small-lora\nadapter: {base: small-test, prefix: lora}"))
+
+
+def test_a_lora_is_added_to_the_base_at_a_strength_and_extracted(tmp_path: Path, registries: None):
+    register_small_model_with_lora_files()
+    model = {"w.weight": torch.randn(6, 4), "v.weight": torch.randn(3)}
+    lora = {"lora_w.lora_up.weight": torch.randn(6, 2), "lora_w.lora_down.weight": torch.randn(2, 4)}
+    files = {name: str(tmp_path / f"{name}.safetensors") for name in ("base", "lora", "fine")}
+    save_file(model, files["base"])
+    save_file(lora, files["lora"])
+
+    given = f"models.base={files['base']}", f"models.experts=[{files['lora']}]"
+    merged = merged_by("lora", tmp_path, *given, "alpha=0.5")
+
+    wanted = model["w.weight"] + 0.5 * lora["lora_w.lora_up.weight"] @ lora["lora_w.lora_down.weight"]
+    torch.testing.assert_close(merged["w.weight"], wanted)
+    assert torch.equal(merged["v.weight"], model["v.weight"])
+
+    save_file(merged, files["fine"])
+    given = f"models.base={files['base']}", f"models.experts=[{files['fine']}]", "use_approximate_basis=false"
+    made = merged_by("extract_lora", tmp_path, *given, "rank=2")
+
+    assert made["lora_w.alpha"] == 2
+    torch.testing.assert_close(
+        made["lora_w.lora_up.weight"] @ made["lora_w.lora_down.weight"], wanted - model["w.weight"]
+    )
+
+
+NETWORKS = {"rebasin", "lora", "extract_lora"}
+"""Recipes of models whose config says more than their keys do."""
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in {*FORMULAS, *NETWORKS}])
 def test_a_recipe_names_every_hyperparameter_of_its_method_and_merges_the_demo(name: str, tmp_path: Path):
     recipe = composed(f"recipe={name}").recipe  # what the method computes, tests/test_parity.py says
     signature = resolve_method(recipe.method).signature

@@ -53,7 +53,12 @@ WHOLE = {
     "crossover",
     "distribution_crossover",
     "exchange_ema",
+    "extract_kohya_lokr",
+    "extract_kohya_lora",
+    "extract_lycoris_lokr",
+    "extract_lycoris_lora",
     "iso_c",
+    "lora_delta",
     "randperm",
     "rebasin",
     "rotate",
@@ -98,7 +103,8 @@ def test_an_example_is_the_recipe_of_that_name_or_one_that_ends_with_the_method(
     assert EXAMPLES["add_difference_ties"] == "python -m mecha_exp recipe=ties"
 
 
-OF_KNOWN_MODELS = {"balance_attention", "omit_component", "pick_component", "randperm"}
+OF_ADAPTERS = {"extract_kohya_lokr", "extract_lycoris_lokr", "extract_lycoris_lora", "lora_delta"}
+OF_KNOWN_MODELS = {"balance_attention", "omit_component", "pick_component", "randperm", *OF_ADAPTERS}
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - OF_KNOWN_MODELS - {"stack"}))
@@ -133,6 +139,31 @@ def test_the_example_of_a_method_of_networks_merges_one_whose_config_is_known(na
     assert not torch.equal(made["query.weight"], drawn["query.weight"])
     per_head = [x["query.weight"].view(2, 3, 4).mT @ x["key.weight"].view(2, 3, 4) for x in (made, drawn)]
     torch.testing.assert_close(*per_head)
+
+
+@pytest.mark.parametrize("name", sorted(OF_ADAPTERS))
+def test_the_example_of_a_method_about_lora_files_merges_a_model_that_there_are_such_files_for(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(library, "_REGISTERED", {})
+    library.register(library.from_yaml("identifier: wee-test\ncomponents: {x: {keys: {w.weight: [6, 4]}}}"))
+    for prefix in ("lora", "lycoris"):
+        text = f"identifier: wee-{prefix}\nadapter: {{base: wee-test, prefix: {prefix}}}"
+        library.register(library.from_yaml(text))
+    save_file({"w.weight": torch.ones(6, 4)}, "base.safetensors")
+    if name == "lora_delta":
+        save_file({"lora_w.diff": torch.ones(6, 4)}, "a.safetensors")
+    else:
+        save_file({"w.weight": torch.full((6, 4), 3.0)}, "a.safetensors")
+
+    exec(shlex.split(CALLS[name])[-1], {})
+
+    made = load_file("out.safetensors")
+    if name == "lora_delta":
+        assert torch.equal(made["w.weight"], torch.full((6, 4), 2.0))
+    else:
+        assert {key.partition("_")[0] for key in made} == {"lora" if "kohya" in name else "lycoris"}
 
 
 @pytest.mark.parametrize("name", ["omit_component", "pick_component"])

@@ -1,0 +1,197 @@
+"""The differences that LoRA modules stand for, as a conversion from their file's config to that of a model.
+
+A tensor that no module changes has a difference of zero wherever it is asked for; only those that are changed
+are keys of the result, so that a LoRA alone makes a small file of differences.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mecha_exp.architectures import AdapterConfig, ModelConfig, View, Views, resolve, views
+from mecha_exp.architectures.adapters import (
+    ALPHA,
+    DOWN,
+    FULL,
+    HADA,
+    LOHA,
+    LORA,
+    MID,
+    UP,
+    W1,
+    W2,
+    fault_of,
+    foreign,
+)
+from mecha_exp.errors import CheckpointError, ConfigError, Problems
+from mecha_exp.method import Kind, MergeMethod
+from mecha_exp.signature import Parameter, Return, StateDict
+from mecha_exp.viewing import viewed
+
+Tensors = Mapping[str, Tensor]
+
+
+class Deltas:
+    """The differences to the tensors of a model config that modules of LoRA files make.
+
+    Attributes:
+        config: of the files.
+        target: of the models; the base's, or one that it converts to.
+    """
+
+    def __init__(self, config: AdapterConfig, target: ModelConfig, conversion: Views | None) -> None:
+        self.config = config
+        self.target = target
+        infos = config.base.keys()
+        by_key = {key: View((key,)) for key in infos} if conversion is None else conversion.by_key
+        self._views = {
+            key: view for key, view in by_key.items() if all("float" in infos[k].dtype for k in view.sources)
+        }
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._views
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """That of a tensor of the model."""
+        return self.target.keys()[key].shape
+
+    def changed(self, keys: Collection[str]) -> list[str]:
+        """The tensors of the model that the modules of a file with these keys change."""
+        modules = self.config.modules(keys)
+        return [key for key, view in self._views.items() if any(k in modules for k in view.sources)]
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
+        """See that a file can be read; CheckpointError with everything that is wrong in it."""
+        problems = Problems()
+        modules = self.config.modules(shapes)
+        faults = [fault_of(self.config, key, names, shapes) for key, names in modules.items()]
+        for fault in (foreign(self.config, shapes), *faults):
+            if fault:
+                problems.add(f"{name}: {fault}")
+        problems.raise_as(CheckpointError)
+
+    def delta(self, key: str, has: Callable[[str], bool], read: Callable[[str], Tensor]) -> Tensor:
+        """The difference to a tensor of the model.
+
+        Args:
+            has, read: of the keys of the file.
+
+        Raises:
+            CheckpointError: tensors of a module that do not fit each other or the model's.
+        """
+        view = self._views[key]
+        parts = [self._of_base(source, has, read) for source in view.sources]
+        known = next((part for part in parts if part is not None), None)
+        if known is None:
+            return torch.zeros(self.shape(key))
+        infos = self.config.base.keys()
+        filled = [
+            torch.zeros(infos[source].shape, dtype=known.dtype, device=known.device) if part is None else part
+            for source, part in zip(view.sources, parts, strict=True)
+        ]
+        made: Tensor = viewed(view, filled)
+        return made
+
+    def _of_base(self, key: str, has: Callable[[str], bool], read: Callable[[str], Tensor]) -> Tensor | None:
+        names = {name.partition(".")[2]: name for name in self.config.names_of(key) if has(name)}
+        if not names:
+            return None
+        tensors = {suffix: read(name) for suffix, name in names.items()}
+        shapes = {name: tuple(tensors[suffix].shape) for suffix, name in names.items()}
+        if fault := fault_of(self.config, key, names, shapes):
+            raise CheckpointError(fault)
+        return composed(tensors).reshape(self.config.base.keys()[key].shape)
+
+
+def composed(tensors: Tensors) -> Tensor:
+    """The difference that a module makes, from its tensors by suffix, which fit each other.
+
+    LoRA: up down alpha / rank, or through `lora_mid` between them. LoHa: the elementwise product of two of
+    these. LoKr: the Kronecker product of two factors, each a matrix or a product. Without alpha, and for two
+    whole factors, the scale is 1.
+    """
+    given = tensors.keys() - {ALPHA}
+    if given <= set(FULL):
+        return tensors[next(iter(given))]
+    if given <= set(LORA):
+        up, down = tensors[UP].flatten(1), tensors[DOWN]
+        made = _through_core(tensors[MID], up.mT, down.flatten(1)) if MID in tensors else _product(up, down)
+        return made * _scale(tensors, down.shape[0])
+    if given <= set(LOHA):
+        first, second = (_made_by_two(tensors, *names) for names in HADA)
+        return first * second * _scale(tensors, tensors[HADA[0][1]].shape[0])
+    first = tensors[W1[0]] if W1[0] in tensors else _made_by_two(tensors, *W1[1:])
+    second = tensors[W2[0]] if W2[0] in tensors else _made_by_two(tensors, *W2[1:])
+    factor = next((tensors[b] for whole, b in ((W1[0], W1[2]), (W2[0], W2[2])) if whole not in tensors), None)
+    made = torch.kron(first.reshape(*first.shape[:2], *[1] * (second.ndim - 2)), second)
+    return made if factor is None else made * _scale(tensors, factor.shape[0])
+
+
+def _made_by_two(tensors: Tensors, a: str, b: str, core: str = "") -> Tensor:
+    if core in tensors:
+        return _through_core(tensors[core], tensors[a].flatten(1), tensors[b].flatten(1))
+    return _product(tensors[a], tensors[b])
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return (a.flatten(1) @ b.flatten(1)).reshape(a.shape[0], *b.shape[1:])
+
+
+def _through_core(core: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The factors a and b on both sides of a core that has the kernel of a convolution (Tucker)."""
+    return torch.einsum("i j ..., i p, j r -> p r ...", core, a, b).contiguous()
+
+
+def _scale(tensors: Tensors, rank: int) -> Tensor | float:
+    return tensors[ALPHA] / rank if ALPHA in tensors else 1.0
+
+
+class AdapterConversion(MergeMethod):
+    """A conversion from the config of LoRA files to the differences that they stand for.
+
+    Of a file it is read as such; of a merge the tensors of a module are computed first.
+
+    Attributes:
+        deltas: what it makes.
+    """
+
+    def __init__(self, deltas: Deltas) -> None:
+        source, target = deltas.config.identifier, deltas.target.identifier
+
+        class by_modules:
+            """The differences that LoRA modules stand for: up down alpha / rank, and their like."""
+
+            def __call__(
+                self,
+                lora: Parameter(StateDict[Tensor], "weight", source),  # type: ignore[valid-type]
+                **kwargs: Any,
+            ) -> Return(Tensor, "delta", target):  # type: ignore[valid-type]
+                return deltas.delta(kwargs["key"], lora.__contains__, lora.__getitem__)
+
+        end = "base" if target == deltas.config.base.identifier else f"'{target}'"
+        super().__init__(by_modules, f"convert_'{source}'_to_{end}", Kind.WHOLE, is_conversion=True)
+        self.deltas = deltas
+
+
+def adapter_conversion(source: str, target: str | None = None) -> AdapterConversion | None:
+    """The conversion of LoRA files into differences to the models of a config, or None where there is none.
+
+    Args:
+        source, target: identifiers; without a target the models are those that the files are for.
+    """
+    try:
+        config = resolve(source)
+        if not isinstance(config, AdapterConfig):
+            return None
+        return _conversion(config, config.base if target is None else resolve(target))
+    except ConfigError:
+        return None
+
+
+@cache
+def _conversion(config: AdapterConfig, target: ModelConfig) -> AdapterConversion:
+    conversion = None if config.base == target else views(config.base, target)
+    return AdapterConversion(Deltas(config, target, conversion))
