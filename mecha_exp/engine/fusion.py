@@ -9,10 +9,10 @@ Fractions are arguments of the loop and not part of it: a sweep over alpha compi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -34,6 +34,10 @@ TOO_SMALL = "too small to be worth compiling"
 _MOST_OPERATIONS = 16  # of a method, to tell a tiny merge without tracing it
 
 
+TileDtypes: TypeAlias = tuple[tuple[torch.dtype, ...], tuple[torch.dtype | None, ...]]
+"""Of the tiles that go in and out of a loop; None where nobody is given what comes out."""
+
+
 @dataclass(frozen=True, eq=False)
 class FusedPass:
     """A pass as a loop: its source, and what to call it with.
@@ -47,19 +51,25 @@ class FusedPass:
     trace: Trace
     program: Program
     compute_dtype: torch.dtype
-    _texts: dict[tuple[object, object], LoopText] = field(default_factory=dict, repr=False)
+    _texts: dict[TileDtypes, LoopText] = field(default_factory=dict, repr=False)
+    _by_kind: dict[object, TileDtypes] = field(default_factory=dict, repr=False)
 
     @cached_property
     def structure(self) -> str:
         """The same for all passes that do the same."""
-        return self.typed((), ()).source
+        return self.typed(((), ())).source
 
-    def typed(self, read: tuple[torch.dtype, ...], written: tuple[torch.dtype | None, ...]) -> LoopText:
-        """The loop for tiles of these dtypes, by input and by output (None: none); see `loop_dtype`."""
-        if (read, written) not in self._texts:
-            writer = LoopWriter(self.trace, self.compute_dtype, read, written)
-            self._texts[read, written] = writer.text()
-        return self._texts[read, written]
+    def typed(self, dtypes: TileDtypes) -> LoopText:
+        """The loop for tiles of these dtypes, by input and by output; see `loop_dtype`."""
+        if dtypes not in self._texts:
+            self._texts[dtypes] = LoopWriter(self.trace, self.compute_dtype, *dtypes).text()
+        return self._texts[dtypes]
+
+    def dtypes_of(self, kind: object, find: Callable[[], TileDtypes]) -> TileDtypes:
+        """The dtypes of the tiles of a kind of keys, which are found once."""
+        if kind not in self._by_kind:
+            self._by_kind[kind] = find()
+        return self._by_kind[kind]
 
     @property
     def operations(self) -> int:

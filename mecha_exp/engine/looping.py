@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.engine.compiling import LoopText, compiled
-from mecha_exp.engine.fusion import FusedPass
+from mecha_exp.engine.fusion import FusedPass, TileDtypes
 from mecha_exp.engine.objects import Loop
-from mecha_exp.engine.partials import Partials, Ranked, Sums, is_by_entry
+from mecha_exp.engine.partials import Partials, Ranked, Sums
 from mecha_exp.engine.planned import KeyPlan, Plan
 from mecha_exp.engine.program import Pass
 from mecha_exp.engine.work import Buffer, Scratch
 from mecha_exp.engine.writing import loop_dtype
 from mecha_exp.nodes import MergeNode, ModelNode, Node
 from mecha_exp.signature import Tile
-
-TileDtypes: TypeAlias = tuple[tuple[torch.dtype, ...], tuple[torch.dtype | None, ...]]
-"""Of the tiles that go in and out of a loop."""
 
 
 class KeyLoop:
@@ -65,7 +61,7 @@ class KeyLoop:
         for number, (node, refs) in enumerate(self.trace.terms):
             reduction = partials[node]
             if isinstance(reduction, Sums):
-                terms.append(reduction.rows(tile.start, tile.stop, len(refs)).data_ptr())
+                terms.append(reduction.address(tile.start, len(refs)))
             elif isinstance(reduction, Ranked):
                 kept = scratch.take(("kept", number), self._key_dtype, count + 1)
                 terms.append(kept.address)
@@ -91,7 +87,7 @@ def loop_for(plan: Plan, key: KeyPlan, trip: Pass, values: Mapping[Node, torch.T
     if not isinstance(way, FusedPass):
         return None
     dtypes = _tile_dtypes(plan, key, trip, way)
-    text = way.typed(*dtypes)
+    text = way.typed(dtypes)
     code, small = compiled(text), way.arguments(values, key.key)
     return KeyLoop(way, dtypes, code, text, small) if code and small else None
 
@@ -99,27 +95,29 @@ def loop_for(plan: Plan, key: KeyPlan, trip: Pass, values: Mapping[Node, torch.T
 def loop_text(plan: Plan, key: KeyPlan, trip: Pass) -> LoopText | None:
     """The source of that loop; None where the pass runs eagerly."""
     way = plan.ways.get(trip)
-    return way.typed(*_tile_dtypes(plan, key, trip, way)) if isinstance(way, FusedPass) else None
+    return way.typed(_tile_dtypes(plan, key, trip, way)) if isinstance(way, FusedPass) else None
 
 
 def _tile_dtypes(plan: Plan, key: KeyPlan, trip: Pass, way: FusedPass) -> TileDtypes:
     """How the loop takes each input and gives each output: as stored where it can, to spare a conversion."""
+    stored: dict[Node, torch.dtype] = {model: stored_dtype(plan, key, model) for model in trip.models}
     compute = way.compute_dtype
-    read = (
-        loop_dtype(stored_dtype(plan, key, node), compute) if isinstance(node, ModelNode) else compute
-        for node in way.trace.inputs
-    )
-    used_here = {*trip.kept, *(c for n, _ in trip.reductions if not is_by_entry(n) for c in n.children)}
-    written: list[torch.dtype | None] = []
-    for node, _ in way.trace.outputs:
+
+    def find() -> TileDtypes:
+        read = (loop_dtype(stored.get(node, compute), compute) for node in way.trace.inputs)
+        return tuple(read), tuple(written_as(node) for node, _ in way.trace.outputs)
+
+    def written_as(node: Node) -> torch.dtype | None:
+        if node in trip.used_here:
+            return compute
         roots = {number for number, root in trip.outputs if root is node}
-        kept = [o for o in key.outputs if o.root in roots and plan.keeps(o)]
-        wanted = {torch_dtype(output.dtype) for output in kept}
-        if node in used_here or len(wanted) > 1:
-            written.append(compute)
-        else:
-            written.append(loop_dtype(wanted.pop(), compute) if wanted else None)
-    return tuple(read), tuple(written)
+        given = [o for o in key.outputs if o.root in roots and plan.keeps(o)]
+        wanted = {torch_dtype(output.dtype) for output in given}
+        if len(wanted) > 1:
+            return compute
+        return loop_dtype(wanted.pop(), compute) if wanted else None
+
+    return way.dtypes_of((key.outputs, *stored.values()), find)
 
 
 def stored_dtype(plan: Plan, key: KeyPlan, model: ModelNode) -> torch.dtype:

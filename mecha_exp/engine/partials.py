@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from mecha_exp.engine.selection import (
@@ -79,26 +80,31 @@ class Partials(ABC):
 class Sums(Partials):
     """Terms of sums, one or several for each entry."""
 
-    _sums: torch.Tensor | None = None
+    _sums: np.ndarray | None = None  # [blocks, terms]
+    _place = 0
 
-    def rows(self, start: int, stop: int, terms: int) -> torch.Tensor:
-        """Where the sums of the blocks of a tile belong, [blocks, terms]."""
-        with self._lock:
-            if self._sums is None:
-                blocks = -(-self._count // self._block)
-                self._sums = torch.zeros(blocks, terms, dtype=torch.float64)
-        return self._sums[start // self._block : -(-stop // self._block)]
+    def address(self, start: int, terms: int) -> int:
+        """Where the sums of the blocks from an entry on belong, those of a block side by side."""
+        self._open(terms)
+        return self._place + start // self._block * terms * 8
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
-        count = results[0].numel()
-        rows = self.rows(start, start + count, len(results))
-        for row, first in enumerate(range(0, count, self._block)):
+        sums = self._open(len(results))
+        for first in range(0, results[0].numel(), self._block):
             for column, term in enumerate(results):
-                rows[row, column] = lane_sum(term[first : first + self._block])
+                block = term[first : first + self._block]
+                sums[(start + first) // self._block, column] = lane_sum(block).item()
+
+    def _open(self, terms: int) -> np.ndarray:
+        with self._lock:
+            if self._sums is None:
+                self._sums = np.zeros((-(-self._count // self._block), terms))
+                self._place = self._sums.ctypes.data
+            return self._sums
 
     def _total(self) -> torch.Tensor:
         assert self._sums is not None
-        total = _folded(self._sums)
+        total = _folded(torch.from_numpy(self._sums))
         return total[0] if len(total) == 1 else total
 
 

@@ -23,9 +23,9 @@ from typing import Any, Protocol
 import torch
 
 from mecha_exp.engine.calls import Call, Extent
-from mecha_exp.engine.partials import is_ranked, rounds_of
+from mecha_exp.engine.partials import is_by_entry, is_ranked, rounds_of
 from mecha_exp.errors import MergeError
-from mecha_exp.method import Factor, Kind, MergeMethod, Reduction
+from mecha_exp.method import Factor, Kind, MergeMethod, Reduction, RowLength
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 
 
@@ -79,7 +79,7 @@ class Pass:
     outputs: tuple[tuple[int, Node], ...]
     sampled: bool = False
 
-    @property
+    @cached_property
     def is_full(self) -> bool:
         """Whether all of the data is expected to go through it: it is neither a sample nor a last resort."""
         ranked = [round for node, round in self.reductions if is_ranked(node)]
@@ -88,11 +88,20 @@ class Pass:
 
     def columns(self, shape: tuple[int, ...]) -> int:
         """How many entries no tile of a key of that shape cuts: a row, or some if rows differ in length."""
-        used = (*self.nodes, *(node for node, _ in self.reductions))
-        methods = [node.method for node in used if isinstance(node, MergeNode)]
-        return math.lcm(*(method.columns(shape) for method in methods if method.columns))
+        return math.lcm(*(columns(shape) for columns in self._row_lengths))
 
-    @property
+    @cached_property
+    def _row_lengths(self) -> list[RowLength]:
+        used = (*self.nodes, *(node for node, _ in self.reductions))
+        return [n.method.columns for n in used if isinstance(n, MergeNode) and n.method.columns]
+
+    @cached_property
+    def used_here(self) -> frozenset[Node]:
+        """The tiles that are kept, or reduced block by block."""
+        blocks = (node for node, _ in self.reductions if not is_by_entry(node))
+        return frozenset((*self.kept, *(child for node in blocks for child in node.children)))
+
+    @cached_property
     def models(self) -> list[ModelNode]:
         """The inputs that this pass reads."""
         return [node for node in self.nodes if isinstance(node, ModelNode)]
