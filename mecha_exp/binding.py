@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class Signature(Declaration):
         """The names of the parameters, in order."""
         return [p.name for p in self.parameters]
 
-    @property
+    @cached_property
     def variadic(self) -> ParameterSpec | None:
         """The `*parameter`, if there is one."""
         return next((p for p in self.parameters if p.variadic), None)

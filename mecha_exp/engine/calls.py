@@ -51,6 +51,7 @@ class Call:
         self.arguments = {
             spec.name: self._operand(spec, given.get(spec.name)) for spec in self.method.signature.parameters
         }
+        self._later = {name: v for name, v in self.arguments.items() if isinstance(v, Node | tuple)}
 
     def __call__(self, values: Mapping[Node, torch.Tensor], tile: Tile) -> torch.Tensor:
         """The result for one tile; a method that works on rows gets them as such."""
@@ -70,7 +71,8 @@ class Call:
 
     def _run(self, values: Mapping[Node, torch.Tensor], tile: Tile, **extra: Any) -> Any:
         columns = self.method.columns(tile.shape) if self.method.columns else None
-        arguments = {name: self._value(value, values, columns) for name, value in self.arguments.items()}
+        later = {name: self._value(operand, values, columns) for name, operand in self._later.items()}
+        arguments = {**self.arguments, **later}
         if self.method.signature.wants_tile:
             extra[self.method.signature.wants_tile] = tile
         if self.method.signature.wants_key:
@@ -115,7 +117,7 @@ class Call:
             return operand
         value = values[operand]
         if self._extents[operand] is Extent.SMALL:
-            return value.to(self._dtype)
+            return value if value.dtype is self._dtype else value.to(self._dtype)
         if self._extents[operand] is Extent.FACTOR:
             return value
         return value.view(-1, columns) if columns is not None else value

@@ -136,6 +136,7 @@ class _KeyRun(_Run):
         self._key, self._work = key, work
         self._program: Program = key.program
         self._dtype = work.plan.options.compute_dtype
+        self._tile = Tile(key.key, 0, key.numel, key.shape)  # all of it
         self._stage = -1
         self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node
         self._partials: dict[MergeNode, Partials] = {}
@@ -194,15 +195,16 @@ class _KeyRun(_Run):
 
     def _run_whole(self, node: MergeNode | LazyNode) -> torch.Tensor:
         """A small value, a factor, or a method of whole tensors."""
-        tile = Tile(self._key.key, 0, self._key.numel, self._key.shape)
+        extent = self._program.extents[node]
         if isinstance(node, LazyNode):
             result = node.owner.whole(node, self._key.key, self._key.shape)
-        elif self._program.extents[node] is Extent.FACTOR:
-            factor: torch.Tensor = moved(self._program.calls[node].factor(self._arguments(node), tile), CPU)
-            return factor
         else:
-            result = self._program.calls[node](self._arguments(node), tile).cpu()
-        if self._program.extents[node] is Extent.SMALL:
+            call, arguments = self._program.calls[node], self._arguments(node)
+            if extent is Extent.FACTOR:
+                factor: torch.Tensor = moved(call.factor(arguments, self._tile), CPU)
+                return factor
+            result = call(arguments, self._tile).cpu()
+        if extent is Extent.SMALL:
             return result.to(torch.float64)
         if tuple(result.shape) != self._key.shape:
             raise MergeError(

@@ -9,6 +9,7 @@ Fractions are arguments of the loop and not part of it: a sweep over alpha compi
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,20 +79,22 @@ class FusedPass:
 
     def arguments(
         self, values: Mapping[Node, torch.Tensor], key: str
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    ) -> tuple[array[float], array[int]] | None:
         """The small values for one key, fractions and whole numbers; None if one of them is not a number."""
         known: dict[Computed, Any] = {}
-        floats: list[float] = []
-        integers: list[int] = []
+        floats, integers = array("d"), array("q")
         for small, dtype in self.trace.arguments:
             value = _evaluate(small, values, known)
             if value.ndim or value.dtype is not dtype:
                 return None
-            (floats if dtype.is_floating_point else integers).append(value.item())
+            if dtype.is_floating_point:
+                floats.append(value.item())
+            else:
+                integers.append(int(value.item()))
         for node in self.trace.draws:
             given = self.program.calls[node].hyperparameters
-            integers += [*philox_key(key, given["seed"]), given["stream"]]
-        return torch.tensor(floats, dtype=torch.float64), torch.tensor(integers, dtype=torch.int64)
+            integers.extend((*philox_key(key, given["seed"]), given["stream"]))
+        return floats, integers
 
 
 def choose_ways(elements: Mapping[Program, int], options: EngineOptions) -> dict[Pass, FusedPass | str]:

@@ -35,13 +35,13 @@ class KeyLoop:
         dtypes: TileDtypes,
         code: Loop,
         text: LoopText,
-        small: tuple[torch.Tensor, torch.Tensor],
+        small: tuple[array[float], array[int]],
     ) -> None:
         self.trace = way.trace
         self.read, self.written = dtypes
         self._code, self._room = code, text.room
-        self._small = (*small, torch.tensor(text.order, dtype=torch.int64))  # whose memory the loop reads
-        self._addresses = [values.data_ptr() for values in self._small]
+        self._small = (*small, array("q", text.order))  # whose memory the loop reads
+        self._addresses = [numbers.buffer_info()[0] for numbers in self._small]
         is_single = way.compute_dtype.itemsize == 4
         self._bits, self._number = (np.int32, np.float32) if is_single else (np.int64, np.float64)
         self._key_dtype = torch.int32 if is_single else torch.int64
