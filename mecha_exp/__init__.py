@@ -1,7 +1,8 @@
 """mecha_exp: the lab bench for model-merge ablations, and the merge engine behind it.
 
 The public names are loaded when they are first used, so that importing the package, and asking the command
-line for help, costs next to nothing. A built-in merge method is an attribute too: `mecha_exp.slerp`.
+line for help, costs next to nothing. A built-in merge method is an attribute too: `mecha_exp.slerp`; and
+`from mecha_exp import *` brings all of them.
 """
 
 import importlib
@@ -76,57 +77,59 @@ _HOMES = {
     "mecha_exp.spaces": ["MergeSpaceSymbol"],
     "mecha_exp.strengths": ["blocks", "classes", "default"],
 }
+_MODULES = {"extensions": "mecha_exp.extensions", "model_dirs": "mecha_exp.extensions.model_dirs"}
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "Defaults",
-    "EngineOptions",
-    "EvaluationError",
-    "Job",
-    "KeyMapBuilder",
-    "MechaError",
-    "MergeError",
-    "MergeMethod",
-    "MergeReport",
-    "MergeSpaceSymbol",
-    "Node",
-    "Parameter",
-    "RecipeError",
-    "RecipeMerger",
-    "RecipeNode",
-    "RecipeNodeOrValue",
-    "Return",
-    "StateDict",
-    "StateDictKeyError",
-    "Tile",
-    "blocks",
-    "build_recipe",
-    "classes",
-    "convert",
-    "default",
-    "deserialize",
-    "deserialize_path",
-    "evaluator",
-    "factor",
-    "fill",
-    "literal",
-    "merge",
-    "merge_and_save",
-    "merge_many",
-    "merge_method",
-    "model",
-    "parameter",
-    "plan",
-    "reduction",
-    "serialize",
-    "serialize_and_save",
-    "set_log_level",
-    "skip_key",
-    "uniform",
-    "value_to_node",
-]
+if TYPE_CHECKING:
+    __all__ = [
+        "CheckpointError",
+        "ConfigError",
+        "Defaults",
+        "EngineOptions",
+        "EvaluationError",
+        "Job",
+        "KeyMapBuilder",
+        "MechaError",
+        "MergeError",
+        "MergeMethod",
+        "MergeReport",
+        "MergeSpaceSymbol",
+        "Node",
+        "Parameter",
+        "RecipeError",
+        "RecipeMerger",
+        "RecipeNode",
+        "RecipeNodeOrValue",
+        "Return",
+        "StateDict",
+        "StateDictKeyError",
+        "Tile",
+        "blocks",
+        "build_recipe",
+        "classes",
+        "convert",
+        "default",
+        "deserialize",
+        "deserialize_path",
+        "evaluator",
+        "factor",
+        "fill",
+        "literal",
+        "merge",
+        "merge_and_save",
+        "merge_many",
+        "merge_method",
+        "model",
+        "parameter",
+        "plan",
+        "reduction",
+        "serialize",
+        "serialize_and_save",
+        "set_log_level",
+        "skip_key",
+        "uniform",
+        "value_to_node",
+    ]
 
 # In a checkout conf/, methods/ and examples/ lie beside this package and belong to it, installed or not.
 _checkout = pathlib.Path(__file__).parent.parent
@@ -135,10 +138,12 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "conf").is_dir():
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return _all()
     if name.startswith("_"):
         raise AttributeError(f"module 'mecha_exp' has no attribute '{name}'")
-    if name == "extensions":
-        return importlib.import_module("mecha_exp.extensions")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     from mecha_exp.errors import RecipeError
@@ -148,3 +153,11 @@ def __getattr__(name: str) -> Any:
         return resolve_method(name)
     except RecipeError as error:
         raise AttributeError(f"module 'mecha_exp' has no attribute '{name}': {error}") from None
+
+
+def _all() -> list[str]:
+    """What `from mecha_exp import *` brings: the public names and every built-in merge method."""
+    from mecha_exp.registry import BUILTIN_METHODS, all_methods
+
+    methods = [x.identifier for x in all_methods() if x.__wrapped__.__module__.startswith(BUILTIN_METHODS)]
+    return sorted({*_HOME, *_MODULES, *methods})

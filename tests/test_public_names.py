@@ -1,5 +1,9 @@
 """Every public name is there, and says what it is."""
 
+import ast
+import builtins
+from pathlib import Path
+
 import pytest
 
 import mecha_exp
@@ -27,4 +31,22 @@ def test_a_name_that_is_none_is_met_with_the_nearest():
 
 
 def test_the_lists_of_public_names_agree():
-    assert sorted(mecha_exp._HOME) == sorted(mecha_exp.__all__)
+    text = Path(mecha_exp.__file__).read_text(encoding="utf-8")
+    listed = ast.literal_eval(
+        text[text.index("__all__ = [") :].removeprefix("__all__ = ").partition("]")[0] + "]"
+    )
+
+    assert sorted(mecha_exp._HOME) == listed
+
+
+def test_a_star_brings_the_public_names_and_the_methods_as_that_of_sd_mecha_does():
+    names: dict[str, object] = {}
+
+    exec("from mecha_exp import *", names)
+
+    assert names["slerp"] is mecha_exp.slerp
+    assert names["merge"] is mecha_exp.merge
+    assert names["extensions"].merge_methods.resolve("slerp") is mecha_exp.slerp
+    assert names["model_dirs"] is mecha_exp.extensions.model_dirs
+    assert {*mecha_exp._HOME, *METHODS} <= names.keys()
+    assert not {name for name in mecha_exp.__all__ if hasattr(builtins, name)}
