@@ -17,6 +17,7 @@ from mecha_exp.architectures import (
     to_yaml,
     views,
 )
+from mecha_exp.architectures.config import Component, KeyPattern
 from mecha_exp.architectures.patterns import Pattern
 from mecha_exp.errors import ConfigError
 
@@ -268,6 +269,14 @@ def test_a_part_that_is_absent_is_named_as_a_whole():
 
     assert found.absent == ("clip_l", "vae")
     assert found.missing == ()
+
+
+def test_a_component_says_what_files_may_call_the_first_key_of_each_pattern():
+    own = KeyPattern(Pattern.parse("{a,b}.w"), (2,), "float32", aliases=(Pattern.parse("{x,y}.w"),))
+    part = Component("p", "model.", (own,), aliases={"model.a.": "old.a."})
+
+    assert part.names_of_first(own) == ("model.a.w", "old.a.w", "model.x.w")
+    assert part.first_names == ((own, ("model.a.w", "old.a.w", "model.x.w")),)
 
 
 def test_keys_under_other_names_are_known():

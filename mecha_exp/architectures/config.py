@@ -107,6 +107,16 @@ class Component:
         """The patterns of its layout and its own."""
         return (self.layout.keys if self.layout else ()) + self.keys
 
+    @cached_property
+    def first_names(self) -> tuple[tuple[KeyPattern, tuple[str, ...]], ...]:
+        """Each of its patterns with what files may call the first of its keys."""
+        return tuple((pattern, self.names_of_first(pattern)) for pattern in self.patterns)
+
+    def names_of_first(self, pattern: KeyPattern) -> tuple[str, ...]:
+        """What files may call the first key of one of its patterns."""
+        own = self.full_name(pattern.names.first())
+        return (own, *self.other_names(own), *(self.full_name(alias.first()) for alias in pattern.aliases))
+
     @property
     def all_symmetries(self) -> tuple[SymmetryRule, ...]:
         """The rules of its layout and its own."""

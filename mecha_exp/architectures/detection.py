@@ -185,21 +185,19 @@ def fit(keys: Keys, config: ModelConfig) -> ModelConfig:
 
 def _looks_like(keys: Keys, part: Component) -> bool:
     """Whether the file has much of what its patterns begin with: enough to look closer, cheaply."""
-    asked = [pattern for pattern in part.patterns if not pattern.optional]
+    asked = [(pattern, names) for pattern, names in part.first_names if not pattern.optional]
     may_lack = len(asked) - ENOUGH / 2 * len(asked)
     lacking = 0
-    for pattern in asked:
-        name = _first_in(keys, part, pattern)
+    for pattern, names in asked:
+        name = _first_in(keys, names)
         lacking += name is None
         if lacking > may_lack or (name is not None and len(keys[name].shape) != len(pattern.shape)):
             return False
     return True
 
 
-def _first_in(keys: Keys, part: Component, pattern: KeyPattern) -> str | None:
-    """The first key of a pattern by the name that it has in the file, if it is there."""
-    own = part.full_name(pattern.names.first())
-    names = (own, *part.other_names(own), *(part.full_name(alias.first()) for alias in pattern.aliases))
+def _first_in(keys: Keys, names: Iterable[str]) -> str | None:
+    """The first of the names that the file has, if it has one."""
     return next((name for name in names if name in keys), None)
 
 
@@ -208,7 +206,7 @@ def _find_sizes(keys: Keys, config: ModelConfig) -> dict[str, int]:
     sizes: dict[str, int] = {}
     patterns = ((part, pattern) for part in config.parts for pattern in part.keys) if config.sizes else ()
     for part, pattern in patterns:
-        first = _first_in(keys, part, pattern)
+        first = _first_in(keys, part.names_of_first(pattern))
         if first is None or len(keys[first].shape) != len(pattern.shape):
             continue
         for name, size in zip(pattern.shape, keys[first].shape, strict=True):
