@@ -1,6 +1,10 @@
 """What may go wrong in a merge: it is said before data is read where it can be, and leaves nothing behind."""
 
+import contextlib
+import os
 import re
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +30,8 @@ from mecha_exp import (
     weighted_sum,
 )
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, MergeError, RecipeError
+
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="files and rights of POSIX")
 
 
 @merge_method(elementwise=True, register=False)
@@ -150,6 +156,26 @@ class TestShapes:
             assert "a tensor of shape [2, 3] is given where the key 'zz' has [7]" in said
 
 
+@pytest.fixture
+def public_folder():
+    """Below folders that everybody may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def as_nobody():
+    """Without the rights of the administrator, who may read everything."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
 class TestFiles:
     def test_every_input_that_cannot_be_read_is_named(self, save, tmp_path):
         good = save("experts", {"w": torch.ones(1)})
@@ -162,6 +188,39 @@ class TestFiles:
         assert "exprets.safetensors' does not exist." in said
         assert "Did you mean 'experts.safetensors'" in said
         assert "broken.safetensors" in said
+
+    @posix_only
+    @pytest.mark.parametrize("name", ["odd", "odd.safetensors"])
+    @pytest.mark.parametrize(
+        ("make", "said"),
+        [
+            (
+                lambda path: path.symlink_to(path),
+                r"odd\.safetensors is a symbolic link that leads back to itself",
+            ),
+            (
+                lambda path: path.symlink_to("gone"),
+                r"odd\.safetensors is a link to gone, which does not exist",
+            ),
+            (lambda path: os.mkfifo(path), r"odd\.safetensors is a pipe, a socket or a device"),
+            (Path.mkdir, r"odd\.safetensors is a folder without a model in it"),
+        ],
+        ids=["loop", "dangling", "pipe", "folder"],
+    )
+    def test_what_lies_there_and_is_no_model_is_named_with_the_cause(self, make, said, name, tmp_path):
+        make(tmp_path / "odd.safetensors")
+
+        with pytest.raises(CheckpointError, match=said):
+            merge(n_average(str(tmp_path / name)))
+
+    @posix_only
+    @pytest.mark.parametrize("name", ["closed", "closed/model.safetensors", "unreadable.safetensors"])
+    def test_what_may_not_be_read_says_so(self, name, public_folder):
+        (public_folder / "closed").mkdir(mode=0)
+        (public_folder / "unreadable.safetensors").touch(mode=0)
+
+        with as_nobody(), pytest.raises(CheckpointError, match=f"{name} cannot be read: no permission"):
+            merge(n_average(str(public_folder / name)))
 
     def test_an_output_is_never_an_input(self, models, tmp_path):
         paths = models(2)

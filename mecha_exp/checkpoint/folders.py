@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from mecha_exp.checkpoint.header import cannot_open
 from mecha_exp.checkpoint.pickled import PickledModel, is_pickle
 from mecha_exp.checkpoint.stored import JoinedModel, SafetensorsModel, StoredModel
 from mecha_exp.errors import CheckpointError, some
@@ -64,11 +65,14 @@ def open_stored(path: Path) -> StoredModel:
     Raises:
         CheckpointError: naming the file, the cause and the cure.
     """
-    if path.is_dir():
-        return _open_folder(path)
-    if path.name.endswith(INDEX):
-        return _open_shards(path)
-    return PickledModel(path) if is_pickle(path) else SafetensorsModel(path)
+    try:
+        if path.is_dir():
+            return _open_folder(path)
+        if path.name.endswith(INDEX):
+            return _open_shards(path)
+        return PickledModel(path) if is_pickle(path) else SafetensorsModel(path)
+    except OSError as error:
+        raise cannot_open(path, error) from error
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:

@@ -77,7 +77,7 @@ def open_regular(path: str | os.PathLike[str]) -> PositionalFile:
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # in case it has become a pipe since
         file = PositionalFile(path, flags)
     except OSError as error:
-        raise _cannot_open(Path(path), error) from None
+        raise cannot_open(Path(path), error) from None
     except ValueError as error:  # a NUL or a lone surrogate in the name
         raise CheckpointError(f"{os.fspath(path)!r} is not a file name: {error}.") from None
     try:
@@ -142,7 +142,8 @@ def _require_regular(path: str | os.PathLike[str], status: os.stat_result) -> No
         raise CheckpointError(f"{path} is a pipe, a socket or a device: a checkpoint must be a regular file.")
 
 
-def _cannot_open(path: Path, error: OSError) -> CheckpointError:
+def cannot_open(path: Path, error: OSError) -> CheckpointError:
+    """Why a file or a folder is not read, for people."""
     if error.errno == errno.ELOOP:
         return CheckpointError(f"{path} is a symbolic link that leads back to itself.")
     if isinstance(error, PermissionError):

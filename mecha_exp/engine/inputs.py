@@ -172,9 +172,10 @@ def find_model(path: str, folders: Sequence[Path]) -> Path:
     named = os.environ.get(MODELS_DIR_VARIABLE, "").split(os.pathsep)
     places = (Path(), *folders, *model_dirs.get_all(), *(Path(folder) for folder in named if folder))
     tried = [folder / path for folder in places]
-    found = next((p for t in tried for p in (t, Path(f"{t}.safetensors")) if p.exists()), None)
-    if found is not None:
-        return found
+    lies = {file: _lies_at(file) for name in tried for file in (name, Path(f"{name}.safetensors"))}
+    for wanted in (True, None):  # opening it says why it cannot be told
+        if (found := next((file for file, answer in lies.items() if answer is wanted), None)) is not None:
+            return found
     if is_hub_name(path) and not Path(path).parent.is_dir():
         return hub_folder(path)
     lying = {p.name for t in tried if t.parent.is_dir() for p in t.parent.glob("*.safetensors")}
@@ -182,6 +183,17 @@ def find_model(path: str, folders: Sequence[Path]) -> Path:
     raise CheckpointError(
         f"the model '{path}' does not exist. Looked in {looked}.{did_you_mean(Path(path).name, lying)}"
     )
+
+
+def _lies_at(path: Path) -> bool | None:
+    """Whether something is there, be it a link that leads nowhere; None where that may not be known."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def packaged(path: str) -> Path:
