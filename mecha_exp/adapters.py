@@ -28,7 +28,7 @@ from mecha_exp.architectures.adapters import (
 )
 from mecha_exp.errors import CheckpointError, ConfigError, Problems
 from mecha_exp.method import Kind, MergeMethod
-from mecha_exp.signature import Parameter, Return, StateDict
+from mecha_exp.signature import Parameter, Return, StateDict, StateDictKeyError
 from mecha_exp.viewing import viewed
 
 Tensors = Mapping[str, Tensor]
@@ -52,7 +52,8 @@ class Deltas:
         }
 
     def __contains__(self, key: object) -> bool:
-        return key in self._views
+        info = self.target.keys().get(key) if isinstance(key, str) else None
+        return info is not None and "float" in info.dtype
 
     def shape(self, key: str) -> tuple[int, ...]:
         """That of a tensor of the model."""
@@ -82,10 +83,10 @@ class Deltas:
         Raises:
             CheckpointError: tensors of a module that do not fit each other or the model's.
         """
-        view = self._views[key]
-        parts = [self._of_base(source, has, read) for source in view.sources]
+        view = self._views.get(key)
+        parts = [self._of_base(source, has, read) for source in view.sources] if view else []
         known = next((part for part in parts if part is not None), None)
-        if known is None:
+        if view is None or known is None:
             return torch.zeros(self.shape(key))
         infos = self.config.base.keys()
         filled = [
@@ -111,23 +112,25 @@ def composed(tensors: Tensors) -> Tensor:
 
     LoRA: up down alpha / rank, or through `lora_mid` between them. LoHa: the elementwise product of two of
     these. LoKr: the Kronecker product of two factors, each a matrix or a product. Without alpha, and for two
-    whole factors, the scale is 1.
+    whole factors, the scale is 1. It is a small factor that is scaled.
     """
     given = tensors.keys() - {ALPHA}
     if given <= set(FULL):
         return tensors[next(iter(given))]
     if given <= set(LORA):
-        up, down = tensors[UP].flatten(1), tensors[DOWN]
-        made = _through_core(tensors[MID], up.mT, down.flatten(1)) if MID in tensors else _product(up, down)
-        return made * _scale(tensors, down.shape[0])
+        down = tensors[DOWN]
+        up = tensors[UP].flatten(1) * _scale(tensors, down.shape[0])
+        return _through_core(tensors[MID], up.mT, down.flatten(1)) if MID in tensors else _product(up, down)
     if given <= set(LOHA):
-        first, second = (_made_by_two(tensors, *names) for names in HADA)
-        return first * second * _scale(tensors, tensors[HADA[0][1]].shape[0])
+        a, b, _ = HADA[0]
+        scaled = {**tensors, a: tensors[a] * _scale(tensors, tensors[b].shape[0])}
+        return _made_by_two(scaled, *HADA[0]) * _made_by_two(scaled, *HADA[1])
     first = tensors[W1[0]] if W1[0] in tensors else _made_by_two(tensors, *W1[1:])
     second = tensors[W2[0]] if W2[0] in tensors else _made_by_two(tensors, *W2[1:])
     factor = next((tensors[b] for whole, b in ((W1[0], W1[2]), (W2[0], W2[2])) if whole not in tensors), None)
-    made = torch.kron(first.reshape(*first.shape[:2], *[1] * (second.ndim - 2)), second)
-    return made if factor is None else made * _scale(tensors, factor.shape[0])
+    if factor is not None:
+        first = first * _scale(tensors, factor.shape[0])
+    return torch.kron(first.reshape(*first.shape[:2], *[1] * (second.ndim - 2)), second.contiguous())
 
 
 def _made_by_two(tensors: Tensors, a: str, b: str, core: str = "") -> Tensor:
@@ -142,7 +145,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 def _through_core(core: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The factors a and b on both sides of a core that has the kernel of a convolution (Tucker)."""
-    return torch.einsum("i j ..., i p, j r -> p r ...", core, a, b).contiguous()
+    return torch.einsum("i j ..., i p, j r -> p r ...", core, a, b)
 
 
 def _scale(tensors: Tensors, rank: int) -> Tensor | float:
@@ -169,7 +172,10 @@ class AdapterConversion(MergeMethod):
                 lora: Parameter(StateDict[Tensor], "weight", source),  # type: ignore[valid-type]
                 **kwargs: Any,
             ) -> Return(Tensor, "delta", target):  # type: ignore[valid-type]
-                return deltas.delta(kwargs["key"], lora.__contains__, lora.__getitem__)
+                key = kwargs["key"]
+                if key not in deltas:
+                    raise StateDictKeyError(key)
+                return deltas.delta(key, lora.__contains__, lora.__getitem__)
 
         end = "base" if target == deltas.config.base.identifier else f"'{target}'"
         super().__init__(by_modules, f"convert_'{source}'_to_{end}", Kind.WHOLE, is_conversion=True)

@@ -233,6 +233,27 @@ def test_a_model_gets_what_a_lora_adds_and_keeps_the_rest(save, tmp_path: Path):
             torch.testing.assert_close(merged[key], wanted, msg=lambda s, k=key, n=name: f"{n}: {k}: {s}")
 
 
+@pytest.mark.parametrize("computed", [False, True])
+def test_what_no_module_may_change_is_merged_as_without_a_lora(computed: bool, caplog):
+    ema, numbers = (
+        "model_ema.diffusion_modeltime_embed0bias",
+        "cond_stage_model.transformer.text_model.embeddings.position_ids",
+    )
+    shape = resolve("sd1-ldm").keys()[ema].shape
+    models = [{ema: torch.full(shape, x), numbers: torch.arange(77)[None]} for x in (1.0, 3.0)]
+    a, b = (m.model(model, "sd1-ldm") for model in models)
+    lora = m.model({"lora_vae_quant_conv.diff": torch.ones(8, 8)}, "sd1-kohya_kohya_lora")
+    key = "first_stage_model.quant_conv.weight"
+    for model in models:
+        model[key] = torch.zeros(8, 8, 1, 1)
+
+    merged = m.merge(m.weighted_sum(a, b + m.convert(m.n_average(lora) if computed else lora, "sd1-ldm")))
+
+    assert (merged[ema].unique().tolist(), merged[key].unique().tolist()) == ([2.0], [0.5])
+    assert torch.equal(merged[numbers], models[0][numbers])
+    assert computed or "taken from" not in caplog.text
+
+
 def test_two_loras_add_up():
     b = m.model(base_model(), "toy-kohya")
     other = {key.replace("_q.", "_k."): tensor for key, tensor in OF_Q.items()}

@@ -13,12 +13,18 @@ from mecha_exp.checkpoint.files import byte_view
 from mecha_exp.engine.inputs import Source, infos_of
 from mecha_exp.engine.kept import Kept
 
+AT_A_TIME = 4
+"""So many of the largest differences are kept: workers share the tiles of a few keys."""
+
 
 class AdapterSource:
     """A source whose keys are tensors of a model, and whose values what a LoRA adds to them.
 
     Its keys are those that it changes; asked for any other tensor of the model it gives zeros. A difference
     is made as a whole, in float32 or in what is finer in the file, and kept until others need the room.
+
+    Args:
+        budget: how many bytes of differences are kept at most.
 
     Raises:
         CheckpointError: the file has keys of no module, or modules that do not fit the model.
@@ -29,7 +35,6 @@ class AdapterSource:
         deltas.check({key: info.shape for key, info in infos.items()}, original.name)
         self._original = original
         self._deltas = deltas
-        self._kept = Kept(budget)
         self.name = original.name
         self.path: Path | None = original.path
         self.files: Sequence[Path] = original.files
@@ -39,6 +44,8 @@ class AdapterSource:
         finer = any(torch_dtype(info.dtype) == torch.float64 for info in infos.values())
         self._dtype = torch.float64 if finer else torch.float32
         self._changed = dict.fromkeys(deltas.changed(infos))
+        largest = max((self.info(key).nbytes for key in self._changed), default=0)
+        self._kept = Kept(min(budget, AT_A_TIME * largest))
 
     def keys(self) -> Collection[str]:
         return self._changed.keys()

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from mecha_exp.adapters import AdapterConversion
 from mecha_exp.architectures import ModelConfig, candidates
+from mecha_exp.engine.adapter_source import AdapterSource
 from mecha_exp.engine.inputs import Source, infos_of
 from mecha_exp.errors import some
-from mecha_exp.nodes import ModelNode, Node
+from mecha_exp.nodes import MergeNode, ModelNode, Node
 
 
 class Parts:
@@ -47,12 +49,20 @@ class Parts:
             names = ", ".join(
                 self._sources[node].name for node in lacking[key] if isinstance(node, ModelNode)
             )
+            if all(map(self._is_of_adapter, lacking[key])):
+                continue  # of a LoRA nobody expects more than what it changes
             taken.setdefault((names, self._sources[held[key][0]].name), {})[part] = None
         for (names, source), parts in taken.items():
             yield f"{names} without {some(parts, 5)}: taken from {source} as it is"
 
     def _part(self, key: str, nodes: Sequence[Node], holders: Sequence[ModelNode]) -> str | None:
-        """The component of a key, if all that lack the key lack that; the key, if it is optional."""
+        """The component of a key, if all that lack the key lack that; the key, if it is optional.
+
+        What LoRA files add to a model has all numbers of the model, and never its counters.
+        """
+        nodes = [node for node in nodes if not self._is_of_adapter(node)]
+        if not nodes:
+            return key
         for holder in holders:
             config = self._config_of(holder)
             info = config.keys().get(config.resolve_alias(key)) if config else None
@@ -66,6 +76,11 @@ class Parts:
                 return part
             return key if info.optional else None
         return None
+
+    def _is_of_adapter(self, node: Node) -> bool:
+        if isinstance(node, MergeNode):
+            return isinstance(node.method, AdapterConversion)
+        return isinstance(node, ModelNode) and isinstance(self._sources[node], AdapterSource)
 
     def _config_of(self, model: ModelNode) -> ModelConfig | None:
         """What a model is, where exactly one known config fits."""
