@@ -32,7 +32,7 @@ from mecha_exp import (
     plan,
     reduction,
 )
-from mecha_exp.checkpoint import torch_dtype
+from mecha_exp.checkpoint import files, torch_dtype
 from mecha_exp.engine.partials import REDUCTION_BLOCK
 from mecha_exp.engine.statistics import summarise
 from mecha_exp.methods.reductions import kth_magnitude
@@ -115,6 +115,19 @@ def test_the_bytes_do_not_depend_on_workers_and_tiles(name, models, tmp_path):
         files.append(path.read_bytes())
 
     assert files[1:] == files[:1] * 3
+
+
+@pytest.mark.parametrize("name", ["ties", "whole"])
+def test_a_platform_without_positional_calls_gives_the_same_bytes(name, models, tmp_path, monkeypatch):
+    recipe = recipes(*models(3, **LARGE))[name]
+
+    merge(recipe, tmp_path / "here.safetensors", EngineOptions(workers=4, tile_size=4096))
+    for call in ("pread", "preadv", "pwrite", "pwritev", "posix_fallocate", "posix_fadvise", "fdatasync"):
+        monkeypatch.delattr(os, call, raising=False)
+    monkeypatch.setattr(files, "POSITIONAL", False)
+    merge(recipe, tmp_path / "there.safetensors", EngineOptions(workers=4, tile_size=4096))
+
+    assert (tmp_path / "there.safetensors").read_bytes() == (tmp_path / "here.safetensors").read_bytes()
 
 
 def test_a_batch_gives_what_each_gives_alone(models):
