@@ -317,9 +317,11 @@ def test_an_error_leaves_the_old_file_and_nothing_else(folder: Path) -> None:
 
 
 def test_an_input_that_changes_while_it_is_read_is_an_error(folder: Path) -> None:
+    before = digest(folder / "target.safetensors")
     countdown.set(20, lambda: os.utime(folder / "b.safetensors", ns=(0, 0)))
     with pytest.raises(CheckpointError, match=r"b\.safetensors changed while it was being read"):
         run(job(folder))
+    assert digest(folder / "target.safetensors") == before
     assert names(folder) == WHOLE
 
 
@@ -336,9 +338,24 @@ def test_a_disk_that_fills_up_is_an_error(folder: Path, monkeypatch: pytest.Monk
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    before = digest(folder / "target.safetensors")
     countdown.set(20, lambda: monkeypatch.setattr(os, "pwrite", full))
     with pytest.raises(CheckpointError, match=r"target\.safetensors cannot be written: the disk is full"):
         run(job(folder))
+    assert digest(folder / "target.safetensors") == before
+    assert names(folder) == WHOLE
+
+
+@pytest.mark.skipif(not files.POSITIONAL, reason="os.preadv is not used here")
+def test_a_disk_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    before = digest(folder / "target.safetensors")
+    countdown.set(20, lambda: monkeypatch.setattr(os, "preadv", broken))
+    with pytest.raises(CheckpointError, match=r"a\.safetensors cannot be read: Input/output error"):
+        run(job(folder))
+    assert digest(folder / "target.safetensors") == before
     assert names(folder) == WHOLE
 
 
