@@ -103,7 +103,10 @@ def find_run(word: str, folders: Sequence[Path] = (OUTPUTS,)) -> Run:
     if folder := _folder_named(word, RUN_FILE):
         return Run(folder, Record.load(folder))
     if _folder_named(word, SWEEP_FILE):
-        raise ConfigError(f"{word} is a sweep. Name one of its points, as in {Path(word) / '0'}.")
+        raise ConfigError(
+            f"{word} is a sweep. Name one of its points, as in {Path(word) / '0'}; "
+            f"`python -m mecha_exp table {word}` shows all, and compares it with other sweeps."
+        )
     runs = find_runs(folders)
     named = [run for run in runs if word in (run.record.name, run_id_of(run.record))]
     if not named and len(word) >= MIN_PREFIX:

@@ -1,17 +1,19 @@
-"""`python -m mecha_exp table`: the table of a sweep again, by other keys or another metric."""
+"""`python -m mecha_exp table`: the table of a sweep again, by other keys or another metric; or of several."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.app.display import out, print_json
-from mecha_exp.app.finding import OUTPUTS, find_sweep
+from mecha_exp.app.finding import OUTPUTS, find_sweep, short_folder
 from mecha_exp.app.report import Results, terminal_tables
 from mecha_exp.app.report.export import write_csv
+from mecha_exp.app.report.joining import joined
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation.registry import DIRECTIONS
 
@@ -20,6 +22,7 @@ examples:
     python -m mecha_exp table                                     the newest sweep
     python -m mecha_exp table outputs/multiruns/2026-01-31_12-00-00 --by k
     python -m mecha_exp table alpha_by_k --metric loss --direction minimize --json
+    python -m mecha_exp table 2026-01-31_12-00-00 2026-02-01_09-30-00    two sweeps in one table
 
 With --by, points that agree in these keys are one row: their mean, and its 95 % interval.
 """
@@ -29,11 +32,11 @@ def main(arguments: list[str]) -> int:
     """Print a sweep's table."""
     parser = argparse.ArgumentParser(
         prog="python -m mecha_exp table",
-        description="Show the table of a sweep that has run, or is running.",
+        description="Show the table of a sweep that has run, or is running; of several, one table for all.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("sweep", nargs="?", help="its folder or its title (default: the newest)")
+    parser.add_argument("sweep", nargs="*", help="its folder or its title (default: the newest); or several")
     parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where sweeps are looked for")
     parser.add_argument("--by", action="append", metavar="KEY", help="a swept key; may be repeated")
     parser.add_argument("--metric", action="append", help="what to show, and to sort by the first one")
@@ -42,25 +45,26 @@ def main(arguments: list[str]) -> int:
     form.add_argument("--json", action="store_true", help="its rows for other programs")
     form.add_argument("--csv", action="store_true", help="every point and metric as comma-separated values")
     options = parser.parse_args(arguments)
-    folder, sweep = find_sweep(options.sweep, [options.folder])
-    results = _chosen(sweep.results(folder), options)
+    found = dict(find_sweep(word, [options.folder]) for word in options.sweep or [None])
+    results = [sweep.results(folder) for folder, sweep in found.items()]
+    names = [short_folder(folder) for folder in found]
+    chosen = _chosen(results[0] if len(results) == 1 else joined(results, names), options)
+    _show(chosen, list(found), options)
+    return 0
+
+
+def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace) -> None:
     if options.json:
-        print_json(
-            {
-                "title": results.title,
-                "folder": str(folder),
-                "rows": _rows(results),
-                "notes": results.notes,
-            }
-        )
+        where = {"folder": str(folders[0])} if len(folders) == 1 else {"folders": [str(f) for f in folders]}
+        print_json({"title": results.title, **where, "rows": _rows(results), "notes": results.notes})
     elif options.csv:
         write_csv(results, sys.stdout)
     else:
         out.print(*terminal_tables(results, out.width), sep="\n")
         for note in results.notes:
             out.print(note, markup=False, soft_wrap=True)
-        out.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
-    return 0
+        for folder in folders:
+            out.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
 
 
 def _chosen(results: Results, options: argparse.Namespace) -> Results:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,36 @@ def test_ls_fits_a_narrow_terminal_and_its_words_name_runs_and_sweeps(verb, monk
     signature, folder = point.split()[1], point.split()[-1]
     assert verb("show", folder, "--json")["signature"].startswith(signature)
     assert verb("table", sweep.split()[-1], "--json")["title"] == "ties by alpha, k"
+
+
+def test_several_sweeps_are_one_table_told_apart_by_what_any_of_them_varied(verb, sweep):
+    other = sweep.with_name("two")
+    Sweep("dare by alpha", ["alpha"], ["python"], 1).save(other)
+    point(other / "0", 0.9, 0.05, 0.95)
+    for place, accuracy in ((sweep / "0", 0.4), (other / "0", 0.1)):
+        record = Record.load(place)
+        record.references = {"base": {"accuracy": accuracy}, "expert": {"accuracy": 0.2}}
+        record.overrides = [word for word in record.overrides if word != "k=0.05"]  # the recipe's own k
+        record.save(place)
+
+    data = verb("table", "one", "two", "--json")
+
+    assert data["title"] == "ties by alpha, k + dare by alpha"
+    assert data["folders"] == ["outputs/multiruns/one", "outputs/multiruns/two"]
+    points = [row["settings"] for row in data["rows"] if row["kind"] == "point"]
+    assert points[0] == {"sweep": "dare by alpha", "alpha": 0.9, "k": 0.05}
+    assert {"sweep": "ties by alpha, k", "alpha": 0.3, "k": 0.1} in points and len(points) == 5
+    inputs = [row["name"] for row in data["rows"] if row["kind"] == "reference"]
+    assert inputs == ["base (ties by alpha, k)", "expert", "base (dare by alpha)"]
+    assert verb("table", "one", "two", "--by", "k").count("the sweep ") == 2
+
+
+def test_sweeps_with_one_title_are_called_by_their_folders(verb, sweep):
+    shutil.copytree(sweep, sweep.with_name("two"))
+
+    data = verb("table", "one", "two", "--json")
+
+    assert {row["settings"]["sweep"] for row in data["rows"] if row["kind"] == "point"} == {"one", "two"}
 
 
 def test_a_table_says_what_was_made_again(verb, sweep):

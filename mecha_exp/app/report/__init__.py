@@ -1,6 +1,7 @@
 """What a sweep came to: a table, data files, figures, and a page that holds them all.
 
 results.py   the points, grouped over replicates and judged
+joining.py   several sweeps as one
 table.py     the table on the terminal
 export.py    sweep.csv, sweep.parquet
 figures/     PNG files
