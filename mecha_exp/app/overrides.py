@@ -110,7 +110,8 @@ class CommandLine:
     """What a command line asks for.
 
     Attributes:
-        arguments: for Hydra, reordered.
+        typed: the arguments, reordered.
+        arguments: the same for Hydra, with a + where its configuration lacks a key.
         is_sweep: whether it is a multirun.
         swept: the keys with several values, in the order in which they were given.
         config: the configuration of the first point, with Hydra's part.
@@ -119,6 +120,7 @@ class CommandLine:
         left_out: hyperparameters with the recipes of the sweep that have none.
     """
 
+    typed: list[str]
     arguments: list[str]
     is_sweep: bool
     swept: list[str]
@@ -171,12 +173,12 @@ def _check(arguments: list[str], words: list[str], multirun: bool) -> CommandLin
     points = _grid(sweep, groups, {tuple(chosen_words): first}, problems)
     problems.raise_as(ConfigError)
     added = points.parameters | sweep.own  # which the configuration of the sweep as a whole may lack
-    arguments = [f"++{word}" if _key(word) in added else word for word in arguments]
+    completed = [f"++{word}" if _key(word) in added else word for word in arguments]
     jobs = [_job(words, points.parameters) for words in sweep.words]
     _check_used({k for k in sweep.swept if k not in groups and k != BLOCK}, points, problems)
     _check_distinct_outputs(is_sweep, points, problems)
     problems.raise_as(ConfigError)
-    return CommandLine(arguments, is_sweep, sweep.swept, points[0], points, jobs, sweep.left_out)
+    return CommandLine(arguments, completed, is_sweep, sweep.swept, points[0], points, jobs, sweep.left_out)
 
 
 def _job(words: list[str], parameters: set[str]) -> list[str]:

@@ -79,6 +79,8 @@ def test_each_of_several_recipes_gets_the_hyperparameters_that_it_has(app, folde
     assert "k: not of n_average, dare_ties, which run without it" in outcome.out
     assert "density: not of n_average, ties, which run without it" in outcome.out
     assert "n_average, ties, dare_ties by alpha, k, seed" in outcome.out
+    noted = json.loads((sweep_of(folder) / "sweep.json").read_text())
+    assert set(words) < set(noted["command"])  # as it was typed
 
 
 def test_a_seed_that_is_given_is_the_first_of_every_recipe_that_draws(app, folder):
