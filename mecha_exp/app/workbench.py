@@ -193,6 +193,8 @@ class Workbench:
         ]
         for outcome in make(wanted, progress):
             results: dict[int, Result | Exception] = {}
+            outputs = (entries[place].point.output for place in outcome if isinstance(outcome[place], Made))
+            contents_of(filter(None, outputs))  # several at a time, and remembered
             for place in list(outcome):
                 made = outcome.pop(place)
                 results[place] = made if isinstance(made, Exception) else self._keep(entries[place], made)
