@@ -71,7 +71,7 @@ def _local_configs() -> list[str]:
     found = [path for path in own if b"identifier:" in path.read_bytes()]
     for path in (Path(name) for name in named if name):
         found += _files(path, _YAML) if path.is_dir() else [path]
-    return [str(path) for path in found]
+    return [str(path) for path in sorted(found, key=_is_of_adapters)]
 
 
 def _local_methods() -> list[str]:
@@ -98,7 +98,13 @@ def _load(plugin: str) -> None:
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    return sorted(path for path in folder.glob("*") if path.suffix in suffixes)
+    found = sorted(path for path in folder.glob("*") if path.suffix in suffixes)
+    return sorted(found, key=_is_of_adapters)
+
+
+def _is_of_adapters(path: Path) -> bool:
+    """Whether a file is the config of LoRA files, which needs that of their models before."""
+    return path.suffix in _YAML and path.is_file() and b"adapter:" in path.read_bytes()
 
 
 def _load_file(path: Path) -> None:

@@ -98,7 +98,7 @@ def show_plan(
 ) -> None:
     """What a merge would do."""
     inputs = make_table("input", "keys", "bytes", "file")
-    for name, source in zip(names, planned.sources.values(), strict=True):
+    for name, source in zip(names, planned.inputs.values(), strict=True):
         size = sum(source.info(key).nbytes for key in source.keys())
         inputs.add_row(name, str(len(source.keys())), human_bytes(size), source.name)
     settings = make_table("hyperparameter", "value")

@@ -53,6 +53,6 @@ def _plan_of_file(options: argparse.Namespace) -> int:
     recipe = load_recipe(options)
     engine = EngineOptions(model_dirs=options.models_dir)
     with plan([Job(recipe, {})], engine) as planned:
-        files = {model: source.path for model, source in planned.sources.items() if source.path}
+        files = {model: source.path for model, source in planned.inputs.items() if source.path}
         show_plan(planned, list(input_names(files).values()), {}, "The verb merge does it.")
     return 0

@@ -15,6 +15,7 @@ from mecha_exp.checkpoint import Destination, Template, stored_bytes
 from mecha_exp.engine.adapting import as_stored
 from mecha_exp.engine.fusion import FusedPass, how_run
 from mecha_exp.engine.inputs import Source
+from mecha_exp.engine.keys import ConvertedModel
 from mecha_exp.engine.notices import Notice
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import Pass, Program
@@ -118,6 +119,11 @@ class Plan:
     layouts: tuple[Layout, ...]
     warnings: tuple[Notice, ...]
     ways: Mapping[Pass, FusedPass | str] = field(default_factory=dict, repr=False)
+
+    @property
+    def inputs(self) -> Mapping[ModelNode, Source]:
+        """The models that the recipes name; `sources` has them in other formats, too."""
+        return {m: source for m, source in self.sources.items() if not isinstance(m, ConvertedModel)}
 
     @property
     def bytes_read(self) -> int:
