@@ -219,7 +219,7 @@ def _grid(
         problems: where they are noted.
     """
     points: list[tuple[DictConfig, tuple[tuple[str, Any], ...]]] = []
-    named: dict[tuple[int, str], tuple[DictConfig, Override]] = {}
+    named: dict[tuple[int, str], tuple[int, Override]] = {}
     for words in sweep.words:
         parsed = [parse_override(word) for word in words]
         choice = tuple(str(o.input_line) for o in parsed if _is_group(o, groups) or o.is_hydra_override())
@@ -228,11 +228,11 @@ def _grid(
             break
         base = bases[choice] if choice in bases else bases.setdefault(choice, _compose(list(choice)))
         points.append((base, tuple((o.key_or_group, o.value()) for o in values)))
-        named.update({(id(base), o.key_or_group): (base, o) for o in values})
+        named.update({(id(base), o.key_or_group): (len(points) - 1, o) for o in values})
     grid = Grid(points)
-    for base, override in named.values():
+    for number, override in named.values():
         if override.key_or_group not in grid.parameters:
-            _check_name(base, override, problems)
+            _check_name(grid, number, override, problems)
     return grid
 
 
@@ -270,10 +270,11 @@ def _check_options(override: Override, problems: Problems) -> None:
             problems.add(f"{group}={name}: there is no such {group}.{did_you_mean(str(name), options)}")
 
 
-def _check_name(config: DictConfig, override: Override, problems: Problems) -> None:
-    """Whether a key that is set exists; `+key` may be new."""
+def _check_name(grid: Grid, number: int, override: Override, problems: Problems) -> None:
+    """Whether a key that a point sets exists without that; `+key` may be new."""
     if override.is_add() or override.is_force_add():
         return
+    config = grid.points[number][0]
     node: Any = config
     path = override.key_or_group.split(".")
     for depth, part in enumerate(path):
@@ -288,7 +289,7 @@ def _check_name(config: DictConfig, override: Override, problems: Problems) -> N
             if deeper:
                 hint = f" Did you mean '{deeper[0]}'?"
             else:
-                hint = did_you_mean(part, known) if depth else _nearest(part, known, _used_by(config))
+                hint = did_you_mean(part, known) if depth else _nearest(part, known, _used_by(grid[number]))
             problems.add(f"{override.key_or_group}: {where} has no '{part}'.{hint}")
             return
 
