@@ -3,6 +3,7 @@
 import pytest
 
 from bench.bars import Bar, Reached, verdict
+from bench.report import as_for_users
 
 ONE = Reached(seconds=2.0, peak=300_000_000, floor=1.0)
 
@@ -39,3 +40,11 @@ ONE = Reached(seconds=2.0, peak=300_000_000, floor=1.0)
 )
 def test_what_a_row_reaches_is_said(bar, reached, said):
     assert verdict(bar, reached) == said
+
+
+def test_programs_are_measured_with_what_python_has_compiled(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("SOMETHING_ELSE", "kept")
+
+    assert "PYTHONDONTWRITEBYTECODE" not in as_for_users()
+    assert as_for_users()["SOMETHING_ELSE"] == "kept"
