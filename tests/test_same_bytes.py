@@ -8,7 +8,7 @@ import simulated_gpu
 import torch
 from safetensors.torch import save_file
 from state_dicts import contents
-from test_method_properties import OF_NETWORKS
+from test_method_properties import OF_ADAPTERS, OF_NETWORKS
 
 import mecha_exp as mx
 from mecha_exp import EngineOptions, Job, MergeMethod, Parameter, Return, merge_many, merge_method, model
@@ -27,7 +27,7 @@ METHODS = [
     for m in all_methods()
     if m.kind not in (Kind.CHOICE, Kind.FACTOR)
     and m.signature.returned.interface is not str  # these make no model
-    and m.identifier not in OF_NETWORKS  # nor can these, of tensors that no config knows: test_symmetries
+    and m.identifier not in OF_NETWORKS | OF_ADAPTERS  # nor can these, of tensors that no config knows
 ]
 WORKERS, TILES = (1, 2, 4), (1 << 12, 1 << 18, 1 << 20)
 
