@@ -8,10 +8,13 @@ import simulated_gpu
 import torch
 from safetensors.torch import save_file
 from state_dicts import contents
+from test_adapters import BASE, LORA, LYCORIS, OF_Q, base_model
 from test_method_properties import OF_ADAPTERS, OF_NETWORKS
+from test_symmetries import ATTENTION, MLP, drawn_model
 
 import mecha_exp as mx
 from mecha_exp import EngineOptions, Job, MergeMethod, Parameter, Return, merge_many, merge_method, model
+from mecha_exp.architectures import from_yaml, register
 from mecha_exp.method import Kind
 from mecha_exp.registry import all_methods
 
@@ -99,8 +102,11 @@ def run(recipe, path, **options):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.identifier)
 def test_neither_workers_nor_tiles_nor_interrupts_nor_repeats_leave_a_trace(method, files, tmp_path):
-    recipe, path = recipe_of(method, files), tmp_path / "out.safetensors"
+    check_that_no_run_leaves_a_trace(recipe_of(method, files), tmp_path)
 
+
+def check_that_no_run_leaves_a_trace(recipe, tmp_path):
+    path = tmp_path / "out.safetensors"
     runs = [*product(WORKERS, TILES), (2, 1 << 12)]  # ten of them
     digests = {run(recipe, path, workers=workers, tile_size=size) for workers, size in runs}
 
@@ -117,6 +123,60 @@ def test_neither_workers_nor_tiles_nor_interrupts_nor_repeats_leave_a_trace(meth
     digests.add(digest(job.output))
 
     assert len(digests) == 1
+
+
+OF_OTHER_FILES = {
+    "randperm": lambda save: mx.randperm(save("one", drawn_model(ATTENTION, 1)), seed=3),
+    "rebasin": lambda save: mx.rebasin(save("one", drawn_model(MLP, 1)), save("other", drawn_model(MLP, 2))),
+    "balance_attention": lambda save: mx.balance_attention(save("one", drawn_model(ATTENTION, 1))),
+    "lora_delta": lambda save: mx.add_difference(
+        save("base", base_model()), mx.lora_delta(save("lora", OF_Q), save("base", base_model())), alpha=0.5
+    ),
+    "extract_kohya_lora": lambda save: mx.extract_kohya_lora(toy_difference(save), rank=2),
+    "extract_lycoris_lora": lambda save: mx.extract_lycoris_lora(toy_difference(save), rank=2),
+    "extract_kohya_lokr": lambda save: mx.extract_kohya_lokr(toy_difference(save)),
+    "extract_lycoris_lokr": lambda save: mx.extract_lycoris_lokr(toy_difference(save)),
+}
+"""Of the methods for files that a model config knows: a recipe, of what saves a model under a name."""
+
+
+def toy_difference(save):
+    return model(save("fine", base_model(2)), "toy-kohya") - model(save("base", base_model()), "toy-kohya")
+
+
+@pytest.fixture
+def toys(registries, save):
+    """Saves models; the configs of toys are known."""
+    register(MLP)
+    register(ATTENTION)
+    for text in (BASE, LORA, LYCORIS):
+        register(from_yaml(text))
+    return save
+
+
+def test_there_is_a_recipe_for_each_method_of_other_files():
+    assert OF_OTHER_FILES.keys() == OF_NETWORKS | OF_ADAPTERS
+
+
+@pytest.mark.parametrize("name", OF_OTHER_FILES)
+def test_nor_do_they_with_files_that_a_config_knows(name, toys, tmp_path):
+    check_that_no_run_leaves_a_trace(OF_OTHER_FILES[name](toys), tmp_path)
+
+
+def test_these_eight_in_a_batch_give_what_each_gives_alone(toys, tmp_path):
+    def named(name):
+        return lambda part, tensors: toys(f"{name}-{part}", tensors)
+
+    recipes = {name: make(named(name)) for name, make in OF_OTHER_FILES.items()}
+    jobs = {
+        name: Job(recipe, tmp_path / f"{name}.made.safetensors", durable=False)
+        for name, recipe in recipes.items()
+    }
+
+    merge_many(list(jobs.values()), EngineOptions(fuse="never"))
+
+    for name, job in jobs.items():
+        assert digest(job.output) == run(job.recipe, tmp_path / "alone.safetensors"), name
 
 
 def streams(recipe):
