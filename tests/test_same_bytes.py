@@ -215,9 +215,17 @@ def test_a_batch_of_eight_gives_what_each_gives_alone(first, files, tmp_path):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.identifier)
 def test_a_device_that_lags_behind_gives_what_the_cpu_gives(method, small_files, monkeypatch):
-    monkeypatch.setattr("mecha_exp.engine.execution.own_stream", simulated_gpu.own_stream)
-    recipe, merged = recipe_of(method, small_files), []
+    check_on_a_device_that_lags_behind(recipe_of(method, small_files), monkeypatch)
 
+
+@pytest.mark.parametrize("name", OF_OTHER_FILES)
+def test_so_it_does_with_files_that_a_config_knows(name, toys, monkeypatch):
+    check_on_a_device_that_lags_behind(OF_OTHER_FILES[name](toys), monkeypatch)
+
+
+def check_on_a_device_that_lags_behind(recipe, monkeypatch):
+    monkeypatch.setattr("mecha_exp.engine.execution.own_stream", simulated_gpu.own_stream)
+    merged = []
     for device in ("cpu", simulated_gpu.NAME):
         options = EngineOptions(fuse="never", tile_size=256, workers=1, on_nonfinite="keep")
         object.__setattr__(options, "device", device)
