@@ -106,9 +106,13 @@ def _version(arguments: list[str]) -> int:
 
 def _hydra(arguments: list[str]) -> int:
     from mecha_exp.app import hydra_start, overrides
+    from mecha_exp.errors import ConfigError
 
     ordered = overrides.reorder(arguments)
     if any(word.partition("=")[0] in _HYDRA_ANSWERS for word in ordered):
-        hydra_start.answer(ordered)
+        try:
+            hydra_start.answer(ordered)
+        except ValueError as error:  # flags that exclude each other, such as -m and --cfg
+            raise ConfigError(f"{error}.") from None
         return 0
     return int(import_large("mecha_exp.app.runner").main(ordered))

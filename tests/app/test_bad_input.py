@@ -37,6 +37,7 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
             "kk: the recipe 'n_average' has no 'kk'. It uses no hyperparameter.",
         ),
         (["seed=0,1", "-m"], "seed: the recipe 'ties' has no 'seed'. It uses alpha, k, vote_sgn."),
+        (["alpha=0.3", "-m", "--cfg", "job"], "Only one of --run, --multirun, --cfg, --info and"),
         (["trackng=none"], "trackng: the recipe 'ties' has no 'trackng'. Did you mean 'tracking'?"),
         (["recipe=ties,n_average", "sweep.replicates=2", "-m"], "and this recipe has no seed"),
         (
