@@ -12,7 +12,7 @@ from typing import Any
 from mecha_exp.app.record import RUN_FILE, Record
 from mecha_exp.app.report.results import as_text, is_number, parse_value
 from mecha_exp.app.sweep import SWEEP_FILE, Sweep
-from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.errors import ConfigError
 
 OUTPUTS = Path("outputs")
 SHORT = 12
@@ -119,18 +119,17 @@ def find_run(word: str, folders: Sequence[Path] = (OUTPUTS,)) -> Run:
         )
     if not named:
         where = ", ".join(map(str, folders))
-        raise ConfigError(f"there is no run '{word}' below {where}.{_nearest(word, runs)}")
+        names = [run.record.name for run in runs]
+        raise ConfigError(f"there is no run '{word}' below {where}.{_nearest(word, names, 'ls')}")
     return next((run for run in named if run.record.status == "FINISHED"), named[0])
 
 
-def _nearest(word: str, runs: Sequence[Run]) -> str:
-    """A hint for a word that names no run: the names that hold it or look like it."""
-    names = list(dict.fromkeys(run.record.name for run in runs))
-    near = sorted(name for name in names if word in name) or difflib.get_close_matches(
-        word, names, cutoff=0.6
-    )
+def _nearest(word: str, names: Iterable[str], verb: str) -> str:
+    """What a wrong word may have meant: names that hold it or look like it, or the verb that lists all."""
+    known = sorted(set(names))
+    near = [name for name in known if word in name] or difflib.get_close_matches(word, known, cutoff=0.6)
     listed = " or ".join(f"'{name}'" for name in near[:3])
-    return f" Did you mean {listed}?" if near else " `python -m mecha_exp ls` lists what there is."
+    return f" Did you mean {listed}?" if near else f" `python -m mecha_exp {verb}` lists what there is."
 
 
 def find_sweep(word: str | None, folders: Sequence[Path] = (OUTPUTS,)) -> tuple[Path, Sweep]:
@@ -146,7 +145,7 @@ def find_sweep(word: str | None, folders: Sequence[Path] = (OUTPUTS,)) -> tuple[
     if not found:
         titles = {sweep.title for _, sweep in sweeps}
         named = f"sweep '{word}'" if word else "sweep"
-        hint = did_you_mean(word or "", titles) if titles else ""
+        hint = _nearest(word, titles, "ls --sweeps") if word and titles else ""
         raise ConfigError(f"there is no {named} below {', '.join(map(str, folders))}.{hint}")
     return found[0]
 

@@ -73,7 +73,7 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
     swept = [key.lstrip("+") for key in swept] or [key.lstrip("+") for key in keys]
     if len({recipe_of(setting, config) for setting in made}) < 2:
         return Points(swept, _lines(fixed), lab.shared(made, settings.share))
-    fitted = fit(made, fixed, [*listed, "seed"], config)
+    fitted = fit(made, fixed, list(listed), config)
     points = lab.shared(lab.unique(fitted.settings), settings.share)
     return Points(swept, _lines(fitted.fixed), points, fitted.own, fitted.left_out)
 

@@ -78,6 +78,7 @@ def test_each_of_several_recipes_gets_the_hyperparameters_that_it_has(app, folde
     assert drawn == [0.4] * 4
     assert "k: not of n_average, dare_ties, which run without it" in outcome.out
     assert "density: not of n_average, ties, which run without it" in outcome.out
+    assert "seed: not of" not in outcome.out  # nobody has asked for one
     assert "n_average, ties, dare_ties by alpha, k, seed" in outcome.out
     noted = json.loads((sweep_of(folder) / "sweep.json").read_text())
     assert set(words) < set(noted["command"])  # as it was typed

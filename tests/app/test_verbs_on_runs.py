@@ -216,6 +216,8 @@ def test_table_asks_for_keys_and_metrics_that_there_are(verb):
     assert "--by alhpa: the sweep did not vary it. Did you mean 'alpha'?" in text
     assert "--metric los: nothing measured it. Did you mean 'loss'?" in text
     assert "there is no sweep 'other'" in verb("table", "other")
+    assert "Did you mean 'ties by alpha, k'?" in verb("table", "alpha, k")
+    assert "`python -m mecha_exp ls --sweeps` lists what there is." in verb("table", "zzzz")
 
 
 def test_diff_names_what_differs_and_nothing_else(verb):
