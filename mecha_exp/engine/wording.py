@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from mecha_exp.engine.compiling import converts_half
@@ -82,33 +81,21 @@ class Words:
     Attributes:
         part: that they are of.
         arguments: which of the trace's arguments are a0, a1, ... here.
-        strides: the bytes of an entry of each stretch of memory that has one for each element, by its name.
+        lines: what is done to the element `j` of a strip, which is of the lane `lane`.
     """
 
     def __init__(self, part: Part, wanted: Wanted) -> None:
         self.part = part
         self.arguments: list[int] = []
-        self.strides: dict[str, int] = {}
         self._wanted, self._trace = wanted, wanted.trace
         self._names = {number: f"v{place}" for place, number in enumerate((*part.taken, *part.computed))}
-        self._index, self._row = "j", ""
-        self._lines = [*self._statements()]
+        self.lines = [*self._statements()]
 
     @property
     def meaning(self) -> tuple[object, ...]:
         """The same for parts for which the same loop will do."""
         kinds = [self._trace.arguments[number][1] for number in self.arguments]
-        return tuple(self._lines), tuple(kinds), len(self.part.outputs), len(self.part.sums)
-
-    def lines(self, index: str, row: int | str = "") -> list[str]:
-        """What is done to an element.
-
-        Args:
-            index: the name of its place.
-            row: what the names of addresses end in.
-        """
-        self._index, self._row = index, str(row)
-        return [*self._statements()]
+        return tuple(self.lines), tuple(kinds), len(self.part.outputs), len(self.part.sums)
 
     def _statements(self) -> Iterator[str]:
         part, trace, wanted = self.part, self._trace, self._wanted
@@ -123,33 +110,26 @@ class Words:
                 yield from _peak(f"p{expression.operands[0]}", name)
             if number in part.left:
                 kind = wanted.kind_left(number)
-                yield self._put("left", wanted.left.index(number), f"{kind}({name})", kind)
+                yield self._put("left", wanted.left.index(number), f"{kind}({name})")
         for own, place in enumerate(part.outputs):
             value, dtype = self._converted(trace.outputs[place][1], wanted.dtype), wanted.written[place]
             if dtype is not None:
                 stored = f"to_{STORED[dtype]}({value})" if dtype in STORED else value
-                yield self._put("y", own, stored, element_type(dtype))
-            yield from _peak(f"q{own}_{self._row or 0}", value)
+                yield self._put("y", own, stored)
+            yield from _peak(f"q{own}", value)
         for own, place in enumerate(part.sums):
             dtype, stretch = wanted.lane_dtype(place), wanted.stretch("sum", own)
             added = self._converted(wanted.summed[place], dtype)
-            before = f"entry(sum{own}_, {self._index}, {NUMBERS[dtype]}, {stretch})"
-            yield f"put(sum{own}_, {self._index}, {before} + {added}, {stretch})"
+            before = f"entry(sum{own}_, lane, {NUMBERS[dtype]}, {stretch})"
+            yield f"put(sum{own}_, lane, {before} + {added}, {stretch})"
         for place in part.ranks:
-            key = f"ordered({self._converted(wanted.ranked[place], wanted.dtype)})"
-            yield self._put("keys", place, key, wanted.key_type)
+            yield self._put("keys", place, f"ordered({self._converted(wanted.ranked[place], wanted.dtype)})")
 
     def _entry(self, name: str, number: int, kind: str) -> str:
-        address = self._address(f"{name}{number}_", kind)
-        return f"entry({address}, {self._index}, {kind}, {self._wanted.stretch(name, number)})"
+        return f"entry({name}{number}_, j, {kind}, {self._wanted.stretch(name, number)})"
 
-    def _put(self, name: str, number: int, value: str, kind: str) -> str:
-        address = self._address(f"{name}{number}_", kind)
-        return f"put({address}, {self._index}, {value}, {self._wanted.stretch(name, number)})"
-
-    def _address(self, name: str, kind: str) -> str:
-        self.strides[name] = np.dtype(kind).itemsize
-        return f"{name}{self._row}"
+    def _put(self, name: str, number: int, value: str) -> str:
+        return f"put({name}{number}_, j, {value}, {self._wanted.stretch(name, number)})"
 
     def _value(self, expression: Expression) -> str:
         if expression.operation == INPUT:

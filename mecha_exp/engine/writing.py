@@ -57,9 +57,6 @@ from mecha_exp.nodes import MergeNode
 SHORT = 1 << 9
 """Entries in a strip that several loops go over: what they hand on stays in the first cache."""
 
-ROWS = 2
-"""How many entries of a lane are added to it at a time."""
-
 FIXED = 1 << 20
 """Entries of a table of which no loop asks how many there are: the source does not depend on them."""
 
@@ -254,14 +251,13 @@ class LoopWriter:
             yield f"    peak{own} = {inputs} + {next(at)}"
             if (stored := self._wanted.written[number]) is not None:
                 yield f"    y{own}_ = tiles[peak{own}] + first * {stored.itemsize}"
-            yield from (f"    q{own}_{row} = {self._key_type}(0)" for row in range(ROWS))
+            yield f"    q{own} = {self._key_type}(0)"
         for own, place in enumerate(words.part.sums):
             size = self._wanted.lane_dtype(place).itemsize
             yield f"    sum{own}_ = lanes{size}_ + {size * LANES} * {next(at)}"
         yield from _indented(1, _rows(words) if words.part.sums else _flat(words))
         for own in range(len(words.part.outputs)):
-            found = ", ".join(f"int64(q{own}_{row})" for row in range(ROWS))
-            yield f"    peaks[peak{own}] = max(peaks[peak{own}], {found})"
+            yield f"    peaks[peak{own}] = max(peaks[peak{own}], int64(q{own}))"
 
     def _places(self, words: Words) -> list[int]:
         """Where a part has its arguments, outputs and sums."""
@@ -273,27 +269,17 @@ class LoopWriter:
 
 def _flat(words: Words) -> Iterator[str]:
     yield "for j in range(size):"
-    yield from _indented(1, words.lines("j"))
+    yield from _indented(1, words.lines)
 
 
 def _rows(words: Words) -> Iterator[str]:
-    """Where lanes are added to: an entry of each row, some rows at a time."""
-    yield f"whole = size // {ROWS * LANES} * {ROWS * LANES}"
-    yield f"for row in range(0, whole, {ROWS * LANES}):"
-    yield from _indented(1, _addresses(words, ROWS))
-    yield f"    for lane in range({LANES}):"
-    for place in range(ROWS):
-        yield from _indented(2, words.lines("lane", place))
-    yield f"for row in range(whole, size, {LANES}):"
-    yield from _indented(1, _addresses(words, 1))
-    yield f"    for lane in range(min({LANES}, size - row)):"
-    yield from _indented(2, words.lines("lane", 0))
-
-
-def _addresses(words: Words, rows: int) -> Iterator[str]:
-    for place in range(rows):
-        for name, stride in words.strides.items():
-            yield f"{name}{place} = {name} + {stride} * (row + {place * LANES})"
+    """Where lanes are added to: a row of an entry for each, and what is left in the end."""
+    yield f"whole = size // {LANES} * {LANES}"
+    for rows, lanes in (("0, whole", f"{LANES}"), ("whole, size", "size - row")):
+        yield f"for row in range({rows}, {LANES}):"
+        yield f"    for lane in range({lanes}):"
+        yield "        j = row + lane"
+        yield from _indented(2, words.lines)
 
 
 def _sums(node: MergeNode) -> bool:
