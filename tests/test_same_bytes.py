@@ -95,8 +95,8 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def run(recipe, path, **options):
-    merge_many([Job(recipe, path, durable=False)], EngineOptions(fuse="never", **options))
+def run(recipe, path, fuse="never", **options):
+    merge_many([Job(recipe, path, durable=False)], EngineOptions(fuse=fuse, **options))
     return digest(path)
 
 
@@ -123,6 +123,13 @@ def check_that_no_run_leaves_a_trace(recipe, tmp_path):
     digests.add(digest(job.output))
 
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.identifier)
+def test_compiled_loops_give_what_torch_gives(method, files, tmp_path):
+    recipe, path = recipe_of(method, files), tmp_path / "out.safetensors"
+
+    assert run(recipe, path, "always", workers=4, tile_size=1 << 12) == run(recipe, path)
 
 
 OF_OTHER_FILES = {
