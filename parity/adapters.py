@@ -4,6 +4,7 @@ The modules are of the smallest layers that there are, and of large results the 
 extraction writes empty files, so the functions that it consists of are asked.
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -81,6 +82,20 @@ def files() -> dict[str, dict[str, Tensor]]:
     }
 
 
+def text(config: str) -> str:
+    """The recipe of what a file of a config adds, as both write it."""
+    *_, target = CONFIGS[config]
+    base = config.rpartition("_")[0].rpartition("_")[0]
+    lines = [
+        "version 0.1.0",
+        f'model "lora.safetensors" model_config="{config}" merge_space="weight"',
+        f"merge \"convert_'{config}'_to_base\" &0",
+    ]
+    if target != base:
+        lines.append(f"merge \"convert_'{base}'_to_'{target}'\" &1")
+    return "\n".join(lines)
+
+
 def difference() -> Tensor:
     """What is extracted."""
     return torch.randn(DELTA, generator=torch.Generator().manual_seed(31), dtype=torch.float64)
@@ -114,13 +129,19 @@ def main(path: str) -> None:
     """Write the file."""
     import sd_mecha
 
+    path = str(Path(path).absolute())
     golden: dict[str, Tensor] = {}
-    for name, tensors in files().items():
-        config, target = name.partition("|")[0], CONFIGS[name.partition("|")[0]][-1]
-        with tempfile.TemporaryDirectory() as folder:
-            save_file(tensors, Path(folder) / "lora.safetensors")
-            made = merged(sd_mecha.convert(sd_mecha.model(f"{folder}/lora.safetensors", config), target))
-        golden |= {f"{name}|{key}": tensor[:ROWS].contiguous() for key, tensor in made.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for name, tensors in files().items():
+            config = name.partition("|")[0]
+            save_file(tensors, "lora.safetensors")
+            recipe = sd_mecha.convert(sd_mecha.model("lora.safetensors", config), CONFIGS[config][-1])
+            if sd_mecha.serialize(recipe, finalize=False) != text(config):
+                raise ValueError(f"another text: {sd_mecha.serialize(recipe, finalize=False)}")
+            made = merged(sd_mecha.deserialize(text(config)))
+            golden |= {f"{name}|{key}": tensor[:ROWS].contiguous() for key, tensor in made.items()}
+        os.chdir(Path(path).parent)
     golden |= {f"extracted|{name}": tensor.contiguous() for name, tensor in extracted().items()}
     save_file(golden, path, {"oracle": "sd-mecha"})
     sys.stdout.write(f"{len(files())} LoRA files in {path}\n")

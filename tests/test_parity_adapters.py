@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import mecha_exp as m
 from mecha_exp.methods.adapters import kronecker_factors, lora_factors
-from parity.adapters import CONFIGS, ROWS, difference, files
+from parity.adapters import CONFIGS, ROWS, difference, files, text
 
 GOLDEN = load_file(Path(__file__).with_name("golden") / "sd-mecha-adapters.safetensors")
 OPTIONS = m.EngineOptions(compute_dtype=torch.float64)
@@ -28,6 +28,14 @@ def test_a_lora_adds_what_it_adds_there(name):
     assert made.keys() == wanted.keys()
     for key, tensor in wanted.items():
         torch.testing.assert_close(made[key][:ROWS], tensor, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_its_text_is_written_and_read_as_there(config):
+    recipe = m.convert(m.model("lora.safetensors", config), CONFIGS[config][-1])
+
+    assert m.serialize(recipe) == text(config), "sd-mecha has written and read this very text"
+    assert m.deserialize(text(config)) is recipe
 
 
 def test_factors_of_a_difference_make_what_those_found_there_make():
