@@ -208,6 +208,33 @@ def test_a_module_adds_what_its_definition_says(name: str):
     torch.testing.assert_close(of_a_merge[key], wanted)
 
 
+# among themselves
+
+
+def test_files_are_merged_with_each_other_as_they_are_with_all_their_keys():
+    one = {**OF_Q, "lora_te_layers_0_q.dora_scale": torch.ones(8, 1).double()}
+    other = {key: 3 * tensor for key, tensor in one.items()}
+
+    merged = m.merge(m.weighted_sum(one, other, alpha=0.5), merge_dtype=torch.float64)
+
+    assert merged.keys() == one.keys()
+    for key, tensor in one.items():
+        torch.testing.assert_close(merged[key], 2 * tensor)
+    with pytest.raises(
+        m.CheckpointError, match=r"lacks 1 of the 4 keys that the other inputs have: .*dora_scale"
+    ):
+        m.merge(m.weighted_sum(one, OF_Q, alpha=0.5))
+
+
+def test_the_average_of_what_two_files_add_is_that_of_the_differences():
+    b = m.model(base_model(), "toy-kohya")
+    other = {key: -tensor for key, tensor in OF_Q.items()}
+
+    merged = m.merge(m.weighted_sum(m.lora_delta(OF_Q, b), m.lora_delta(other, b), alpha=0.25))
+
+    torch.testing.assert_close(merged[Q], (UP @ DOWN * 2) * (0.75 - 0.25))
+
+
 # with a model
 
 

@@ -365,6 +365,19 @@ def test_inputs_in_several_formats_are_read_in_that_of_the_first_whole_one():
     ]
 
 
+def test_a_lora_beside_models_in_several_formats_stays_what_it_is():
+    lora = model({"lora_vae_quant_conv.diff": torch.ones(8, 8)})
+    nodes = [model(whole("sd1-ldm")), model(whole("sd1-kohya"))]
+    opened = {node: Lazily(node.source.state_dict) for node in (*nodes, lora)}
+    recipe = mecha_exp.weighted_sum(*nodes) + mecha_exp.lora_delta(lora, nodes[0])
+
+    read, notes = in_one_format([recipe], opened)
+
+    assert set(read[nodes[1]].keys()) == set(opened[nodes[0]].keys())
+    assert read[lora] is opened[lora]
+    assert [note.partition(" is ")[2] for note in notes] == ["sd1-kohya: read as sd1-ldm"]
+
+
 class Lazily(MemorySource):
     """A state dict whose expanded tensors are not written out."""
 

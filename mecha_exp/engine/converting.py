@@ -10,7 +10,16 @@ from pathlib import Path
 import torch
 
 from mecha_exp import __version__
-from mecha_exp.architectures import Detection, ModelConfig, Views, candidates, detect, resolve, views
+from mecha_exp.architectures import (
+    AdapterConfig,
+    Detection,
+    ModelConfig,
+    Views,
+    candidates,
+    detect,
+    resolve,
+    views,
+)
 from mecha_exp.architectures.conversions import View
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.files import byte_view
@@ -164,7 +173,8 @@ def in_one_format(
     free = [model for model in sources if model.config is None and model not in _asked_for(recipes)]
     if len({frozenset(sources[model].keys()) for model in free}) < 2:
         return dict(sources), []
-    found = {model: each for model in free if (each := candidates(infos_of(sources[model])))}
+    fitting_each = {model: candidates(infos_of(sources[model])) for model in free}
+    found = {model: each for model, each in fitting_each.items() if each and not _is_adapter(each)}
     for fitting in found.values():
         target = fitting[0].config
         conversions = _conversions_into(target, found) if len(fitting) == 1 else None
@@ -174,6 +184,11 @@ def in_one_format(
             notes = [f"{read[m].name} is {was[m]}: read as {target.identifier}" for m in read]
             return {**sources, **read}, notes
     return dict(sources), []
+
+
+def _is_adapter(fitting: Sequence[Detection]) -> bool:
+    """Whether a file is a LoRA, which is no model in another format."""
+    return all(isinstance(found.config, AdapterConfig) for found in fitting)
 
 
 def _conversions_into(

@@ -3,7 +3,7 @@
 A config that describes a family of models (any depth and width: Llama and what is built like it) is also
 found for its relatives, whose further keys - the biases of Qwen, the norms of Gemma - are no less part of the
 model. So what a file has beside such a config is extra only where the config is declared, or where the caller
-wants to know of all of it.
+wants to know of all of it. It is the same with LoRA files, whose modules may be of more kinds than are known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mecha_exp.architectures import ModelConfig, candidates, fit, resolve
+from mecha_exp.architectures import AdapterConfig, ModelConfig, candidates, fit, resolve
 from mecha_exp.engine.inputs import Source, infos_of
 from mecha_exp.engine.notices import About, Notice
 from mecha_exp.errors import some
@@ -57,12 +57,17 @@ def find_extras(sources: Mapping[ModelNode, Source], of_relatives: bool = False)
                 fitting = candidates(infos)
                 known[shapes] = fitting[0].config if len(fitting) == 1 else None
             config = known[shapes]
-        if config is None or (config.sizes and model.config is None and not of_relatives):
+        if config is None or (_is_open(config) and model.config is None and not of_relatives):
             continue
         extra = tuple(key for key in infos if config.resolve_alias(key) not in config.keys())
         if extra:
             found[model] = Extras(source.name, config, extra)
     return found
+
+
+def _is_open(config: ModelConfig) -> bool:
+    """Whether files of it may have more keys that belong to them."""
+    return bool(config.sizes) or isinstance(config, AdapterConfig)
 
 
 def left_out(extras: Mapping[ModelNode, Extras], sources: Mapping[ModelNode, Source]) -> frozenset[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from mecha_exp.adapters import AdapterConversion
-from mecha_exp.architectures import ModelConfig, candidates
+from mecha_exp.architectures import AdapterConfig, ModelConfig, candidates
 from mecha_exp.engine.adapter_source import AdapterSource
 from mecha_exp.engine.inputs import Source, infos_of
 from mecha_exp.errors import some
@@ -83,10 +83,11 @@ class Parts:
         return isinstance(node, ModelNode) and isinstance(self._sources[node], AdapterSource)
 
     def _config_of(self, model: ModelNode) -> ModelConfig | None:
-        """What a model is, where exactly one known config fits."""
+        """What a model is, where exactly one known config fits; a file of LoRA modules has no parts."""
         if model not in self._configs:
-            fitting = candidates(infos_of(self._sources[model]))
-            self._configs[model] = fitting[0].config if len(fitting) == 1 else None
+            fitting = [found.config for found in candidates(infos_of(self._sources[model]))]
+            is_one = len(fitting) == 1 and not isinstance(fitting[0], AdapterConfig)
+            self._configs[model] = fitting[0] if is_one else None
         return self._configs[model]
 
     def _components_of(self, model: ModelNode, config: ModelConfig) -> frozenset[str]:

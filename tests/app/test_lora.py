@@ -118,3 +118,15 @@ def test_a_file_for_another_model_is_an_error_in_plain_words(folder: Path, as_a_
     assert "the LoRA is of no known model config and the base of 'pair-test'" in foreign.err
     assert "the LoRA is of no known model config and the base of 'pair-test'" in unknown.err
     assert "Traceback" not in foreign.err + unknown.err
+
+
+def test_the_verb_that_copies_numbers_says_that_a_lora_is_computed(
+    folder: Path, as_a_user: Callable[..., Outcome]
+):
+    refused = as_a_user("convert", "lora.safetensors", "--to", "pair-test", "-o", "x.safetensors", cwd=folder)
+
+    assert refused.status == 1
+    assert (
+        "there is no conversion from pair-lora to pair-test: a LoRA is a difference to a model" in refused.err
+    )
+    assert not (folder / "x.safetensors").exists()
