@@ -101,7 +101,8 @@ def test_what_several_blocks_share_has_the_mean_of_their_strengths():
     ("line", "said"),
     [
         ('model "b" "sd1" "lora"', "a model of type 'lora' cannot be read from the old format"),
-        ('lora "b"', "a LoRA cannot be read from the old format"),
+        ('lora "b"', 'In version 0.1.0 it is `merge "lora_delta" &1 &0`'),
+        ('model "b" "sd1" "textual"', "a model of type 'textual' cannot be read from the old format"),
         ('parameter "b" "BSAE"', "unknown merge space 'BSAE'. Did you mean 'BASE'?"),
         ('model "b" 3', "expected an architecture in quotes, found 3"),
         ("literal 3", "unknown command 'literal': expected dict, model, lora, parameter, merge or call"),

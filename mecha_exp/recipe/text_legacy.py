@@ -35,6 +35,11 @@ SPACES = {"BASE": "weight", "DELTA": "delta"}
 RENAMED = {"rotate": {"alpha": "alignment", "beta": "alpha"}}
 """Arguments that have another name today, by method."""
 
+_LORA = (
+    "cannot be read from the old format, which does not say what model it is for. In version 0.1.0 it is "
+    '`merge "lora_delta" &1 &0`, with the lines of the LoRA and of its base.'
+)
+
 _FIRST_WORD = re.compile(r"\s*(dict|model|lora|parameter|merge|call)\b")
 
 
@@ -48,6 +53,8 @@ def _model(arguments: Arguments) -> Node:
     words = arguments.take("model_arch", "model_type")
     config = _config(words.get("model_arch"))
     kind = words.get("model_type", "base")
+    if kind == "lora":
+        raise RecipeError(f"a model of type 'lora' {_LORA}")
     if kind != "base":
         raise RecipeError(
             f"a model of type '{kind}' cannot be read from the old format, only one of type 'base': convert "
@@ -58,7 +65,7 @@ def _model(arguments: Arguments) -> Node:
 
 def _lora(arguments: Arguments) -> Node:
     arguments.word("a path in quotes after 'lora'")
-    raise RecipeError("a LoRA cannot be read from the old format: convert it to the keys of the model first.")
+    raise RecipeError(f"a LoRA {_LORA}")
 
 
 def _parameter(arguments: Arguments) -> Node:
