@@ -64,6 +64,12 @@ class Deltas:
         modules = self.config.modules(keys)
         return [key for key, view in self._views.items() if any(k in modules for k in view.sources)]
 
+    def unused(self, keys: Collection[str]) -> list[str]:
+        """Those keys of a file whose modules change nothing that the models have."""
+        reached = {source for view in self._views.values() for source in view.sources}
+        modules = self.config.modules(keys)
+        return [name for key, names in modules.items() if key not in reached for name in names.values()]
+
     def check(self, shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
         """See that a file can be read; CheckpointError with everything that is wrong in it."""
         problems = Problems()

@@ -328,6 +328,22 @@ def test_a_projection_of_which_a_lora_changes_the_queries_alone():
     torch.testing.assert_close(computed[key], made[key].to(computed[key].dtype), rtol=1e-5, atol=1e-5)
 
 
+def test_modules_of_what_the_model_does_not_have_are_named(caplog):
+    file = {
+        "lora_unet_conv_in.diff": torch.ones(320, 4, 3, 3),
+        "lora_te_text_model_encoder_layers_0_mlp_fc1.diff": torch.ones(3072, 768),
+    }
+    unet = m.model({"conv_in.weight": torch.zeros(320, 4, 3, 3)}, "sd1-diffusers_unet_only")
+
+    merged = m.merge(unet + m.lora_delta(file, unet))
+
+    assert merged["conv_in.weight"].unique().tolist() == [1]
+    assert (
+        "1 keys are left out, as 'sd1-diffusers_unet_only' has nothing that they change: "
+        "lora_te_text_model_encoder_layers_0_mlp_fc1.diff"
+    ) in caplog.text
+
+
 # what a file is
 
 
@@ -528,6 +544,31 @@ def test_a_lora_of_another_model_says_what_both_are():
         m.convert(m.model(file), base)
     with pytest.raises(m.RecipeError, match="the base of no known model config"):
         m.merge(m.model({"x": rand(2, 2)}) + m.lora_delta(file, m.model({"x": rand(2, 2)})))
+
+
+def test_an_interface_may_choose_by_itself_and_its_defaults_hold():
+    @m.merge_method(register=False)
+    def times(a: m.Parameter(Tensor), factor: m.Parameter(float)) -> m.Return(Tensor):
+        return a * factor
+
+    asked: list[list[str]] = []
+
+    def choose(configs):
+        asked.append([config.identifier for config in configs["a"]])
+        return times
+
+    @m.merge_method(is_interface=True, choose=choose, identifier="doubled in test_adapters")
+    def doubled(
+        a: m.Parameter(m.StateDict[Tensor]),
+        b: m.Parameter(m.StateDict[Tensor], "weight") = None,
+        factor: m.Parameter(float) = 2.0,
+    ) -> m.Return(Tensor):
+        """Never run."""
+
+    for recipe, factor in ((doubled(base_model()), 2), (doubled(base_model(), base_model(), factor=3.0), 3)):
+        merged = m.merge(recipe, merge_dtype=torch.float64)
+        torch.testing.assert_close(merged[Q], base_model()[Q] * factor)
+    assert asked == [["toy-kohya"]] * len(asked)
 
 
 def test_an_interface_that_chooses_is_an_interface():

@@ -224,5 +224,8 @@ def other_kind(keys: Iterable[str]) -> str:
     if not kinds:
         return ""
     if "PEFT" in kinds:
-        return " These are PEFT's names: convert the file to kohya's names first, as diffusers does."
+        return (
+            " These are PEFT's names: convert the file to kohya's names first, as "
+            "`convert_state_dict_to_kohya` of diffusers does."
+        )
     return f" Modules of {some(kinds)} depend on the weights of the model and cannot be read as differences."

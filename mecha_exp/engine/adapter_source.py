@@ -23,6 +23,9 @@ class AdapterSource:
     Its keys are those that it changes; asked for any other tensor of the model it gives zeros. A difference
     is made as a whole, in float32 or in what is finer in the file, and kept until others need the room.
 
+    Attributes:
+        unused: keys of modules that change nothing that the model has, such as a text encoder beside a UNet.
+
     Args:
         budget: how many bytes of differences are kept at most.
 
@@ -44,6 +47,7 @@ class AdapterSource:
         finer = any(torch_dtype(info.dtype) == torch.float64 for info in infos.values())
         self._dtype = torch.float64 if finer else torch.float32
         self._changed = dict.fromkeys(deltas.changed(infos))
+        self.unused = tuple(deltas.unused(infos))
         largest = max((self.info(key).nbytes for key in self._changed), default=0)
         self._kept = Kept(min(budget, AT_A_TIME * largest))
 

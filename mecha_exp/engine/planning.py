@@ -15,6 +15,7 @@ from mecha_exp.checkpoint import (
     torch_dtype,
 )
 from mecha_exp.engine import checks
+from mecha_exp.engine.adapter_source import AdapterSource
 from mecha_exp.engine.adapting import adapt
 from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.converting import in_one_format
@@ -156,6 +157,7 @@ class _Planner:
         situations = {key: self._graph.at(recipes, key) for key in keys}
         self._check_values(situations)
         self._check_inputs(situations)
+        self._tell_unused()
         plans = tuple(self._plan_key(key, situation) for key, situation in situations.items())
         elements: dict[Program, int] = {}
         for key in plans:
@@ -205,6 +207,15 @@ class _Planner:
         outputs = [job.output for job in self._jobs if isinstance(job.output, Path)]
         problems.add_all(checks.clashing_outputs(outputs, self._sources))
         problems.raise_as(CheckpointError)
+
+    def _tell_unused(self) -> None:
+        """What of a LoRA file changes nothing, as the model is of another format that has no place for it."""
+        for model, source in self._sources.items():
+            if isinstance(source, AdapterSource) and source.unused:
+                self._warn(
+                    f"{source.name}: {len(source.unused)} keys are left out, as '{model.config}' has nothing "
+                    f"that they change: {some(source.unused, 5)}"
+                )
 
     def _models(self, number: int, situation: Situation) -> Sequence[ModelNode]:
         """The models that a job merges at a key; where one is missing, all that there are."""
