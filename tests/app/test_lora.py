@@ -105,6 +105,19 @@ def test_what_an_expert_learnt_becomes_a_lora_file_and_back(folder: Path, as_a_u
     )
 
 
+def test_the_method_of_the_recipe_chooses_the_names(folder: Path, as_a_user: Callable[..., Outcome]):
+    (folder / "model_configs" / "a.yaml").write_text(ADAPTER.replace("lora", "lycoris"))
+    save_file(
+        {k: 2 * x for k, x in load_file(folder / "base.safetensors").items()}, folder / "fine.safetensors"
+    )
+    given = ("recipe=extract_lora", "models.base=base.safetensors", "models.experts=[fine.safetensors]")
+    lycoris = ("recipe.method=extract_lycoris_lora", "tracking=none", "output.path=made.safetensors")
+
+    done(as_a_user(*given, *lycoris, cwd=folder))
+
+    assert {key.partition("_")[0] for key in load_file(folder / "made.safetensors")} == {"lycoris"}
+
+
 def test_a_file_for_another_model_is_an_error_in_plain_words(folder: Path, as_a_user: Callable[..., Outcome]):
     save_file(
         {"lora_three.diff": torch.ones(12, 8), "lora_one.diff": torch.ones(12, 8)},
