@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,7 +94,7 @@ class Sums(Partials):
         for first in range(0, results[0].numel(), self._block):
             for column, term in enumerate(results):
                 block = term[first : first + self._block]
-                sums[(start + first) // self._block, column] = lane_sum(block).item()
+                sums[(start + first) // self._block, column] = lane_sum(block)
 
     def _open(self, terms: int) -> np.ndarray:
         with self._lock:
@@ -104,8 +105,8 @@ class Sums(Partials):
 
     def _total(self) -> torch.Tensor:
         assert self._sums is not None
-        total = _folded(torch.from_numpy(self._sums))
-        return total[0] if len(total) == 1 else total
+        total = _folded(self._sums)
+        return torch.from_numpy(total if total.size > 1 else total.reshape(()))
 
 
 class Ranked(Partials):
@@ -218,7 +219,7 @@ def lane_dtype(terms: torch.dtype) -> torch.dtype:
     return terms if terms is torch.float32 else torch.float64
 
 
-def lane_sum(terms: torch.Tensor) -> torch.Tensor:
+def lane_sum(terms: torch.Tensor) -> float:
     """The sum of a block in float64."""
     padded = torch.nn.functional.pad(terms, (0, -len(terms) % STRIP))
     rows = padded.view(-1, STRIP // LANES, LANES)
@@ -228,15 +229,15 @@ def lane_sum(terms: torch.Tensor) -> torch.Tensor:
     total = torch.zeros(LANES, dtype=torch.float64, device=terms.device)
     for strip in lanes:
         total += strip
-    return _folded(total)
+    return float(_folded(total.cpu().numpy()))
 
 
-def _folded(values: torch.Tensor) -> torch.Tensor:
+def _folded(values: np.ndarray) -> Any:
     """The sum over the first axis: the second half is added to the first until one is left."""
     size = 1 << (len(values) - 1).bit_length()
     if size > len(values):
-        padding = values.new_zeros(size - len(values), *values.shape[1:])
-        values = torch.cat([values, padding])
+        padding = np.zeros((size - len(values), *values.shape[1:]))
+        values = np.concatenate([values, padding])
     while size > 1:
         size //= 2
         values = values[:size] + values[size:]

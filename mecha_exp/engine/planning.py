@@ -189,6 +189,7 @@ class _Planner:
     def _check_inputs(self, situations: Mapping[str, Situation]) -> None:
         """Keys, shapes and paths; everything that is wrong with any of them at once."""
         problems = Problems()
+        before: Mapping[str, Sequence[ModelNode]] | None = None
         for number in range(len(self._jobs)):
             lacking = {key: s.lacking[number] for key, s in situations.items() if s.lacking[number]}
             if self._options.on_missing == "error":
@@ -202,8 +203,10 @@ class _Planner:
             elif self._options.on_missing == "skip" and lacking:
                 self._warn(f"{len(lacking)} keys are not in every input and are left out: {some(lacking)}")
             models = {key: self._models(number, situation) for key, situation in situations.items()}
-            problems.add_all(checks.different_shapes(models, self._sources))
-            problems.add_all(checks.different_kinds(models, self._sources))
+            if models != before:  # points of a sweep mostly read the same
+                problems.add_all(checks.different_shapes(models, self._sources))
+                problems.add_all(checks.different_kinds(models, self._sources))
+            before = models
         outputs = [job.output for job in self._jobs if isinstance(job.output, Path)]
         problems.add_all(checks.clashing_outputs(outputs, self._sources))
         problems.raise_as(CheckpointError)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mecha_exp.checkpoint import torch_dtype
@@ -78,11 +79,11 @@ def summarise(
     by_key: Mapping[str, Tensor], group_of: Callable[[str], str] = lambda _: ""
 ) -> dict[str, Statistics]:
     """The statistics of groups of keys, from the `moments` of each key."""
-    totals: dict[str, Tensor] = {}
+    groups: dict[str, list[Tensor]] = {}
     for key, sums in by_key.items():
-        group = group_of(key)
-        totals[group] = totals[group] + sums if group in totals else sums
-    return {group: _statistics(sums.tolist()) for group, sums in totals.items()}
+        groups.setdefault(group_of(key), []).append(sums)
+    # numpy adds row after row, whatever the number of threads
+    return {group: _statistics(torch.stack(sums).numpy().sum(0).tolist()) for group, sums in groups.items()}
 
 
 def _statistics(sums: list[float]) -> Statistics:
