@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import traceback
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -88,7 +89,7 @@ class Call:
             raise MergeError(f"'{self.method.identifier}' returned {type(result).__name__}, not a tensor")
         return result
 
-    @property
+    @cached_property
     def hyperparameters(self) -> dict[str, Any]:
         """The arguments that are plain Python values."""
         return {

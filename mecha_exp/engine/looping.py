@@ -12,7 +12,7 @@ from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.engine.compiling import LoopText, compiled
 from mecha_exp.engine.fusion import FusedPass, TileDtypes
 from mecha_exp.engine.objects import Loop
-from mecha_exp.engine.partials import Partials, Ranked, Sums
+from mecha_exp.engine.partials import Partials, Ranked, Sums, SumTable
 from mecha_exp.engine.planned import KeyPlan, Plan
 from mecha_exp.engine.program import Pass
 from mecha_exp.engine.work import Buffer, Scratch
@@ -36,6 +36,7 @@ class KeyLoop:
         code: Loop,
         text: LoopText,
         small: tuple[array[float], array[int]],
+        partials: Mapping[MergeNode, Partials],
     ) -> None:
         self.trace = way.trace
         self.read, self.written = dtypes
@@ -44,6 +45,9 @@ class KeyLoop:
         self._addresses = [numbers.buffer_info()[0] for numbers in self._small]
         is_single = way.compute_dtype.itemsize == 4
         self._bits, self._number = (np.int32, np.float32) if is_single else (np.int64, np.float64)
+        reductions = [(partials[node], refs) for node, refs in self.trace.terms]
+        self._ranked = [reduction for reduction, _ in reductions if isinstance(reduction, Ranked)]
+        self._sums = SumTable([(r, len(refs)) for r, refs in reductions if isinstance(r, Sums)])
         self._key_dtype = torch.int32 if is_single else torch.int64
 
     def run(
@@ -51,45 +55,49 @@ class KeyLoop:
         tile: Tile,
         inputs: Sequence[Buffer],
         outputs: Sequence[Buffer | None],
-        partials: Mapping[MergeNode, Partials],
         scratch: Scratch,
     ) -> list[float]:
         """Compute a tile and add to the partials; returns the largest magnitude of each input and output."""
         count = tile.stop - tile.start
-        terms: list[int] = []
-        ranked: list[tuple[Ranked, array[int], torch.Tensor]] = []
-        for number, (node, refs) in enumerate(self.trace.terms):
-            reduction = partials[node]
-            if isinstance(reduction, Sums):
-                terms.append(reduction.address(tile.start, len(refs)))
-            elif isinstance(reduction, Ranked):
-                kept = scratch.take(("kept", number), self._key_dtype, count + 1)
-                terms.append(kept.address)
-                ranked.append((reduction, array("q", [*reduction.bracket, 0, 0, 0]), kept.tensor))
-        terms += [found.buffer_info()[0] for _, found, _ in ranked]
+        kept = [
+            scratch.take(("kept", place), self._key_dtype, count + 1) for place in range(len(self._ranked))
+        ]
+        found = [array("q", [*reduction.bracket, 0, 0, 0]) for reduction in self._ranked]
+        terms = [self._sums.address(tile.start), *(buffer.address for buffer in kept)]
+        terms += [numbers.buffer_info()[0] for numbers in found]
         peaks = scratch.take("peaks", torch.int64, len(inputs) + len(outputs))
         room = scratch.take("room", torch.int8, self._room)
         tiles = [buffer.address if buffer else 0 for buffer in (*inputs, *outputs)]
         table = array("q", [*self._addresses, peaks.address, room.address, *tiles, *terms])
         self._code(tile.start, count, table.buffer_info()[0])
-        for reduction, found, kept_keys in ranked:
-            _, _, below, no_numbers, inside = found
-            reduction.collect(below, no_numbers, kept_keys[:inside].numpy().copy())
+        for reduction, buffer, (_, _, below, no_numbers, inside) in zip(
+            self._ranked, kept, found, strict=True
+        ):
+            reduction.collect(below, no_numbers, buffer.tensor[:inside].numpy().copy())
         largest: list[float] = (
             np.frombuffer(peaks.view, np.int64).astype(self._bits).view(self._number).tolist()
         )
         return largest
 
 
-def loop_for(plan: Plan, key: KeyPlan, trip: Pass, values: Mapping[Node, torch.Tensor]) -> KeyLoop | None:
-    """The loop for a pass over a key, whose small values are known; None where the pass runs eagerly."""
+def loop_for(
+    plan: Plan,
+    key: KeyPlan,
+    trip: Pass,
+    values: Mapping[Node, torch.Tensor],
+    partials: Mapping[MergeNode, Partials],
+) -> KeyLoop | None:
+    """The loop for a pass over a key, whose small values are known; None where the pass runs eagerly.
+
+    It adds to `partials`.
+    """
     way = plan.ways.get(trip)
     if not isinstance(way, FusedPass):
         return None
     dtypes = _tile_dtypes(plan, key, trip, way)
     text = way.typed(dtypes)
     code, small = compiled(text), way.arguments(values, key.key)
-    return KeyLoop(way, dtypes, code, text, small) if code and small else None
+    return KeyLoop(way, dtypes, code, text, small, partials) if code and small else None
 
 
 def loop_text(plan: Plan, key: KeyPlan, trip: Pass) -> LoopText | None:

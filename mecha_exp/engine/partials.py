@@ -81,32 +81,44 @@ class Partials(ABC):
 class Sums(Partials):
     """Terms of sums, one or several for each entry."""
 
-    _sums: np.ndarray | None = None  # [blocks, terms]
-    _place = 0
+    sums: np.ndarray | None = None
+    """Of each block and term, [blocks, terms]."""
 
-    def address(self, start: int, terms: int) -> int:
-        """Where the sums of the blocks from an entry on belong, those of a block side by side."""
-        self._open(terms)
-        return self._place + start // self._block * terms * 8
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return -(-self._count // self._block)
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
-        sums = self._open(len(results))
+        with self._lock:
+            if self.sums is None:
+                self.sums = np.zeros((self.blocks, len(results)))
         for first in range(0, results[0].numel(), self._block):
             for column, term in enumerate(results):
                 block = term[first : first + self._block]
-                sums[(start + first) // self._block, column] = lane_sum(block)
-
-    def _open(self, terms: int) -> np.ndarray:
-        with self._lock:
-            if self._sums is None:
-                self._sums = np.zeros((-(-self._count // self._block), terms))
-                self._place = self._sums.ctypes.data
-            return self._sums
+                self.sums[(start + first) // self._block, column] = lane_sum(block)
 
     def _total(self) -> torch.Tensor:
-        assert self._sums is not None
-        total = _folded(self._sums)
+        assert self.sums is not None
+        total = _folded(self.sums)
         return torch.from_numpy(total if total.size > 1 else total.reshape(()))
+
+
+class SumTable:
+    """The sums of several reductions side by side, which a loop fills block by block."""
+
+    def __init__(self, reductions: Sequence[tuple[Sums, int]]) -> None:
+        self._columns = sum(terms for _, terms in reductions)
+        self._sums = np.zeros((reductions[0][0].blocks, self._columns)) if reductions else np.zeros(0)
+        self._place = self._sums.ctypes.data
+        first = 0
+        for reduction, terms in reductions:
+            reduction.sums = self._sums[:, first : first + terms]
+            first += terms
+
+    def address(self, start: int) -> int:
+        """Where the sums of the blocks from an entry on belong."""
+        return self._place + start // REDUCTION_BLOCK * self._columns * 8
 
 
 class Ranked(Partials):
@@ -234,6 +246,8 @@ def lane_sum(terms: torch.Tensor) -> float:
 
 def _folded(values: np.ndarray) -> Any:
     """The sum over the first axis: the second half is added to the first until one is left."""
+    if len(values) == 1:
+        return values[0]
     size = 1 << (len(values) - 1).bit_length()
     if size > len(values):
         padding = np.zeros((size - len(values), *values.shape[1:]))

@@ -52,6 +52,7 @@ class KeyPass:
             (node, [output for output in key.outputs if output.root == number])
             for number, node in trip.outputs
         ]
+        self._loop = loop_for(work.plan, key, trip, values, partials)
         self._item_bytes = sum(dtype.itemsize for dtype in self._stored.values()) if trip.is_full else 0
 
     @property
@@ -80,9 +81,8 @@ class KeyPass:
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
         """Everything that is done with one tile."""
-        loop = self._loop
-        if loop is not None:
-            values, peaks = self._run_loop(loop, tile, scratch)
+        if self._loop is not None:
+            values, peaks = self._run_loop(self._loop, tile, scratch)
         else:
             values, peaks = self._run_methods(tile, scratch), {}
         for node in self._trip.kept:
@@ -92,11 +92,6 @@ class KeyPass:
         self._work.progress(tile.key, (tile.stop - tile.start) * self._item_bytes)
 
     # fused
-
-    @cached_property
-    def _loop(self) -> KeyLoop | None:
-        """The compiled loop with the small values of this key; None where the pass runs eagerly."""
-        return loop_for(self._plan, self._key, self._trip, self._values)
 
     def _run_loop(
         self, loop: KeyLoop, tile: Tile, scratch: Scratch
@@ -110,7 +105,7 @@ class KeyPass:
             scratch.take(("output", place), dtype, count) if dtype else None
             for place, dtype in enumerate(loop.written)
         ]
-        largest = loop.run(tile, inputs, outputs, self._partials, scratch)
+        largest = loop.run(tile, inputs, outputs, scratch)
         for node, buffer, peak in zip(trace.inputs, inputs, largest, strict=False):
             self._check(node, buffer.tensor, peak, tile)
         nodes = [node for node, _ in trace.outputs]

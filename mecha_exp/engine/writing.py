@@ -49,7 +49,7 @@ from mecha_exp.engine.compiling import LoopText, converts_half
 from mecha_exp.engine.operations import NUMBERS, STORED
 from mecha_exp.engine.partials import LANES, REDUCTION_BLOCK, STRIP
 from mecha_exp.engine.parting import divide
-from mecha_exp.engine.recording import Trace
+from mecha_exp.engine.recording import Ref, Trace
 from mecha_exp.engine.wording import Wanted, Words
 from mecha_exp.method import Reduction
 from mecha_exp.nodes import MergeNode
@@ -78,9 +78,9 @@ class LoopWriter:
         written: Sequence[torch.dtype | None],
     ) -> None:
         self._trace = trace
-        self._summed = [*dict.fromkeys(ref for node, refs in trace.terms if _sums(node) for ref in refs)]
-        self._ranks = [number for number, (node, _) in enumerate(trace.terms) if not _sums(node)]
-        ranked = [trace.terms[number][1][0] for number in self._ranks]
+        self._summed = [*dict.fromkeys(_terms_summed(trace))]
+        ranked = [ref for node, refs in trace.terms if not _sums(node) for ref in refs]
+        self._ranks = len(ranked)
         read = read or [compute_dtype] * len(trace.inputs)
         written = written or [compute_dtype] * len(trace.outputs)
         parts = divide(trace, self._summed, ranked, read)
@@ -145,14 +145,17 @@ class LoopWriter:
         yield f"peaks = array_at(places[3], {self._told(tiles)}, int64)"
         yield f"tiles = array_at(table + 40, {self._told(tiles)}, int64)"
         yield f"terms = array_at(table + 40 + 8 * {self._told(tiles)}, {FIXED}, int64)"
-        for place, number in enumerate(self._ranks):
-            yield f"s{number} = array_at(terms[{number}], count + 1, {self._key_type})"
-            yield f"found{place} = array_at(terms[{self._told(len(trace.terms) + place)}], 5, int64)"
+        for place in range(self._ranks):
+            yield f"s{place} = array_at(terms[{1 + place}], count + 1, {self._key_type})"
+            yield f"found{place} = array_at(terms[{1 + self._ranks + place}], 5, int64)"
         offset = 0
         for name, size, kind in self._rooms():
             yield f"{name}_ = places[4] + {offset}"
             yield f"{name} = array_at({name}_, {size}, {kind})"
             offset += size * np.dtype(kind).itemsize
+        if self._summed:
+            yield f"columns = {self._told(len(_terms_summed(trace)))}"
+            yield f"results = array_at(terms[0], {FIXED}, float64)"
         end = f"places[4] + {offset}"
         for dtype, count in self._lanes.items():
             kind, size = NUMBERS[dtype], dtype.itemsize
@@ -167,7 +170,7 @@ class LoopWriter:
         """Name, length and type of the arrays that serve one strip after another, but for the lanes."""
         for number in range(len(self._trace.draws)):
             yield f"room{number}", STRIP + 8, "float32"
-        for place in range(len(self._ranks)):
+        for place in range(self._ranks):
             yield f"keys{place}", STRIP, self._key_type
             yield f"words{place}", STRIP // 8, "uint64"
         for place, number in enumerate(self._wanted.left):
@@ -182,7 +185,7 @@ class LoopWriter:
         for number in range(len(trace.draws)):
             for place, name in enumerate(("key0_", "key1_", "stream")):
                 yield f"{name}{number} = integers[{whole + 3 * number + place}]"
-        for place in range(len(self._ranks)):
+        for place in range(self._ranks):
             yield f"keys{place}[:] = 0"
             yield f"low{place} = {self._key_type}(found{place}[0])"
             yield f"high{place} = {self._key_type}(found{place}[1])"
@@ -202,21 +205,15 @@ class LoopWriter:
         yield from (f"        add_to(totals{size}, lanes{size})" for size in sizes)
         for dtype, size in zip(self._lanes, sizes, strict=True):
             yield f"    fold(totals{size}, sums{size}, {LANES})"
-            yield f"    for one in {self._told_all(self._results(dtype), 4)}:"
-            yield "        found = array_at(terms[order[one]], count, float64)"
-            yield f"        place = block // {REDUCTION_BLOCK} * order[one + 2] + order[one + 1]"
-            yield f"        found[place] = totals{size}[order[one + 3] * {LANES}]"
+            yield f"    for one in {self._told_all(self._results(dtype), 2)}:"
+            yield f"        place = block // {REDUCTION_BLOCK} * columns + order[one]"
+            yield f"        results[place] = totals{size}[order[one + 1] * {LANES}]"
 
     def _results(self, dtype: torch.dtype) -> list[int]:
-        """Of each sum with lanes of a dtype its term and column there, of how many columns, and its slot."""
-        return [
-            number
-            for term, (node, refs) in enumerate(self._trace.terms)
-            if _sums(node)
-            for column, ref in enumerate(refs)
-            if self._wanted.lane_dtype(place := self._summed.index(ref)) is dtype
-            for number in (term, column, len(refs), self._slots[place])
-        ]
+        """Of each result with lanes of a dtype its column among all of them, and its slot."""
+        places = enumerate(self._summed.index(ref) for ref in _terms_summed(self._trace))
+        lanes = [(column, place) for column, place in places if self._wanted.lane_dtype(place) is dtype]
+        return [number for column, place in lanes for number in (column, self._slots[place])]
 
     def _strips(self, begin: str, end: str) -> Iterator[str]:
         """What is done with a stretch, one short strip after another."""
@@ -230,9 +227,9 @@ class LoopWriter:
             yield f"    d{number}_ = room{number}_ + before * 4"
         for family in self._families:
             yield from _indented(1, self._family(family))
-        for place, number in enumerate(self._ranks):
+        for place in range(self._ranks):
             bracket = f"low{place}, high{place}, last, words{place}, found{place}"
-            yield f"    gathered(keys{place}, size, {bracket}, s{number})"
+            yield f"    gathered(keys{place}, size, {bracket}, s{place})"
 
     # a loop
 
@@ -280,6 +277,11 @@ def _rows(words: Words) -> Iterator[str]:
         yield f"    for lane in range({lanes}):"
         yield "        j = row + lane"
         yield from _indented(2, words.lines)
+
+
+def _terms_summed(trace: Trace) -> list[Ref]:
+    """The terms of all sums, in the order of their results."""
+    return [ref for node, refs in trace.terms if _sums(node) for ref in refs]
 
 
 def _sums(node: MergeNode) -> bool:
