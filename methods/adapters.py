@@ -61,7 +61,7 @@ def lora_delta(
     """
 
 
-def _extraction(writer: str, make: Callable[[AdapterConfig, ModelConfig, str], MergeMethod]) -> Any:
+def _extraction(writer: str, make: Callable[[AdapterConfig, ModelConfig], MergeMethod]) -> Any:
     """What chooses the method that extracts from a difference into the names of a writer."""
 
     def choose(configs: Configs) -> MergeMethod:
@@ -75,7 +75,7 @@ def _extraction(writer: str, make: Callable[[AdapterConfig, ModelConfig, str], M
                 f"{_named([c.base for c in fitting])} and what converts to them."
             )
         adapter, source = min(found, key=lambda f: (f[0].base != f[1], len(f[0].identifier)))
-        return make(adapter, source, writer)
+        return make(adapter, source)
 
     return choose
 
@@ -120,7 +120,7 @@ def _difference(base: StateDict[Tensor], relation: Any) -> Tensor:
 
 
 @cache
-def _lora_extraction(adapter: AdapterConfig, source: ModelConfig, writer: str) -> MergeMethod:
+def _lora_extraction(adapter: AdapterConfig, source: ModelConfig) -> MergeMethod:
     @merge_method(
         identifier=f"extract_lora_'{adapter.identifier}'_from_'{source.identifier}'", register=False
     )
@@ -148,7 +148,7 @@ def _lora_extraction(adapter: AdapterConfig, source: ModelConfig, writer: str) -
 
 
 @cache
-def _lokr_extraction(adapter: AdapterConfig, source: ModelConfig, writer: str) -> MergeMethod:
+def _lokr_extraction(adapter: AdapterConfig, source: ModelConfig) -> MergeMethod:
     @merge_method(
         identifier=f"extract_lokr_'{adapter.identifier}'_from_'{source.identifier}'", register=False
     )
