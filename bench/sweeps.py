@@ -6,7 +6,8 @@
 Every run is a process of its own with a store of its own, so that nothing is known beforehand; hashes of the
 inputs and compiled loops are remembered from the first one on. The demo's figures are drawn, its runs
 tracked. Ten written models of full size and their inputs need 30 GB: where the folder has less, they are of
-size `half`. sd-mecha merges one point, and is said to take ten times as long for ten, and its start once.
+size `half`; `--written DIR` puts them, and the copies that they are compared with, on a disk. sd-mecha merges
+one point, and is said to take ten times as long for ten, and its start once.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("/dev/shm/mecha_exp_sweeps"), help="of the models"
     )
-    parser.add_argument("--only", choices=["demo", "models"], help="one half of the table")
+    parser.add_argument("--written", type=Path, help="folder of written models, 22 GB (default: the same)")
+    parser.add_argument("--only", choices=["demo", "models", "written"], help="a part of the table")
     parser.add_argument("--environments", type=Path, default=Path(".bench"), help="of sd-mecha")
     parser.add_argument("--no-peers", action="store_true", help="without sd-mecha")
     parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
@@ -68,16 +70,19 @@ def main() -> None:
     rows = [["work", "time", "processor time", "peak memory", "bar"]]
     end = f"{machine()}; models of size {options.size}; medians of {options.repeat}."
     halves = []
-    if options.only != "models":
+    if options.only in (None, "demo"):
         halves.append(demo(options.repeat))
-    if options.only != "demo":
+    if options.only in (None, "models"):
         peer = None if options.no_peers else environment(options.environments / "sd-mecha", PEERS["sd-mecha"])
         halves.append(models(options.size, options.folder, options.repeat, peer))
+    if options.only in (None, "written"):
+        halves.append(written(options.size, options.folder, options.written, options.repeat))
     for row in chain.from_iterable(halves):
         rows.append(row)
         say(" | ".join(row))
         if options.save:  # what is measured is not lost if a later row breaks off
-            save_section(f"Sweeps ({options.size})", f"{table(rows)}\n\n{end}")
+            which = f": {options.only}" if options.only else ""
+            save_section(f"Sweeps{which} ({options.size})", f"{table(rows)}\n\n{end}")
     say(f"{table(rows)}\n\n{end}")
 
 
@@ -94,7 +99,7 @@ def demo(repeat: int) -> Iterator[list[str]]:
 
 
 def models(size: str, folder: Path, repeat: int, peer: Path | None) -> Iterator[list[str]]:
-    """TIES over large models: one point and ten, measured only, and written."""
+    """TIES over large models: one point and ten, measured only."""
     one, ten = points(size, folder, repeat, MEASURED)
     yield row(f"TIES, 1 point, weight statistics alone ({size})", one, memory(one))
     ratio = seconds(ten) / seconds(one)
@@ -116,30 +121,41 @@ def models(size: str, folder: Path, repeat: int, peer: Path | None) -> Iterator[
                 f"and a start of {taken.starts[0]:.1f} s"
             )
             yield [title, f"{total:.0f} s", "", f"{taken.peak / 1e9:.2f} GB", bar]
-    written = size
-    if size == "sd15" and shutil.disk_usage(folder).total < ROOM:
-        written = "half"
+
+
+def written(size: str, folder: Path, disk: Path | None, repeat: int) -> Iterator[list[str]]:
+    """The same written, and the copying of as many files."""
+    if disk is None and size == "sd15" and shutil.disk_usage(folder).total < ROOM:
         for path in folder.glob(f"{size}-*.safetensors"):  # a memory disk holds the models of one size only
             path.unlink()
-    output = ["output.durable=false", f"output.path='{folder}/out-${{alpha}}.safetensors'"]
-    one, ten = points(written, folder, repeat, output)
-    copied = statistics.median(copying(make_models(folder, 1, written)[0], folder) for _ in range(repeat))
+        size = "half"
+    target = disk or folder
+    where = "on disk" if disk else "on the memory disk"
+    output = ["output.durable=false", f"output.path='{target}/out-${{alpha}}.safetensors'"]
+    one, ten = points(size, folder, repeat, output, target)
+    copied = statistics.median(copying(make_models(folder, 1, size)[0], target) for _ in range(repeat))
     most = seconds(one) + 1.5 * copied
-    yield row(f"TIES, 1 point, written ({written})", one, memory(one))
-    yield [f"copying 10 outputs ({written})", f"{copied:.1f} s", "", "", ""]
+    yield row(f"TIES, 1 point, written {where} ({size})", one, memory(one))
+    yield [f"copying 10 outputs ({size})", f"{copied:.1f} s", "", "", ""]
     bar = f"{at_most(seconds(ten), most)}, one point and 1.5 times the copying; {memory(ten)}"
-    yield row(f"TIES, 10 points, written ({written})", ten, bar)
+    yield row(f"TIES, 10 points, written {where} ({size})", ten, bar)
 
 
-def points(size: str, folder: Path, repeat: int, more: list[str]) -> tuple[list[Run], list[Run]]:
-    """One point and ten, taking turns, after one of each that compiles the loops and hashes the inputs."""
+def points(
+    size: str, folder: Path, repeat: int, more: list[str], target: Path | None = None
+) -> tuple[list[Run], list[Run]]:
+    """One point and ten, taking turns, after one of each that compiles the loops and hashes the inputs.
+
+    Args:
+        target: where outputs are written.
+    """
     base, *experts = make_models(folder, 4, size)
     inputs = ["recipe=ties", f"models.base={base}", f"models.experts=[{','.join(map(str, experts))}]"]
     inputs += ["evaluator=none", "tracking=none", "store=null", *more, "-m"]
     one, ten = [], []
     for _ in range(repeat + 1):
-        one.append(run([*inputs, "alpha=0.5"], folder))
-        ten.append(run([*inputs, f"alpha={ALPHAS}"], folder))
+        one.append(run([*inputs, "alpha=0.5"], folder, target))
+        ten.append(run([*inputs, f"alpha={ALPHAS}"], folder, target))
     return one[1:], ten[1:]
 
 
@@ -163,7 +179,7 @@ def memory(runs: Sequence[Run]) -> str:
     return f"memory {judged(max(run.peak for run in runs) <= MEMORY)}: at most 1 GB"
 
 
-def run(arguments: list[str], folder: Path) -> Run:
+def run(arguments: list[str], folder: Path, target: Path | None = None) -> Run:
     """One process; outputs are removed afterwards."""
     environment = {**as_for_users(), "PYTHONPATH": str(REPOSITORY)}
     started = time.perf_counter()
@@ -174,7 +190,7 @@ def run(arguments: list[str], folder: Path) -> Run:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         sys.exit(f"failed; run it by hand in {folder}: python -m mecha_exp {' '.join(arguments)}")
-    for path in folder.glob("out-*.safetensors"):
+    for path in (target or folder).glob("out-*.safetensors"):
         path.unlink()
     return Run(time.perf_counter() - started, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 

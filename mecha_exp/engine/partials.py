@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,14 @@ class Partials(ABC):
 
 
 class Sums(Partials):
-    """Terms of sums, one or several for each entry."""
+    """Terms of sums, one or several for each entry.
 
-    sums: np.ndarray | None = None
-    """Of each block and term, [blocks, terms]."""
+    Attributes:
+        table, columns: where they are added up.
+    """
+
+    table: SumTable | None = None
+    columns = slice(0)
 
     @property
     def blocks(self) -> int:
@@ -91,34 +96,45 @@ class Sums(Partials):
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
         with self._lock:
-            if self.sums is None:
-                self.sums = np.zeros((self.blocks, len(results)))
+            table = self.table or SumTable([(self, len(results))])
+        sums = table.sums[:, self.columns]
         for first in range(0, results[0].numel(), self._block):
             for column, term in enumerate(results):
                 block = term[first : first + self._block]
-                self.sums[(start + first) // self._block, column] = lane_sum(block)
+                sums[(start + first) // self._block, column] = lane_sum(block)
 
     def _total(self) -> torch.Tensor:
-        assert self.sums is not None
-        total = _folded(self.sums)
+        assert self.table is not None
+        total = self.table.totals[self.columns]
         return torch.from_numpy(total if total.size > 1 else total.reshape(()))
 
 
 class SumTable:
-    """The sums of several reductions side by side, which a loop fills block by block."""
+    """The sums of several reductions side by side.
+
+    Attributes:
+        sums: of each block and column.
+    """
 
     def __init__(self, reductions: Sequence[tuple[Sums, int]]) -> None:
-        self._columns = sum(terms for _, terms in reductions)
-        self._sums = np.zeros((reductions[0][0].blocks, self._columns)) if reductions else np.zeros(0)
-        self._place = self._sums.ctypes.data
-        first = 0
+        columns = 0
         for reduction, terms in reductions:
-            reduction.sums = self._sums[:, first : first + terms]
-            first += terms
+            reduction.table = self
+            reduction.columns = slice(columns, columns + terms)
+            columns += terms
+        self.sums = np.zeros((reductions[0][0].blocks if reductions else 0, columns))
+        self._place = self.sums.ctypes.data
+        self._row_bytes = 8 * columns
 
     def address(self, start: int) -> int:
-        """Where the sums of the blocks from an entry on belong."""
-        return self._place + start // REDUCTION_BLOCK * self._columns * 8
+        """Where a loop is to put the sums of the blocks from an entry on."""
+        return self._place + start // REDUCTION_BLOCK * self._row_bytes
+
+    @cached_property
+    def totals(self) -> np.ndarray:
+        """Of each column, when all blocks are there."""
+        total: np.ndarray = _folded(self.sums)
+        return total
 
 
 class Ranked(Partials):
