@@ -333,27 +333,24 @@ def test_an_input_that_shrinks_while_it_is_read_is_an_error(folder: Path) -> Non
     assert names(folder) == WHOLE
 
 
-@pytest.mark.skipif(not files.POSITIONAL, reason="os.pwrite is not used here")
-def test_a_disk_that_fills_up_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.skipif(not files.POSITIONAL, reason="os.pwrite and os.preadv are not used here")
+@pytest.mark.parametrize(
+    ("call", "fault", "said"),
+    [
+        ("pwrite", errno.ENOSPC, r"target\.safetensors cannot be written: the disk is full"),
+        ("preadv", errno.EIO, r"a\.safetensors cannot be read: Input/output error"),
+    ],
+    ids=["full", "broken"],
+)
+def test_a_disk_that_fails_is_an_error(
+    call: str, fault: int, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> int:
+        raise OSError(fault, os.strerror(fault))
 
     before = digest(folder / "target.safetensors")
-    countdown.set(20, lambda: monkeypatch.setattr(os, "pwrite", full))
-    with pytest.raises(CheckpointError, match=r"target\.safetensors cannot be written: the disk is full"):
-        run(job(folder))
-    assert digest(folder / "target.safetensors") == before
-    assert names(folder) == WHOLE
-
-
-@pytest.mark.skipif(not files.POSITIONAL, reason="os.preadv is not used here")
-def test_a_disk_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    before = digest(folder / "target.safetensors")
-    countdown.set(20, lambda: monkeypatch.setattr(os, "preadv", broken))
-    with pytest.raises(CheckpointError, match=r"a\.safetensors cannot be read: Input/output error"):
+    countdown.set(20, lambda: monkeypatch.setattr(os, call, failing))
+    with pytest.raises(CheckpointError, match=said):
         run(job(folder))
     assert digest(folder / "target.safetensors") == before
     assert names(folder) == WHOLE

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection
 
 import torch
 
 from mecha_exp.adapters import Deltas
 from mecha_exp.checkpoint import TensorInfo, dtype_name, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.files import byte_view
-from mecha_exp.engine.inputs import Source, infos_of
+from mecha_exp.engine.inputs import DerivedSource, Source, infos_of
 from mecha_exp.engine.kept import Kept
 
 AT_A_TIME = 4
 """So many of the largest differences are kept: workers share the tiles of a few keys."""
 
 
-class AdapterSource:
+class AdapterSource(DerivedSource):
     """A source whose keys are tensors of a model, and whose values what a LoRA adds to them.
 
     Its keys are those that it changes; asked for any other tensor of the model it gives zeros. A difference
@@ -36,14 +35,8 @@ class AdapterSource:
     def __init__(self, original: Source, deltas: Deltas, budget: int) -> None:
         infos = infos_of(original)
         deltas.check({key: info.shape for key, info in infos.items()}, original.name)
-        self._original = original
+        super().__init__(original)
         self._deltas = deltas
-        self.name = original.name
-        self.path: Path | None = original.path
-        self.files: Sequence[Path] = original.files
-        self.identity = original.identity
-        self.check_unchanged = original.check_unchanged
-        self.close = original.close
         finer = any(torch_dtype(info.dtype) == torch.float64 for info in infos.values())
         self._dtype = torch.float64 if finer else torch.float32
         self._changed = dict.fromkeys(deltas.changed(infos))

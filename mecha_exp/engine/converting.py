@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
@@ -23,12 +22,12 @@ from mecha_exp.architectures import (
 from mecha_exp.architectures.conversions import View
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.files import byte_view
-from mecha_exp.engine.inputs import Source, infos_of
+from mecha_exp.engine.inputs import DerivedSource, Source, infos_of
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
 from mecha_exp.nodes import MergeNode, ModelNode, Node, walk
 
 
-class ConvertedSource:
+class ConvertedSource(DerivedSource):
     """A source whose keys are views of another's.
 
     A stacked or a split tensor is still a sequence of ranges of the original, so tiles are read from there
@@ -39,13 +38,7 @@ class ConvertedSource:
     """
 
     def __init__(self, original: Source, conversion: Views) -> None:
-        self._original = original
-        self.name = original.name
-        self.path: Path | None = original.path
-        self.files: Sequence[Path] = original.files
-        self.identity = original.identity
-        self.check_unchanged = original.check_unchanged
-        self.close = original.close
+        super().__init__(original)
         self._views = _available(original, conversion.by_key)
         self._infos = _infos(original, self._views)
         self._transposed: dict[str, torch.Tensor] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -75,14 +76,15 @@ def compile_loops(plan: Plan) -> None:
     )
 
 
-class _Run:
-    """One key on its way through its stages: `advance` gives the tiles of the next stage, or None."""
+class _Run(ABC):
+    """One key on its way through its stages."""
 
     key: KeyPlan
     whole_bytes = 0
 
+    @abstractmethod
     def advance(self) -> Sequence[Task] | None:
-        raise NotImplementedError
+        """The tiles of the next stage; None after the last one."""
 
 
 class _CopyRun(_Run):

@@ -105,6 +105,19 @@ class MemorySource:
         pass
 
 
+class DerivedSource:
+    """What is read from another source: it has the same files, under the same name."""
+
+    def __init__(self, original: Source) -> None:
+        self._original = original
+        self.name = original.name
+        self.path: Path | None = original.path
+        self.files: Sequence[Path] = original.files
+        self.identity = original.identity
+        self.check_unchanged = original.check_unchanged
+        self.close = original.close
+
+
 @contextmanager
 def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterator[dict[ModelNode, Source]]:
     """Open every model, or raise one CheckpointError that names all that cannot be opened."""

@@ -69,17 +69,24 @@ class Partials(ABC):
         """What the method returned for the entries from `start` on, the beginning of a block."""
 
     @abstractmethod
+    def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
+        """The state for the next round, or the value of the reduction."""
+
+
+class Totals(Partials):
+    """Partial results that come to a total, of which the method's `finish` makes the result."""
+
+    @abstractmethod
     def _total(self) -> torch.Tensor: ...
 
     def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
-        """The state for the next round, or the value of the reduction."""
         total = self._total()
         if self._method.finish is None:
             return total
         return self._method.finish(total, state=self.state, count=self._count, dtype=dtype, **hyperparameters)
 
 
-class Sums(Partials):
+class Sums(Totals):
     """Terms of sums, one or several for each entry.
 
     Attributes:
@@ -176,11 +183,8 @@ class Ranked(Partials):
             return torch.tensor(torch.inf, dtype=dtype)
         return as_state(inside.find(rank, self._everything), dtype)
 
-    def _total(self) -> torch.Tensor:
-        raise NotImplementedError
 
-
-class Blocks(Partials):
+class Blocks(Totals):
     """One small tensor for each block, of any shape; those that come too early wait for their turn."""
 
     def __init__(self, node: MergeNode, state: torch.Tensor | None, count: int, block: int) -> None:
