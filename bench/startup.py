@@ -79,18 +79,14 @@ def _tracking(repeat: int) -> str:
     """What tracking adds to a grid point: the time between its end and the start of the next one."""
     alphas = ",".join(f"{i / POINTS:g}" for i in range(POINTS))
     command = [*APP, "recipe=weighted_sum", f"alpha={alphas}", "output=none", "-m"]
-    costs = []
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(repeat):
-            gaps = [_gap(Path(folder), [*command, *more]) for more in ([], ["tracking=none"])]
-            costs.append(gaps[0] - gaps[1])
-    return median_and_spread(costs)
+    return median_and_spread([_gap(command) - _gap([*command, "tracking=none"]) for _ in range(repeat)])
 
 
-def _gap(folder: Path, command: list[str]) -> float:
-    seconds(command, folder, HERE)
-    sweep = max((folder / "outputs" / "multiruns").iterdir(), key=lambda path: path.stat().st_mtime)
-    runs = [json.loads((sweep / str(n) / "run.json").read_text()) for n in range(POINTS)]
+def _gap(command: list[str]) -> float:
+    with tempfile.TemporaryDirectory() as folder:  # a new one, or the points are there already
+        seconds(command, Path(folder), HERE)
+        (sweep,) = (Path(folder) / "outputs" / "multiruns").iterdir()
+        runs = [json.loads((sweep / str(n) / "run.json").read_text()) for n in range(POINTS)]
     gaps = [(b["started"] - a["ended"]) / 1000 for a, b in pairwise(runs)]
     return statistics.median(gaps)
 
