@@ -31,11 +31,13 @@ from pathlib import Path
 from bench.bars import Bar, Reached, verdict
 from bench.cases import WORKERS_VARIABLE
 from bench.models import make_models, many_keys
-from bench.report import as_for_users, machine, save_section, table
+from bench.report import as_for_users, machine, save_section, table, touch_memory
 
 REPOSITORY = Path(__file__).parents[1]
 CASES_SCRIPT = Path(__file__).with_name("cases.py")
 PEERS = {"sd-mecha": "sd-mecha==1.1.8", "mergekit": "mergekit==0.1.5"}
+MEMORY = {"mecha_exp": 1_000_000_000, "sd-mecha": 9_000_000_000, "mergekit": 13_000_000_000}
+"""Bytes that a tool takes beside its outputs, at most; they are made ready before it starts."""
 LONG_SECONDS = 60
 LIMIT_SECONDS = 1800
 """After which a run has failed."""
@@ -297,6 +299,7 @@ def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: t
 
 def floor(inputs: Sequence[Path], output: Path, outputs: int) -> tuple[float, float]:
     """The seconds of reading every input once, and of copying the outputs."""
+    touch_memory(outputs * inputs[0].stat().st_size)
     started = time.perf_counter()
     with Path(os.devnull).open("wb") as nowhere:
         subprocess.run(["cat", *map(str, inputs)], stdout=nowhere, check=True)
@@ -315,6 +318,7 @@ def run(python: Path, tool: str, case: Case, output: Path, inputs: Sequence[Path
     environment = as_for_users()
     if tool == "mecha_exp":
         environment |= {"PYTHONPATH": str(REPOSITORY), WORKERS_VARIABLE: str(case.workers or "")}
+    touch_memory(MEMORY[tool] + case.outputs * inputs[0].stat().st_size)
     started = time.perf_counter()
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors) as process:

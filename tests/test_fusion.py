@@ -467,7 +467,7 @@ def test_a_loop_that_needs_more_than_the_c_library_is_no_object():
     with pytest.raises(ValueError, match="needs NRT_Allocate"):
         objects.build(calls)
     place = torch.zeros(1, dtype=torch.int64)
-    objects.load(code)(3, 4, place.data_ptr())
+    objects.NativeLoop(code)(3, 4, place.data_ptr())
     assert place.item() == 7
 
 
@@ -478,7 +478,7 @@ def test_a_loop_that_is_dropped_takes_nothing_of_the_others_with_it():
 
     code = objects.build(nothing)
     for _ in range(20):
-        objects.load(code)(0, 0, 0)
+        objects.NativeLoop(code)(0, 0, 0)
         gc.collect()
 
-    objects.load(objects.build(nothing))(0, 0, 0)
+    objects.NativeLoop(objects.build(nothing))(0, 0, 0)

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,13 @@ from mecha_exp.errors import CheckpointError
 
 POSITIONAL = hasattr(os, "preadv") and hasattr(os, "pwrite")  # Windows has neither: seek under a lock
 _CHUNK = 1 << 30  # more than 2 GiB in one call is cut short on Linux and refused on macOS and Windows
+
+
+class Place(NamedTuple):
+    """Where bytes lie, for machine code that reads or writes them: in an open file, from an offset on."""
+
+    descriptor: int
+    offset: int
 
 
 def _open(path: str | os.PathLike[str], flags: int, mode: int) -> int:
@@ -59,6 +67,10 @@ class PositionalFile:
 
     def stat(self) -> os.stat_result:
         return os.fstat(self.descriptor)
+
+    def place(self, offset: int) -> Place | None:
+        """Where a byte lies; None where the system has no calls that take an offset."""
+        return Place(self.descriptor, offset) if self._lock is None else None
 
     def read_into(self, offset: int, view: memoryview) -> None:
         """Fill `view` with the bytes that start at `offset`."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 
 from mecha_exp.checkpoint.companions import content_of
+from mecha_exp.checkpoint.files import Place
 from mecha_exp.checkpoint.folders import PIPELINE, SAFETENSORS, read_index
 from mecha_exp.checkpoint.journal import Note
 from mecha_exp.checkpoint.packing import Package, Tensors
@@ -78,6 +80,16 @@ class FolderWriter:
         """Put raw bytes at byte `start` of the tensor `key`."""
         writer, inner = self._places[key]
         writer.write_bytes(inner, start, data)
+
+    def placed(self, key: str) -> AbstractContextManager[Place | None]:
+        """Where the bytes of a key lie, as `CheckpointWriter.placed` gives it."""
+        writer, inner = self._places[key]
+        return writer.placed(inner)
+
+    def wrote(self, key: str, nbytes: int) -> None:
+        """So many bytes of a key have been written at its place."""
+        writer, inner = self._places[key]
+        writer.wrote(inner, nbytes)
 
     def finish(self, key: str, note: Note) -> None:
         """All of a key has been written."""

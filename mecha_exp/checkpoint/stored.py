@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, torch_dtype
-from mecha_exp.checkpoint.files import byte_view
+from mecha_exp.checkpoint.files import Place, byte_view
 from mecha_exp.checkpoint.header import TensorInfo
 from mecha_exp.checkpoint.reader import Checkpoint
 from mecha_exp.errors import CheckpointError, did_you_mean
@@ -50,6 +50,10 @@ class StoredModel(ABC):
     @abstractmethod
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes of a key from `start` on."""
+
+    def place(self, key: str) -> Place | None:
+        """Where the bytes of a key lie; None where they are not in a file as they are."""
+        return None
 
     @abstractmethod
     def check_unchanged(self) -> None:
@@ -115,6 +119,9 @@ class SafetensorsModel(StoredModel):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         self._file.read_bytes_into(self.info(key).offset + start, view)
 
+    def place(self, key: str) -> Place | None:
+        return self._file.place(self.info(key).offset)
+
     def check_unchanged(self) -> None:
         self._file.check_unchanged()
 
@@ -155,6 +162,10 @@ class JoinedModel(StoredModel):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         model, inner = self._find(key)
         model.read_bytes_into(inner, start, view)
+
+    def place(self, key: str) -> Place | None:
+        model, inner = self._find(key)
+        return model.place(inner)
 
     def check_unchanged(self) -> None:
         for model in self._parts:

@@ -11,7 +11,7 @@ import torch
 
 from mecha_exp.checkpoint.beside import JOURNAL, PARTIAL, beside
 from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
-from mecha_exp.checkpoint.files import PositionalFile, byte_view, require_little_endian
+from mecha_exp.checkpoint.files import Place, PositionalFile, byte_view, require_little_endian
 from mecha_exp.checkpoint.header import encode_header
 from mecha_exp.checkpoint.journal import Finished, Journal, Note, read_journal
 from mecha_exp.checkpoint.leftovers import remove_beside
@@ -106,8 +106,22 @@ class CheckpointWriter:
             return
         with self._explained(), self._in_use() as file:
             file.write(self._offsets[key] + byte_start, view)
+        self.wrote(key, len(view))
+
+    @contextlib.contextmanager
+    def placed(self, key: str) -> Iterator[Place | None]:
+        """Where the bytes of a key lie, for machine code that writes them meanwhile; `wrote` is to be told.
+
+        None where it cannot, or need not.
+        """
+        self._require(key)
+        with self._in_use() as file:
+            yield None if key in self.finished else file.place(self._offsets[key])
+
+    def wrote(self, key: str, nbytes: int) -> None:
+        """So many bytes of a key have been written at its place."""
         with self._changed:
-            self._written[key] += len(view)
+            self._written[key] += nbytes
 
     def finish(self, key: str, note: Note | None = None) -> None:
         """All of a key has been written: whoever goes on from here finds it, and the note, in `finished`."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import TensorInfo, stored_bytes, torch_dtype
+from mecha_exp.checkpoint.files import Place
 from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems
@@ -116,6 +117,9 @@ class AdaptedSource:
         values = torch.empty(len(view) // dtype.itemsize, dtype=dtype)
         self.read_into(key, start // dtype.itemsize, values)
         view[:] = values.view(torch.uint8).numpy().data
+
+    def place(self, key: str) -> Place | None:
+        return None if key in self._rows else self._source.place(self._lent.get(key, key))
 
 
 def _settle_ties(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:

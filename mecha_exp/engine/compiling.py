@@ -117,7 +117,7 @@ def _object(text: LoopText, folder: Path | None) -> Loop:
         code = objects.build(_function(text, "<fused loop>"))
         if path is not None:
             _keep(path, objects.sealed(path, code))
-    return objects.load(code)
+    return objects.NativeLoop(code)
 
 
 def _by_numba(text: LoopText, folder: Path | None) -> Loop:

@@ -21,7 +21,7 @@ from mecha_exp.architectures import (
 )
 from mecha_exp.architectures.conversions import View
 from mecha_exp.checkpoint import TensorInfo
-from mecha_exp.checkpoint.files import byte_view
+from mecha_exp.checkpoint.files import Place, byte_view
 from mecha_exp.engine.inputs import DerivedSource, Source, infos_of
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
 from mecha_exp.nodes import MergeNode, ModelNode, Node, walk
@@ -77,6 +77,11 @@ class ConvertedSource(DerivedSource):
                 self._original.read_bytes_into(source, offset + start, piece)
                 done += len(piece)
             start = max(0, start - size)
+
+    def place(self, key: str) -> Place | None:
+        first, *others = self._ranges(key)
+        place = None if others or self._views[key].transposed else self._original.place(first[0])
+        return place and place._replace(offset=place.offset + first[1])
 
     def _ranges(self, key: str) -> Iterator[tuple[str, int, int]]:
         """What a key is made of, in order: a key of the original, where in it to begin, how many bytes."""

@@ -41,6 +41,12 @@ Task: TypeAlias = Callable[[Scratch], None]
 INTERRUPT_SECONDS = 0.5
 """How long an interrupted merge waits for its workers."""
 
+SMALL_KEY = 1 << 16
+"""Elements up to which a key costs the interpreter more than the processor."""
+
+SMALL_WAITING = 256
+"""Small keys that wait for their worker, at most."""
+
 WORKER_NAME = "mecha_exp worker"
 """Of the threads."""
 
@@ -81,6 +87,7 @@ class _Run(ABC):
 
     key: KeyPlan
     whole_bytes = 0
+    is_small = False
 
     @abstractmethod
     def advance(self) -> Sequence[Task] | None:
@@ -143,6 +150,7 @@ class _KeyRun(_Run):
         self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node
         self._partials: dict[MergeNode, Partials] = {}
         self.whole_bytes = work.plan.whole_bytes_of(key)
+        self.is_small = key.numel <= SMALL_KEY and not self.whole_bytes
         for node in self._program.extents:
             if isinstance(node, LiteralNode) and isinstance(node.value, torch.Tensor):
                 self._values[node] = self._whole_literal(node.value)
@@ -241,7 +249,12 @@ class _KeyRun(_Run):
 
 
 class _Workers:
-    """Threads that share a queue of tiles and take the next key when it is empty."""
+    """Threads that share a queue of tiles and take the next key when it is empty.
+
+    Only one at a time is at small keys: those need the interpreter all the time, of which there is one, and
+    two workers that wait for it in turns are slower than one. The others leave small keys to that one and
+    go on with the next large key.
+    """
 
     def __init__(
         self, runs: Iterator[_Run], options: EngineOptions, finished: Callable[[KeyPlan], None]
@@ -253,6 +266,8 @@ class _Workers:
         self._device = options.device
         self._queue: deque[Task] = deque()
         self._next: _Run | None = next(runs, None)
+        self._small: deque[_Run] = deque()  # keys that wait for the worker that is at small ones
+        self._at_small = False
         self._active = 0  # keys that have begun and not ended
         self._whole_bytes = 0
         self._error: BaseException | None = None
@@ -308,15 +323,33 @@ class _Workers:
             while self._error is None:
                 if self._queue:
                     return self._queue.popleft()
-                if self._next is not None and self._admits(self._next):
-                    run, self._next = self._next, next(self._runs, None)
+                run = self._next_run()
+                if run is not None:
                     self._active += 1
                     self._whole_bytes += run.whole_bytes
+                    self._at_small |= run.is_small
                     return partial(self._advance, run)
-                if self._next is None and not self._active:
+                if self._is_done:
                     return None
                 self._changed.wait()
             return None
+
+    def _next_run(self) -> _Run | None:
+        """The next key that may begin now."""
+        if self._small and not self._at_small:
+            if len(self._small) == SMALL_WAITING // 2:
+                self._changed.notify_all()  # there is room for more
+            return self._small.popleft()
+        while self._next is not None and self._admits(self._next) and len(self._small) < SMALL_WAITING:
+            run, self._next = self._next, next(self._runs, None)
+            if not (run.is_small and self._at_small):
+                return run
+            self._small.append(run)
+        return None
+
+    @property
+    def _is_done(self) -> bool:
+        return self._next is None and not self._small and not self._active
 
     def _admits(self, run: _Run) -> bool:
         return (
@@ -336,10 +369,12 @@ class _Workers:
             if tiles is None:
                 self._active -= 1
                 self._whole_bytes -= run.whole_bytes
+                self._at_small &= not run.is_small
             else:
                 left = [len(tiles)]
                 self._queue.extend(partial(self._tile, run, tile, left) for tile in tiles)
-            self._changed.notify_all()
+            if tiles or run.whole_bytes or self._is_done:  # for what others may be waiting
+                self._changed.notify_all()
 
     def _tile(self, run: _Run, tile: Task, left: list[int], scratch: Scratch) -> None:
         tile(scratch)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from mecha_exp.checkpoint import StoredModel, TensorInfo, dtype_name, is_arithmetic, open_stored, torch_dtype
+from mecha_exp.checkpoint.files import Place
 from mecha_exp.checkpoint.hub import hub_folder, is_hub_name
 from mecha_exp.errors import CheckpointError, Problems, did_you_mean
 from mecha_exp.extensions import model_dirs
@@ -57,6 +58,9 @@ class Source(Protocol):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes from `start` on."""
 
+    def place(self, key: str) -> Place | None:
+        """Where the bytes of a key lie; None where they are not in a file as they are."""
+
     def check_unchanged(self) -> None:
         """CheckpointError where the data is no longer what the plan saw."""
 
@@ -98,6 +102,9 @@ class MemorySource:
         raw = self._tensors[key].reshape(-1).view(torch.uint8)[start : start + len(view)]
         view[:] = raw.numpy().data
 
+    def place(self, key: str) -> Place | None:
+        return None
+
     def check_unchanged(self) -> None:
         pass
 
@@ -116,6 +123,10 @@ class DerivedSource:
         self.identity = original.identity
         self.check_unchanged = original.check_unchanged
         self.close = original.close
+
+    def place(self, key: str) -> Place | None:
+        """Where the bytes of a key lie, if it has them as the original does."""
+        return None
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +16,14 @@ from mecha_exp.engine.objects import Loop
 from mecha_exp.engine.partials import Partials, Ranked, Sums, SumTable
 from mecha_exp.engine.planned import KeyPlan, Plan
 from mecha_exp.engine.program import Pass
+from mecha_exp.engine.streaming import Stream, can_stream, run_stream
 from mecha_exp.engine.work import Buffer, Scratch
 from mecha_exp.engine.writing import loop_dtype
 from mecha_exp.nodes import MergeNode, ModelNode, Node
 from mecha_exp.signature import Tile
+
+_FOUND = 5
+"""Numbers that a loop finds of a rank."""
 
 
 class KeyLoop:
@@ -51,33 +56,80 @@ class KeyLoop:
         self._key_dtype = torch.int32 if is_single else torch.int64
 
     def run(
-        self,
-        tile: Tile,
-        inputs: Sequence[Buffer],
-        outputs: Sequence[Buffer | None],
-        scratch: Scratch,
+        self, tile: Tile, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], scratch: Scratch
     ) -> list[float]:
         """Compute a tile and add to the partials; returns the largest magnitude of each input and output."""
+        call = self._call(tile, [*inputs, *outputs], scratch)
+        self._code(tile.start, tile.stop - tile.start, call.address)
+        self._collect(call)
+        largest: list[float] = (
+            np.frombuffer(call.peaks.view, np.int64).astype(self._bits).view(self._number).tolist()
+        )
+        return largest
+
+    def stream(self, tile: Tile, stream: Stream, scratch: Scratch) -> int:
+        """Read, compute and write a tile by parts, without Python; returns how many entries are done.
+
+        The next part is one that `run` has to do.
+        """
+        call = self._call(tile, stream.tiles, scratch)
+        where = (call.address, self._sums.row_bytes, call.peaks.address, call.found, len(self._ranked))
+        done = run_stream(stream, self._code, tile, *where)
+        self._collect(call)
+        return done
+
+    @property
+    def streams(self) -> bool:
+        """Whether `stream` is possible."""
+        return can_stream(self._code)
+
+    def limit(self, magnitude: float) -> int:
+        """A magnitude as the loop gives it, in its bits."""
+        return int(self._number(magnitude).view(self._bits))
+
+    def _call(self, tile: Tile, tiles: Sequence[Buffer | None], scratch: Scratch) -> _Call:
+        """What the loop is to be given for a tile."""
         count = tile.stop - tile.start
         kept = [
             scratch.take(("kept", place), self._key_dtype, count + 1) for place in range(len(self._ranked))
         ]
-        found = [array("q", [*reduction.bracket, 0, 0, 0]) for reduction in self._ranked]
+        found = array("q")
+        for reduction in self._ranked:
+            found.extend((*reduction.bracket, 0, 0, 0))
+        place, size = found.buffer_info()[0], _FOUND * found.itemsize
         terms = [self._sums.address(tile.start), *(buffer.address for buffer in kept)]
-        terms += [numbers.buffer_info()[0] for numbers in found]
-        peaks = scratch.take("peaks", torch.int64, len(inputs) + len(outputs))
+        terms += range(place, place + len(kept) * size, size)
+        peaks = scratch.take("peaks", torch.int64, len(tiles))
         room = scratch.take("room", torch.int8, self._room)
-        tiles = [buffer.address if buffer else 0 for buffer in (*inputs, *outputs)]
-        table = array("q", [*self._addresses, peaks.address, room.address, *tiles, *terms])
-        self._code(tile.start, count, table.buffer_info()[0])
-        for reduction, buffer, (_, _, below, no_numbers, inside) in zip(
-            self._ranked, kept, found, strict=True
-        ):
+        places = [buffer.address if buffer else 0 for buffer in tiles]
+        table = array("q", [*self._addresses, peaks.address, room.address, *places, *terms])
+        return _Call(table, peaks, kept, found)
+
+    def _collect(self, call: _Call) -> None:
+        """Hand on what the loop has found of ranks."""
+        for place, (reduction, buffer) in enumerate(zip(self._ranked, call.kept, strict=True)):
+            _, _, below, no_numbers, inside = call.found[place * _FOUND : (place + 1) * _FOUND]
             reduction.collect(below, no_numbers, buffer.tensor[:inside].numpy().copy())
-        largest: list[float] = (
-            np.frombuffer(peaks.view, np.int64).astype(self._bits).view(self._number).tolist()
-        )
-        return largest
+
+
+class _Call(NamedTuple):
+    """What a loop is given for a tile, and where it puts what it finds.
+
+    Attributes:
+        table: the addresses of all.
+        peaks: of the largest magnitudes.
+        kept: of each rank the entries that are inside its bracket.
+        found: of each rank its bracket, and how many entries are below, not a number, and inside.
+    """
+
+    table: array[int]
+    peaks: Buffer
+    kept: list[Buffer]
+    found: array[int]
+
+    @property
+    def address(self) -> int:
+        return self.table.buffer_info()[0]
 
 
 def loop_for(

@@ -63,23 +63,29 @@ def build(function: Any) -> bytes:
     return code
 
 
-def load(code: bytes) -> Loop:
-    """The loop in an object file that `build` gave; other threads go on while it runs."""
-    from llvmlite import binding
+class NativeLoop:
+    """The loop in an object file that `build` gave; other threads go on while it runs.
 
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
-    engine.add_object_file(binding.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    native = _NATIVE(engine.get_function_address(_ENTRY))
-    result = ctypes.c_void_p()
-    place = ctypes.addressof(result)
+    Attributes:
+        address: of its machine code.
+        result: the address of the place that it is given for results.
+    """
 
-    def loop(start: int, count: int, table: int) -> None:
-        if native(place, place, start, count, table):
+    def __init__(self, code: bytes) -> None:
+        from llvmlite import binding
+
+        engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+        engine.add_object_file(binding.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        self._engine = engine  # which owns the code
+        self._place = ctypes.c_void_p()
+        self.result = ctypes.addressof(self._place)
+        self.address: int = engine.get_function_address(_ENTRY)
+        self._call = _NATIVE(self.address)
+
+    def __call__(self, start: int, count: int, table: int) -> None:
+        if self._call(self.result, self.result, start, count, table):
             raise RuntimeError("a compiled loop failed")
-
-    loop.engine, loop.result = engine, result  # type: ignore[attr-defined]  # they live as long as it does
-    return loop
 
 
 def sealed(path: Path, code: bytes) -> bytes:

@@ -121,6 +121,7 @@ class SumTable:
 
     Attributes:
         sums: of each block and column.
+        row_bytes: of a block.
     """
 
     def __init__(self, reductions: Sequence[tuple[Sums, int]]) -> None:
@@ -131,11 +132,11 @@ class SumTable:
             columns += terms
         self.sums = np.zeros((reductions[0][0].blocks if reductions else 0, columns))
         self._place = self.sums.ctypes.data
-        self._row_bytes = 8 * columns
+        self.row_bytes = 8 * columns
 
     def address(self, start: int) -> int:
         """Where a loop is to put the sums of the blocks from an entry on."""
-        return self._place + start // REDUCTION_BLOCK * self._row_bytes
+        return self._place + start // REDUCTION_BLOCK * self.row_bytes
 
     @cached_property
     def totals(self) -> np.ndarray:

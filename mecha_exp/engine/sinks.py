@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 import torch
 
 from mecha_exp.checkpoint import Note, torch_dtype
+from mecha_exp.checkpoint.files import Place
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 """The dtype (by its safetensors name) and the shape of each key."""
@@ -31,6 +33,12 @@ class Sink(Protocol):
     def write_bytes(self, key: str, start: int, data: memoryview) -> None:
         """Bytes from `start` on of a key."""
 
+    def placed(self, key: str) -> AbstractContextManager[Place | None]:
+        """Where the bytes of a key lie, for machine code that writes them meanwhile; None where it cannot."""
+
+    def wrote(self, key: str, nbytes: int) -> None:
+        """So many bytes of a key have been written at its place."""
+
     def finish(self, key: str, note: Note) -> None:
         """All of a key has been written; the note is kept with it."""
 
@@ -44,7 +52,17 @@ class Sink(Protocol):
         """Leave what a later run can go on with."""
 
 
-class NoSink:
+class _Placeless:
+    """A sink that is no file."""
+
+    def placed(self, key: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def wrote(self, key: str, nbytes: int) -> None:
+        pass
+
+
+class NoSink(_Placeless):
     """Where only numbers about a model are wanted."""
 
     finished: Mapping[str, Note] = MappingProxyType({})
@@ -64,7 +82,7 @@ class NoSink:
     abort = suspend = commit
 
 
-class MemorySink:
+class MemorySink(_Placeless):
     """Fills a dictionary that the caller owns; the tensors are there when all has been written."""
 
     finished: Mapping[str, Note] = MappingProxyType({})
@@ -94,7 +112,7 @@ class MemorySink:
     suspend = abort
 
 
-class ReceiverSink:
+class ReceiverSink(_Placeless):
     """Gives each tensor to a function when it is complete, and keeps none: the model is never held entire.
 
     What the function raises ends the merge.

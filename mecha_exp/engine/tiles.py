@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -16,11 +17,18 @@ from mecha_exp.engine.overflow import count_lost, overflows_from, saturates, uni
 from mecha_exp.engine.partials import WIDE, Partials, block_of, is_by_entry
 from mecha_exp.engine.planned import KeyPlan, Output
 from mecha_exp.engine.program import Pass
+from mecha_exp.engine.routes import find_route
 from mecha_exp.engine.selection import sample_spans
 from mecha_exp.engine.work import Buffer, Scratch, Work, widen
 from mecha_exp.errors import MergeError
 from mecha_exp.nodes import MergeNode, ModelNode, Node
 from mecha_exp.signature import Tile
+
+STREAMED_TILE = 1 << 17
+"""Elements of a tile that is streamed, at most: nothing but the second cache bounds how small it can be."""
+
+STREAMED_TOGETHER = 1 << 21
+"""Elements that a worker streams at a time: calls of Python are few then."""
 
 
 class KeyPass:
@@ -53,6 +61,7 @@ class KeyPass:
             for number, node in trip.outputs
         ]
         self._loop = loop_for(work.plan, key, trip, values, partials)
+        self._route = find_route(work, key, trip, self._loop) if self._loop else None
         self._item_bytes = sum(dtype.itemsize for dtype in self._stored.values()) if trip.is_full else 0
 
     @property
@@ -61,18 +70,24 @@ class KeyPass:
         return block_of(self._columns, bool(self._trip.reductions))
 
     def tiles(self) -> list[Tile]:
-        """The tiles, in order; a sample is a tile of its own."""
-        block, count = self.block, self._key.numel
-        if self._trip.sampled:
-            size = sum(stop - start for start, stop in self._spans)
-            return [Tile(self._key.key, 0, size, self._key.shape)]
-        size = -(-max(self._plan.options.tile_size, block) // block) * block
-        if self._columns > WIDE:
-            size = block
+        """What workers take at a time, in order: tiles, or several together where they need no Python."""
+        size = self._length * (max(1, STREAMED_TOGETHER // self._length) if self._route else 1)
+        count = self._length if self._trip.sampled else self._key.numel
         return [
             Tile(self._key.key, start, min(start + size, count), self._key.shape)
             for start in range(0, count, size)
         ]
+
+    @cached_property
+    def _length(self) -> int:
+        """The elements of a tile; a sample is a tile of its own."""
+        if self._trip.sampled:
+            return sum(stop - start for start, stop in self._spans)
+        if self._columns > WIDE:
+            return self.block
+        size = self._plan.options.tile_size
+        size = min(size, STREAMED_TILE) if self._route else size
+        return -(-max(size, self.block) // self.block) * self.block
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
@@ -80,7 +95,19 @@ class KeyPass:
         return sample_spans(self._key.numel, self._columns)
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
-        """Everything that is done with one tile."""
+        """Everything that is done with a tile, or with several together."""
+        start = tile.start
+        while start < tile.stop:
+            left = replace(tile, start=start)
+            if self._route:
+                start += self._route.stream(left, self._length, scratch)
+            if start < tile.stop:  # nothing is streamed, or this tile needs to be looked at
+                stop = min(start + self._length, tile.stop)
+                self._run_tile(replace(tile, start=start, stop=stop), scratch)
+                start = stop
+        self._work.progress(tile.key, (tile.stop - tile.start) * self._item_bytes)
+
+    def _run_tile(self, tile: Tile, scratch: Scratch) -> None:
         if self._loop is not None:
             values, peaks = self._run_loop(self._loop, tile, scratch)
         else:
@@ -89,7 +116,6 @@ class KeyPass:
             self._values[node].view(-1)[tile.start : tile.stop] = values[node]
         for node, outputs in self._outputs:
             self._write(node, outputs, values.get(node), peaks.get(node), tile, scratch)
-        self._work.progress(tile.key, (tile.stop - tile.start) * self._item_bytes)
 
     # fused
 

@@ -1,0 +1,198 @@
+"""Tiles that go from files through a loop to files without Python: the same bytes, the same errors."""
+
+import os
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from state_dicts import contents
+
+import mecha_exp as mx
+from mecha_exp import CheckpointError, EngineOptions, Job, MergeError, merge_many
+from mecha_exp.checkpoint import Checkpoint, CheckpointWriter, files, open_stored
+from mecha_exp.engine import objects
+from mecha_exp.engine.adapting import AdaptedSource
+from mecha_exp.engine.inputs import MemorySource
+from mecha_exp.engine.partials import REDUCTION_BLOCK
+from mecha_exp.engine.routes import Route
+from mecha_exp.engine.tiles import KeyPass
+from mecha_exp.nodes import InMemory
+
+pytestmark = pytest.mark.skipif(not objects.is_possible(), reason="loops call each other on Linux only")
+
+TILE = REDUCTION_BLOCK
+COUNT = 3 * TILE + 1001  # four tiles
+KEYS = {"w": (COUNT, torch.float32), "half": (COUNT, torch.float16), "bias": (7, torch.float16)}
+RECIPES = {
+    "elementwise": lambda a, b, c: mx.weighted_sum(a, b, alpha=0.3),
+    "sums": lambda a, b, c: mx.slerp(a, b, alpha=0.3),
+    "ranks": lambda a, b, c: mx.add_difference_ties(a, b, c, alpha=0.7, k=0.2),
+    "draws": lambda a, b, c: mx.dare_ties(a, b, c, density=0.5),
+}
+NO_FILE = files.Place(1_000_000, 0)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    for name in "abc":
+        drawn = {key: torch.randn(count, generator=generator) * 0.1 for key, (count, _) in KEYS.items()}
+        save_file({key: drawn[key].to(KEYS[key][1]) for key in drawn}, tmp_path / f"{name}.safetensors")
+    return [str(tmp_path / f"{name}.safetensors") for name in "abc"]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Counts the entries that are streamed, and the tiles that Python does."""
+    counted = Counter()
+    stream, run_tile = Route.stream, KeyPass._run_tile
+
+    def count_stream(self, tile, length, scratch):
+        done = stream(self, tile, length, scratch)
+        counted["streamed"] += done
+        return done
+
+    def count_tile(self, tile, scratch):
+        counted["by Python"] += not self._trip.sampled
+        run_tile(self, tile, scratch)
+
+    monkeypatch.setattr(Route, "stream", count_stream)
+    monkeypatch.setattr(KeyPass, "_run_tile", count_tile)
+    return counted
+
+
+def merged(recipe, folder, dtype=None, **options):
+    target = folder / "merged.safetensors"
+    report = merge_many(
+        [Job(recipe, target, dtype)], EngineOptions(**{"tile_size": TILE, "fuse": "always", **options})
+    )
+    return contents(load_file(target)), report
+
+
+def change(path, key, place, value):
+    tensors = load_file(path)
+    tensors[key][place] = value
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_streamed_tiles_have_the_bytes_of_those_by_torch(name, paths, tmp_path, steps):
+    recipe = RECIPES[name](*paths)
+    expected, _ = merged(recipe, tmp_path, fuse="never")
+    assert not steps["streamed"]
+    steps.clear()
+    for workers in (1, 3):
+        assert merged(recipe, tmp_path, workers=workers)[0] == expected
+    assert steps["streamed"] >= 2 * sum(count for count, _ in KEYS.values())
+    assert not steps["by Python"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_tile_that_python_has_to_look_at_changes_no_bytes(name, paths, tmp_path, steps):
+    change(paths[1], "half", TILE + 5, torch.inf)  # only in one of the tiles something is unusual
+    change(paths[2], "w", 2 * TILE, torch.nan)
+    recipe = RECIPES[name](*paths)
+    expected, by_torch = merged(recipe, tmp_path, fuse="never", on_nonfinite="keep")
+    steps.clear()
+    found, report = merged(recipe, tmp_path, on_nonfinite="keep")
+    assert found == expected
+    assert report.nonfinite_values == by_torch.nonfinite_values
+    assert steps["streamed"]
+    assert steps["by Python"]
+
+
+def test_what_overflows_is_counted(paths, tmp_path, steps):
+    change(paths[0], "w", [3, TILE + 5, TILE + 6, COUNT - 1], 70000.0)
+    found, report = merged(mx.n_average(paths[0], paths[0]), tmp_path, torch.float16)
+    assert report.nonfinite_values == (4,)
+    assert found["w"] == contents({"w": load_file(paths[0])["w"].half()})["w"]
+    assert steps["by Python"] == 3  # of five: the keys' halves are streamed
+    with pytest.raises(MergeError, match=r"'w' of the output has 1 values that are not finite"):
+        merged(mx.n_average(paths[0], paths[0]), tmp_path, torch.float16, strict=True)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_value_that_is_not_finite_is_an_error_that_says_where(name, paths, tmp_path):
+    change(paths[1], "half", 2 * TILE + 5, torch.nan)
+    said = rf"b\.safetensors: the key 'half' has .* not finite \(1 NaN or infinite .* {2 * TILE} to"
+    with pytest.raises(MergeError, match=said):
+        merged(RECIPES[name](*paths), tmp_path)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("side", ["read", "written"])
+def test_what_cannot_be_moved_is_left_to_python(name, side, paths, tmp_path, steps, monkeypatch):
+    recipe = RECIPES[name](*paths)
+    expected, _ = merged(recipe, tmp_path)
+
+    @contextmanager
+    def nowhere(self, key):
+        yield NO_FILE
+
+    if side == "read":
+        monkeypatch.setattr(Checkpoint, "place", lambda self, offset: NO_FILE)
+    else:
+        monkeypatch.setattr(CheckpointWriter, "placed", nowhere)
+    steps.clear()
+    assert merged(recipe, tmp_path)[0] == expected
+    assert steps["by Python"]
+
+
+def test_a_file_that_ends_too_early_is_an_error(paths, tmp_path):
+    def shorten(key, nbytes):
+        os.truncate(paths[1], 1000)
+
+    jobs = [Job(mx.weighted_sum(*paths[:2], alpha=0.3), tmp_path / "merged.safetensors")]
+    with pytest.raises(CheckpointError, match=r"b\.safetensors .*it was changed while it was being read"):
+        merge_many(jobs, EngineOptions(tile_size=TILE, fuse="always", workers=1), shorten)
+    assert not (tmp_path / "merged.safetensors").exists()
+
+
+def test_several_outputs_are_streamed_together(paths, tmp_path, steps):
+    jobs = [
+        Job(
+            mx.weighted_sum(*paths[:2], alpha=alpha),
+            tmp_path / f"{alpha}.safetensors",
+            statistics=alpha == 0.2,
+        )
+        for alpha in (0.1, 0.2)
+    ]
+    merge_many(jobs, EngineOptions(tile_size=TILE, fuse="always"))
+    assert not steps["by Python"]
+    for job in jobs:
+        assert contents(load_file(job.output)) == merged(job.recipe, tmp_path, fuse="never")[0]
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["memory", "receiver", "converted dtype", "no positions"],
+)
+def test_what_is_no_file_or_no_such_dtype_goes_through_python(case, paths, tmp_path, steps, monkeypatch):
+    recipe, target, dtype = mx.weighted_sum(*paths[:2], alpha=0.3), tmp_path / "merged.safetensors", None
+    if case == "memory":
+        recipe = mx.weighted_sum(paths[0], mx.model(load_file(paths[1])), alpha=0.3)
+    elif case == "receiver":
+        target = lambda key, tensor: None  # noqa: E731
+    elif case == "converted dtype":
+        dtype = torch.float64
+    else:
+        monkeypatch.setattr(files, "POSITIONAL", False)
+    merge_many([Job(recipe, target, dtype)], EngineOptions(fuse="always"))
+    assert not steps["streamed"]
+    assert steps["by Python"]
+
+
+def test_places_are_those_of_the_bytes(paths, tmp_path):
+    """Of a file, of a key that is lent, and of none that is resized or in memory."""
+    with open_stored(tmp_path / "a.safetensors") as stored:
+        adapted = AdaptedSource(stored, {"tied": "half"}, rows={"w": (COUNT + 1, stored)})
+        for source, key in ((stored, "w"), (adapted, "tied")):
+            place = source.place(key)
+            raw = os.pread(place.descriptor, source.info(key).nbytes, place.offset)
+            expected = bytearray(len(raw))
+            source.read_bytes_into(key, 0, memoryview(expected))
+            assert raw == expected
+        assert adapted.place("w") is None
+    assert MemorySource(InMemory({"w": torch.ones(3)}, "memory")).place("w") is None
