@@ -2,27 +2,54 @@
 
     python cases.py TOOL CASE OUTPUT INPUT...
 
-prints the seconds of the merge, imports left out, as the last line.
+prints as the last line the seconds of the merge, imports left out, those of having memory ready before it, and
+the peak memory of the process.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+MEMORY_VARIABLE = "MECHA_EXP_BENCH_MEMORY"
+"""Says how many bytes of memory are made ready before a merge."""
+
+TOUCH = Path(__file__).with_name("touch.py")
 WORKERS_VARIABLE = "MECHA_EXP_BENCH_WORKERS"
 """Says how many threads mecha_exp uses; nothing is one for each core."""
+
+Work: TypeAlias = Callable[[], object]
+"""What is measured."""
 
 POINTS = [0.3 + 0.1 * i for i in range(8)]
 
 
-def ours(case: str, output: Path, inputs: list[str]) -> float:
-    """Run a case with mecha_exp."""
+def touch_memory(size: int) -> None:
+    """Have so many bytes of free memory ready.
+
+    A virtual machine gives memory that was free for two seconds back to its host, from where the next touch
+    fetches it at a tenth of the speed (0.4 GB/s instead of 3, seen here): what is measured then is how long
+    ago a program ended. So every tool finds as much as it will take.
+    """
+    # in a process of its own, whose memory does not count as that of the tool
+    subprocess.run([sys.executable, "-S", str(TOUCH), str(size)], check=True)
+
+
+def peak_memory() -> int:
+    """Bytes that this process had resident at most, mapped pages included."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return int(line.split()[1]) * 1024
+
+
+def ours(case: str, output: Path, inputs: list[str]) -> Work:
+    """A case by mecha_exp."""
     import mecha_exp as me
     from mecha_exp.engine import EngineOptions, Job, merge_many
 
@@ -65,9 +92,7 @@ def ours(case: str, output: Path, inputs: list[str]) -> float:
         jobs = [Job(recipes[case](), output, durable=False, statistics=case == "statistics")]
     workers = os.environ.get(WORKERS_VARIABLE)
     options = EngineOptions(workers=int(workers) if workers else None)
-    started = time.perf_counter()
-    merge_many(jobs, options)
-    return time.perf_counter() - started
+    return lambda: merge_many(jobs, options)
 
 
 def doubled(node: Any, average: Any, weighted_sum: Any, expert: Any) -> Any:
@@ -77,8 +102,8 @@ def doubled(node: Any, average: Any, weighted_sum: Any, expert: Any) -> Any:
     return node
 
 
-def sd_mecha(case: str, output: Path, inputs: list[str]) -> float:
-    """Run a case with sd-mecha 1.1.8."""
+def sd_mecha(case: str, output: Path, inputs: list[str]) -> Work:
+    """A case by sd-mecha 1.1.8."""
     import sd_mecha
     import torch
     from sd_mecha.extensions import merge_methods
@@ -100,14 +125,12 @@ def sd_mecha(case: str, output: Path, inputs: list[str]) -> float:
         "deep": lambda: doubled(base, sd_mecha.n_average, sd_mecha.weighted_sum, experts[0]),
     }
     recipe = recipes[case]()
-    started = time.perf_counter()
     dtypes = {"merge_dtype": torch.float32, "output_dtype": torch.float16}
-    sd_mecha.merge(recipe, **dtypes, output=output, threads=2, merge_device="cpu")
-    return time.perf_counter() - started
+    return lambda: sd_mecha.merge(recipe, **dtypes, output=output, threads=2, merge_device="cpu")
 
 
-def mergekit(case: str, output: Path, inputs: list[str]) -> float:
-    """Run a case with mergekit-pytorch 0.1.5."""
+def mergekit(case: str, output: Path, inputs: list[str]) -> Work:
+    """A case by mergekit-pytorch 0.1.5."""
     import yaml
     from mergekit.scripts.merge_raw_pytorch import main
 
@@ -129,16 +152,26 @@ def mergekit(case: str, output: Path, inputs: list[str]) -> float:
     }
     if base_model:
         config["base_model"] = base_model
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.yml"
-        path.write_text(yaml.safe_dump(config))
-        started = time.perf_counter()
-        main([str(path), str(output.with_suffix("")), "--quiet"], standalone_mode=False)
-        return time.perf_counter() - started
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name) / "config.yml"
+    path.write_text(yaml.safe_dump(config))
+    command = [str(path), str(output.with_suffix("")), "--quiet"]
+
+    def work() -> None:
+        with folder:
+            main(command, standalone_mode=False)
+
+    return work
 
 
 if __name__ == "__main__":
     tool, case, target, *paths = sys.argv[1:]
-    run = {"mecha_exp": ours, "sd-mecha": sd_mecha, "mergekit": mergekit}[tool]
-    taken = run(case, Path(target), paths)
-    sys.stdout.write("\n" + json.dumps({"seconds": taken}) + "\n")
+    prepare = {"mecha_exp": ours, "sd-mecha": sd_mecha, "mergekit": mergekit}[tool]
+    work = prepare(case, Path(target), paths)
+    begun = time.perf_counter()
+    touch_memory(int(os.environ.get(MEMORY_VARIABLE, 0)))
+    started = time.perf_counter()
+    work()
+    ended = time.perf_counter()
+    result = {"seconds": ended - started, "touching": started - begun, "peak": peak_memory()}
+    sys.stdout.write("\n" + json.dumps(result) + "\n")

@@ -29,14 +29,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.bars import Bar, Reached, verdict
-from bench.cases import WORKERS_VARIABLE
+from bench.cases import MEMORY_VARIABLE, WORKERS_VARIABLE, touch_memory
 from bench.models import make_models, many_keys
-from bench.report import as_for_users, machine, save_section, table, touch_memory
+from bench.report import as_for_users, machine, save_section, table
 
 REPOSITORY = Path(__file__).parents[1]
 CASES_SCRIPT = Path(__file__).with_name("cases.py")
 PEERS = {"sd-mecha": "sd-mecha==1.1.8", "mergekit": "mergekit==0.1.5"}
-MEMORY = {"mecha_exp": 1_000_000_000, "sd-mecha": 9_000_000_000, "mergekit": 13_000_000_000}
+MEMORY = {"mecha_exp": 300_000_000, "sd-mecha": 9_000_000_000, "mergekit": 13_000_000_000}
 """Bytes that a tool takes beside its outputs, at most; they are made ready before it starts."""
 LONG_SECONDS = 60
 LIMIT_SECONDS = 1800
@@ -315,10 +315,10 @@ def floor(inputs: Sequence[Path], output: Path, outputs: int) -> tuple[float, fl
 def run(python: Path, tool: str, case: Case, output: Path, inputs: Sequence[Path], result: Measured) -> None:
     """One run in a process of its own; its seconds and its peak resident size."""
     command = [str(python), str(CASES_SCRIPT), tool, case.work or case.name, str(output), *map(str, inputs)]
-    environment = as_for_users()
+    memory = MEMORY[tool] + case.outputs * inputs[0].stat().st_size
+    environment = as_for_users() | {MEMORY_VARIABLE: str(memory)}
     if tool == "mecha_exp":
         environment |= {"PYTHONPATH": str(REPOSITORY), WORKERS_VARIABLE: str(case.workers or "")}
-    touch_memory(MEMORY[tool] + case.outputs * inputs[0].stat().st_size)
     started = time.perf_counter()
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors) as process:
@@ -326,18 +326,18 @@ def run(python: Path, tool: str, case: Case, output: Path, inputs: Sequence[Path
             limit = threading.Timer(LIMIT_SECONDS, process.kill)
             limit.start()
             printed = process.stdout.read().decode()
-            _, status, usage = os.wait4(process.pid, 0)
+            process.wait()
             limit.cancel()
-            process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             errors.seek(0)
             last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
             say(f"{tool} failed at {case.title}: {' '.join(last)}\n    {' '.join(command)}")
             result.failed = True
         else:
-            result.seconds.append(json.loads(printed.splitlines()[-1])["seconds"])
-            result.starts.append(time.perf_counter() - started - result.seconds[-1])
-            result.peak = max(result.peak, usage.ru_maxrss * 1024)
+            taken = json.loads(printed.splitlines()[-1])
+            result.seconds.append(taken["seconds"])
+            result.starts.append(time.perf_counter() - started - taken["seconds"] - taken["touching"])
+            result.peak = max(result.peak, taken["peak"])
     for path in output.parent.glob(f"{output.stem}*"):
         if path.is_dir():
             for part in path.iterdir():

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-TOUCH = Path(__file__).with_name("touch.py")
 
 
 def seconds(command: Sequence[str], cwd: Path, environment: dict[str, str] | None = None) -> float:
@@ -33,17 +32,6 @@ def seconds(command: Sequence[str], cwd: Path, environment: dict[str, str] | Non
 def as_for_users() -> dict[str, str]:
     """The environment without what keeps Python from storing what it compiled: users import that."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-
-
-def touch_memory(size: int) -> None:
-    """Have so many bytes of free memory ready.
-
-    A virtual machine gives memory that was free for some seconds back to its host, from where the next touch
-    fetches it at a tenth of the speed (0.4 GB/s instead of 3, seen here): what is measured then is how long
-    ago a program ended. So every tool starts with as much as it will take.
-    """
-    # in a process of its own: a child's peak resident size is at least that of the process that starts it
-    subprocess.run([sys.executable, "-S", str(TOUCH), str(size)], check=True)
 
 
 def median_and_spread(values: Sequence[float]) -> str:

@@ -1,9 +1,9 @@
-"""Touches so many bytes of memory, as a process of its own: `python touch.py BYTES`."""
+"""Touches so many bytes of memory and ends: `python touch.py BYTES`."""
 
 import mmap
 import sys
 
-size = int(sys.argv[1])
+size = max(int(sys.argv[1]), mmap.PAGESIZE)
 with mmap.mmap(-1, size) as memory:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -1,5 +1,6 @@
 """Formats: from one to the other and back gives the same bytes, for every pair of every architecture."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,26 @@ def test_there_and_back_gives_the_same_bytes(source, target):
     for key, tensor in back.items():
         assert tensor.numpy().tobytes() == model[key].numpy().tobytes(), key
         assert tensor.shape == model[key].shape, key
+
+
+@pytest.mark.skipif(not hasattr(os, "pread"), reason="nothing has a place without it")
+@pytest.mark.parametrize(
+    ("source", "target"), [("clip_g-openclip", "clip_g-hf"), ("clip_g-hf", "clip_g-openclip")]
+)
+def test_a_view_has_a_place_where_its_bytes_lie_together(source, target, tmp_path):
+    save_file(small_model(source), tmp_path / "model.safetensors")
+    with open_stored(tmp_path / "model.safetensors") as stored:
+        made = ConvertedSource(stored, views(source, target))
+        placed = 0
+        for key in made.keys():
+            expected = bytearray(made.info(key).nbytes)
+            made.read_bytes_into(key, 0, memoryview(expected))
+            if (place := made.place(key)) is not None:
+                placed += 1
+                assert os.pread(place.descriptor, len(expected), place.offset) == expected, key
+        stacked = [key for key in made.keys() if made.place(key) is None]
+    assert placed
+    assert all("in_proj" in key or "text_projection" in key for key in stacked)
 
 
 def test_a_fused_projection_is_cut_into_queries_keys_and_values():
