@@ -2,8 +2,8 @@
 
     python cases.py TOOL CASE OUTPUT INPUT...
 
-prints as the last line the seconds of the merge, imports left out, those of having memory ready before it, and
-the peak memory of the process.
+prints as the last line the seconds of the merge, imports left out, those of having memory ready before it,
+and the peak memory of the process.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from mecha_exp.engine.objects import Loop
 from mecha_exp.engine.partials import Partials, Ranked, Sums, SumTable
 from mecha_exp.engine.planned import KeyPlan, Plan
 from mecha_exp.engine.program import Pass
-from mecha_exp.engine.streaming import Stream, can_stream, run_stream
+from mecha_exp.engine.streaming import LoopTable, Stream, can_stream, run_stream
 from mecha_exp.engine.work import Buffer, Scratch
 from mecha_exp.engine.writing import loop_dtype
 from mecha_exp.nodes import MergeNode, ModelNode, Node
@@ -59,11 +58,11 @@ class KeyLoop:
         self, tile: Tile, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], scratch: Scratch
     ) -> list[float]:
         """Compute a tile and add to the partials; returns the largest magnitude of each input and output."""
-        call = self._call(tile, [*inputs, *outputs], scratch)
-        self._code(tile.start, tile.stop - tile.start, call.address)
-        self._collect(call)
+        table = self._table(tile, [*inputs, *outputs], scratch)
+        self._code(tile.start, tile.stop - tile.start, table.address)
+        self._collect(table)
         largest: list[float] = (
-            np.frombuffer(call.peaks.view, np.int64).astype(self._bits).view(self._number).tolist()
+            np.frombuffer(table.peaks.view, np.int64).astype(self._bits).view(self._number).tolist()
         )
         return largest
 
@@ -72,10 +71,9 @@ class KeyLoop:
 
         The next part is one that `run` has to do.
         """
-        call = self._call(tile, stream.tiles, scratch)
-        where = (call.address, self._sums.row_bytes, call.peaks.address, call.found, len(self._ranked))
-        done = run_stream(stream, self._code, tile, *where)
-        self._collect(call)
+        table = self._table(tile, stream.tiles, scratch)
+        done = run_stream(stream, self._code, tile, table)
+        self._collect(table)
         return done
 
     @property
@@ -87,7 +85,7 @@ class KeyLoop:
         """A magnitude as the loop gives it, in its bits."""
         return int(self._number(magnitude).view(self._bits))
 
-    def _call(self, tile: Tile, tiles: Sequence[Buffer | None], scratch: Scratch) -> _Call:
+    def _table(self, tile: Tile, tiles: Sequence[Buffer | None], scratch: Scratch) -> LoopTable:
         """What the loop is to be given for a tile."""
         count = tile.stop - tile.start
         kept = [
@@ -102,34 +100,14 @@ class KeyLoop:
         peaks = scratch.take("peaks", torch.int64, len(tiles))
         room = scratch.take("room", torch.int8, self._room)
         places = [buffer.address if buffer else 0 for buffer in tiles]
-        table = array("q", [*self._addresses, peaks.address, room.address, *places, *terms])
-        return _Call(table, peaks, kept, found)
+        addresses = array("q", [*self._addresses, peaks.address, room.address, *places, *terms])
+        return LoopTable(addresses, peaks, kept, found, self._sums.row_bytes)
 
-    def _collect(self, call: _Call) -> None:
+    def _collect(self, table: LoopTable) -> None:
         """Hand on what the loop has found of ranks."""
-        for place, (reduction, buffer) in enumerate(zip(self._ranked, call.kept, strict=True)):
-            _, _, below, no_numbers, inside = call.found[place * _FOUND : (place + 1) * _FOUND]
+        for place, (reduction, buffer) in enumerate(zip(self._ranked, table.kept, strict=True)):
+            _, _, below, no_numbers, inside = table.found[place * _FOUND : (place + 1) * _FOUND]
             reduction.collect(below, no_numbers, buffer.tensor[:inside].numpy().copy())
-
-
-class _Call(NamedTuple):
-    """What a loop is given for a tile, and where it puts what it finds.
-
-    Attributes:
-        table: the addresses of all.
-        peaks: of the largest magnitudes.
-        kept: of each rank the entries that are inside its bracket.
-        found: of each rank its bracket, and how many entries are below, not a number, and inside.
-    """
-
-    table: array[int]
-    peaks: Buffer
-    kept: list[Buffer]
-    found: array[int]
-
-    @property
-    def address(self) -> int:
-        return self.table.buffer_info()[0]
 
 
 def loop_for(

@@ -15,7 +15,7 @@ import functools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from mecha_exp.checkpoint.files import Place
 from mecha_exp.engine.compiling import LoopText, compiled
@@ -58,32 +58,43 @@ def can_stream(loop: Loop) -> bool:
     return isinstance(loop, NativeLoop) and isinstance(compiled(STREAM_TEXT), NativeLoop)
 
 
-def run_stream(
-    stream: Stream,
-    loop: Loop,
-    tile: Tile,
-    table: int,
-    row_bytes: int,
-    peaks: int,
-    found: array[int],
-    ranks: int,
-) -> int:
+class LoopTable(NamedTuple):
+    """What a loop is given for a tile, and where it puts what it finds.
+
+    Attributes:
+        addresses: of all of it.
+        peaks: of the largest magnitudes.
+        kept: of each rank the entries that are inside its bracket.
+        found: of each rank its bracket, and how many entries are below, not a number, and inside.
+        sums: bytes from the sums of a block to those of the next one.
+    """
+
+    addresses: array[int]
+    peaks: Buffer
+    kept: list[Buffer]
+    found: array[int]
+    sums: int
+
+    @property
+    def address(self) -> int:
+        """Its own."""
+        return _address(self.addresses)
+
+
+def run_stream(stream: Stream, loop: Loop, tile: Tile, table: LoopTable) -> int:
     """Go through a tile by parts of the stream's length; returns how many entries are done.
 
-    Args:
-        table, peaks: addresses of what the loop is given for the tile, and of the largest magnitudes.
-        row_bytes: of the sums of a block.
-        found: what the loop has found of so many ranks; it is added to.
+    What is found in the parts that are done is in the table, as if they were one tile.
     """
     code = compiled(STREAM_TEXT)
     assert isinstance(loop, NativeLoop) and isinstance(code, NativeLoop)
     read, write = _system_calls()
     reads, writes = _rows(stream.reads, tile), _rows(stream.writes, tile)
-    before = array("q", found)
-    job = array("q", [loop.address, loop.result, table, stream.length, row_bytes])
-    job.extend((len(stream.tiles), peaks, _address(stream.limits)))
+    before = array("q", table.found)
+    job = array("q", [loop.address, loop.result, table.address, stream.length, table.sums])
+    job.extend((len(stream.tiles), table.peaks.address, _address(stream.limits)))
     job.extend((read, _address(reads), len(stream.reads), write, _address(writes), len(stream.writes)))
-    job.extend((ranks, _address(found), _address(before), 0))
+    job.extend((len(table.kept), _address(table.found), _address(before), 0))
     code(tile.start, tile.stop - tile.start, _address(job))
     return job[-1]
 
