@@ -1,6 +1,8 @@
 """Tiles that go from files through a loop to files without Python: the same bytes, the same errors."""
 
 import os
+import threading
+import time
 from collections import Counter
 from contextlib import contextmanager
 
@@ -14,6 +16,7 @@ from mecha_exp import CheckpointError, EngineOptions, Job, MergeError, merge_man
 from mecha_exp.checkpoint import Checkpoint, CheckpointWriter, files, open_stored
 from mecha_exp.engine import objects
 from mecha_exp.engine.adapting import AdaptedSource
+from mecha_exp.engine.execution import SMALL_WAITING, _Workers
 from mecha_exp.engine.inputs import MemorySource
 from mecha_exp.engine.partials import REDUCTION_BLOCK
 from mecha_exp.engine.routes import Route
@@ -196,3 +199,28 @@ def test_places_are_those_of_the_bytes(paths, tmp_path):
             assert raw == expected
         assert adapted.place("w") is None
     assert MemorySource(InMemory({"w": torch.ones(3)}, "memory")).place("w") is None
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_one_worker_at_a_time_is_at_small_keys(workers, monkeypatch):
+    """More of them than may wait, with large ones between, so that every way to leave one to another is taken."""
+    sizes = {f"{number:04}": COUNT if number % 150 == 149 else 3 for number in range(2 * SMALL_WAITING + 100)}
+    tensors = {key: torch.full((size,), float(key)) for key, size in sizes.items()}
+    at_small, most, lock = set(), [0], threading.Lock()
+    advance = _Workers._advance
+
+    def watched(self, run, scratch):
+        if run.is_small:
+            with lock:
+                at_small.add(run)
+                most[0] = max(most[0], len(at_small))
+            time.sleep(1e-5)  # others may come in between
+            with lock:
+                at_small.discard(run)
+        advance(self, run, scratch)
+
+    monkeypatch.setattr(_Workers, "_advance", watched)
+    made = {}
+    merge_many([Job(mx.n_average(mx.model(tensors)), made)], EngineOptions(workers=workers))
+    assert most == [1]
+    assert contents(made) == contents(tensors)
