@@ -203,7 +203,7 @@ def test_places_are_those_of_the_bytes(paths, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_one_worker_at_a_time_is_at_small_keys(workers, monkeypatch):
-    """More of them than may wait, with large ones between, so that every way to leave one to another is taken."""
+    """More of them than may wait, with large ones between: every way to leave one to another is taken."""
     sizes = {f"{number:04}": COUNT if number % 150 == 149 else 3 for number in range(2 * SMALL_WAITING + 100)}
     tensors = {key: torch.full((size,), float(key)) for key, size in sizes.items()}
     at_small, most, lock = set(), [0], threading.Lock()
