@@ -1,6 +1,8 @@
 """Tiles that go from files through a loop to files without Python: the same bytes, the same errors."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -151,6 +153,35 @@ def test_a_file_that_ends_too_early_is_an_error(paths, tmp_path):
     with pytest.raises(CheckpointError, match=r"b\.safetensors .*it was changed while it was being read"):
         merge_many(jobs, EngineOptions(tile_size=TILE, fuse="always", workers=1), shorten)
     assert not (tmp_path / "merged.safetensors").exists()
+
+
+LIMITED = """
+import resource, sys
+import mecha_exp as mx
+from mecha_exp import CheckpointError, EngineOptions, Job, merge_many
+
+def limit(key, nbytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+
+job = Job(mx.weighted_sum(*sys.argv[1:3], alpha=0.3), sys.argv[3])
+try:
+    merge_many([job], EngineOptions(tile_size=65536, fuse="always", workers=1), limit)
+except CheckpointError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_write_limit_is_an_error(paths, tmp_path):
+    command = [sys.executable, "-c", LIMITED, *paths[:2], str(tmp_path / "merged.safetensors")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert "merged.safetensors cannot be written: the file is larger than" in done.stderr
+    assert done.returncode == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.safetensors",
+        "b.safetensors",
+        "c.safetensors",
+    ]
 
 
 def test_several_outputs_are_streamed_together(paths, tmp_path, steps):

@@ -176,5 +176,5 @@ def _version() -> str:
     versions = (sys.version, *packages, objects.FORMAT)
     machine = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), platform.machine())
     settings = sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
-    intrinsics = Path(__file__).with_name("intrinsics.py").read_bytes()
-    return hashlib.sha256(repr((versions, machine, settings, intrinsics)).encode()).hexdigest()[:12]
+    called = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("intrinsics", "streamed")]
+    return hashlib.sha256(repr((versions, machine, settings, called)).encode()).hexdigest()[:12]

@@ -41,8 +41,9 @@ Task: TypeAlias = Callable[[Scratch], None]
 INTERRUPT_SECONDS = 0.5
 """How long an interrupted merge waits for its workers."""
 
-SMALL_KEY = 1 << 16
-"""Elements up to which a key costs the interpreter more than the processor."""
+SMALL_KEY = 1 << 14
+"""Elements up to which a key costs the interpreter more than the processor: an operation of torch on so many
+takes a few microseconds, about as long as calling it."""
 
 SMALL_WAITING = 256
 """Small keys that wait for their worker, at most."""

@@ -2,8 +2,8 @@
 
 Python costs more than the arithmetic where tiles are many: each has calls that read, compute and write, and
 the workers wait for each other's. So where the inputs of a pass lie in files as its loop takes them, and its
-outputs go into files as the loop gives them, machine code goes from tile to tile by itself (`streamed` of
-`intrinsics`), and the other workers go on meanwhile. It stops at a tile that is not as expected: a read that
+outputs go into files as the loop gives them, machine code goes from tile to tile by itself (`streamed`), and
+the other workers go on meanwhile. It stops at a tile that is not as expected: a read that
 is cut short, a disk that is full, a value that is not finite. Python does that one again, and knows what to
 say.
 """
@@ -24,7 +24,7 @@ from mecha_exp.engine.work import Buffer
 from mecha_exp.signature import Tile
 
 STREAM_TEXT = LoopText(
-    "from mecha_exp.engine.intrinsics import streamed\n\n"
+    "from mecha_exp.engine.streamed import streamed\n\n"
     "def loop(start, count, table):\n"
     "    streamed(start, count, table)\n",
     room=0,
@@ -91,6 +91,7 @@ def run_stream(stream: Stream, loop: Loop, tile: Tile, table: LoopTable) -> int:
     read, write = _system_calls()
     reads, writes = _rows(stream.reads, tile), _rows(stream.writes, tile)
     before = array("q", table.found)
+    # in the order in which `streamed` takes them; the last one is the answer
     job = array("q", [loop.address, loop.result, table.address, stream.length, table.sums])
     job.extend((len(stream.tiles), table.peaks.address, _address(stream.limits)))
     job.extend((read, _address(reads), len(stream.reads), write, _address(writes), len(stream.writes)))

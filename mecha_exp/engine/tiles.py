@@ -17,7 +17,7 @@ from mecha_exp.engine.overflow import count_lost, overflows_from, saturates, uni
 from mecha_exp.engine.partials import WIDE, Partials, block_of, is_by_entry
 from mecha_exp.engine.planned import KeyPlan, Output
 from mecha_exp.engine.program import Pass
-from mecha_exp.engine.routes import find_route
+from mecha_exp.engine.routes import Route, find_route
 from mecha_exp.engine.selection import sample_spans
 from mecha_exp.engine.work import Buffer, Scratch, Work, widen
 from mecha_exp.errors import MergeError
@@ -25,7 +25,10 @@ from mecha_exp.nodes import MergeNode, ModelNode, Node
 from mecha_exp.signature import Tile
 
 STREAMED_TILE = 1 << 17
-"""Elements of a tile that is streamed, at most: nothing but the second cache bounds how small it can be."""
+"""Elements of a tile that is streamed, at most: tiles of two inputs and an output stay in the second cache.
+
+From 1 << 16 to 1 << 20 a SLERP of two differed by less than it did from run to run.
+"""
 
 STREAMED_TOGETHER = 1 << 21
 """Elements that a worker streams at a time: calls of Python are few then."""
@@ -96,16 +99,21 @@ class KeyPass:
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
         """Everything that is done with a tile, or with several together."""
-        start = tile.start
-        while start < tile.stop:
-            left = replace(tile, start=start)
-            if self._route:
-                start += self._route.stream(left, self._length, scratch)
-            if start < tile.stop:  # nothing is streamed, or this tile needs to be looked at
-                stop = min(start + self._length, tile.stop)
-                self._run_tile(replace(tile, start=start, stop=stop), scratch)
-                start = stop
+        if self._route:
+            self._stream(self._route, tile, scratch)
+        else:
+            self._run_tile(tile, scratch)
         self._work.progress(tile.key, (tile.stop - tile.start) * self._item_bytes)
+
+    def _stream(self, route: Route, tile: Tile, scratch: Scratch) -> None:
+        """Go through several tiles, of which those that need to be looked at are done one by one."""
+        done = route.stream(tile, self._length, scratch)
+        while (start := tile.start + done) < tile.stop:
+            stop = min(start + self._length, tile.stop)
+            self._run_tile(replace(tile, start=start, stop=stop), scratch)
+            done = stop - tile.start
+            if stop < tile.stop:
+                done += route.stream(replace(tile, start=stop), self._length, scratch)
 
     def _run_tile(self, tile: Tile, scratch: Scratch) -> None:
         if self._loop is not None:
