@@ -22,7 +22,7 @@ from mecha_exp.app.jobs import compose_jobs, enter
 from mecha_exp.app.point import Point, prepare, resolve
 from mecha_exp.app.record import Record
 from mecha_exp.app.run import Prepared
-from mecha_exp.app.workbench import Entry, Workbench, workbench
+from mecha_exp.app.workbench import Entry, Result, Workbench, workbench
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError
 from mecha_exp.lab.contents import contents_of
 from mecha_exp.plugins import load_plugins
@@ -57,6 +57,7 @@ class OnePassLauncher(Launcher):
         waiting = [number for number in range(len(jobs)) if number not in returned]
         for number, prepared in _make(jobs, waiting, bench):
             returned[number] = self._run(jobs[number], prepared)
+            del prepared  # it may hold a model, for which the next wave needs the memory
         return [returned[number] for number in range(len(jobs))]
 
     def _run(self, job: _Job, prepared: Prepared) -> JobReturn:
@@ -155,9 +156,13 @@ def _make(jobs: Sequence[_Job], numbers: Sequence[int], bench: Workbench) -> Ite
 
 def _merge(jobs: Sequence[_Job], numbers: Sequence[int], bench: Workbench) -> Iterator[tuple[int, Prepared]]:
     entries = [entry for number in numbers if (entry := jobs[number].entry) is not None]
-    for outcome in bench.make(entries, progress_bar):
-        for place in list(outcome):
-            yield numbers[place], Prepared(entries[place], outcome.pop(place))
+
+    def prepared(made: tuple[int, Result | Exception]) -> tuple[int, Prepared]:
+        place, result = made
+        return numbers[place], Prepared(entries[place], result)
+
+    # no variable may hold a model while the next wave is made
+    yield from map(prepared, bench.make(entries, progress_bar))
 
 
 def _recall(job: _Job, bench: Workbench) -> Prepared | None:

@@ -97,7 +97,7 @@ def run_point(cfg: DictConfig, prepared: Prepared | None = None) -> float | None
 
 def _find_or_make(bench: Workbench, entry: Entry) -> Result | Exception:
     found = bench.recall(entry)
-    return found if found else next(bench.make([entry], progress_bar))[0]
+    return found if found else next(bench.make([entry], progress_bar))[1]
 
 
 def _complete(record: Record, bench: Workbench, entry: Entry, result: Result) -> None:

@@ -149,8 +149,8 @@ def _is_as_before(results: Results, folder: Path) -> bool:
 
 
 def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results) -> bool:
-    written = write_all(results, sweep.command, folder)
     out.print(*terminal_tables(results, out.width), sep="\n")
+    written = write_all(results, sweep.command, folder)
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
         out.print(f"[red]{len(failed)} of {len(results.records)} points failed[/]")

@@ -12,6 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from mecha_exp.engine.origin import KEY, Origin
 from mecha_exp.errors import ConfigError, MechaError, MergeError, StoreError, did_you_mean
 from mecha_exp.evaluation import Evaluation, Scoring
 from mecha_exp.evaluation.scoring import load_state_dict
-from mecha_exp.lab.contents import content_of, contents_of, files_of
+from mecha_exp.lab.contents import contents_later, contents_of, files_of
 from mecha_exp.lab.signature import Signature
 from mecha_exp.lab.store import Kept, ModelFile, ResultStore
 
@@ -182,23 +183,20 @@ class Workbench:
             return None
         return Result(kept, path, True)
 
-    def make(self, entries: Sequence[Entry], progress: Progress) -> Iterator[dict[int, Result | Exception]]:
-        """Merge points in as few passes as they fit; what became of each, by its place, wave by wave.
+    def make(self, entries: Sequence[Entry], progress: Progress) -> Iterator[tuple[int, Result | Exception]]:
+        """Merge points in as few passes as they fit; each by its place, as soon as it is there.
 
-        A model in memory is the caller's: drop it before asking for the next wave.
+        A model in memory is the caller's: drop it before asking for the next result.
         """
         wanted = [
             Wanted(entry.point, bool(entry.scoring.evaluations), {KEY: entry.origin.text()})
             for entry in entries
         ]
         for outcome in make(wanted, progress):
-            results: dict[int, Result | Exception] = {}
             outputs = (entries[place].point.output for place in outcome if isinstance(outcome[place], Made))
-            contents_of(filter(None, outputs))  # several at a time, and remembered
-            for place in list(outcome):
-                made = outcome.pop(place)
-                results[place] = made if isinstance(made, Exception) else self._keep(entries[place], made)
-            yield results
+            with contents_later(filter(None, outputs)) as contents:
+                for place in list(outcome):
+                    yield place, self._result(entries[place], outcome.pop(place), contents)
 
     def measure(self, entry: Entry, result: Result) -> dict[str, float]:
         """Every evaluator's numbers, those that are known from the store.
@@ -234,9 +232,14 @@ class Workbench:
         if self.store:
             self._remember(self.store.fail, entry.digest, error)
 
-    def _keep(self, entry: Entry, made: Made) -> Result:
+    def _result(
+        self, entry: Entry, made: Made | Exception, contents: Mapping[Path, Future[str]]
+    ) -> Result | Exception:
+        """What a point came to, written into the store."""
+        if isinstance(made, Exception):
+            return made
         output = entry.point.output
-        file = ModelFile(str(output), content_of(output), _size(output)) if output else None
+        file = ModelFile(str(output), contents[output].result(), _size(output)) if output else None
         before = self.store.find(entry.digest) if self.store else None
         kept = Kept(
             entry.digest,

@@ -97,6 +97,11 @@ class KeyPlan:
         outputs = {output.job for output in self.outputs}
         return frozenset(outputs | {job for job, _ in self.copies} | {job for job, *_ in self.statistics})
 
+    def roots_of(self, job: int) -> tuple[int, ...]:
+        """The roots of the program that a job wants: its outputs, and what is measured of them."""
+        statistics = [root for j, _, root in self.statistics if j == job]
+        return (*(output.root for output in self.outputs if output.job == job), *statistics)
+
 
 @dataclass(frozen=True)
 class Plan:

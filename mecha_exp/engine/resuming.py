@@ -108,13 +108,12 @@ class Resumption:
 
 
 def _methods(planned: Plan, number: int) -> set[MergeMethod]:
-    """The merge methods that a job comes to, with those that composites are made of."""
+    """The merge methods that a job and its statistics come to, with those that composites are made of."""
     roots = {
-        (id(key.program), output.root): key.program.roots[output.root]
+        (id(key.program), root): key.program.roots[root]
         for key in planned.keys
         if key.program is not None
-        for output in key.outputs
-        if output.job == number
+        for root in key.roots_of(number)
     }
     whole = (planned.jobs[number].recipe, *roots.values())  # what lazy methods call is in the recipe alone
     return {node.method for node in walk(*whole) if isinstance(node, MergeNode)}

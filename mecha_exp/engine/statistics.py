@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,19 +27,14 @@ def as_stored(a: Parameter(Tensor), dtype: Parameter(str)) -> Return(Tensor):
     return a.to(torch_dtype(dtype)).to(a.dtype)
 
 
-def _with_product(total: Tensor, **_: object) -> Tensor:
-    a, b, apart = total.tolist()
-    return total.new_tensor([a, b, (a + b - apart) / 2, apart])
-
-
-@reduction(sums=True, register=False, finish=_with_product)
+@reduction(sums=True, register=False)
 def moments(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor, "param"):
-    """[|a|^2, |b|^2, <a, b>, |a - b|^2] over the whole tensor.
+    """[|a|^2, |b|^2, |a - b|^2] over the whole tensor.
 
     The squares have the dtype of the arithmetic, and of float32 a few are added up as such (see `partials`):
     each sum is right to 3e-6 of itself. In float32 a magnitude of more than 1.8e19 has no square, and one of
-    less than 1e-22 the square zero. The inner product follows from the other three. A further input costs one
-    more sum for each result, since the squares of either are shared.
+    less than 1e-22 the square zero. The inner product follows from the three. A further input costs one more
+    sum for each result, since the squares of either are shared.
     """
     return a.square(), b.square(), (a - b).square()
 
@@ -80,14 +76,17 @@ def summarise(
     by_key: Mapping[str, Tensor], group_of: Callable[[str], str] = lambda _: ""
 ) -> dict[str, Statistics]:
     """The statistics of groups of keys, from the `moments` of each key."""
-    groups: dict[str, list[Tensor]] = {}
-    for key, sums in by_key.items():
-        groups.setdefault(group_of(key), []).append(sums)
-    # numpy adds row after row, whatever the number of threads
-    return {group: _statistics(torch.stack(sums).numpy().sum(0).tolist()) for group, sums in groups.items()}
+    if not by_key:
+        return {}
+    groups: dict[str, int] = {}
+    group = [groups.setdefault(group_of(key), len(groups)) for key in by_key]
+    totals = np.zeros((len(groups), 3))
+    np.add.at(totals, group, torch.stack(list(by_key.values())).numpy())  # in the order of the keys
+    return {name: _statistics(*total) for name, total in zip(groups, totals.tolist(), strict=True)}
 
 
-def _statistics(sums: list[float]) -> Statistics:
-    norm, input_norm = math.sqrt(sums[0]), math.sqrt(sums[1])
-    cosine = max(-1.0, min(1.0, sums[2] / (norm * input_norm))) if norm * input_norm else math.nan
-    return Statistics(norm, input_norm, math.sqrt(sums[3]), cosine)
+def _statistics(merged: float, original: float, apart: float) -> Statistics:
+    norm, input_norm = math.sqrt(merged), math.sqrt(original)
+    product = (merged + original - apart) / 2
+    cosine = max(-1.0, min(1.0, product / (norm * input_norm))) if norm * input_norm else math.nan
+    return Statistics(norm, input_norm, math.sqrt(apart), cosine)
