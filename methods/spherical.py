@@ -29,9 +29,9 @@ def slerp_weight(norm_self: Small, norm_other: Small, product: Small, share: Sma
 ):
     """What slerp multiplies one of its tensors by, `share` being its part of the way: 1 is all of it."""
     omega = torch.arccos((product / (norm_self * norm_other)).clamp(-1, 1))
-    length = norm_other + share * (norm_self - norm_other)
-    weight = torch.sin(share * omega) / torch.sin(omega) * length / norm_self
-    return torch.where(torch.sin(omega) > SMALLEST_SINE, weight, share)
+    sine, length = torch.sin(omega), norm_other + share * (norm_self - norm_other)
+    weight = torch.sin(share * omega) / sine * length / norm_self
+    return torch.where(sine > SMALLEST_SINE, weight, share)
 
 
 @merge_method(elementwise=True, register=False)
@@ -41,8 +41,9 @@ def arc_weight(
     """sin(share omega) / sin(omega), or `share` where the cosine is beyond the threshold or undefined."""
     cosine = (product / (norm_a * norm_b)).clamp(-1, 1)
     omega = torch.arccos(cosine)
-    weight = torch.sin(share * omega) / torch.sin(omega)
-    return torch.where((cosine.abs() <= threshold) & (torch.sin(omega) > SMALLEST_SINE), weight, share)
+    sine = torch.sin(omega)
+    weight = torch.sin(share * omega) / sine
+    return torch.where((cosine.abs() <= threshold) & (sine > SMALLEST_SINE), weight, share)
 
 
 @merge_method(elementwise=True, register=False)

@@ -18,11 +18,12 @@ from typing import TypeAlias
 
 import torch
 
+from mecha_exp.engine.buffers import Scratch
 from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.compiling import compile_ahead
 from mecha_exp.engine.copying import COPY_BYTES
 from mecha_exp.engine.devices import CPU, moved, own_stream
-from mecha_exp.engine.looping import loop_text
+from mecha_exp.engine.kinds import Kinds
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.partials import Partials, block_of, is_known, open_partials
 from mecha_exp.engine.planned import KeyPlan, Plan
@@ -30,7 +31,7 @@ from mecha_exp.engine.program import LazyNode, Pass, Program
 from mecha_exp.engine.resuming import Resumption
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.tiles import KeyPass
-from mecha_exp.engine.work import Progress, Scratch, Tally, Work
+from mecha_exp.engine.work import Progress, Tally, Work
 from mecha_exp.errors import MergeError
 from mecha_exp.nodes import LiteralNode, MergeNode, Node
 from mecha_exp.signature import Tile
@@ -59,7 +60,7 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         MergeError: a value that is not finite, a method that failed; the first one, where there are many.
         CheckpointError: reading or writing failed.
     """
-    work = Work(plan, sinks, Tally(), progress)
+    work = Work(plan, sinks, Tally(), progress, Kinds(plan))
     resumption = Resumption(plan, sinks, work.tally, progress)
     runs: Iterator[_Run] = (
         _KeyRun(key, work) if key.program is not None else _CopyRun(key, work)
@@ -74,12 +75,13 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
 
 def compile_loops(plan: Plan) -> None:
     """Begin to compile what a plan needs, while its outputs are being opened."""
+    kinds = Kinds(plan)
     compile_ahead(
         text
         for key in plan.keys
         for stage in (key.program.stages if key.program else ())
         for trip in stage.passes
-        if (text := loop_text(plan, key, trip)) is not None
+        if (text := kinds.of(key, trip).text) is not None
     )
 
 

@@ -10,7 +10,7 @@ Fractions are arguments of the loop and not part of it: a sweep over alpha compi
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -53,7 +53,6 @@ class FusedPass:
     program: Program
     compute_dtype: torch.dtype
     _texts: dict[TileDtypes, LoopText] = field(default_factory=dict, repr=False)
-    _by_kind: dict[object, TileDtypes] = field(default_factory=dict, repr=False)
 
     @cached_property
     def structure(self) -> str:
@@ -65,12 +64,6 @@ class FusedPass:
         if dtypes not in self._texts:
             self._texts[dtypes] = LoopWriter(self.trace, self.compute_dtype, *dtypes).text()
         return self._texts[dtypes]
-
-    def dtypes_of(self, kind: object, find: Callable[[], TileDtypes]) -> TileDtypes:
-        """The dtypes of the tiles of a kind of keys, which are found once."""
-        if kind not in self._by_kind:
-            self._by_kind[kind] = find()
-        return self._by_kind[kind]
 
     @property
     def operations(self) -> int:

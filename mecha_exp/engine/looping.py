@@ -8,17 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from mecha_exp.checkpoint import torch_dtype
-from mecha_exp.engine.compiling import LoopText, compiled
-from mecha_exp.engine.fusion import FusedPass, TileDtypes
-from mecha_exp.engine.objects import Loop
+from mecha_exp.engine.buffers import Buffer, Scratch
+from mecha_exp.engine.kinds import PassKind
 from mecha_exp.engine.partials import Partials, Ranked, Sums, SumTable
-from mecha_exp.engine.planned import KeyPlan, Plan
-from mecha_exp.engine.program import Pass
-from mecha_exp.engine.streaming import LoopTable, Stream, can_stream, run_stream
-from mecha_exp.engine.work import Buffer, Scratch
-from mecha_exp.engine.writing import loop_dtype
-from mecha_exp.nodes import MergeNode, ModelNode, Node
+from mecha_exp.engine.streaming import LoopTable, Stream, run_stream
+from mecha_exp.nodes import MergeNode, Node
 from mecha_exp.signature import Tile
 
 _FOUND = 5
@@ -35,24 +29,23 @@ class KeyLoop:
 
     def __init__(
         self,
-        way: FusedPass,
-        dtypes: TileDtypes,
-        code: Loop,
-        text: LoopText,
+        kind: PassKind,
         small: tuple[array[float], array[int]],
         partials: Mapping[MergeNode, Partials],
     ) -> None:
-        self.trace = way.trace
-        self.read, self.written = dtypes
-        self._code, self._room = code, text.room
-        self._small = (*small, array("q", text.order))  # whose memory the loop reads
+        assert kind.way is not None
+        assert kind.loop is not None
+        assert kind.text is not None
+        self.trace, self._code, self._room = kind.way.trace, kind.loop, kind.text.room
+        self.read, self.written = kind.dtypes
+        self._small = (*small, kind.order)  # whose memory the loop reads
         self._addresses = [numbers.buffer_info()[0] for numbers in self._small]
-        is_single = way.compute_dtype.itemsize == 4
+        is_single = kind.way.compute_dtype.itemsize == 4
         self._bits, self._number = (np.int32, np.float32) if is_single else (np.int64, np.float64)
+        self._key_dtype = torch.int32 if is_single else torch.int64
         reductions = [(partials[node], refs) for node, refs in self.trace.terms]
         self._ranked = [reduction for reduction, _ in reductions if isinstance(reduction, Ranked)]
         self._sums = SumTable([(r, len(refs)) for r, refs in reductions if isinstance(r, Sums)])
-        self._key_dtype = torch.int32 if is_single else torch.int64
 
     def run(
         self, tile: Tile, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], scratch: Scratch
@@ -75,15 +68,6 @@ class KeyLoop:
         done = run_stream(stream, self._code, tile, table)
         self._collect(table)
         return done
-
-    @property
-    def streams(self) -> bool:
-        """Whether `stream` is possible."""
-        return can_stream(self._code)
-
-    def limit(self, magnitude: float) -> int:
-        """A magnitude as the loop gives it, in its bits."""
-        return int(self._number(magnitude).view(self._bits))
 
     def _table(self, tile: Tile, tiles: Sequence[Buffer | None], scratch: Scratch) -> LoopTable:
         """What the loop is to be given for a tile."""
@@ -111,53 +95,13 @@ class KeyLoop:
 
 
 def loop_for(
-    plan: Plan,
-    key: KeyPlan,
-    trip: Pass,
-    values: Mapping[Node, torch.Tensor],
-    partials: Mapping[MergeNode, Partials],
+    kind: PassKind, key: str, values: Mapping[Node, torch.Tensor], partials: Mapping[MergeNode, Partials]
 ) -> KeyLoop | None:
     """The loop for a pass over a key, whose small values are known; None where the pass runs eagerly.
 
     It adds to `partials`.
     """
-    way = plan.ways.get(trip)
-    if not isinstance(way, FusedPass):
+    if kind.way is None or kind.loop is None:
         return None
-    dtypes = _tile_dtypes(plan, key, trip, way)
-    text = way.typed(dtypes)
-    code, small = compiled(text), way.arguments(values, key.key)
-    return KeyLoop(way, dtypes, code, text, small, partials) if code and small else None
-
-
-def loop_text(plan: Plan, key: KeyPlan, trip: Pass) -> LoopText | None:
-    """The source of that loop; None where the pass runs eagerly."""
-    way = plan.ways.get(trip)
-    return way.typed(_tile_dtypes(plan, key, trip, way)) if isinstance(way, FusedPass) else None
-
-
-def _tile_dtypes(plan: Plan, key: KeyPlan, trip: Pass, way: FusedPass) -> TileDtypes:
-    """How the loop takes each input and gives each output: as stored where it can, to spare a conversion."""
-    stored: dict[Node, torch.dtype] = {model: stored_dtype(plan, key, model) for model in trip.models}
-    compute = way.compute_dtype
-
-    def find() -> TileDtypes:
-        read = (loop_dtype(stored.get(node, compute), compute) for node in way.trace.inputs)
-        return tuple(read), tuple(written_as(node) for node, _ in way.trace.outputs)
-
-    def written_as(node: Node) -> torch.dtype | None:
-        if node in trip.used_here:
-            return compute
-        roots = {number for number, root in trip.outputs if root is node}
-        given = [o for o in key.outputs if o.root in roots and plan.keeps(o)]
-        wanted = {torch_dtype(output.dtype) for output in given}
-        if len(wanted) > 1:
-            return compute
-        return loop_dtype(wanted.pop(), compute) if wanted else None
-
-    return way.dtypes_of((key.outputs, *stored.values()), find)
-
-
-def stored_dtype(plan: Plan, key: KeyPlan, model: ModelNode) -> torch.dtype:
-    """The dtype that a model has for a key."""
-    return torch_dtype(plan.sources[model].info(key.key).dtype)
+    small = kind.way.arguments(values, key)
+    return KeyLoop(kind, small, partials) if small else None

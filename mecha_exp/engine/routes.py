@@ -7,22 +7,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import torch
-
-from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.checkpoint.files import Place
-from mecha_exp.engine.looping import KeyLoop, stored_dtype
-from mecha_exp.engine.overflow import overflows_from
-from mecha_exp.engine.partials import is_by_entry
-from mecha_exp.engine.planned import KeyPlan, Plan
-from mecha_exp.engine.program import Pass
+from mecha_exp.engine.buffers import Scratch
+from mecha_exp.engine.kinds import PassKind
+from mecha_exp.engine.looping import KeyLoop
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.streaming import Stream
-from mecha_exp.engine.work import Scratch, Work
-from mecha_exp.nodes import ModelNode, Node
+from mecha_exp.engine.work import Work
 from mecha_exp.signature import Tile
-
-_NO_LIMIT = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -63,36 +55,11 @@ class Route:
         return done
 
 
-def find_route(work: Work, key: KeyPlan, trip: Pass, loop: KeyLoop) -> Route | None:
+def find_route(work: Work, key: str, kind: PassKind, loop: KeyLoop) -> Route | None:
     """The route of a pass; None where something is left to do for Python with every tile."""
-    plan, dtype = work.plan, work.plan.options.compute_dtype
-    reduces_blocks = not all(is_by_entry(node) for node, _ in trip.reductions)
-    if trip.sampled or trip.kept or reduces_blocks:
+    if not kind.is_by_loop:
         return None
-    sources = [
-        _source(plan, key, node, read) for node, read in zip(loop.trace.inputs, loop.read, strict=True)
-    ]
-    checked = plan.options.on_nonfinite == "error"
-    limits = array("q", [loop.limit(torch.inf) if checked else _NO_LIMIT] * len(sources))
-    targets = []
-    for number, (node, _) in enumerate(loop.trace.outputs):
-        outputs = [output for output in key.outputs if (output.root, node) in trip.outputs]
-        dtypes = [torch_dtype(output.dtype) for output in outputs]
-        limits.append(
-            loop.limit(min((overflows_from(stored, dtype) for stored in dtypes), default=torch.inf))
-        )
-        for output, stored in zip(outputs, dtypes, strict=True):
-            if plan.keeps(output):
-                if stored is not loop.written[number]:
-                    return None
-                targets.append((number, work.sinks[output.job]))
-    found = [place for place in sources if place is not None]
-    is_possible = len(found) == len(sources) and loop.streams
-    return Route(loop, found, targets, limits) if is_possible else None
-
-
-def _source(plan: Plan, key: KeyPlan, node: Node, read: torch.dtype) -> Place | None:
-    """Where an input lies; None where it is not stored as the loop takes it."""
-    if not isinstance(node, ModelNode) or stored_dtype(plan, key, node) is not read:
+    sources = [place for node in kind.sources if (place := work.plan.sources[node].place(key)) is not None]
+    if len(sources) < len(kind.sources) or not kind.can_stream:
         return None
-    return plan.sources[node].place(key.key)
+    return Route(loop, sources, [(number, work.sinks[job]) for number, job in kind.targets], kind.limits)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from mecha_exp.checkpoint.files import Place
+from mecha_exp.engine.buffers import Buffer
 from mecha_exp.engine.compiling import LoopText, compiled
 from mecha_exp.engine.objects import Loop, NativeLoop
-from mecha_exp.engine.work import Buffer
 from mecha_exp.signature import Tile
 
 STREAM_TEXT = LoopText(

@@ -10,16 +10,17 @@ import numpy as np
 import torch
 
 from mecha_exp.checkpoint import torch_dtype
+from mecha_exp.engine.buffers import Buffer, Scratch, widen
 from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.devices import CPU
-from mecha_exp.engine.looping import KeyLoop, loop_for, stored_dtype
+from mecha_exp.engine.looping import KeyLoop, loop_for
 from mecha_exp.engine.overflow import count_lost, overflows_from, saturates, unify_nan
 from mecha_exp.engine.partials import WIDE, Partials, block_of, is_by_entry
 from mecha_exp.engine.planned import KeyPlan, Output
 from mecha_exp.engine.program import Pass
 from mecha_exp.engine.routes import Route, find_route
 from mecha_exp.engine.selection import sample_spans
-from mecha_exp.engine.work import Buffer, Scratch, Work, widen
+from mecha_exp.engine.work import Work
 from mecha_exp.errors import MergeError
 from mecha_exp.nodes import MergeNode, ModelNode, Node
 from mecha_exp.signature import Tile
@@ -51,21 +52,17 @@ class KeyPass:
         partials: Mapping[MergeNode, Partials],
     ) -> None:
         assert key.program is not None
-        self._work, self._plan, self._key, self._trip = work, work.plan, key, trip
+        kind = work.kinds.of(key, trip)
+        self._work, self._plan, self._key, self._trip, self._kind = work, work.plan, key, trip, kind
         self._program = key.program
         self._dtype = work.plan.options.compute_dtype
         self._device = work.plan.options.device
         self._values, self._partials = values, partials
         self._checked = work.plan.options.on_nonfinite == "error" and not trip.sampled
         self._columns = trip.columns(key.shape)
-        self._stored = {model: stored_dtype(work.plan, key, model) for model in trip.models}
-        self._outputs = [
-            (node, [output for output in key.outputs if output.root == number])
-            for number, node in trip.outputs
-        ]
-        self._loop = loop_for(work.plan, key, trip, values, partials)
-        self._route = find_route(work, key, trip, self._loop) if self._loop else None
-        self._item_bytes = sum(dtype.itemsize for dtype in self._stored.values()) if trip.is_full else 0
+        self._loop = loop_for(kind, key.key, values, partials)
+        self._route = find_route(work, key.key, kind, self._loop) if self._loop else None
+        self._length = self._tile_length()
 
     @property
     def block(self) -> int:
@@ -81,16 +78,16 @@ class KeyPass:
             for start in range(0, count, size)
         ]
 
-    @cached_property
-    def _length(self) -> int:
+    def _tile_length(self) -> int:
         """The elements of a tile; a sample is a tile of its own."""
         if self._trip.sampled:
             return sum(stop - start for start, stop in self._spans)
+        block = self.block
         if self._columns > WIDE:
-            return self.block
+            return block
         size = self._plan.options.tile_size
         size = min(size, STREAMED_TILE) if self._route else size
-        return -(-max(size, self.block) // self.block) * self.block
+        return -(-max(size, block) // block) * block
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
@@ -103,7 +100,7 @@ class KeyPass:
             self._stream(self._route, tile, scratch)
         else:
             self._run_tile(tile, scratch)
-        self._work.progress(tile.key, (tile.stop - tile.start) * self._item_bytes)
+        self._work.progress(tile.key, (tile.stop - tile.start) * self._kind.item_bytes)
 
     def _stream(self, route: Route, tile: Tile, scratch: Scratch) -> None:
         """Go through several tiles, of which those that need to be looked at are done one by one."""
@@ -122,7 +119,7 @@ class KeyPass:
             values, peaks = self._run_methods(tile, scratch), {}
         for node in self._trip.kept:
             self._values[node].view(-1)[tile.start : tile.stop] = values[node]
-        for node, outputs in self._outputs:
+        for node, outputs in self._kind.outputs:
             self._write(node, outputs, values.get(node), peaks.get(node), tile, scratch)
 
     # fused
@@ -220,7 +217,7 @@ class KeyPass:
         if not isinstance(node, ModelNode):
             parts = [self._values[node].view(-1)[start:stop] for start, stop in self._places(tile)]
             return Buffer.of(torch.cat(parts) if len(parts) > 1 else parts[0])
-        stored = self._stored[node]
+        stored = self._kind.stored[node]
         if stored is self._dtype:
             return self._read_stored(node, ("input", place), tile, scratch)
         converted = scratch.take(("input", place), self._dtype, tile.stop - tile.start)
@@ -229,7 +226,7 @@ class KeyPass:
 
     def _read_stored(self, model: ModelNode, name: object, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile of a model as it lies in its file."""
-        buffer = scratch.take(name, self._stored[model], tile.stop - tile.start)
+        buffer = scratch.take(name, self._kind.stored[model], tile.stop - tile.start)
         size, source, begin = buffer.tensor.element_size(), self._plan.sources[model], 0
         for start, stop in self._places(tile):
             end = begin + (stop - start) * size
