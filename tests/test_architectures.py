@@ -276,7 +276,7 @@ def test_a_component_says_what_files_may_call_the_first_key_of_each_pattern():
     part = Component("p", "model.", (own,), aliases={"model.a.": "old.a."})
 
     assert part.names_of_first(own) == ("model.a.w", "old.a.w", "model.x.w")
-    assert part.first_names == ((own, ("model.a.w", "old.a.w", "model.x.w")),)
+    assert part.beginnings == ((1, ("model.a.w", "old.a.w", "model.x.w")),)
 
 
 def test_keys_under_other_names_are_known():

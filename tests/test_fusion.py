@@ -428,18 +428,6 @@ def test_what_numba_keeps_serves_where_objects_cannot(tmp_path):
     assert result(start(tmp_path, "numba")) == (expected, True)
 
 
-def test_an_object_is_trusted_only_whole_and_under_its_name(tmp_path):
-    path = tmp_path / "loop.o"
-    assert objects.read(path) is None
-    path.write_bytes(objects.sealed(path, b"code"))
-    assert objects.read(path) == b"code"
-    (tmp_path / "other.o").write_bytes(path.read_bytes())
-    assert objects.read(tmp_path / "other.o") is None
-    for broken in (b"", b"code", path.read_bytes()[:-1], path.read_bytes() + b"x"):
-        path.write_bytes(broken)
-        assert objects.read(path) is None
-
-
 @pytest.mark.skipif(not objects.is_possible(), reason="objects are for Linux")
 def test_a_loop_that_needs_more_than_the_c_library_is_no_object():
     from llvmlite import ir

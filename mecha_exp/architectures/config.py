@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from mecha_exp.architectures.blocks import in_order, infer_blocks
 from mecha_exp.architectures.patterns import Pattern
@@ -15,6 +15,10 @@ from mecha_exp.errors import ConfigError, did_you_mean
 
 DEFAULT_CONVENTION = "sd-mecha"
 """Whose blocks are meant where projects disagree and nobody says otherwise."""
+
+
+Beginnings: TypeAlias = Sequence[tuple[int, Sequence[str]]]
+"""Of patterns of keys the number of dimensions, and what files may call the first key."""
 
 
 class KeyInfo(NamedTuple):
@@ -108,9 +112,10 @@ class Component:
         return (self.layout.keys if self.layout else ()) + self.keys
 
     @cached_property
-    def first_names(self) -> tuple[tuple[KeyPattern, tuple[str, ...]], ...]:
-        """Each of its patterns with what files may call the first of its keys."""
-        return tuple((pattern, self.names_of_first(pattern)) for pattern in self.patterns)
+    def beginnings(self) -> Beginnings:
+        """Those of the keys that it must have."""
+        required = (pattern for pattern in self.patterns if not pattern.optional)
+        return tuple((len(pattern.shape), self.names_of_first(pattern)) for pattern in required)
 
     def names_of_first(self, pattern: KeyPattern) -> tuple[str, ...]:
         """What files may call the first key of one of its patterns."""

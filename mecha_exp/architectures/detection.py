@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mecha_exp.architectures.adapters import AdapterConfig, fault_of
-from mecha_exp.architectures.config import Component, KeyPattern, ModelConfig
-from mecha_exp.architectures.library import get_all, get_all_adapters
+from mecha_exp.architectures.config import KeyPattern, ModelConfig
+from mecha_exp.architectures.library import get_all, get_likely
+from mecha_exp.architectures.outlines import ENOUGH, first_in, is_adapter, looks_like
 from mecha_exp.architectures.patterns import Range
 from mecha_exp.architectures.structural import HasShape, StructuralConfig
 from mecha_exp.errors import ConfigError, some
 
 Keys = Mapping[str, HasShape]
-ENOUGH = 0.8
-"""The share of a component's keys that a file must have for it to be that component with keys missing."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def detect(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> Detectio
 
 def candidates(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> list[Detection]:
     """The configs that fit best: those that explain the most keys, and of these the whole ones if any is."""
-    known = [*get_all(), *get_all_adapters()] if configs is None else configs
+    known = get_likely(keys) if configs is None else configs
     found = [d for config in known if (d := match(keys, config)) is not None]
     best = max((d.matched for d in found), default=0)
     found = [d for d in found if d.matched == best]
@@ -135,11 +134,11 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
     """
     if isinstance(config, AdapterConfig):
         return _match_adapter(keys, config)
-    likely = [part for part in config.parts if _looks_like(keys, part)]
-    if all(part.optional is True for part in likely):
+    parts = [part for part in config.parts if looks_like(keys, part.beginnings)]
+    if all(part.optional is True for part in parts):
         return None
     fitted = fit(keys, config)
-    if 2 * sum(part.count(fitted.sizes) for part in likely) <= len(keys):
+    if 2 * sum(part.count(fitted.sizes) for part in parts) <= len(keys):
         return None
     renamed = {alias: key for alias, key in fitted.aliases().items() if alias in keys and key not in keys}
     present = {renamed.get(key, key): tuple(info.shape) for key, info in keys.items()}
@@ -168,8 +167,7 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
 
 def _match_adapter(keys: Keys, config: AdapterConfig) -> Detection | None:
     """How a file fits a config of LoRA files: where most of its keys are of modules that fit the base."""
-    begin = f"{config.prefix}_"
-    if 2 * sum(key.startswith(begin) for key in keys) <= len(keys):
+    if not is_adapter(keys, config.prefix):
         return None
     shapes = {key: tuple(info.shape) for key, info in keys.items()}
     modules = config.modules(keys)
@@ -183,30 +181,12 @@ def fit(keys: Keys, config: ModelConfig) -> ModelConfig:
     return config.with_sizes(_find_sizes(keys, config))
 
 
-def _looks_like(keys: Keys, part: Component) -> bool:
-    """Whether the file has much of what its patterns begin with: enough to look closer, cheaply."""
-    asked = [(pattern, names) for pattern, names in part.first_names if not pattern.optional]
-    may_lack = len(asked) - ENOUGH / 2 * len(asked)
-    lacking = 0
-    for pattern, names in asked:
-        name = _first_in(keys, names)
-        lacking += name is None
-        if lacking > may_lack or (name is not None and len(keys[name].shape) != len(pattern.shape)):
-            return False
-    return True
-
-
-def _first_in(keys: Keys, names: Iterable[str]) -> str | None:
-    """The first of the names that the file has, if it has one."""
-    return next((name for name in names if name in keys), None)
-
-
 def _find_sizes(keys: Keys, config: ModelConfig) -> dict[str, int]:
     """The sizes of a family's member: lengths of shapes, and ranges as long as the file has layers."""
     sizes: dict[str, int] = {}
     patterns = ((part, pattern) for part in config.parts for pattern in part.keys) if config.sizes else ()
     for part, pattern in patterns:
-        first = _first_in(keys, part.names_of_first(pattern))
+        first = first_in(keys, part.names_of_first(pattern))
         if first is None or len(keys[first].shape) != len(pattern.shape):
             continue
         for name, size in zip(pattern.shape, keys[first].shape, strict=True):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from mecha_exp.architectures.adapters import AdapterConfig
 from mecha_exp.architectures.config import Layout, ModelConfig
+from mecha_exp.architectures.outlines import Outlines, may_be, outline_of, outlines_of
 from mecha_exp.architectures.rules import Conversion
 from mecha_exp.architectures.schema import load_yaml, read_config, read_layout
+from mecha_exp.architectures.structural import HasShape
 from mecha_exp.errors import ConfigError, did_you_mean
 
 CONVERSIONS = "conversions"
@@ -76,6 +79,12 @@ def get_all_adapters() -> list[AdapterConfig]:
     return [config for config in _known() if isinstance(config, AdapterConfig)]
 
 
+def get_likely(keys: Mapping[str, HasShape]) -> list[ModelConfig]:
+    """The known configs that a file may be of, by its keys and shapes; the others are not even read."""
+    outlines = {**_builtin_outlines(), **{name: outline_of(config) for name, config in _REGISTERED.items()}}
+    return [resolve(name) for name in sorted(outlines) if may_be(keys, outlines[name])]
+
+
 def _known() -> list[ModelConfig]:
     return [resolve(identifier) for identifier in sorted({*_builtin(), *_REGISTERED})]
 
@@ -94,6 +103,12 @@ def find_layout(name: str) -> Layout:
 def _builtin() -> dict[str, Path]:
     """The file of each built-in config, which is named by its identifier."""
     return {path.stem: path for path in builtin_folder().glob("*.yaml")}
+
+
+@cache
+def _builtin_outlines() -> Outlines:
+    texts = builtin_folder().rglob("*.yaml")
+    return outlines_of(texts, lambda: map(_load, _builtin().values()))
 
 
 @cache

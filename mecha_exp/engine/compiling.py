@@ -1,9 +1,8 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call"
 """Compiled loops: once a source and machine, kept in memory for the process and on disk for the next ones.
 
-The disk cache is a folder of machine code, as `objects` keeps it; where it cannot, of small source files with
-what numba keeps beside them. Files are written under another name and renamed, so processes may share it; one
-that cannot be used costs the time to compile.
+On disk they are machine code, as `objects` has it; where it cannot, small source files with what numba keeps
+beside them. One that cannot be used costs the time to compile.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ import logging
 import os
 import platform
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mecha_exp.caching import cache_folder, keep, keep_sealed, read_sealed
 from mecha_exp.engine import objects
 from mecha_exp.engine.objects import Loop
 
-CACHE_VARIABLE = "MECHA_EXP_CACHE"
-"""Names the folder of compiled loops; `off` keeps none."""
+LOOPS = "loops"
+"""The folder of compiled loops in the user's cache folder."""
 
 
 class LoopText(NamedTuple):
@@ -75,28 +74,10 @@ def compile_ahead(texts: Iterable[LoopText]) -> None:
         threading.Thread(target=lambda: [compiled(text) for text in pending], daemon=True).start()
 
 
-def cache_folder() -> Path | None:
-    """Where compiled loops are kept: $MECHA_EXP_CACHE, or in the user's folder for caches."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return None if chosen == "off" else Path(chosen) / "loops"
-    try:
-        return _user_caches() / "mecha_exp" / "loops"
-    except RuntimeError:  # no home
-        return None
-
-
-def _user_caches() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-
-
 @functools.cache
 def _compiled(text: LoopText) -> Loop | None:
-    folder = cache_folder()
+    cache = cache_folder()
+    folder = cache / LOOPS if cache else None
     try:
         if objects.is_possible():
             try:
@@ -112,11 +93,11 @@ def _compiled(text: LoopText) -> Loop | None:
 def _object(text: LoopText, folder: Path | None) -> Loop:
     """A loop that does without numba once it is on disk."""
     path = folder / f"{_name(text)}.o" if folder else None
-    code = objects.read(path) if path else None
+    code = read_sealed(path) if path else None
     if code is None:
         code = objects.build(_function(text, "<fused loop>"))
         if path is not None:
-            _keep(path, objects.sealed(path, code))
+            keep_sealed(path, code)
     return objects.NativeLoop(code)
 
 
@@ -129,7 +110,7 @@ def _by_numba(text: LoopText, folder: Path | None) -> Loop:
         return loop
 
     path = folder / f"{_name(text)}.py" if folder else None
-    if path is not None and _keep(path, text.source.encode()):
+    if path is not None and keep(path, text.source.encode()):
         try:
             return jit(str(path), cache=True)
         except Exception as error:  # whatever a broken file makes pickle, the loader or the system raise
@@ -144,22 +125,6 @@ def _function(text: LoopText, filename: str) -> Loop:
     exec(compile(text.source, filename, "exec"), namespace)
     loop: Loop = namespace["loop"]
     return loop
-
-
-def _keep(path: Path, content: bytes) -> bool:
-    """Have a file in the cache; whether it could be written."""
-    try:
-        if path.is_file() and path.read_bytes() == content:
-            return True
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.utime(file.name, (0, 0))  # numba compares times, and every process is to write the same one
-        Path(file.name).replace(path)
-    except OSError as error:
-        _log.debug("no compiled loops are kept in %s: %s", path.parent, error)
-        return False
-    return True
 
 
 def _name(text: LoopText) -> str:

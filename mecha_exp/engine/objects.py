@@ -8,11 +8,9 @@ memory is the caller's. An object that does need more than the C library's `mems
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeAlias
 
 SIGNATURE = "void(int64, int64, int64)"
@@ -34,7 +32,6 @@ _ENTRY = "mecha_exp_loop"
 _NATIVE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
 """How numba has a compiled function called: two places for results, then the arguments; 0 is success."""
 
-_DIGEST_BYTES = 32
 _ELF, _SYMBOL_TABLE, _SYMBOL_BYTES = b"\x7fELF\x02\x01", 2, 24
 
 
@@ -86,21 +83,6 @@ class NativeLoop:
     def __call__(self, start: int, count: int, table: int) -> None:
         if self._call(self.result, self.result, start, count, table):
             raise RuntimeError("a compiled loop failed")
-
-
-def sealed(path: Path, code: bytes) -> bytes:
-    """What the file at that path holds: the object and what tells that it is whole, and of that name."""
-    return hashlib.sha256(path.name.encode() + code).digest() + code
-
-
-def read(path: Path) -> bytes | None:
-    """The object file that is kept at a path; None where there is none that can be trusted."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    code = content[_DIGEST_BYTES:]
-    return code if sealed(path, code) == content else None
 
 
 def _machine() -> Any:

@@ -1,7 +1,7 @@
 """What is in a file: its SHA-256, computed once and remembered until the file changes.
 
-The memory is a text file in the user's cache folder (`MECHA_EXP_CACHE` names another, `off` none) with a line
-of JSON for each hash. Processes append to it at the same time; a line that a kill has cut is skipped.
+The memory is a text file in the user's cache folder with a line of JSON for each hash. Processes append to it
+at the same time; a line that a kill has cut is skipped.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
+from mecha_exp.caching import cache_folder
 from mecha_exp.checkpoint.folders import INDEX, open_stored
-from mecha_exp.engine.compiling import cache_folder
 from mecha_exp.engine.options import available_cores
 from mecha_exp.errors import CheckpointError
 
@@ -129,7 +129,7 @@ def _hash(path: Path, advance: Advance) -> str:
 
 def _memory() -> Path | None:
     folder = cache_folder()
-    return folder.parent / _FILE if folder else None
+    return folder / _FILE if folder else None
 
 
 def _remembered() -> dict[_Identity, str]:

@@ -1,0 +1,54 @@
+"""The user's cache folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mecha_exp.caching import cache_folder, keep, keep_sealed, read_sealed
+
+
+def test_a_sealed_file_is_trusted_only_whole_and_under_its_name(tmp_path):
+    path = tmp_path / "folder" / "loop.o"
+    assert read_sealed(path) is None
+    assert keep_sealed(path, b"code")
+    assert read_sealed(path) == b"code"
+    (tmp_path / "other.o").write_bytes(path.read_bytes())
+    assert read_sealed(tmp_path / "other.o") is None
+    for broken in (b"", b"code", path.read_bytes()[:-1], path.read_bytes() + b"x"):
+        path.write_bytes(broken)
+        assert read_sealed(path) is None
+
+
+def test_what_is_kept_is_the_same_file_for_every_process(tmp_path):
+    path = tmp_path / "folder" / "loop.py"
+
+    assert keep(path, b"1")
+    assert keep(path, b"2")
+
+    assert path.read_bytes() == b"2"
+    assert path.stat().st_mtime == 0
+    assert [file.name for file in path.parent.iterdir()] == ["loop.py"]
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(tmp_path):
+    (tmp_path / "file").touch()
+
+    assert not keep(tmp_path / "file" / "loop.o", b"code")
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [("off", None), ("here", Path("here"))])
+def test_the_folder_may_be_chosen(monkeypatch, chosen, expected):
+    monkeypatch.setenv("MECHA_EXP_CACHE", chosen)
+
+    assert cache_folder() == expected
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other folders")
+def test_the_folder_is_in_the_user_s_one(monkeypatch, tmp_path):
+    monkeypatch.delenv("MECHA_EXP_CACHE", raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    assert cache_folder() == tmp_path / "mecha_exp"
