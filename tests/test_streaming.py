@@ -18,7 +18,7 @@ from mecha_exp import CheckpointError, EngineOptions, Job, MergeError, merge_man
 from mecha_exp.checkpoint import Checkpoint, CheckpointWriter, files, open_stored
 from mecha_exp.engine import objects
 from mecha_exp.engine.adapting import AdaptedSource
-from mecha_exp.engine.execution import SMALL_WAITING, _Workers
+from mecha_exp.engine.execution import _Workers
 from mecha_exp.engine.inputs import MemorySource
 from mecha_exp.engine.partials import REDUCTION_BLOCK
 from mecha_exp.engine.routes import Route
@@ -234,14 +234,13 @@ def test_places_are_those_of_the_bytes(paths, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_one_worker_at_a_time_is_at_small_keys(workers, monkeypatch):
-    """More of them than may wait, with large ones between: every way to leave one to another is taken."""
-    sizes = {f"{number:04}": COUNT if number % 150 == 149 else 3 for number in range(2 * SMALL_WAITING + 100)}
+    sizes = {f"{number:04}": COUNT if number % 150 == 149 else 3 for number in range(600)}
     tensors = {key: torch.full((size,), float(key)) for key, size in sizes.items()}
     at_small, most, lock = set(), [0], threading.Lock()
     advance = _Workers._advance
 
     def watched(self, run, scratch):
-        if run.is_small:
+        if run.key.numel == 3:
             with lock:
                 at_small.add(run)
                 most[0] = max(most[0], len(at_small))
@@ -254,4 +253,27 @@ def test_one_worker_at_a_time_is_at_small_keys(workers, monkeypatch):
     made = {}
     merge_many([Job(mx.n_average(mx.model(tensors)), made)], EngineOptions(workers=workers))
     assert most == [1]
+    assert contents(made) == contents(tensors)
+
+
+def test_workers_take_a_large_key_each_and_help_each_other_at_the_end(monkeypatch):
+    tensors = {key: torch.full((20 * TILE,), float(key)) for key in "12"}
+    together, taken = threading.Barrier(2, timeout=30), {}
+    run = KeyPass.run
+
+    def watched(self, tile, scratch):
+        me = threading.get_ident()
+        if me not in taken:
+            taken[me] = [tile.key]
+            together.wait()
+        taken[me].append(tile.key)
+        run(self, tile, scratch)
+        if tile.key == "1":
+            time.sleep(0.02)  # the worker at the other key ends first
+
+    monkeypatch.setattr(KeyPass, "run", watched)
+    made = {}
+    merge_many([Job(mx.n_average(mx.model(tensors)), made)], EngineOptions(workers=2, tile_size=TILE))
+    assert sorted(keys[0] for keys in taken.values()) == ["1", "2"]
+    assert any({"1", "2"} <= set(keys) for keys in taken.values())
     assert contents(made) == contents(tensors)

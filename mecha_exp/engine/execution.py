@@ -46,9 +46,6 @@ SMALL_KEY = 1 << 14
 """Elements up to which a key costs the interpreter more than the processor: an operation of torch on so many
 takes a few microseconds, about as long as calling it."""
 
-SMALL_WAITING = 256
-"""Small keys that wait for their worker, at most."""
-
 WORKER_NAME = "mecha_exp worker"
 """Of the threads."""
 
@@ -62,15 +59,22 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
     """
     work = Work(plan, sinks, Tally(), progress, Kinds(plan))
     resumption = Resumption(plan, sinks, work.tally, progress)
-    runs: Iterator[_Run] = (
-        _KeyRun(key, work) if key.program is not None else _CopyRun(key, work)
-        for key in plan.keys
-        if key.numel and (key.outputs or key.copies or key.statistics) and not resumption.skips(key)
-    )
-    _Workers(runs, plan.options, resumption.finish).run()
+
+    def runs(small: bool) -> Iterator[_Run]:
+        for key in plan.keys:
+            wanted = key.numel and (key.outputs or key.copies or key.statistics)
+            if wanted and _is_small(plan, key) is small and not resumption.skips(key):
+                yield _KeyRun(key, work) if key.program is not None else _CopyRun(key, work)
+
+    _Workers(runs(small=False), runs(small=True), plan.options, resumption.finish).run()
     for source in plan.sources.values():
         source.check_unchanged()
     return work.tally
+
+
+def _is_small(plan: Plan, key: KeyPlan) -> bool:
+    """Whether a key is more work for the interpreter than for the processor."""
+    return key.program is not None and key.numel <= SMALL_KEY and not plan.whole_bytes_of(key)
 
 
 def compile_loops(plan: Plan) -> None:
@@ -90,7 +94,6 @@ class _Run(ABC):
 
     key: KeyPlan
     whole_bytes = 0
-    is_small = False
 
     @abstractmethod
     def advance(self) -> Sequence[Task] | None:
@@ -153,7 +156,6 @@ class _KeyRun(_Run):
         self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node
         self._partials: dict[MergeNode, Partials] = {}
         self.whole_bytes = work.plan.whole_bytes_of(key)
-        self.is_small = key.numel <= SMALL_KEY and not self.whole_bytes
         for node in self._program.extents:
             if isinstance(node, LiteralNode) and isinstance(node.value, torch.Tensor):
                 self._values[node] = self._whole_literal(node.value)
@@ -252,25 +254,29 @@ class _KeyRun(_Run):
 
 
 class _Workers:
-    """Threads that share a queue of tiles and take the next key when it is empty.
+    """Threads that take a large key each, and when there are no more of them tiles of each other's.
 
-    Only one at a time is at small keys: those need the interpreter all the time, of which there is one, and
-    two workers that wait for it in turns are slower than one. The others leave small keys to that one and
-    go on with the next large key.
+    So one reads while another writes: were all at tiles of one key, they would wait for each other, since a
+    file is written by one at a time. One of them is at small keys until there are none left. Those need the
+    interpreter all the time, of which there is one, and two workers that wait for it in turns are slower than
+    one; at the end of a merge, where many a file has its small keys, the others would have nothing to do.
     """
 
     def __init__(
-        self, runs: Iterator[_Run], options: EngineOptions, finished: Callable[[KeyPlan], None]
+        self,
+        large: Iterator[_Run],
+        small: Iterator[_Run],
+        options: EngineOptions,
+        finished: Callable[[KeyPlan], None],
     ) -> None:
-        self._runs = runs
+        self._large, self._small = large, small
         self._finished = finished
         self._threads = options.threads
         self._budget = options.memory_budget
         self._device = options.device
-        self._queue: deque[Task] = deque()
-        self._next: _Run | None = next(runs, None)
-        self._small: deque[_Run] = deque()  # keys that wait for the worker that is at small ones
-        self._at_small = False
+        self._queues: dict[int, deque[Task]] = {}  # of each worker the tiles of the key that it is at
+        self._next_large, self._next_small = next(large, None), next(small, None)
+        self._small_run: _Run | None = None  # that one worker is at
         self._active = 0  # keys that have begun and not ended
         self._whole_bytes = 0
         self._error: BaseException | None = None
@@ -323,36 +329,33 @@ class _Workers:
 
     def _take(self) -> Task | None:
         with self._changed:
+            mine = self._queues.setdefault(threading.get_ident(), deque())
             while self._error is None:
-                if self._queue:
-                    return self._queue.popleft()
-                run = self._next_run()
-                if run is not None:
-                    self._active += 1
-                    self._whole_bytes += run.whole_bytes
-                    self._at_small |= run.is_small
-                    return partial(self._advance, run)
+                if self._next_small is not None and self._small_run is None:
+                    run, self._next_small = self._next_small, next(self._small, None)
+                    self._small_run = run
+                    return self._begun(run)
+                if mine:
+                    return mine.popleft()
+                if self._next_large is not None and self._admits(self._next_large):
+                    run, self._next_large = self._next_large, next(self._large, None)
+                    return self._begun(run)
+                longest = max(self._queues.values(), key=len)
+                if longest:
+                    return longest.popleft()
                 if self._is_done:
                     return None
                 self._changed.wait()
             return None
 
-    def _next_run(self) -> _Run | None:
-        """The next key that may begin now."""
-        if self._small and not self._at_small:
-            if len(self._small) == SMALL_WAITING // 2:
-                self._changed.notify_all()  # there is room for more
-            return self._small.popleft()
-        while self._next is not None and self._admits(self._next) and len(self._small) < SMALL_WAITING:
-            run, self._next = self._next, next(self._runs, None)
-            if not (run.is_small and self._at_small):
-                return run
-            self._small.append(run)
-        return None
+    def _begun(self, run: _Run) -> Task:
+        self._active += 1
+        self._whole_bytes += run.whole_bytes
+        return partial(self._advance, run)
 
     @property
     def _is_done(self) -> bool:
-        return self._next is None and not self._small and not self._active
+        return self._next_large is None and self._next_small is None and not self._active
 
     def _admits(self, run: _Run) -> bool:
         return (
@@ -372,10 +375,11 @@ class _Workers:
             if tiles is None:
                 self._active -= 1
                 self._whole_bytes -= run.whole_bytes
-                self._at_small &= not run.is_small
+                self._small_run = None if run is self._small_run else self._small_run
             else:
                 left = [len(tiles)]
-                self._queue.extend(partial(self._tile, run, tile, left) for tile in tiles)
+                mine = self._queues[threading.get_ident()]
+                mine.extend(partial(self._tile, run, tile, left) for tile in tiles)
             if tiles or run.whole_bytes or self._is_done:  # for what others may be waiting
                 self._changed.notify_all()
 
@@ -390,5 +394,6 @@ class _Workers:
     def _fail(self, error: BaseException) -> None:
         with self._changed:
             self._error = self._error or error
-            self._queue.clear()
+            for queue in self._queues.values():
+                queue.clear()
             self._changed.notify_all()
