@@ -4,10 +4,11 @@
     python -m bench.sweeps --save                      the whole table, into bench/RESULTS.md
 
 Every run is a process of its own with a store of its own, so that nothing is known beforehand; hashes of the
-inputs and compiled loops are remembered from the first one on. The demo's figures are drawn, its runs
-tracked. Ten written models of full size and their inputs need 30 GB: where the folder has less, they are of
-size `half`; `--written DIR` puts them, and the copies that they are compared with, on a disk. sd-mecha merges
-one point, and is said to take ten times as long for ten, and its start once.
+inputs and compiled loops are remembered from the first one on. The memory that a run takes is ready when it
+starts (`cases.touch_memory`). The demo's figures are drawn, its runs tracked. Ten written models of full size
+and their inputs need 30 GB: where the folder has less, they are of size `half`; `--written DIR` puts them, as
+well as the copies that they are compared with, on a disk. sd-mecha merges one point, and is said to take ten
+times as long for ten, and its start once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from bench.cases import touch_memory
 from bench.engine import PEERS, Case, Measured, environment, say
 from bench.engine import run as peer_run
 from bench.models import make_models
@@ -153,9 +155,10 @@ def points(
     inputs = ["recipe=ties", f"models.base={base}", f"models.experts=[{','.join(map(str, experts))}]"]
     inputs += ["evaluator=none", "tracking=none", "store=null", *more, "-m"]
     one, ten = [], []
+    size_of_one = base.stat().st_size if target else 0
     for _ in range(repeat + 1):
-        one.append(run([*inputs, "alpha=0.5"], folder, target))
-        ten.append(run([*inputs, f"alpha={ALPHAS}"], folder, target))
+        one.append(run([*inputs, "alpha=0.5"], folder, target, size_of_one))
+        ten.append(run([*inputs, f"alpha={ALPHAS}"], folder, target, 10 * size_of_one))
     return one[1:], ten[1:]
 
 
@@ -179,8 +182,9 @@ def memory(runs: Sequence[Run]) -> str:
     return f"memory {judged(max(run.peak for run in runs) <= MEMORY)}: at most 1 GB"
 
 
-def run(arguments: list[str], folder: Path, target: Path | None = None) -> Run:
-    """One process; outputs are removed afterwards."""
+def run(arguments: list[str], folder: Path, target: Path | None = None, writes: int = 0) -> Run:
+    """One process, which finds the memory ready for itself and what it writes; that is removed afterwards."""
+    make_ready(writes)
     environment = {**as_for_users(), "PYTHONPATH": str(REPOSITORY)}
     started = time.perf_counter()
     with subprocess.Popen(
@@ -195,8 +199,15 @@ def run(arguments: list[str], folder: Path, target: Path | None = None) -> Run:
     return Run(time.perf_counter() - started, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
+def make_ready(size: int) -> None:
+    """Have memory ready for a process that writes so much, as far as there is as much."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    touch_memory(min(MEMORY + size, free * 3 // 4))
+
+
 def copying(file: Path, folder: Path) -> float:
     """The seconds that ten copies take."""
+    make_ready(10 * file.stat().st_size)
     started = time.perf_counter()
     for number in range(10):
         subprocess.run(["cp", str(file), str(folder / f"copy-{number}")], check=True)
