@@ -127,6 +127,7 @@ def models(size: str, folder: Path, repeat: int, peer: Path | None) -> Iterator[
 
 def written(size: str, folder: Path, disk: Path | None, repeat: int) -> Iterator[list[str]]:
     """The same written, and the copying of as many files."""
+    folder.mkdir(parents=True, exist_ok=True)
     if disk is None and size == "sd15" and shutil.disk_usage(folder).total < ROOM:
         for path in folder.glob(f"{size}-*.safetensors"):  # a memory disk holds the models of one size only
             path.unlink()
