@@ -81,11 +81,11 @@ def compile_loops(plan: Plan) -> None:
     """Begin to compile what a plan needs, while its outputs are being opened."""
     kinds = Kinds(plan)
     compile_ahead(
-        text
+        fused.text
         for key in plan.keys
         for stage in (key.program.stages if key.program else ())
         for trip in stage.passes
-        if (text := kinds.of(key, trip).text) is not None
+        if (fused := kinds.of(key, trip).fused) is not None
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from mecha_exp.checkpoint import torch_dtype
-from mecha_exp.engine.compiling import LoopText, compiled
-from mecha_exp.engine.fusion import FusedPass, TileDtypes
+from mecha_exp.engine.compiling import compiled
+from mecha_exp.engine.fusion import FusedPass
 from mecha_exp.engine.objects import Loop
 from mecha_exp.engine.overflow import overflows_from
 from mecha_exp.engine.partials import is_by_entry
@@ -68,105 +68,90 @@ class PassKind:
         return sum(dtype.itemsize for dtype in self.stored.values()) if self.trip.is_full else 0
 
     @cached_property
-    def way(self) -> FusedPass | None:
-        """The loop that it is fused into; None where it runs eagerly."""
+    def fused(self) -> FusedKind | None:
+        """Its loop; None where it runs eagerly."""
         way = self.plan.ways.get(self.trip)
-        return way if isinstance(way, FusedPass) else None
+        return FusedKind(self, way) if isinstance(way, FusedPass) else None
 
-    @cached_property
-    def dtypes(self) -> TileDtypes:
-        """How the loop takes inputs and gives outputs: as stored where it can, to spare a conversion."""
-        assert self.way is not None
-        compute = self.way.compute_dtype
-        stored: dict[Node, torch.dtype] = dict(self.stored.items())
-        read = (loop_dtype(stored.get(node, compute), compute) for node in self.way.trace.inputs)
-        return tuple(read), tuple(self._written_as(node, compute) for node, _ in self.way.trace.outputs)
 
-    @cached_property
-    def text(self) -> LoopText | None:
-        """The source of the loop."""
-        return self.way.typed(self.dtypes) if self.way else None
+class FusedKind:
+    """The loop of a pass for keys of one kind.
+
+    Attributes:
+        way: what the loop computes.
+        is_single: whether it computes in float32, rather than in float64.
+        read, written: the dtypes of the tiles that go in and out: as stored where it can, to spare a
+            conversion; None where only the largest magnitude is wanted.
+        text: its source.
+        order: the whole numbers that it is to be given.
+        sources: its inputs that are models, in its order.
+        targets: (output of the loop, job) for what is given to somebody.
+        limits: of its inputs and outputs the magnitudes, in their bits, from which on Python is to look.
+    """
+
+    def __init__(self, kind: PassKind, way: FusedPass) -> None:
+        self.way, self._kind = way, kind
+        compute = way.compute_dtype
+        self.is_single = compute.itemsize == 4
+        stored: dict[Node, torch.dtype] = dict(kind.stored.items())
+        going = [self._going(node) for node, _ in way.trace.outputs]
+        given = [[output for output in outputs if kind.plan.keeps(output)] for outputs in going]
+        self.read = tuple(loop_dtype(stored.get(node, compute), compute) for node in way.trace.inputs)
+        self.written = tuple(
+            compute if node in kind.trip.used_here else self._written_as(outputs)
+            for (node, _), outputs in zip(way.trace.outputs, given, strict=True)
+        )
+        self.text = way.typed((self.read, self.written))
+        self.order = array("q", self.text.order)
+        self.sources = [node for node in way.trace.inputs if isinstance(node, ModelNode)]
+        self.targets = [(number, o.job) for number, outputs in enumerate(given) for o in outputs]
+        self.limits = array("q", [self._input_limit] * len(self.read) + [*map(self._limit, going)])
+        self._given = given
 
     @cached_property
     def loop(self) -> Loop | None:
-        """Its machine code; None where the pass runs eagerly."""
-        return compiled(self.text) if self.text else None
-
-    @cached_property
-    def order(self) -> array[int]:
-        """The whole numbers that the loop is to be given."""
-        return array("q", self.text.order if self.text else ())
-
-    @cached_property
-    def is_by_loop(self) -> bool:
-        """Whether the loop does all there is to do with a tile whose inputs and outputs are in files."""
-        trip = self.trip
-        if trip.sampled or trip.kept or not all(is_by_entry(node) for node, _ in trip.reductions):
-            return False
-        read, written = self.dtypes
-        as_read = len(self.sources) == len(read) and all(
-            self.stored[node] is dtype for node, dtype in zip(self.sources, read, strict=True)
-        )
-        return as_read and all(dtype is written[number] for number, dtype, _ in self._given)
+        """Its machine code; None where it cannot be compiled."""
+        return compiled(self.text)
 
     @cached_property
     def can_stream(self) -> bool:
-        """Whether other machine code can call the loop."""
+        """Whether other machine code can call it."""
         return self.loop is not None and can_stream(self.loop)
 
     @cached_property
-    def sources(self) -> Sequence[ModelNode]:
-        """The inputs of the loop that are models, in its order."""
-        return [node for node in self.way.trace.inputs if isinstance(node, ModelNode)] if self.way else []
-
-    @cached_property
-    def targets(self) -> Sequence[tuple[int, int]]:
-        """(output of the loop, job) for what is given to somebody."""
-        return [(number, job) for number, _, job in self._given]
-
-    @cached_property
-    def limits(self) -> array[int]:
-        """Of the loop's inputs and outputs the magnitudes, in their bits, from which on Python is to look."""
-        checked = self.plan.options.on_nonfinite == "error"
-        limits = [self._bits(np.inf) if checked else _NO_LIMIT for _ in self.dtypes[0]]
-        compute = self.plan.options.compute_dtype
-        for outputs in self._loop_outputs:
-            fits = (overflows_from(torch_dtype(output.dtype), compute) for output in outputs)
-            limits.append(self._bits(min(fits, default=np.inf)))
-        return array("q", limits)
-
-    @property
-    def _loop_outputs(self) -> list[list[Output]]:
-        """Of every output of the loop where it goes."""
-        nodes = [node for node, _ in self.way.trace.outputs] if self.way else []
-        return [[o for given, outputs in self.outputs if given is node for o in outputs] for node in nodes]
-
-    @property
-    def _given(self) -> list[tuple[int, torch.dtype, int]]:
-        """(output of the loop, dtype, job) for what is given to somebody."""
-        return [
-            (number, torch_dtype(output.dtype), output.job)
-            for number, outputs in enumerate(self._loop_outputs)
+    def does_all(self) -> bool:
+        """Whether it does all there is to do with a tile whose inputs and outputs are in files."""
+        trip, stored = self._kind.trip, self._kind.stored
+        if trip.sampled or trip.kept or not all(is_by_entry(node) for node, _ in trip.reductions):
+            return False
+        as_read = tuple(stored[node] for node in self.sources) == self.read
+        as_written = all(
+            torch_dtype(output.dtype) is dtype
+            for outputs, dtype in zip(self._given, self.written, strict=True)
             for output in outputs
-            if self.plan.keeps(output)
-        ]
+        )
+        return as_read and as_written
 
-    def _written_as(self, node: Node, compute: torch.dtype) -> torch.dtype | None:
-        """How the loop gives what it computes; None where only the largest magnitude is wanted."""
-        if node in self.trip.used_here:
-            return compute
-        wanted = {
-            torch_dtype(output.dtype)
-            for given, outputs in self.outputs
-            for output in outputs
-            if given is node and self.plan.keeps(output)
-        }
+    def _going(self, node: Node) -> list[Output]:
+        """Where a node goes that is finished here."""
+        return [output for given, outputs in self._kind.outputs if given is node for output in outputs]
+
+    def _written_as(self, given: Sequence[Output]) -> torch.dtype | None:
+        wanted = {torch_dtype(output.dtype) for output in given}
         if len(wanted) > 1:
-            return compute
-        return loop_dtype(wanted.pop(), compute) if wanted else None
+            return self.way.compute_dtype
+        return loop_dtype(wanted.pop(), self.way.compute_dtype) if wanted else None
+
+    @property
+    def _input_limit(self) -> int:
+        return self._bits(np.inf) if self._kind.plan.options.on_nonfinite == "error" else _NO_LIMIT
+
+    def _limit(self, outputs: Sequence[Output]) -> int:
+        fits = (overflows_from(torch_dtype(output.dtype), self.way.compute_dtype) for output in outputs)
+        return self._bits(min(fits, default=np.inf))
 
     def _bits(self, magnitude: float) -> int:
         """A magnitude as the loop gives it, in its bits."""
-        single = self.plan.options.compute_dtype.itemsize == 4
-        number, bits = (np.float32, np.int32) if single else (np.float64, np.int64)
-        return int(number(magnitude).view(bits))
+        if self.is_single:
+            return int(np.float32(magnitude).view(np.int32))
+        return int(np.float64(magnitude).view(np.int64))

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from mecha_exp.engine.buffers import Buffer, Scratch
-from mecha_exp.engine.kinds import PassKind
+from mecha_exp.engine.kinds import FusedKind, PassKind
+from mecha_exp.engine.objects import Loop
 from mecha_exp.engine.partials import Partials, Ranked, Sums, SumTable
 from mecha_exp.engine.streaming import LoopTable, Stream, run_stream
 from mecha_exp.nodes import MergeNode, Node
@@ -23,24 +24,22 @@ class KeyLoop:
     """The loop of a pass with the small values of a key; see `writing` for what the machine code is given.
 
     Attributes:
-        trace: what it computes.
-        read, written: the dtypes of the tiles that go in and out; None where only the largest is wanted.
+        kind, trace, read, written: what it is for all keys of a kind.
     """
 
     def __init__(
         self,
-        kind: PassKind,
+        kind: FusedKind,
+        code: Loop,
         small: tuple[array[float], array[int]],
         partials: Mapping[MergeNode, Partials],
     ) -> None:
-        assert kind.way is not None
-        assert kind.loop is not None
-        assert kind.text is not None
-        self.trace, self._code, self._room = kind.way.trace, kind.loop, kind.text.room
-        self.read, self.written = kind.dtypes
+        self.kind, self.trace = kind, kind.way.trace
+        self.read, self.written = kind.read, kind.written
+        self._code, self._room = code, kind.text.room
         self._small = (*small, kind.order)  # whose memory the loop reads
         self._addresses = [numbers.buffer_info()[0] for numbers in self._small]
-        is_single = kind.way.compute_dtype.itemsize == 4
+        is_single = kind.is_single
         self._bits, self._number = (np.int32, np.float32) if is_single else (np.int64, np.float64)
         self._key_dtype = torch.int32 if is_single else torch.int64
         reductions = [(partials[node], refs) for node, refs in self.trace.terms]
@@ -101,7 +100,8 @@ def loop_for(
 
     It adds to `partials`.
     """
-    if kind.way is None or kind.loop is None:
+    fused = kind.fused
+    if fused is None or fused.loop is None:
         return None
-    small = kind.way.arguments(values, key)
-    return KeyLoop(kind, small, partials) if small else None
+    small = fused.way.arguments(values, key)
+    return KeyLoop(fused, fused.loop, small, partials) if small else None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from mecha_exp.checkpoint.files import Place
 from mecha_exp.engine.buffers import Scratch
-from mecha_exp.engine.kinds import PassKind
 from mecha_exp.engine.looping import KeyLoop
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.streaming import Stream
@@ -55,9 +54,10 @@ class Route:
         return done
 
 
-def find_route(work: Work, key: str, kind: PassKind, loop: KeyLoop) -> Route | None:
+def find_route(work: Work, key: str, loop: KeyLoop) -> Route | None:
     """The route of a pass; None where something is left to do for Python with every tile."""
-    if not kind.is_by_loop:
+    kind = loop.kind
+    if not kind.does_all:
         return None
     sources = [place for node in kind.sources if (place := work.plan.sources[node].place(key)) is not None]
     if len(sources) < len(kind.sources) or not kind.can_stream:

@@ -61,7 +61,7 @@ class KeyPass:
         self._checked = work.plan.options.on_nonfinite == "error" and not trip.sampled
         self._columns = trip.columns(key.shape)
         self._loop = loop_for(kind, key.key, values, partials)
-        self._route = find_route(work, key.key, kind, self._loop) if self._loop else None
+        self._route = find_route(work, key.key, self._loop) if self._loop else None
         self._length = self._tile_length()
 
     @property
