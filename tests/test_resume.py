@@ -35,6 +35,8 @@ from mecha_exp import (
     model,
 )
 from mecha_exp.checkpoint import files
+from mecha_exp.engine import resuming
+from mecha_exp.engine.statistics import moments
 from mecha_exp.nodes import Node
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits of POSIX")
@@ -253,6 +255,16 @@ def test_another_merge_starts_anew(
     stop(20, job(folder))
     assert run(job(folder, **change), **options).resumed_keys == 0
     assert names(folder) == WHOLE
+
+
+def test_statistics_that_mean_something_else_start_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop(20, job(folder, statistics=True))
+    source = resuming._source
+    monkeypatch.setattr(resuming, "_source", lambda method: "new" if method is moments else source(method))
+
+    assert run(job(folder, statistics=True)).resumed_keys == 0
 
 
 @pytest.mark.parametrize("options", [{"tile_size": 16}, {"memory_budget": 1 << 20}, {"workers": 3}], ids=str)
