@@ -261,11 +261,17 @@ class MergeNode(Node):
         return self.space
 
     @property
+    def named_children(self) -> tuple[tuple[str, Node], ...]:
+        """(parameter name, node) of each child: of a parameter that takes several, one for each."""
+        return tuple(
+            (name, child)
+            for name, value in self.arguments
+            for child in (value if isinstance(value, tuple) else (value,))
+        )
+
+    @property
     def children(self) -> tuple[Node, ...]:
-        found: list[Node] = []
-        for _, value in self.arguments:
-            found.extend(value if isinstance(value, tuple) else (value,))
-        return tuple(found)
+        return tuple(child for _, child in self.named_children)
 
     @property
     def declared_config(self) -> str | None:

@@ -114,6 +114,17 @@ def test_walk_gives_every_node_once_and_children_first():
     assert models_of(root) == [model(A), model(B)]
 
 
+def test_a_call_names_each_of_its_children():
+    call = n_average(A, B, model("c.safetensors"))
+
+    assert [(name, child.source) for name, child in call.named_children] == [
+        ("models", A),
+        ("models", B),
+        ("models", "c.safetensors"),
+    ]
+    assert call.children == tuple(child for _, child in call.named_children)
+
+
 def test_a_chain_of_any_depth_is_built_walked_and_let_go():
     node = model(A)
     for i in range(5_000):

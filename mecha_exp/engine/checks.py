@@ -5,16 +5,67 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from mecha_exp.architectures import resolve
 from mecha_exp.checkpoint import Destination, is_arithmetic
 from mecha_exp.engine.inputs import FiniteSource, Source
-from mecha_exp.engine.keys import Situation
-from mecha_exp.errors import CheckpointError, some
-from mecha_exp.nodes import LiteralNode, ModelNode, Node
+from mecha_exp.engine.keys import KeyedGraph, Situation
+from mecha_exp.errors import CheckpointError, did_you_mean, some
+from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.weighting import ByKey, NoValueError
 
 SHOWN_KEYS = 10
 
 Sources = Mapping[ModelNode, Source]
+
+
+def mismatched_configs(graph: KeyedGraph) -> Iterator[str]:
+    """State dicts of another model config than is declared, or than the values beside them are for."""
+    calls = [node for node in walk(*graph.roots) if isinstance(node, MergeNode)]
+    for node in calls:
+        for name, child in node.named_children:
+            spec = node.method.signature[name]
+            wrong = _not_of(spec.config, child, graph) if spec.config else None
+            if wrong is None and not spec.is_state_dict:
+                wrong = _for_other_keys(child, node.children, graph)
+            if wrong is not None:
+                yield f"{node.method.identifier}: {name}: {wrong}"
+
+
+def _not_of(wanted: str, node: Node, graph: KeyedGraph) -> str | None:
+    """Why a node is not of a model config."""
+    if isinstance(node, LiteralNode) and node.config is None:
+        if not isinstance(node.value, ByKey):
+            return None
+        known = resolve(wanted).keys()
+        unknown = next((pattern for pattern, _ in node.value.patterns if pattern not in known), None)
+        return unknown and f"'{wanted}' has no key '{unknown}'.{did_you_mean(unknown, known)}"
+    found = graph.configs.possible(node)
+    if not found or wanted in found:
+        return None
+    named = " or ".join(map(repr, found))
+    return f"expected '{wanted}', got {node!r} of {named}. Try convert(..., '{wanted}')."
+
+
+def _for_other_keys(value: Node, beside: Sequence[Node], graph: KeyedGraph) -> str | None:
+    """Why values are not for the keys of the state dicts that they are used with."""
+    if not isinstance(value, LiteralNode) or not isinstance(value.value, ByKey) or not value.config:
+        return None
+    wanted = resolve(value.config)
+    for node in beside:
+        if graph.is_constant(node):
+            continue
+        names, keys = graph.configs.possible(node), graph.candidates((node,))
+        if names and wanted.identifier not in names:
+            return (
+                f"the values are for the keys of '{wanted.identifier}', and {node!r} is of "
+                f"{' or '.join(map(repr, names))}, whose keys are others. Say them for that."
+            )
+        if not any(wanted.resolve_alias(key) in wanted.keys() for key in keys):
+            return (
+                f"the values are for the keys of '{wanted.identifier}', and {node!r} has none of them, "
+                f"but {some(keys, 3)}. Say them for its own keys, components or blocks."
+            )
+    return None
 
 
 def unmatched_patterns(values: Iterable[ByKey], keys: Sequence[str]) -> Iterator[str]:

@@ -10,38 +10,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mecha_exp.adapters import AdapterConversion, adapter_conversion
-from mecha_exp.architectures import ModelConfig, candidates, detect, resolve, views
-from mecha_exp.conversion import FormatConversion
-from mecha_exp.engine.adapter_source import AdapterSource
 from mecha_exp.engine.atoms import MISSING, is_atom, is_lazy, value_at
-from mecha_exp.engine.converting import ConvertedSource, convert_source
-from mecha_exp.engine.inputs import Source, infos_of
+from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.lazy import Lazy, View
+from mecha_exp.engine.node_configs import NodeConfigs
+from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import LazyNode
-from mecha_exp.errors import MechaError, Problems, RecipeError, did_you_mean, some
-from mecha_exp.method import Kind, MergeMethod
+from mecha_exp.engine.settling import settle
+from mecha_exp.errors import RecipeError
+from mecha_exp.method import Kind
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
-from mecha_exp.signature import ParameterSpec, StateDictKeyError
+from mecha_exp.signature import StateDictKeyError
 from mecha_exp.weighting import ByKey
 
 Answers = Mapping[Node, Any]
 """Of each atom what it is at a key: of a model whether it has it, of a value the value, of `a | b` the one
 that is taken; MISSING where there is nothing."""
-
-
-@dataclass(frozen=True, eq=False)
-class ConvertedModel(ModelNode):
-    """A model that is read as if it had the format of another model config, its own `config`.
-
-    Attributes:
-        adapter: of differences that a LoRA file makes, the config of the file.
-    """
-
-    adapter: str | None = None
-
-    def identity(self) -> tuple[Any, ...]:
-        return (*super().identity(), self.adapter)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +49,10 @@ class KeyedGraph:
     """Answers what recipes are at each key; see the module.
 
     Attributes:
-        roots: the recipes, with every interface replaced by the method that fits.
+        roots: the recipes as they are merged; see `settling`.
+        configs: the model configs of their nodes.
+        sources: what their models are read from.
+        lazy: runs the methods that ask for other keys.
         caches: what the caller gave to methods, by node; nodes of the graphs that are left are added.
     """
 
@@ -73,20 +60,22 @@ class KeyedGraph:
         self,
         roots: Sequence[Node],
         sources: Mapping[ModelNode, Source],
-        lazy: Lazy,
+        options: EngineOptions,
         caches: Mapping[Node, Any],
     ) -> None:
-        self.sources = dict(sources)
+        self.configs = NodeConfigs(sources)
+        self.sources = self.configs.sources
         self.caches = dict(caches)
-        self.lazy = lazy
-        lazy.graph = self
-        self._configs: dict[ModelNode, ModelConfig] = {}
+        self.lazy = Lazy(self, options)
         self._atoms: dict[tuple[Node, ...], list[Node]] = {}
-        self._constant: dict[Node, bool] = {}
-        self._adapters: dict[Node, MergeNode] = {}
         self._situations: dict[tuple[Any, ...], Situation] = {}
-        self.roots = self._with_implementations(roots)
-        self._check_configs()
+        settled: dict[Node, Node] = {}
+        self.roots = settle(roots, self.configs, self.lazy.budget, settled)
+        self.carry_caches(settled)
+
+    def carry_caches(self, new: Mapping[Node, Node]) -> None:
+        """A call keeps the cache that it was given when it becomes another node."""
+        self.caches.update({new[node]: cache for node, cache in self.caches.items() if node in new})
 
     # what is asked
 
@@ -117,29 +106,9 @@ class KeyedGraph:
         wanted = [atom for atom in atoms if not self.is_constant(atom)] or atoms
         return list(dict.fromkeys(key for atom in wanted for key in self._keys_of_atom(atom)))
 
-    def config_of(self, node: Node) -> ModelConfig | None:
-        """The model config of a node: the declared one, or that of the first model below; None for values."""
-        while True:
-            if isinstance(node, ModelNode):
-                return self._config_of_model(node)
-            if isinstance(node, LiteralNode):
-                return resolve(node.config) if node.config else None
-            assert isinstance(node, MergeNode)
-            declared = node.method.signature.returned.config
-            if declared:
-                return resolve(declared)
-            models = [child for child in node.children if not self.is_constant(child)]
-            if not models and not node.children:
-                return None
-            node = (models or node.children)[0]
-
     def is_constant(self, node: Node) -> bool:
-        """Whether no model is read for a node: it is a hyperparameter, known when a merge is planned."""
-        if node not in self._constant:
-            for below in walk(node, skip=self._constant):
-                is_leaf = isinstance(below, ModelNode)
-                self._constant[below] = not is_leaf and all(self._constant[c] for c in below.children)
-        return self._constant[node]
+        """Whether no model is read for a node."""
+        return self.configs.is_constant(node)
 
     # atoms
 
@@ -199,166 +168,6 @@ class KeyedGraph:
             assert isinstance(atom.value, ByKey)
             return [pattern for pattern, _ in atom.value.patterns]
         return self.lazy.keys_of(atom) if isinstance(atom, MergeNode) and is_lazy(atom) else ()
-
-    # model configs
-
-    def _config_of_model(self, node: ModelNode) -> ModelConfig:
-        if node not in self._configs:
-            source = self.sources[node]
-            declared = resolve(node.config) if node.config else None
-            self._configs[node] = declared or detect(infos_of(source)).config
-        return self._configs[node]
-
-    def _with_implementations(self, roots: Sequence[Node]) -> tuple[Node, ...]:
-        new: dict[Node, Node] = {}
-        for node in walk(*roots):
-            rebuilt = node.with_children(new) if isinstance(node, MergeNode) else node
-            if isinstance(rebuilt, MergeNode) and rebuilt.method.kind is Kind.INTERFACE:
-                rebuilt = self._implemented(rebuilt)
-            if isinstance(rebuilt, MergeNode):
-                rebuilt = self._converted(rebuilt)
-            new[node] = rebuilt
-            if node in self.caches:
-                self.caches[rebuilt] = self.caches[node]
-        return tuple(new[root] for root in roots)
-
-    def _converted(self, node: MergeNode) -> Node:
-        """A converted model is a leaf that is read where it lies; of a merge the node stays."""
-        method = node.method
-        if isinstance(method, FormatConversion):
-            adapters = self._adapters_below(node, method)
-            return self._with_deltas(adapters) if adapters is not None else self._in_format(node, method)
-        return self._with_deltas(node) if isinstance(method, AdapterConversion) else node
-
-    def _adapters_below(self, node: MergeNode, conversion: FormatConversion) -> MergeNode | None:
-        """LoRA files whose differences are converted to another format, as one conversion."""
-        (below,) = (self._adapters.get(child, child) for child in node.children)
-        if not isinstance(below, MergeNode) or not isinstance(below.method, AdapterConversion):
-            return None
-        direct = adapter_conversion(below.method.deltas.config.identifier, conversion.target)
-        return None if direct is None else MergeNode(direct, below.arguments, below.space)
-
-    def _with_deltas(self, node: MergeNode) -> Node:
-        """The differences that a LoRA file makes."""
-        (model,) = node.children
-        assert isinstance(node.method, AdapterConversion)
-        if not isinstance(model, ModelNode):
-            return node
-        deltas = node.method.deltas
-        leaf = ConvertedModel(model.source, node.space, deltas.target.identifier, deltas.config.identifier)
-        self._adapters[leaf] = node
-        if leaf not in self.sources:
-            self.sources[leaf] = AdapterSource(self.sources[model], deltas, self.lazy.budget)
-        return leaf
-
-    def _in_format(self, node: MergeNode, conversion: FormatConversion) -> Node:
-        (model,) = node.children
-        if not isinstance(model, ModelNode):
-            return node
-        leaf = ConvertedModel(model.source, model.space, conversion.target)
-        self.sources[leaf] = self._read_in_format(model, conversion)
-        return leaf
-
-    def _read_in_format(self, model: ModelNode, conversion: FormatConversion) -> Source:
-        source = self.sources[model]
-        if model.config is None:
-            return convert_source(source, conversion.target)
-        declared = resolve(model.config)  # the file need not be a whole model
-        names = {key: alias for alias, key in declared.aliases().items() if alias in source}
-        return ConvertedSource(source, views(declared, conversion.target).named(names))
-
-    def _implemented(self, node: MergeNode) -> MergeNode:
-        """A call of an interface as one of the method that it stands for here."""
-        if node.method.choose is None:
-            return _called(self._implementation(node), node)
-        models = {name: child for name, child in node.arguments if isinstance(child, Node)}
-        configs = {
-            name: [resolve(found) for found in self._identifiers(child)]
-            for name, child in models.items()
-            if not self.is_constant(child)
-        }
-        try:
-            method = node.method.choose(configs)
-        except MechaError as error:
-            raise RecipeError(f"{node.method.identifier}: {error}") from error
-        return _called(method, node)
-
-    def _implementation(self, node: MergeNode) -> MergeMethod:
-        found = {name: self._identifier(child) for name, child in node.arguments if isinstance(child, Node)}
-        for method in node.method.implementations:
-            declared = {p.name: p.config for p in method.signature.parameters if p.config}
-            if all(found.get(name) == config for name, config in declared.items()):
-                return method
-        known = ", ".join(m.identifier for m in node.method.implementations) or "none"
-        raise RecipeError(
-            f"no method implements '{node.method.identifier}' for the model configs "
-            f"{', '.join(f'{name}: {config}' for name, config in found.items())}. Implemented: {known}."
-        )
-
-    def _identifier(self, node: Node) -> str | None:
-        config = self.config_of(node)
-        return config.identifier if config else None
-
-    def _check_configs(self) -> None:
-        """Every state dict has the model config that the method declares for it."""
-        problems = Problems()
-        for node in walk(*self.roots):
-            if isinstance(node, MergeNode):
-                for spec, child in _by_parameter(node):
-                    wrong = self._mismatch(spec.config, child) if spec.config else None
-                    if wrong := wrong or self._other_keys(node, spec, child):
-                        problems.add(f"{node.method.identifier}: {spec.name}: {wrong}")
-        problems.raise_as(RecipeError)
-
-    def _mismatch(self, wanted: str, node: Node) -> str | None:
-        if isinstance(node, LiteralNode) and node.config is None:
-            if not isinstance(node.value, ByKey):
-                return None
-            known = resolve(wanted).keys()
-            unknown = [pattern for pattern, _ in node.value.patterns if pattern not in known]
-            return (
-                unknown and f"'{wanted}' has no key '{unknown[0]}'.{did_you_mean(unknown[0], known)}"
-            ) or None
-        found = self._identifiers(node)
-        if not found or wanted in found:
-            return None
-        named = " or ".join(map(repr, found))
-        return f"expected '{wanted}', got {node!r} of {named}. Try convert(..., '{wanted}')."
-
-    def _other_keys(self, node: MergeNode, spec: ParameterSpec, value: Node) -> str | None:
-        """What is wrong where values are for keys of another model config than what they are used with."""
-        if not isinstance(value, LiteralNode) or not isinstance(value.value, ByKey) or not value.config:
-            return None
-        wanted = resolve(value.config)
-        for beside in node.children if not spec.is_state_dict else ():
-            if self.is_constant(beside):
-                continue
-            names, keys = self._identifiers(beside), self.candidates((beside,))
-            if names and wanted.identifier not in names:
-                return (
-                    f"the values are for the keys of '{wanted.identifier}', and {beside!r} is of "
-                    f"{' or '.join(map(repr, names))}, whose keys are others. Say them for that."
-                )
-            if not any(wanted.resolve_alias(key) in wanted.keys() for key in keys):
-                return (
-                    f"the values are for the keys of '{wanted.identifier}', and {beside!r} has none of them, "
-                    f"but {some(keys, 3)}. Say them for its own keys, components or blocks."
-                )
-        return None
-
-    def _identifiers(self, node: Node) -> list[str]:
-        """The known model configs that a node may be of; none for values and for unknown models."""
-        while isinstance(node, MergeNode):
-            if node.method.signature.returned.config:
-                return [node.method.signature.returned.config]
-            models = [child for child in node.children if not self.is_constant(child)]
-            if not models and not node.children:
-                return []
-            node = (models or node.children)[0]
-        declared = getattr(node, "config", None)
-        if declared or not isinstance(node, ModelNode):
-            return [declared] if declared else []
-        return [found.config.identifier for found in candidates(infos_of(self.sources[node]))]
 
 
 class _Builder:
@@ -434,24 +243,9 @@ def _streamed(node: Node) -> Sequence[Node]:
     return () if is_lazy(node) else node.children
 
 
-def _by_parameter(node: MergeNode) -> Iterator[tuple[ParameterSpec, Node]]:
-    for name, value in node.arguments:
-        for child in value if isinstance(value, tuple) else (value,):
-            yield node.method.signature[name], child
-
-
-def _called(method: MergeMethod, node: MergeNode) -> MergeNode:
-    """A call of what an interface stands for, with what the call of the interface gives and its defaults."""
-    given = dict(node.arguments)
-    for spec in node.method.signature.parameters:
-        if spec.name not in given and not spec.required and isinstance(spec.default, int | float | str):
-            given[spec.name] = LiteralNode(spec.default)
-    arguments = tuple((name, given[name]) for name in method.signature.names if name in given)
-    return MergeNode(method, arguments, node.space)
-
-
 def _check_values(node: MergeNode) -> None:
     """Hyperparameters that were computed are checked as if they had been written."""
-    for spec, child in _by_parameter(node):
+    for name, child in node.named_children:
+        spec = node.method.signature[name]
         if isinstance(child, LiteralNode) and not spec.is_tensor and (wrong := spec.check(child.value)):
-            raise RecipeError(f"{node.method.identifier}: {spec.name}: {wrong}")
+            raise RecipeError(f"{node.method.identifier}: {name}: {wrong}")

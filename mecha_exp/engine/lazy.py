@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mecha_exp.adapters import AdapterConversion
-from mecha_exp.architectures import ModelConfig, StructuralConfig, resolve
+from mecha_exp.architectures import ModelConfig, StructuralConfig
 from mecha_exp.architectures.adapters import ANY_SHAPE
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, torch_dtype
 from mecha_exp.engine.atoms import MISSING, is_atom, is_lazy
@@ -25,10 +25,11 @@ from mecha_exp.engine.eager import run_eagerly
 from mecha_exp.engine.kept import Kept
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import LazyNode, Program, compile_program
+from mecha_exp.engine.relating import Relations, asked_at, keys_of_group
 from mecha_exp.engine.rewriting import expand
-from mecha_exp.errors import MechaError, MergeError, RecipeError, some
+from mecha_exp.errors import MergeError, RecipeError, some
 from mecha_exp.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
-from mecha_exp.relations import KeyMap, KeyRelation
+from mecha_exp.relations import KeyRelation
 from mecha_exp.signature import StateDict, StateDictKeyError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class View(StateDict[Any]):
     @property
     def model_config(self) -> ModelConfig:
         """The model config of the argument; a structural one where none is known."""
-        return self._graph.config_of(self._node) or StructuralConfig({})
+        return self._graph.configs.of(self._node) or StructuralConfig({})
 
 
 class Lazy:
@@ -76,11 +77,10 @@ class Lazy:
         budget: how many bytes of results are kept.
     """
 
-    graph: KeyedGraph
-
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, graph: KeyedGraph, options: EngineOptions) -> None:
+        self.graph = graph
         self._options = options
-        self._relations: dict[MergeNode, KeyMap | None] = {}
+        self._relations = Relations(graph)
         self._infos: dict[tuple[Node, str], TensorInfo | None] = {}
         self._checked: dict[MergeNode, set[tuple[str, ...]]] = {}
         self._programs: dict[Node, Program] = {}
@@ -105,7 +105,7 @@ class Lazy:
 
     def _said_of(self, node: MergeNode, key: str) -> Any:
         """What a method says of tensors that have no values, but the dtypes of those in the files."""
-        relation = self._relation(node, key)
+        relation = self._relations.at(node, key)
         if relation is None:
             raise StateDictKeyError(key)
 
@@ -127,12 +127,12 @@ class Lazy:
         """The keys that a call may give, of its own accord."""
         if isinstance(node.method, AdapterConversion):
             return node.method.deltas.changed(self.graph.keys_of(node.children[0]))
-        relations = self._key_map(node)
+        relations = self._relations.key_map(node)
         if relations is not None:
             return list(relations.keys())
         declared = node.method.signature.returned.config
         if declared:
-            config = self.graph.config_of(node)
+            config = self.graph.configs.of(node)
             assert config is not None
             return list(config.keys())
         return self.graph.candidates(node.children)
@@ -156,7 +156,7 @@ class Lazy:
 
     def _try_out(self, node: MergeNode, key: str) -> TensorInfo | None:
         """Call a method with tensors that have no values."""
-        relation = self._relation(node, key)
+        relation = self._relations.at(node, key)
         if relation is None:
             return None
         self._check_group(node, relation)
@@ -187,7 +187,7 @@ class Lazy:
             spec = node.method.signature[name]
             if not isinstance(child, Node) or spec.is_state_dict or not self.graph.is_constant(child):
                 continue
-            keys = _keys_of_group(node, relation)
+            keys = keys_of_group(node, relation)
             values = {key: self.value(child, key) for key in keys if self.graph.has(child, key)}
             if len(set(map(repr, values.values()))) > 1:
                 first = {repr(value): key for key, value in reversed(values.items())}
@@ -201,7 +201,7 @@ class Lazy:
         self, node: MergeNode, key: str, shape: tuple[int, ...] | None, asked: list[TensorInfo]
     ) -> TensorInfo:
         if shape is None:
-            config = self.graph.config_of(node)
+            config = self.graph.configs.of(node)
             declared = config.keys().get(key) if config else None
             known = (
                 declared.shape
@@ -228,7 +228,7 @@ class Lazy:
 
     def run(self, node: MergeNode, key: str) -> Any:
         """The result of a method with `StateDict` parameters for a key."""
-        relation = self._relation(node, key)
+        relation = self._relations.at(node, key)
         if relation is None:
             raise StateDictKeyError(key)
         if len(relation.outputs) == 1:
@@ -320,7 +320,7 @@ class Lazy:
                 return () if spec.variadic else _as_tensor(spec, spec.default, self._options.compute_dtype)
             if spec.is_state_dict:
                 return view(self.graph, child, value=value)
-            where = _asked_at(node, key, relation)
+            where = asked_at(node, key, relation)
             return _as_tensor(spec, (value or self.value)(child, where), self._options.compute_dtype)
 
         values = {spec.name: argument(spec, given.get(spec.name)) for spec in method.signature.parameters}
@@ -328,83 +328,6 @@ class Lazy:
         if method.signature.wants_key:
             extra = {"key": key, "key_relation": relation, "cache": cache}
         return run_method(method, values, key, extra)
-
-    def _relation(self, node: MergeNode, key: str) -> KeyRelation | None:
-        relations = self._key_map(node)
-        given = dict(node.arguments)
-        if relations is None:
-            names = {name: (key,) for name, child in given.items()}
-            gives = not is_lazy(node) or self._may_give(node, key)  # others are asked when all below is there
-            return KeyRelation((key,), names) if gives else None
-
-        def has(name: str, wanted: str) -> bool:
-            child = given[name]
-            return all(self.graph.has(c, wanted) for c in (child if isinstance(child, tuple) else (child,)))
-
-        return relations.relation(key, has)
-
-    def _may_give(self, node: MergeNode, key: str) -> bool:
-        """Without `map_keys` a method gives the keys of its declared config, or those of its arguments.
-
-        One of hyperparameters gives any key that it finds a value for.
-        """
-        signature = node.method.signature
-        plain = [
-            child
-            for name, value in node.arguments
-            if not signature[name].is_state_dict
-            for child in (value if isinstance(value, tuple) else (value,))
-        ]
-        if not all(self.graph.has(child, key) for child in plain):
-            return False
-        if signature.returned.config:
-            config = self.graph.config_of(node)
-            return config is not None and key in config.keys()
-        others = [child for child in node.children if child not in plain] or plain
-        return self.graph.is_constant(node) or any(self.graph.has(child, key) for child in others)
-
-    def _key_map(self, node: MergeNode) -> KeyMap | None:
-        if node not in self._relations:
-            map_keys = node.method.map_keys
-            self._relations[node] = None if map_keys is None else self._build_key_map(node, map_keys)
-        return self._relations[node]
-
-    def _build_key_map(self, node: MergeNode, map_keys: Callable[[Any], None]) -> KeyMap:
-        inputs: dict[str, Mapping[str, Any]] = {}
-        configs: dict[str, ModelConfig | None] = {}
-        for name, value in node.arguments:
-            child = value[0] if isinstance(value, tuple) else value
-            if node.method.signature[name].is_tensor:
-                inputs[name] = self._known_keys(child, node.method.signature[name].config)
-                configs[name] = self.graph.config_of(child)
-        outputs = self._known_keys(node, node.method.signature.returned.config, inputs)
-        try:
-            return KeyMap(map_keys, inputs, outputs, configs)
-        except MechaError as error:
-            raise RecipeError(f"{node.method.identifier}: {error}") from error
-
-    def _known_keys(
-        self, node: Node, config: str | None, inputs: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> Mapping[str, Any]:
-        """The keys of a declared model config, or those that are there."""
-        if config:
-            return resolve(config).keys()
-        if inputs is not None:
-            return next(iter(inputs.values()), {})
-        return dict.fromkeys(self.graph.candidates((node,)))
-
-
-def _keys_of_group(node: MergeNode, relation: KeyRelation) -> tuple[str, ...]:
-    """The keys that hyperparameters have values for: those of the models, where the result has others."""
-    signature = node.method.signature
-    inputs = tuple(dict.fromkeys(key for keys in relation.inputs.values() for key in keys))
-    return inputs if signature.returned.config and inputs else relation.outputs
-
-
-def _asked_at(node: MergeNode, key: str, relation: KeyRelation) -> str:
-    """The key at which a hyperparameter is asked for: any of those that are made together."""
-    keys = _keys_of_group(node, relation)
-    return key if len(relation.outputs) == 1 or key in keys else keys[0]
 
 
 def _picked(result: Any, relation: KeyRelation, key: str, node: MergeNode) -> Any:

@@ -15,10 +15,10 @@ from mecha_exp.checkpoint import Destination, Template, stored_bytes
 from mecha_exp.engine.adapting import as_stored
 from mecha_exp.engine.fusion import FusedPass, how_run
 from mecha_exp.engine.inputs import Source
-from mecha_exp.engine.keys import ConvertedModel
 from mecha_exp.engine.notices import Notice
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.program import Pass, Program
+from mecha_exp.engine.settling import ConvertedModel
 from mecha_exp.engine.sinks import Layout, Receiver
 from mecha_exp.engine.weights import effective_values_of
 from mecha_exp.nodes import ModelNode, Node, models_of

@@ -22,14 +22,14 @@ from mecha_exp.engine.converting import in_one_format
 from mecha_exp.engine.extras import converted, find_extras, left_out, notices_of, problems_of
 from mecha_exp.engine.fusion import choose_ways
 from mecha_exp.engine.inputs import FiniteSource, Source, open_sources
-from mecha_exp.engine.keys import ConvertedModel, KeyedGraph, Situation
-from mecha_exp.engine.lazy import Lazy
+from mecha_exp.engine.keys import KeyedGraph, Situation
 from mecha_exp.engine.notices import Notice
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.parts import Parts
 from mecha_exp.engine.planned import Job, KeyPlan, Output, Plan
 from mecha_exp.engine.program import LazyNode, Program, compile_program
 from mecha_exp.engine.rewriting import expand
+from mecha_exp.engine.settling import ConvertedModel
 from mecha_exp.engine.sinks import Layout
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.engine.weights import INPUT, Binder
@@ -139,8 +139,7 @@ class _Planner:
         self._jobs = jobs
         self._options = options
         caches = {node: cache for job in jobs for node, cache in job.caches.items()}
-        self._lazy = Lazy(options)
-        self._graph = KeyedGraph([job.recipe for job in jobs], sources, self._lazy, caches)
+        self._graph = KeyedGraph([job.recipe for job in jobs], sources, options, caches)
         self._sources = self._graph.sources
         self._parts = Parts(self._sources)
         self._roots: dict[tuple[object, ...], _Roots] = {}
@@ -174,6 +173,7 @@ class _Planner:
         for job in self._jobs:
             if not models_of(job.recipe):
                 problems.add(f"the recipe {job.recipe!r} reads no model, so there is nothing to merge")
+        problems.add_all(checks.mismatched_configs(self._graph))
         problems.raise_as(RecipeError)
 
     def _check_values(self, situations: Mapping[str, Situation]) -> None:
@@ -250,7 +250,7 @@ class _Planner:
 
     def _plan_key(self, key: str, situation: Situation) -> KeyPlan:
         first = [self._first_leaf(self._root(n, situation)) for n in range(len(self._jobs))]
-        infos = [self._lazy.info(leaf, key) if leaf else None for leaf in first]
+        infos = [self._graph.lazy.info(leaf, key) if leaf else None for leaf in first]
         shape = next((i.shape for i in infos if i), ())
         copies = tuple((job, leaf) for job, leaf in enumerate(first) if isinstance(leaf, ModelNode))
         is_copied = any(info and not is_arithmetic(info.dtype) for info in infos)
@@ -315,11 +315,10 @@ class _Planner:
         return _Roots(self._expand(nodes), tuple(outputs), tuple(statistics))
 
     def _expand(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
-        """Composites become what they are composed of; a call keeps the cache that it was given."""
+        """Composites become what they are composed of."""
         expanded: dict[Node, Node] = {}
         roots = expand(nodes, expanded)
-        caches = self._graph.caches
-        caches.update({expanded[node]: cache for node, cache in caches.items() if node in expanded})
+        self._graph.carry_caches(expanded)
         return roots
 
     def _program(self, roots: tuple[Node, ...]) -> Program:

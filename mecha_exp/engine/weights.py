@@ -216,7 +216,6 @@ def effective_values_of(bound: Node) -> dict[str, list[BlockValue]]:
 def _named_values(recipe: Node) -> Iterator[tuple[str, ByKey]]:
     for node in walk(recipe):
         if isinstance(node, MergeNode):
-            for name, value in node.arguments:
-                for child in value if isinstance(value, tuple) else (value,):
-                    if isinstance(child, LiteralNode) and isinstance(child.value, ByKey):
-                        yield f"{node.method.identifier}.{name}", child.value
+            for name, child in node.named_children:
+                if isinstance(child, LiteralNode) and isinstance(child.value, ByKey):
+                    yield f"{node.method.identifier}.{name}", child.value
