@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import pytest
 import torch
+from state_dicts import contents
 from torch import Tensor
 
 import mecha_exp
@@ -71,6 +72,22 @@ def test_a_method_asks_a_model_for_other_keys():
     assert torch.equal(merged["in.w"], A["out.w"])
     assert torch.equal(merged["out.ids"], A["out.ids"])
     assert merged["out.ids"].dtype == torch.int64
+
+
+def test_whole_numbers_that_a_method_makes_are_not_rounded():
+    @merge_method(register=False)
+    class same:
+        def __call__(self, a: Parameter(StateDict[Tensor]), **kwargs) -> Return(Tensor):
+            return a[kwargs["key"]]
+
+    numbers = {
+        "count": torch.tensor([2**24 + 1, -(2**53) - 1]),
+        "mask": torch.tensor([[True, False]]),
+        "palette": torch.tensor([255, 0], dtype=torch.uint8),
+    }
+
+    assert contents(merge(same(model(numbers)))) == contents(numbers)
+    assert contents(merge(weighted_sum(same(model(numbers)), model(numbers)))) == contents(numbers)
 
 
 def test_a_method_asks_a_merge_for_other_keys_and_is_merged_again():

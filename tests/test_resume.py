@@ -261,8 +261,8 @@ def test_statistics_that_mean_something_else_start_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop(20, job(folder, statistics=True))
-    source = resuming._source
-    monkeypatch.setattr(resuming, "_source", lambda method: "new" if method is moments else source(method))
+    code_of = resuming.code_of
+    monkeypatch.setattr(resuming, "code_of", lambda method: "new" if method is moments else code_of(method))
 
     assert run(job(folder, statistics=True)).resumed_keys == 0
 

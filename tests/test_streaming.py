@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 from state_dicts import contents
 
 import mecha_exp as mx
-from mecha_exp import CheckpointError, EngineOptions, Job, MergeError, merge_many
+from mecha_exp import CheckpointError, EngineOptions, Job, MergeError, merge_many, plan
 from mecha_exp.checkpoint import Checkpoint, CheckpointWriter, files, open_stored
 from mecha_exp.engine import objects
 from mecha_exp.engine.adapting import AdaptedSource
-from mecha_exp.engine.execution import _Workers
 from mecha_exp.engine.inputs import MemorySource
 from mecha_exp.engine.partials import REDUCTION_BLOCK
 from mecha_exp.engine.routes import Route
 from mecha_exp.engine.tiles import KeyPass
+from mecha_exp.engine.workers import Workers
 from mecha_exp.nodes import InMemory
 
 pytestmark = pytest.mark.skipif(not objects.is_possible(), reason="loops call each other on Linux only")
@@ -237,7 +237,7 @@ def test_one_worker_at_a_time_is_at_small_keys(workers, monkeypatch):
     sizes = {f"{number:04}": COUNT if number % 150 == 149 else 3 for number in range(600)}
     tensors = {key: torch.full((size,), float(key)) for key, size in sizes.items()}
     at_small, most, lock = set(), [0], threading.Lock()
-    advance = _Workers._advance
+    advance = Workers._advance
 
     def watched(self, run, scratch):
         if run.key.numel == 3:
@@ -249,11 +249,33 @@ def test_one_worker_at_a_time_is_at_small_keys(workers, monkeypatch):
                 at_small.discard(run)
         advance(self, run, scratch)
 
-    monkeypatch.setattr(_Workers, "_advance", watched)
+    monkeypatch.setattr(Workers, "_advance", watched)
     made = {}
     merge_many([Job(mx.n_average(mx.model(tensors)), made)], EngineOptions(workers=workers))
     assert most == [1]
     assert contents(made) == contents(tensors)
+
+
+@pytest.mark.parametrize(("room_for", "together"), [(1, 1), (2, 2)])
+def test_whole_tensors_are_there_at_once_as_far_as_the_memory_budget_goes(room_for, together):
+    running, most, lock = [0], [0], threading.Lock()
+
+    @mx.merge_method(register=False)
+    def slow(a: mx.Parameter(torch.Tensor)) -> mx.Return(torch.Tensor):
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.2)
+        with lock:
+            running[0] -= 1
+        return a
+
+    job = Job(slow(mx.model({key: torch.ones(100) for key in "123"})), {})
+    with plan([job]) as planned:
+        needed = planned.whole_bytes_of(planned.keys[0])
+    merge_many([job], EngineOptions(workers=2, memory_budget=room_for * needed))
+
+    assert most == [together]
 
 
 def test_workers_take_a_large_key_each_and_help_each_other_at_the_end(monkeypatch):

@@ -65,7 +65,7 @@ def main() -> int:
 
 def _leave_workers(status: int) -> None:
     """End at once where a worker is in a long computation, which an ordinary exit would wait for."""
-    engine = sys.modules.get("mecha_exp.engine.execution")
+    engine = sys.modules.get("mecha_exp.engine.workers")
     if engine and any(thread.name == engine.WORKER_NAME for thread in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()

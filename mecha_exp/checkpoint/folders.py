@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from mecha_exp.checkpoint.header import cannot_open
+from mecha_exp.checkpoint.header import cannot_open, open_regular
 from mecha_exp.checkpoint.pickled import PickledModel, is_pickle
 from mecha_exp.checkpoint.stored import JoinedModel, SafetensorsModel, StoredModel
 from mecha_exp.errors import CheckpointError, some
@@ -138,9 +138,13 @@ def _open_shards(index: Path) -> StoredModel:
 def read_index(index: Path) -> dict[str, set[str]]:
     """The keys that are wanted of each shard, by its file's name."""
     try:
-        if index.stat().st_size > _MAX_INDEX_BYTES:
-            raise CheckpointError(f"{index} has {index.stat().st_size:,} bytes: this is no index of shards.")
-        content = json.loads(index.read_text(encoding="utf-8"))
+        with open_regular(index) as file:
+            size = file.stat().st_size
+            if size > _MAX_INDEX_BYTES:
+                raise CheckpointError(f"{index} has {size:,} bytes: this is no index of shards.")
+            text = bytearray(size)
+            file.read_into(0, memoryview(text))
+        content = json.loads(text)
     except OSError as error:
         raise CheckpointError(f"{index} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

@@ -156,6 +156,16 @@ def skipped_too_late(method: MergeMethod, key: str) -> MergeError:
     )
 
 
+def changed_shape(
+    method: MergeMethod, key: str, shape: tuple[int, ...], result: tuple[int, ...]
+) -> MergeError:
+    """For a result that is not of the key's shape."""
+    return MergeError(
+        f"the merge method '{method.identifier}' turned the key '{key}' of shape {list(shape)} into "
+        f"{list(result)}. A merged tensor keeps its shape."
+    )
+
+
 def _described(value: Any) -> str:
     """An argument for a message: of a tensor its shape and dtype."""
     if isinstance(value, torch.Tensor):

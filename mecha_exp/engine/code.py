@@ -9,7 +9,7 @@ import textwrap
 from functools import cache
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from mecha_exp.engine.rewriting import expand, rewrite
 from mecha_exp.errors import MechaError
@@ -25,7 +25,7 @@ def methods_of(recipe: Node) -> dict[str, str]:
     except MechaError:  # which the merge will say
         expanded = ()
     called = {node.method for node in walk(recipe, *expanded) if isinstance(node, MergeNode)}
-    return {method.identifier: _code(method) for method in called}
+    return {method.identifier: code_of(method) for method in called}
 
 
 def _for_keys(recipe: Node) -> list[Node]:
@@ -45,12 +45,12 @@ def _for_keys(recipe: Node) -> list[Node]:
 
 
 @cache
-def _code(method: MergeMethod) -> str:
+def code_of(method: MergeMethod) -> str:
     """The hash of the file that a method is in, for it may call what stands there, and of what it imports."""
     try:
         path = inspect.getsourcefile(method.__wrapped__)
         if path and Path(path).is_file():
-            text = "\n".join(_meaning_in(file) for file in files_of_code(Path(path)))
+            text = "\n".join(_code_in(file).meaning for file in files_of_code(Path(path)))
         else:
             text = meaning_of(inspect.getsource(method.__wrapped__))
         return hashlib.sha256(text.encode()).hexdigest()
@@ -62,36 +62,46 @@ def files_of_code(path: Path) -> list[Path]:
     """A program's file, then those in its folder that it imports, and that these import, by their names."""
     found, waiting = {path}, [path]
     while waiting:
-        new = _imported_by(waiting.pop()) - found
+        new = _code_in(waiting.pop()).imported - found
         found |= new
         waiting += new
     return [path, *sorted(found - {path})]
 
 
+class _Code(NamedTuple):
+    """What a file says: its text without what changes nothing, and the files that it imports."""
+
+    meaning: str
+    imported: frozenset[Path]
+
+
+def _code_in(path: Path) -> _Code:
+    status = path.stat()
+    return _read(path, status.st_mtime_ns, status.st_size)
+
+
 @cache
-def _imported_by(path: Path) -> frozenset[Path]:
-    """The files in a file's folder that it imports: `x.y` is `x/y.py` there or, as in a package, `y.py`."""
+def _read(path: Path, changed: int, size: int) -> _Code:
+    """The code in a file, once for each time that it was changed."""
+    source = path.read_text(encoding="utf-8")
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # which its import will say
+        return _Code(source, frozenset())
+    return _Code(_meaning(tree), _imported_by(tree, path.parent))
+
+
+def _imported_by(tree: ast.Module, folder: Path) -> frozenset[Path]:
+    """The files in a folder that a program imports: `x.y` is `x/y.py` there or, as in a package, `y.py`."""
     names: set[str] = set()
-    for node in ast.walk(_parsed(path)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names |= {f"{node.module or ''}.{alias.name}" for alias in node.names} | {node.module or ""}
     parts = [name.strip(".").split(".") for name in names]
     tails = ["/".join(part[start:]) for part in parts for start in range(len(part))]
-    return frozenset(file for tail in tails if tail and (file := path.parent / f"{tail}.py").is_file())
-
-
-def _parsed(path: Path) -> ast.Module:
-    try:
-        return ast.parse(path.read_text(encoding="utf-8"))
-    except SyntaxError:  # which its import will say
-        return ast.Module([], [])
-
-
-@cache
-def _meaning_in(path: Path) -> str:
-    return meaning_of(path.read_text(encoding="utf-8"))
+    return frozenset(file for tail in tails if tail and (file := folder / f"{tail}.py").is_file())
 
 
 def _compiled(function: Any) -> tuple[Any, ...]:
@@ -108,9 +118,12 @@ def _parts_of(code: CodeType) -> tuple[Any, ...]:
 def meaning_of(source: str) -> str:
     """A program's text without comments, layout and docstrings, none of which changes what it computes."""
     try:
-        tree = ast.parse(textwrap.dedent(source))
+        return _meaning(ast.parse(textwrap.dedent(source)))
     except SyntaxError:
         return source
+
+
+def _meaning(tree: ast.Module) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and body and _is_text(body[0]):

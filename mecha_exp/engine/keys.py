@@ -82,7 +82,7 @@ class KeyedGraph:
     def at(self, roots: tuple[Node, ...], key: str) -> Situation:
         """The graphs at a key; the same object for keys with the same answers."""
         answers = self._answers(roots, key)
-        kind = (roots, tuple(answers.values()))
+        kind = (roots, tuple(map(_told_apart, answers.values())))
         found = self._situations.get(kind)
         if found is None:
             found = self._situations[kind] = _Builder(self, answers).build(roots)
@@ -236,6 +236,12 @@ class _Builder:
         for atom in self._graph.atoms((root,)):
             if isinstance(atom, ModelNode) and self._answers[atom] is not MISSING:
                 yield atom
+
+
+def _told_apart(answer: Any) -> Any:
+    """An answer that is equal to no other: 1, 1.0 and True are, and so are 0.0 and -0.0."""
+    is_value = isinstance(answer, int | float | tuple) and answer is not True
+    return (type(answer), repr(answer)) if is_value else answer
 
 
 def _streamed(node: Node) -> Sequence[Node]:

@@ -20,7 +20,7 @@ from mecha_exp.architectures import ModelConfig, StructuralConfig
 from mecha_exp.architectures.adapters import ANY_SHAPE
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, torch_dtype
 from mecha_exp.engine.atoms import MISSING, is_atom, is_lazy
-from mecha_exp.engine.calls import run_method, skipped_too_late
+from mecha_exp.engine.calls import changed_shape, run_method, skipped_too_late
 from mecha_exp.engine.eager import run_eagerly
 from mecha_exp.engine.kept import Kept
 from mecha_exp.engine.options import EngineOptions
@@ -189,8 +189,8 @@ class Lazy:
                 continue
             keys = keys_of_group(node, relation)
             values = {key: self.value(child, key) for key in keys if self.graph.has(child, key)}
-            if len(set(map(repr, values.values()))) > 1:
-                first = {repr(value): key for key, value in reversed(values.items())}
+            if len(set(map(_said, values.values()))) > 1:
+                first = {_said(value): key for key, value in reversed(values.items())}
                 listed = ", ".join(f"{value} at {key}" for value, key in reversed(first.items()))
                 raise RecipeError(
                     f"{node.method.identifier}: {name}: {len(keys)} keys are made together, so they have one "
@@ -238,8 +238,13 @@ class Lazy:
         )
         return _picked(group, relation, key, node)
 
-    def whole(self, node: LazyNode, key: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The result of a lazy node as a tensor of the key's shape; one number stands for all of it.
+    def whole(
+        self, node: LazyNode, key: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The result of a lazy node; one number stands for a tensor of the key's shape.
+
+        Args:
+            dtype: of the result; None is that of the arithmetic.
 
         Raises:
             MergeError: it is of another shape, or no tensor.
@@ -250,8 +255,11 @@ class Lazy:
             raise skipped_too_late(node.method, key) from None
         if not isinstance(result, torch.Tensor | int | float):
             raise MergeError(f"'{node.method.identifier}' returned {type(result).__name__}, not a tensor")
-        tensor = torch.as_tensor(result, dtype=self._options.compute_dtype)
-        return tensor.reshape(()).repeat(shape) if tensor.numel() == 1 else tensor
+        tensor = torch.as_tensor(result, dtype=dtype or self._options.compute_dtype)
+        tensor = tensor.reshape(()).repeat(shape) if tensor.numel() == 1 else tensor
+        if tuple(tensor.shape) != shape:
+            raise changed_shape(node.method, key, shape, tuple(tensor.shape))
+        return tensor
 
     def _picked_run(self, node: MergeNode, key: str, relation: KeyRelation) -> Any:
         result = self._call(node, key, relation, View, None, self._cache(node))
@@ -355,3 +363,8 @@ def _as_tensor(spec: Any, value: Any, dtype: torch.dtype) -> Any:
 
 def _is_finite(values: torch.Tensor) -> bool:
     return bool((values if values.dtype.itemsize > 1 else values.float()).isfinite().all())
+
+
+def _said(value: Any) -> str:
+    """A hyperparameter for a message; 2 and 2.0 are the same one."""
+    return repr(float(value) if isinstance(value, int) and not isinstance(value, bool) else value)

@@ -1,4 +1,4 @@
-"""The entry of the engine: `merge_many` makes any number of models in one pass."""
+"""The entry of the engine: `merge_many` makes any number of models in as few passes as they need."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
+from mecha_exp.engine.batches import batches
+from mecha_exp.engine.checks import clashing_outputs
 from mecha_exp.engine.execution import compile_loops, execute
+from mecha_exp.engine.inputs import open_sources
 from mecha_exp.engine.notices import About, Notice
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.origin import metadata_of
@@ -20,8 +24,8 @@ from mecha_exp.engine.planning import plan
 from mecha_exp.engine.resuming import signature_of
 from mecha_exp.engine.sinks import Layout, MemorySink, NoSink, ReceiverSink, Sink
 from mecha_exp.engine.work import Progress, Tally
-from mecha_exp.errors import some
-from mecha_exp.nodes import ModelNode
+from mecha_exp.errors import CheckpointError, Problems, some
+from mecha_exp.nodes import ModelNode, Node, models_of
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,13 @@ class MergeReport:
     """What one merge did.
 
     Attributes:
-        bytes_read, bytes_written: of all inputs and outputs of the pass, without the resumed keys.
+        bytes_read, bytes_written: of all inputs and outputs of each pass, without the resumed keys.
         seconds: wall time from the plan to the last rename.
         warnings: what was odd and not wrong.
         nonfinite_values: of each job how many values of its output are NaN or infinite, or too large for a
             dtype without infinity.
         moments: of each job and input the sums behind its statistics, by key (see `statistics.summarise`).
-        keys: how many the pass is about.
+        keys: how many the passes are about.
         resumed_keys: how many of them an interrupted run had finished, so that they were not made again.
     """
 
@@ -55,20 +59,64 @@ class MergeReport:
 
 
 def merge_many(
-    jobs: Sequence[Job], options: EngineOptions | None = None, progress: Progress = lambda key, nbytes: None
+    jobs: Sequence[Job | tuple[Node, Any]],
+    options: EngineOptions | None = None,
+    progress: Progress = lambda key, nbytes: None,
 ) -> MergeReport:
     """Make every job's model in one pass: shared reads and shared sub-results are done once.
 
-    Outputs appear together when all are complete; after an error none does, and what lay at their paths is
-    untouched. After an interrupt (Ctrl-C, a kill) what is done lies hidden beside the outputs, and the same
-    merge goes on from there: see `MergeReport.resumed_keys`.
+    Jobs over models that differ in their keys or shapes get a pass of their own (see `batches`). The outputs
+    of a pass appear when all of them are complete; after an error in it none does, and what lay at their
+    paths is untouched. After an interrupt (Ctrl-C, a kill) what is done lies hidden beside the outputs, and
+    the same merge goes on from there: see `MergeReport.resumed_keys`.
+
+    Args:
+        jobs: what is to be made; a pair of recipe and output is a job.
+        options: for all of them.
+        progress: told of each key that is read, and of how many bytes.
 
     Raises:
         MechaError: see `plan` and `execute`.
     """
+    options = options or EngineOptions()
+    wanted = [job if isinstance(job, Job) else Job(*job) for job in jobs]
+    groups = batches([job.recipe for job in wanted], options)
+    if len(groups) > 1:
+        _check_apart(wanted, options)
+    reports = [_merge([wanted[number] for number in group], options, progress) for group in groups]
+    return reports[0] if len(reports) == 1 else _joined(groups, reports)
+
+
+def _merge(jobs: Sequence[Job], options: EngineOptions, progress: Progress) -> MergeReport:
     started = time.perf_counter()
     with plan(jobs, options) as planned:
         return run_plan(planned, progress, started)
+
+
+def _check_apart(jobs: Sequence[Job], options: EngineOptions) -> None:
+    """See that no pass writes what another one reads or writes."""
+    problems = Problems()
+    outputs = [job.output for job in jobs if isinstance(job.output, Path)]
+    with open_sources(models_of(*(job.recipe for job in jobs)), options.model_dirs) as sources:
+        problems.add_all(clashing_outputs(outputs, sources))
+    problems.raise_as(CheckpointError)
+
+
+def _joined(groups: Sequence[Sequence[int]], reports: Sequence[MergeReport]) -> MergeReport:
+    """The report of all jobs from those of their passes."""
+    places = sorted(
+        (number, r, place) for r, group in enumerate(groups) for place, number in enumerate(group)
+    )
+    return MergeReport(
+        sum(report.bytes_read for report in reports),
+        sum(report.bytes_written for report in reports),
+        sum(report.seconds for report in reports),
+        tuple(dict.fromkeys(warning for report in reports for warning in report.warnings)),
+        tuple(reports[r].nonfinite_values[place] for _, r, place in places),
+        tuple(reports[r].moments[place] for _, r, place in places),
+        sum(report.keys for report in reports),
+        sum(report.resumed_keys for report in reports),
+    )
 
 
 def run_plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,10 +18,11 @@ from mecha_exp.engine.fusion import FusedPass, how_run
 from mecha_exp.engine.inputs import Source
 from mecha_exp.engine.notices import Notice
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.program import Pass, Program
+from mecha_exp.engine.program import LazyNode, Pass, Program
 from mecha_exp.engine.settling import ConvertedModel
 from mecha_exp.engine.sinks import Layout, Receiver
 from mecha_exp.engine.weights import effective_values_of
+from mecha_exp.errors import MergeError
 from mecha_exp.nodes import ModelNode, Node, models_of
 from mecha_exp.weighting import BlockValue, ByKey
 
@@ -42,6 +44,9 @@ class Job:
         durable: whether the file is flushed to disk before it appears.
         shard_size: bytes of a file: a larger model is written to a folder, in shards.
         caches: by node what its method gets as `cache`, to live from merge to merge.
+
+    Raises:
+        MergeError: an output that is nothing of that.
     """
 
     recipe: Node
@@ -54,8 +59,13 @@ class Job:
     caches: Mapping[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.output, str):
+        if isinstance(self.output, str | os.PathLike):
             object.__setattr__(self, "output", Path(self.output))
+        elif not (self.output is None or isinstance(self.output, dict) or callable(self.output)):
+            raise MergeError(
+                f"the output is of type {type(self.output).__name__}: expected a path, a dictionary, a "
+                "function of a key and a tensor, or None."
+            )
 
 
 @dataclass(frozen=True)
@@ -73,10 +83,10 @@ class KeyPlan:
 
     Attributes:
         key, shape: of the tensor.
-        program: how it is computed; None where its bytes are copied (integers, booleans).
+        program: how it is computed; None for integers and booleans, of which the first input is taken.
         outputs: where the roots of the program go.
         statistics: (job, input, root): the root is the `moments` of the job's result and the input.
-        copies: (job, model) for keys whose bytes are copied.
+        copies: (job, first input) for such keys: a model whose bytes are copied, or a method's result.
     """
 
     key: str
@@ -84,7 +94,7 @@ class KeyPlan:
     program: Program | None
     outputs: tuple[Output, ...]
     statistics: tuple[tuple[int, ModelNode, int], ...] = ()
-    copies: tuple[tuple[int, ModelNode], ...] = ()
+    copies: tuple[tuple[int, ModelNode | LazyNode], ...] = ()
 
     @property
     def numel(self) -> int:

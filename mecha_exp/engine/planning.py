@@ -17,6 +17,7 @@ from mecha_exp.checkpoint import (
 from mecha_exp.engine import checks
 from mecha_exp.engine.adapter_source import AdapterSource
 from mecha_exp.engine.adapting import adapt
+from mecha_exp.engine.batches import OMIT_NON_FINITE, kinds_of
 from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.converting import in_one_format
 from mecha_exp.engine.extras import converted, find_extras, left_out, notices_of, problems_of
@@ -39,9 +40,6 @@ from mecha_exp.recipe.parameters import require_filled
 from mecha_exp.registry import resolve_method
 from mecha_exp.weighting import ByKey
 
-OMIT_NON_FINITE = "omit_non_finite"
-"""The method whose model is read without the keys that are not finite there."""
-
 
 @contextmanager
 def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[Plan]:
@@ -50,12 +48,14 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     Raises:
         CheckpointError: inputs that cannot be read or do not fit each other; all problems at once.
         RecipeError: recipes that cannot be run on these keys.
-        MergeError: whole tensors that do not fit the memory budget.
+        MergeError: whole tensors that do not fit the memory budget; jobs that cannot share a pass (see
+            `batches`).
     """
     options = options or EngineOptions()
     require_filled(job.recipe for job in jobs)
     recipes = [job.recipe for job in jobs]
     with open_sources(models_of(*recipes), options.model_dirs) as opened:
+        _require_one_kind(recipes, opened, options)
         sources, lines = in_one_format(recipes, opened)
         notes = [Notice(line) for line in lines]
         extra = _settle_extras(opened, sources, options, notes)
@@ -65,6 +65,16 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
         sources |= finite
         sources = adapt(sources, options)
         yield _Planner(tuple(_bound(jobs, Binder(sources))), options, sources, notes, extra).plan()
+
+
+def _require_one_kind(
+    recipes: Sequence[Node], opened: Mapping[ModelNode, Source], options: EngineOptions
+) -> None:
+    if len(set(kinds_of(recipes, opened, options))) > 1:
+        raise MergeError(
+            "these recipes read models that differ in their keys, or in the order or the shapes of these, so "
+            "that they cannot be merged in one pass. Plan them one by one; merge_many does."
+        )
 
 
 def _settle_extras(
@@ -252,9 +262,8 @@ class _Planner:
         first = [self._first_leaf(self._root(n, situation)) for n in range(len(self._jobs))]
         infos = [self._graph.lazy.info(leaf, key) if leaf else None for leaf in first]
         shape = next((i.shape for i in infos if i), ())
-        copies = tuple((job, leaf) for job, leaf in enumerate(first) if isinstance(leaf, ModelNode))
-        is_copied = any(info and not is_arithmetic(info.dtype) for info in infos)
-        if is_copied and len(copies) == sum(leaf is not None for leaf in first):
+        if any(info and not is_arithmetic(info.dtype) for info in infos):
+            copies = tuple((job, leaf) for job, leaf in enumerate(first) if leaf is not None)
             return KeyPlan(key, shape, None, (), copies=copies)
         dtypes = tuple(self._dtype_at(job, key, situation, info) for job, info in enumerate(infos))
         roots = self._roots_at(situation, dtypes)
@@ -331,8 +340,10 @@ class _Planner:
         for key in plans:
             for output in key.outputs:
                 layouts[output.job][key.key] = (output.dtype, key.shape)
-            for job, model in key.copies:
-                layouts[job][key.key] = (self._sources[model].info(key.key).dtype, key.shape)
+            for job, leaf in key.copies:
+                info = self._graph.lazy.info(leaf, key.key)
+                assert info is not None
+                layouts[job][key.key] = (info.dtype, key.shape)
         return tuple(layouts)
 
     def _warn(self, message: str) -> None:

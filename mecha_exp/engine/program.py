@@ -55,7 +55,9 @@ class LazyNode(Node):
 class LazyOwner(Protocol):
     """What runs lazy nodes; see `lazy`."""
 
-    def whole(self, node: LazyNode, key: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def whole(
+        self, node: LazyNode, key: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """The result of a lazy node for a key of a shape."""
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from mecha_exp import __version__
 from mecha_exp.checkpoint import Note
+from mecha_exp.engine.code import code_of
 from mecha_exp.engine.planned import KeyPlan, Plan
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.method import MergeMethod
@@ -27,18 +26,15 @@ if TYPE_CHECKING:
 def signature_of(planned: Plan, number: int) -> str | None:
     """The hash of all that decides the bytes of a job's output, without reading the contents of its inputs.
 
-    An input is known by its path, size, time of change and inode; a merge method by the source file that it
-    is in. None where that cannot be told: models in memory, methods without a source.
+    An input is known by its path, size, time of change and inode, and a merge method by its code. None where
+    that cannot be told: models in memory.
     """
     job, options = planned.jobs[number], planned.options
     models = models_of(job.recipe)
     inputs = [planned.sources[model].identity for model in models]
     if None in inputs:
         return None
-    try:
-        code = sorted({_source(method) for method in _methods(planned, number)})
-    except (OSError, TypeError):
-        return None
+    code = sorted({code_of(method) for method in _methods(planned, number)})
     settings = [
         options.device,
         options.compute_dtype,
@@ -117,15 +113,3 @@ def _methods(planned: Plan, number: int) -> set[MergeMethod]:
     }
     whole = (planned.jobs[number].recipe, *roots.values())  # what lazy methods call is in the recipe alone
     return {node.method for node in walk(*whole) if isinstance(node, MergeNode)}
-
-
-def _source(method: MergeMethod) -> str:
-    """The text of the file that a method is in; of the method alone where it was typed at a prompt.
-
-    Raises:
-        OSError, TypeError: it has none.
-    """
-    path = inspect.getsourcefile(method.__wrapped__)
-    if path is not None and Path(path).is_file():
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return inspect.getsource(method.__wrapped__)

@@ -28,12 +28,14 @@ class ConvertedModel(ModelNode):
 
     Attributes:
         adapter: of differences that a LoRA file makes, the config of the file.
+        declared: the config that the file was said to be of.
     """
 
     adapter: str | None = None
+    declared: str | None = None
 
     def identity(self) -> tuple[Any, ...]:
-        return (*super().identity(), self.adapter)
+        return (*super().identity(), self.adapter, self.declared)
 
 
 def settle(
@@ -133,7 +135,7 @@ class _Settler:
         (model,) = node.children
         if not isinstance(model, ModelNode):
             return node
-        leaf = ConvertedModel(model.source, model.space, conversion.target)
+        leaf = ConvertedModel(model.source, model.space, conversion.target, declared=model.config)
         self._sources[leaf] = self._read_in_format(model, conversion)
         return leaf
 

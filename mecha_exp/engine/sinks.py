@@ -155,5 +155,6 @@ class ReceiverSink(_Placeless):
         with self._lock:
             if key not in self._begun:
                 dtype, shape = self._layout[key]
-                self._begun[key] = torch.empty(shape, dtype=torch_dtype(dtype))
+                with torch.inference_mode(False):  # whoever gets it may change it
+                    self._begun[key] = torch.empty(shape, dtype=torch_dtype(dtype))
             return self._begun[key]

@@ -207,6 +207,18 @@ def test_a_writer_that_is_not_durable_never_waits_for_the_disk(
         made.commit()
 
 
+def test_a_durable_writer_waits_for_the_disk_before_the_model_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _: flushed.append((tmp_path / "model.safetensors").exists()))
+    with open_writer(tmp_path) as made:
+        make(made, "a", "b", "c")
+        made.commit()
+    assert flushed[0] is False  # the data, then the folder in which it has got its name
+    assert flushed[-1] is True
+
+
 # --- errors -----------------------------------------------------------------------------------------------
 
 
