@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mecha_exp.app.overrides import CommandLine
-from mecha_exp.app.sweep import SWEEP_FILE
+from mecha_exp.app.sweep import LOCKED, SWEEP_FILE
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.checkpoint.lock import TargetLock
 from mecha_exp.errors import CheckpointError, StoreError
@@ -19,8 +19,6 @@ from mecha_exp.errors import CheckpointError, StoreError
 log = logging.getLogger(__name__)
 
 _NOT_ABOUT_THE_POINTS = ("rerun=", "store=", "tracking=", "tracking.", "hydra/launcher=", "hydra.launcher.")
-_LOCKED = "sweep"
-"""The name that a folder's lock is called after."""
 
 
 @contextmanager
@@ -50,7 +48,7 @@ def _claim(folders: Iterator[Path]) -> tuple[Path, TargetLock]:
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            return folder, TargetLock(folder / _LOCKED)
+            return folder, TargetLock(folder / LOCKED)
         except CheckpointError:
             log.info("another process is at work in %s", folder)
     raise AssertionError("there is always another folder")
@@ -71,6 +69,8 @@ def _keep(bench: Workbench, key: str, folder: Path) -> None:
 
 
 def _key(line: CommandLine) -> str:
-    """What two starts of one sweep have in common: the words that say which points there are."""
+    """What two starts of one sweep have in common: the words, and the points that they come to here."""
     words = sorted(word for word in line.arguments if not word.startswith(_NOT_ABOUT_THE_POINTS))
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
+    # what they come to where a file is changed, and from where: paths may be relative, and stores shared
+    told = [words, line.jobs, str(Path.cwd())]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -51,7 +52,9 @@ def parse_override(word: str) -> Override:
     Raises:
         OverrideParseException: it cannot be read.
     """
-    return OverridesParser.create().parse_overrides([word])[0]
+    hydra = GlobalHydra.instance()
+    loader = hydra.config_loader() if hydra.is_initialized() else None  # which lists what `glob(...)` means
+    return OverridesParser.create(config_loader=loader).parse_overrides([word])[0]
 
 
 def enter(job: DictConfig) -> Path:

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--in", dest="folder", type=Path, default=OUTPUTS, help="where to look (default: %(default)s)"
     )
-    parser.add_argument("--sweeps", action="store_true", help="sweeps alone")
+    parser.add_argument("--sweeps", action="store_true", help="sweeps alone: those with such points")
     parser.add_argument(
         "--limit", type=int, default=30, help="how many points (default: %(default)s; 0: all)"
     )
@@ -48,10 +48,14 @@ def main(arguments: list[str]) -> int:
     if not options.folder.is_dir():
         raise ConfigError(f"{options.folder} is not a folder: nothing has been run here yet.")
     filters = [Filter.parse(text) for text in options.condition]
-    sweeps = [] if filters else find_sweeps([options.folder])
-    runs = [] if options.sweeps else find_runs([options.folder])
+    sweeps = find_sweeps([options.folder]) if options.sweeps or not filters else []
+    runs = find_runs([options.folder]) if filters or not options.sweeps else []
     _check_names(filters, runs)
     runs = [run for run in runs if all(condition.holds(run) for condition in filters)]
+    if options.sweeps and filters:
+        held = {folder for run in runs for folder in run.folder.parents}
+        sweeps = [pair for pair in sweeps if pair[0] in held]
+    runs = [] if options.sweeps else runs
     if options.json:
         print_json(
             {"sweeps": [_sweep_data(*pair) for pair in sweeps], "points": [run_data(run) for run in runs]}

@@ -44,7 +44,6 @@ _IN_MAPPINGS = " The names in a mapping are not quoted, and ':', '[' and ']' in 
 OUR_SWEEPER = "lab"
 BLOCK = "block"
 """What a block ablation calls the block that a point sets apart; a name for tables, not a hyperparameter."""
-_MAX_COMBINATIONS = 200  # of groups that are composed to check names; a larger sweep is checked in part
 
 
 def reorder(arguments: Sequence[str]) -> list[str]:
@@ -224,8 +223,6 @@ def _grid(
         parsed = [parse_override(word) for word in words]
         choice = tuple(str(o.input_line) for o in parsed if _is_group(o, groups) or o.is_hydra_override())
         values = [o for o in parsed if not _is_group(o, groups) and not o.is_hydra_override()]
-        if choice not in bases and len(bases) == _MAX_COMBINATIONS:
-            break
         base = bases[choice] if choice in bases else bases.setdefault(choice, _compose(list(choice)))
         points.append((base, tuple((o.key_or_group, o.value()) for o in values)))
         named.update({(id(base), o.key_or_group): (len(points) - 1, o) for o in values})

@@ -1,9 +1,9 @@
 """Many points, few passes: points are merged together, so that inputs are read and common work is done once.
 
-A pass takes as many points as fit: models that are kept in memory the engine's memory budget, files the
-number that a process may open. The next ones are another wave, which reads the inputs again. A point that
-cannot be planned is left out; where the shared work fails, its points are tried by halves until the failing
-one is alone.
+Points over models with other keys or shapes have a pass of their own (`engine/batches.py`). A pass takes as
+many points as fit: models that are kept in memory the engine's memory budget, files the number that a process
+may open. The next ones are another wave, which reads the inputs again. A point that cannot be planned is left
+out; where the shared work fails, its points are tried by halves until the failing one is alone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mecha_exp.anatomy import Anatomy
 from mecha_exp.app.point import Point
 from mecha_exp.checkpoint.beside import PARTIAL, beside, disk_bytes
 from mecha_exp.engine import Job, MergeReport, Plan, plan, run_plan
+from mecha_exp.engine.batches import batches
 from mecha_exp.engine.inputs import infos_of
 from mecha_exp.engine.notices import About
 from mecha_exp.engine.planned import size_of
@@ -31,6 +32,7 @@ from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import CheckpointError
 from mecha_exp.memory import PeakMemory
 from mecha_exp.nodes import ModelNode
+from mecha_exp.progress import human_bytes
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ def make(wanted: Sequence[Wanted], progress: Progress) -> Iterator[Outcome]:
 
     A state dict is the caller's from the moment it is given: drop it before asking for the next wave.
     """
-    for numbers in _by_options(wanted):
+    for numbers in _alike(wanted):
         yield from _make(numbers, wanted, progress)
 
 
@@ -113,7 +115,7 @@ def survey(wanted: Sequence[Wanted]) -> tuple[list[Wave], Outcome]:
     """The waves that `make` would run, and the points that cannot be made."""
     waves: list[Wave] = []
     failed: Outcome = {}
-    for numbers in _by_options(wanted):
+    for numbers in _alike(wanted):
         sound, bad = _sift(numbers, wanted)
         failed |= bad
         with _planned(sound, wanted) as together:
@@ -127,13 +129,16 @@ def survey(wanted: Sequence[Wanted]) -> tuple[list[Wave], Outcome]:
     return waves, failed
 
 
-def _by_options(wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
-    """The numbers of the points, those together that the engine runs alike."""
+def _alike(wanted: Sequence[Wanted]) -> Iterator[tuple[int, ...]]:
+    """The numbers of the points, those together that can share a pass."""
     groups: list[list[int]] = []
     for number, one in enumerate(wanted):
         group = next((g for g in groups if wanted[g[0]].point.options == one.point.options), None)
         groups.append([number]) if group is None else group.append(number)
-    return [tuple(group) for group in groups]
+    for group in groups:
+        points = [wanted[number].point for number in group]
+        for places in batches([point.recipe for point in points], points[0].options):
+            yield tuple(group[place] for place in places)
 
 
 def _planned(numbers: Sequence[int], wanted: Sequence[Wanted]) -> AbstractContextManager[Plan]:
@@ -234,8 +239,8 @@ def _lacking_room(planned: Plan) -> CheckpointError | None:
         free = shutil.disk_usage(folder).free
         if wanted[device] > free:
             return CheckpointError(
-                f"the models of this sweep need {wanted[device] / 1e9:,.3f} GB in {folder}, where "
-                f"{free / 1e9:,.3f} GB are free. Make room, choose another hydra.sweep.dir=..., or "
+                f"the models of this sweep need {human_bytes(wanted[device])} in {folder}, where "
+                f"{human_bytes(free)} are free. Make room, choose another hydra.sweep.dir=..., or "
                 "keep no models with output=none."
             )
     return None

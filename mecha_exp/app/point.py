@@ -146,7 +146,7 @@ class Point:
         """Its signature, with the content of each of its `files`."""
         by_model = {model: contents[path] for model, path in self.files.items()}
         given = self.output_settings
-        given["dtype"] = output_dtype_words(self.dtype)
+        given |= {"dtype": output_dtype_words(self.dtype), "shard_size": self.shard_size}
         output = {name: str(value) for name, value in given.items() if value is not None}
         return signature_of(self.recipe, by_model, self.options, output)
 

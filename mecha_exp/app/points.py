@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,10 @@ from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import Axis, Setting
 
-BLOCK_MODES = ("leave_one_block_out", "only_one_block")
+CONVENTION = "convention"
+
 PARTS = ("block", "layer", "component")
+_STRENGTH = re.compile(r"'default': '(?P<reference>\$\{\w+\})', 'blocks': '\$\{blocks\}'")
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def _is_stop(text: str, override: Override) -> bool:
 
 
 def _sampled(axes: Sequence[Axis], config: DictConfig, draw: Callable[..., list[Setting]]) -> list[Setting]:
-    n, seed = config.sweep.n, config.sweep.seed
+    n, seed = config.sweep.get("n"), config.sweep.get("seed", 0)
     if not isinstance(n, int) or n < 1:
         raise ConfigError(f"sweep.n={n}: expected how many points to draw, 1 or more.")
     if not axes:
@@ -114,12 +117,13 @@ def _sampled(axes: Sequence[Axis], config: DictConfig, draw: Callable[..., list[
 
 
 def _listed(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
-    if config.sweep.file and config.sweep.points:
+    file, points = config.sweep.get("file"), config.sweep.get("points")
+    if file and points:
         raise ConfigError("sweep.points and sweep.file: give one of them.")
-    if config.sweep.file:
-        given = lab.read_points(Path(config.sweep.file))
+    if file:
+        given = lab.read_points(Path(file))
     else:
-        given = lab.listed(OmegaConf.to_container(config.sweep.points or OmegaConf.create([]), resolve=True))  # type: ignore[arg-type]
+        given = lab.listed(OmegaConf.to_container(points or OmegaConf.create([]), resolve=True))  # type: ignore[arg-type]
     return [{**other, **point} for other in lab.grid(axes) for point in given]
 
 
@@ -128,26 +132,47 @@ def _one_at_a_time(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
     for axis in axes:
         key = axis.key.lstrip("+")
         chosen = config.hydra.runtime.choices.get(key)
-        default[axis.key] = lab.as_text(OmegaConf.select(config, key)) if chosen is None else str(chosen)
+        value = OmegaConf.select(config, key)
+        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        default[axis.key] = lab.as_text(plain) if chosen is None else str(chosen)
     return lab.one_at_a_time(axes, default)
 
 
 def _blocks_apart(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
-    mode, part = config.sweep.mode, config.sweep.by
+    mode, part = config.sweep.mode, config.sweep.get("by", "block")
     if part not in PARTS:
         raise ConfigError(
             f"sweep.by={part}: there is no such part of a model.{did_you_mean(str(part), PARTS)}"
         )
-    if "${blocks}" not in str(OmegaConf.to_container(config, resolve=False).get("recipe")):  # type: ignore[union-attr]
+    if mode == "only_one_block" and set(config.blocks) - {CONVENTION}:
         raise ConfigError(
-            f"sweep={mode}: the recipe '{config.hydra.runtime.choices.recipe}' takes no strength for each "
-            "block (its alpha does not refer to ${blocks})."
+            f"sweep={mode} gives every {part} its strength itself, and 'blocks' gives some another one. "
+            "Leave that out."
         )
     blocks = parts_of(config.models, part)
-    others = [axis for axis in axes if axis.key != "alpha"]
-    alphas = next((axis.values for axis in axes if axis.key == "alpha"), (lab.as_text(config.alpha),))
-    apart = [{"alpha": alpha, **point} for alpha in alphas for point in lab.blocks_apart(blocks, mode, alpha)]
-    return [{**other, **point} for other in lab.grid(others) for point in apart]
+    return [
+        {**other, **point}
+        for other in lab.grid(axes, mode)
+        for point in lab.blocks_apart(blocks, mode, _strength(recipe_of(other, config), config))
+    ]
+
+
+def _strength(recipe: str, config: DictConfig) -> str:
+    """What the blocks of a recipe have where nothing else is said: a reference to its hyperparameter.
+
+    Raises:
+        ConfigError: it has none that can be another one for each block.
+    """
+    is_chosen = recipe == str(config.hydra.runtime.choices.recipe)
+    raw = OmegaConf.to_container(config, resolve=False) if is_chosen else RecipeFile.load(recipe).values
+    graph = str(raw.get("recipe")) if isinstance(raw, Mapping) else ""
+    if "${blocks}" not in graph:
+        raise ConfigError(
+            f"sweep={config.sweep.mode}: the recipe '{recipe}' takes no strength for each block (its alpha "
+            "does not refer to ${blocks})."
+        )
+    found = _STRENGTH.search(graph)
+    return found["reference"] if found else "${alpha}"
 
 
 def parts_of(models: DictConfig, part: str) -> list[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ConfigError
+from mecha_exp.whole_files import write_whole
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
@@ -125,11 +126,7 @@ def load_all(folder: Path) -> dict[Path, Record]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a file that appears whole; NaN and infinities, which JSON lacks, become text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

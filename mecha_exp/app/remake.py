@@ -23,7 +23,7 @@ from mecha_exp.engine.options import SETTINGS
 from mecha_exp.engine.rewriting import rewrite
 from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import CheckpointError, some
-from mecha_exp.lab.contents import content_of
+from mecha_exp.lab.contents import content_of, size_of
 from mecha_exp.nodes import ModelNode, Node, models_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize
@@ -75,7 +75,7 @@ def remake(
     point = _point(original, _moved(recipe, here), scratch)
     outcome.made = True
     if original.sha256:
-        _compare_bytes(original, point, output or scratch / "model.safetensors", outcome)
+        _compare_bytes(original, point, output or scratch / _model_name(original, point), outcome)
     else:
         _compare_numbers(original, replace(point, output=None), outcome)
     outcome.identical = not outcome.differences
@@ -158,6 +158,13 @@ def _point(original: Original, recipe: Node, scratch: Path) -> Point:
     return replace(prepare(config, scratch), recipe=recipe)
 
 
+def _model_name(original: Original, point: Point) -> str:
+    """What the model is called here: a file, or a folder where it was one."""
+    path = (original.config.get("output") or {}).get("path")
+    is_file = point.shard_size is None and (path is None or str(path).endswith(".safetensors"))
+    return "model.safetensors" if is_file else "model"
+
+
 def _compare_bytes(original: Original, point: Point, target: Path, outcome: Outcome) -> None:
     """Write the model with the header of the original, and compare the files."""
     if original.model is not None and target.exists() and target.samefile(original.model):
@@ -165,12 +172,12 @@ def _compare_bytes(original: Original, point: Point, target: Path, outcome: Outc
     job = replace(point.job(target.absolute()), metadata=dict(original.metadata), statistics=False)
     with plan([job], point.options) as planned:
         run_plan(planned)
-    now, size = content_of(target), target.stat().st_size
+    now, size = content_of(target), size_of(target)
     outcome.compared = f"{size:,} bytes, SHA-256 {now}"
     if now == original.sha256:
         return
     outcome.differences.append(f"the file: SHA-256 was {original.sha256}, is {now}")
-    if original.model is not None:
+    if original.model is not None and original.model.is_file():
         outcome.differences += compare_models(original.model, target)
 
 

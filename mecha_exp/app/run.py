@@ -19,7 +19,7 @@ from mecha_exp.app.point import prepare, resolve
 from mecha_exp.app.provenance import git_changes
 from mecha_exp.app.record import BLOCKS_FIGURE, BLOCKS_FILE, CHANGES_FILE, FAILED, FINISHED, RUN_FILE, Record
 from mecha_exp.app.report.figures import draw_block_values
-from mecha_exp.app.sweep import Sweep
+from mecha_exp.app.sweep import Sweep, reopen
 from mecha_exp.app.track import log_folder
 from mecha_exp.app.workbench import Entry, Result, Workbench, workbench
 from mecha_exp.engine.weights import effective_values_in, values_table
@@ -54,6 +54,8 @@ def run_point(cfg: DictConfig, prepared: Prepared | None = None) -> float | None
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     sweep = Sweep.load(Path(hydra.sweep.dir)) if hydra.mode == RunMode.MULTIRUN else None
+    if sweep:
+        reopen(sweep, Path(hydra.sweep.dir))
     given = list(hydra.overrides.task)
     record = Record(
         _name_of(given, sweep, hydra.runtime.choices.get("recipe")), overrides=given, started=_now()
@@ -85,8 +87,8 @@ def run_point(cfg: DictConfig, prepared: Prepared | None = None) -> float | None
     except Exception as error:  # of an evaluator or a method, or a bug: the traceback says whose
         record.status, record.error = FAILED, "".join(traceback.format_exception(error))
         log.error("%s failed\n%s", record.name, record.error)
-    if record.status == FAILED and bench and entry:
-        bench.note_failure(entry, str(record.error))
+    if bench and entry:
+        bench.note_failure(entry, str(record.error)) if record.error else bench.forgive(entry)
     record.ended = _now()
     record.save(folder)
     _track(cfg, folder, record, sweep, earlier)

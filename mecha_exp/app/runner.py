@@ -134,7 +134,7 @@ def _how_to_go_on(line: CommandLine, folder: Path) -> str:
 def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     title = line.config.name or _title(line)
     command = ["python", "-m", "mecha_exp", *line.typed]
-    points = len(line.points) if line.lists_points else 0
+    points = len(line.jobs) if line.lists_points else 0
     sweep = Sweep(title, line.swept, command, points, mode=line.config.sweep.mode)
     tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
     _check_objective(line, _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir)))

@@ -15,11 +15,13 @@ from mecha_exp.app.record import FAILED, FINISHED, Record, load_all, write_json
 from mecha_exp.app.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_tables, write_all
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.tracking import Store
-from mecha_exp.tracking.store import PARENT_TAG
+from mecha_exp.tracking.store import PARENT_TAG, SQLITE
 
 SWEEP_FILE = "sweep.json"
 FOLDER_TAG = "folder"
 RUNNING = "RUNNING"
+LOCKED = "sweep"
+"""The name that a folder's lock is called after."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,15 @@ class Tracking:
 
     uri: str | None
     experiment: str
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is a database whose file is not there."""
+        uri = self.uri or ""
+        return uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).exists()
+
+    def __str__(self) -> str:
+        return f"{self.uri} {self.experiment}"
 
 
 @dataclass
@@ -43,6 +54,7 @@ class Sweep:
         tracking_error: why it is not, if it should be.
         mode: of our sweeper, such as `zip`.
         complete: whether every point is there, shown and tracked, so that a new start has nothing to do.
+        tracked_in: the store and the experiment of that run.
     """
 
     title: str
@@ -53,6 +65,7 @@ class Sweep:
     tracking_error: str | None = None
     complete: bool = False
     mode: str = "grid"
+    tracked_in: str = ""
 
     def save(self, folder: Path) -> None:
         """Write `sweep.json`."""
@@ -70,18 +83,37 @@ class Sweep:
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{folder} holds no sweep: {error}.") from None
 
-    def results(self, folder: Path) -> Results:
-        """The points so far; one that left no record has failed."""
-        records = load_all(folder)
+    def records(self, folder: Path) -> dict[Path, Record]:
+        """The records of its points, by folder; not those of an earlier sweep there that had more."""
+        numbers = {folder / str(number) for number in range(self.points)}
+
+        def is_ours(path: Path) -> bool:
+            return not self.points or path in numbers or path.parent != folder or not path.name.isdecimal()
+
+        return {path: record for path, record in load_all(folder).items() if is_ours(path)}
+
+    def results(self, folder: Path, *, ended: bool = False) -> Results:
+        """The points so far; one that left no record has failed, unless the sweep is still running.
+
+        Args:
+            ended: whether it is known to have run.
+        """
+        from mecha_exp.checkpoint.lock import is_in_use  # it brings torch
+
+        records = self.records(folder)
         lost = [n for n in range(self.points) if folder / str(n) not in records]
         missing = [_lost(n) for n in lost][: max(self.points - len(records), 0)]
+        if not ended and is_in_use(folder / LOCKED):
+            missing = []
         return Results(self.title, self.swept, [*records.values(), *missing], mode=self.mode)
 
 
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
     """Write down a sweep that is about to run, and open its MLflow run; or go on with what is there."""
     before = _before(folder)
-    if before and before.complete and bool(before.parent_run) == bool(tracking.uri):
+    sweep.tracked_in = str(tracking) if tracking.uri else ""
+    is_known = before is not None and before.tracked_in == sweep.tracked_in and not tracking.is_gone
+    if before and before.complete and is_known:
         sweep.parent_run, sweep.complete = before.parent_run, True
     elif tracking.uri:
         try:
@@ -111,7 +143,7 @@ def _mend(sweep: Sweep, folder: Path, store: Store) -> None:
             store.delete(run_id)
     if sweep.parent_run not in parents:  # another store, or deleted there
         sweep.parent_run = None
-    records = load_all(folder)
+    records = sweep.records(folder)
     logged = {record.run_id for record in records.values()}
     children = store.runs_with(PARENT_TAG, sweep.parent_run) if sweep.parent_run else {}
     for run_id in children.keys() - logged:
@@ -122,8 +154,15 @@ def _mend(sweep: Sweep, folder: Path, store: Store) -> None:
             record.save(path)
 
 
+def reopen(sweep: Sweep, folder: Path) -> None:
+    """A point is made again: until the sweep has ended it is not complete, should it be killed."""
+    if sweep.complete:
+        sweep.complete = False
+        sweep.save(folder)
+
+
 def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
-    """Show the table; write the figure and `sweep.csv`; also when points failed.
+    """Show the table, and write it with the figures and the report; also when points failed.
 
     Returns:
         whether every point finished.
@@ -131,7 +170,7 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     Raises:
         TrackingError: the sweep's MLflow run could not be opened or closed.
     """
-    results = sweep.results(folder)
+    results = sweep.results(folder, ended=True)
     if sweep.complete and _is_as_before(results, folder):
         out.print(*terminal_tables(results, out.width), sep="\n")
         out.print(f"nothing to do: every point is in {folder}", soft_wrap=True)
@@ -174,12 +213,12 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
 
 
 def _log_the_rest(sweep: Sweep, folder: Path, store: Store) -> None:
-    """Track the points that were there before and are not in this store."""
+    """Track the points that are not in this store: they were there before, or it did not answer then."""
     from mecha_exp.app.track import log_folder
 
-    for path, record in load_all(folder).items():
-        if record.run_id is None and record.tracking_error is None:
-            record.run_id = log_folder(path, record, store, sweep.parent_run)
+    for path, record in sweep.records(folder).items():
+        if record.run_id is None:
+            record.run_id, record.tracking_error = log_folder(path, record, store, sweep.parent_run), None
             record.save(path)
 
 

@@ -14,7 +14,6 @@ from mecha_exp.app.record import (
     METRICS_FILE,
     RUN_FILE,
     Record,
-    load_all,
 )
 from mecha_exp.app.report import write_all
 from mecha_exp.tracking import Store
@@ -53,7 +52,7 @@ def log_sweep(folder: Path, store: Store) -> int:
     """Log a whole sweep under a new parent run; returns the number of its points."""
     sweep = sweeps.Sweep.load(folder)
     sweep.parent_run = store.start(sweep.title, {"command": " ".join(sweep.command)})
-    records = load_all(folder)
+    records = sweep.records(folder)
     for path, record in records.items():
         log_folder(path, record, store, sweep.parent_run)
     sweep.tracking_error = None

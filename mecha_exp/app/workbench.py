@@ -1,6 +1,6 @@
 """What is known of a point is looked up, what is missing is made and measured, and both are kept.
 
-workbench.enter(points)    their signatures, and what measures them
+workbench.enter(point)     its signature, and what measures it
 workbench.recall(entry)    the result that is known, if there is one that can be trusted
 workbench.make(entries)    the others, in as few passes as they fit
 workbench.measure(...)     the evaluators' numbers, those that are known among them
@@ -12,8 +12,8 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from mecha_exp.app import provenance
 from mecha_exp.app.passes import Made, Progress, Wanted, make
 from mecha_exp.app.point import Point
 from mecha_exp.engine import Plan, plan
+from mecha_exp.engine.options import available_cores
 from mecha_exp.engine.origin import KEY, Origin
 from mecha_exp.errors import ConfigError, MechaError, MergeError, StoreError, did_you_mean
 from mecha_exp.evaluation import Evaluation, Scoring
 from mecha_exp.evaluation.scoring import load_state_dict
-from mecha_exp.lab.contents import contents_later, contents_of, files_of
+from mecha_exp.lab.contents import content_of, contents_of, size_of
 from mecha_exp.lab.signature import Signature
 from mecha_exp.lab.store import Kept, ModelFile, ResultStore
 
@@ -171,6 +172,7 @@ class Workbench:
         if failure is not None and self._rerun == "never":
             raise MergeError(f"{failure}\n(It failed before. rerun=failed tries it again.)")
         kept = self.store.find(entry.digest)
+        kept = kept.renamed(list(entry.point.names.values())) if kept else None
         if kept is None or (entry.point.wants_statistics and not kept.statistics):
             return None
         wanted = entry.point.output
@@ -193,10 +195,13 @@ class Workbench:
             for entry in entries
         ]
         for outcome in make(wanted, progress):
-            outputs = (entries[place].point.output for place in outcome if isinstance(outcome[place], Made))
-            with contents_later(filter(None, outputs)) as contents:
-                for place in list(outcome):
-                    yield place, self._result(entries[place], outcome.pop(place), contents)
+            with _pool() as pool:  # models are hashed, and known, while those before them are being measured
+                results = {
+                    place: pool.submit(self._result, entries[place], outcome.pop(place))
+                    for place in list(outcome)
+                }
+                for place in list(results):
+                    yield place, results.pop(place).result()
 
     def measure(self, entry: Entry, result: Result) -> dict[str, float]:
         """Every evaluator's numbers, those that are known from the store.
@@ -228,18 +233,21 @@ class Workbench:
         return found
 
     def note_failure(self, entry: Entry, error: str) -> None:
-        """Remember that a point failed."""
-        if self.store:
+        """Remember that a point failed, if that is not why it was not tried."""
+        if self.store and not (self._rerun == "never" and self.store.failure(entry.digest)):
             self._remember(self.store.fail, entry.digest, error)
 
-    def _result(
-        self, entry: Entry, made: Made | Exception, contents: Mapping[Path, Future[str]]
-    ) -> Result | Exception:
+    def forgive(self, entry: Entry) -> None:
+        """Forget that a point failed."""
+        if self.store:
+            self.store.forgive(entry.digest)
+
+    def _result(self, entry: Entry, made: Made | Exception) -> Result | Exception:
         """What a point came to, written into the store."""
         if isinstance(made, Exception):
             return made
         output = entry.point.output
-        file = ModelFile(str(output), contents[output].result(), _size(output)) if output else None
+        file = ModelFile(str(output), content_of(output), size_of(output)) if output else None
         before = self.store.find(entry.digest) if self.store else None
         kept = Kept(
             entry.digest,
@@ -297,5 +305,11 @@ class Workbench:
         return measured
 
 
-def _size(model: Path) -> int:
-    return sum(file.stat().st_size for file in files_of(model))
+@contextmanager
+def _pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads that end, with what nobody has begun left undone, when nobody waits for them any more."""
+    pool = ThreadPoolExecutor(available_cores())
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -10,8 +10,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
@@ -71,6 +71,11 @@ def files_of(path: Path) -> tuple[Path, ...]:
         return model.files
 
 
+def size_of(path: Path) -> int:
+    """The bytes of the files that hold a model."""
+    return sum(file.stat().st_size for file in files_of(path))
+
+
 def content_is(path: Path, sha256: str | None) -> bool:
     """Whether a file is there and has that content."""
     try:
@@ -85,19 +90,10 @@ def contents_of(paths: Iterable[Path], advance: Advance = lambda nbytes: None) -
     Raises:
         CheckpointError: the first one that cannot be read.
     """
-    with contents_later(paths, advance) as found:
-        return {path: content.result() for path, content in found.items()}
-
-
-@contextlib.contextmanager
-def contents_later(
-    paths: Iterable[Path], advance: Advance = lambda nbytes: None
-) -> Iterator[dict[Path, Future[str]]]:
-    """`content_of` many files, several at a time, while the caller does something else."""
     wanted = list(dict.fromkeys(paths))
     pool = ThreadPoolExecutor(max(1, min(available_cores(), len(wanted))))
     try:
-        yield {path: pool.submit(content_of, path, advance) for path in wanted}
+        return dict(zip(wanted, pool.map(lambda path: content_of(path, advance), wanted), strict=True))
     finally:
         pool.shutdown(cancel_futures=True)
 

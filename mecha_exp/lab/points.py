@@ -20,7 +20,7 @@ from mecha_exp.errors import ConfigError
 Setting = dict[str, str]
 
 DIGITS = 12
-"""Significant digits of a number in a name: what computing with it has left beyond them is dropped."""
+"""Significant digits of a number: what computing with it has left beyond them is dropped."""
 SAMPLED_DIGITS = 6
 
 
@@ -72,17 +72,34 @@ def normalized(text: str) -> str:
         number = float(text)
     except ValueError:
         return text
-    is_decimal = any(c in text.lower() for c in ".e") and math.isfinite(number)
-    return str(float(f"{number:.{DIGITS}g}")) if is_decimal else text
+    if not any(c in text.lower() for c in ".e") or not math.isfinite(number):
+        return text
+    short = f"{number:.{DIGITS}g}"
+    is_left_over = _digits(short) <= DIGITS - 2  # and not what somebody has typed in full
+    return str(float(short)) if is_left_over else str(number)
 
 
-def grid(axes: Sequence[Axis]) -> list[Setting]:
+def _digits(text: str) -> int:
+    """How many significant digits a number is written with."""
+    return len(text.lower().partition("e")[0].replace(".", "").lstrip("-+0").rstrip("0"))
+
+
+def _number(text: str) -> str | float:
+    """A text as the number that it is; other texts as they are."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else text
+
+
+def grid(axes: Sequence[Axis], mode: str = "grid") -> list[Setting]:
     """Every combination, the last axis changing first.
 
     Raises:
         ConfigError: a range, which has no values to list.
     """
-    _require_lists(axes, "grid")
+    _require_lists(axes, mode)
     return [
         dict(zip([a.key for a in axes], v, strict=True)) for v in itertools.product(*(a.values for a in axes))
     ]
@@ -164,17 +181,19 @@ def read_points(path: Path) -> list[Setting]:
     return points
 
 
-def blocks_apart(blocks: Sequence[str], mode: str, alpha: str) -> list[Setting]:
+def blocks_apart(blocks: Sequence[str], mode: str, strength: str) -> list[Setting]:
     """The points of a block ablation: one undisturbed, then one for each block.
 
     Args:
         blocks: of the model.
-        mode: `leave_one_block_out` gives each block 0 in turn; `only_one_block` gives all others 0.
-        alpha: what the blocks have otherwise.
+        mode: `leave_one_block_out` gives each block 0 in turn; `only_one_block` gives all others 0, and the
+            undisturbed point has 0 everywhere.
+        strength: what the blocks have otherwise.
     """
     if mode == "leave_one_block_out":
         return [{}, *({"++block": b, f"++blocks.{b}": "0"} for b in blocks)]
-    return [{"alpha": "0"}, *({"alpha": "0", "++block": b, f"++blocks.{b}": alpha} for b in blocks)]
+    nothing = {"++blocks.default": "0"}
+    return [nothing, *({**nothing, "++block": b, f"++blocks.{b}": strength} for b in blocks)]
 
 
 def replicated(points: Sequence[Setting], first_seed: int, n: int) -> list[Setting]:
@@ -183,22 +202,27 @@ def replicated(points: Sequence[Setting], first_seed: int, n: int) -> list[Setti
 
 
 def unique(points: Iterable[Setting]) -> list[Setting]:
-    """The points without repetitions, their numbers normalized."""
-    normal = ({key: normalized(text) for key, text in point.items()} for point in points)
-    return [dict(items) for items in dict.fromkeys(tuple(point.items()) for point in normal)]
+    """The points without repetitions, their numbers normalized; 1 and 1.0 are the same one."""
+    found: dict[frozenset[tuple[str, str | float]], Setting] = {}
+    for point in points:
+        normal = {key: normalized(text) for key, text in point.items()}
+        found.setdefault(frozenset((key, _number(text)) for key, text in normal.items()), normal)
+    return list(found.values())
 
 
 def shared(points: Sequence[Setting], share: str | None) -> list[Setting]:
     """One machine's part of the points: of `2/4` every fourth one, from the second on.
 
     Raises:
-        ConfigError: not of that form.
+        ConfigError: not of that form, or more parts than points.
     """
     if share is None:
         return list(points)
     part, _, parts = str(share).partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise ConfigError(f"sweep.share={share}: expected a part such as 1/4, 2/4, 3/4 or 4/4.")
+    if int(part) > len(points):
+        raise ConfigError(f"sweep.share={share}: of {len(points)} points there is none left for this part.")
     return list(points[int(part) - 1 :: int(parts)])
 
 

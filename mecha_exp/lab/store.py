@@ -17,20 +17,23 @@ store survives kills and serves several sweeps at once.
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
+import io
 import json
-import os
-import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import StoreError
 from mecha_exp.lab.contents import content_is
+from mecha_exp.whole_files import write_whole
 
 VERSION = 1
+WEIGHTS = "weights/"
+"""What the names of weight statistics begin with."""
 _VERSION_FILE, _MERGE, _FAILURE = "store.json", "merge.json", "failure.json"
 
 
@@ -80,6 +83,25 @@ class Kept:
     model: ModelFile | None = None
     folder: str = ""
     made: int = 0
+
+    def renamed(self, names: Sequence[str]) -> Kept:
+        """The same with other names for the inputs, which are files that may be called something else now."""
+        new = dict(zip(self.names, names, strict=True)) if len(self.names) == len(names) else {}
+        if all(old == name for old, name in new.items()):
+            return self
+        rows = list(csv.reader(io.StringIO(self.statistics)))
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([new.get(row[0], row[0]), *row[1:]] for row in rows)
+        metrics = {_renamed(metric, new): value for metric, value in self.metrics.items()}
+        return replace(self, names=list(names), metrics=metrics, statistics=text.getvalue())
+
+
+def _renamed(metric: str, names: Mapping[str, str]) -> str:
+    """`weights/distance/NAME` with the name that the input has now."""
+    if not metric.startswith(WEIGHTS):
+        return metric
+    what, _, name = metric.removeprefix(WEIGHTS).partition("/")
+    return f"{WEIGHTS}{what}/{names.get(name, name)}"
 
 
 class ResultStore:
@@ -188,19 +210,6 @@ class ResultStore:
                 f"the store {self.folder} cannot be written: {cause}. The result is in the run's folder, but "
                 "it will be computed again. Make room, or choose another folder with store=..."
             ) from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears whole, whoever else writes it at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path) -> Any:

@@ -164,7 +164,15 @@ class Store:
         location = None  # a server knows its own
         if self.uri.startswith(SQLITE):
             location = (Path(self.uri.removeprefix(SQLITE)).parent / ARTIFACTS_FOLDER).as_uri()
-        return str(self._client.create_experiment(name, artifact_location=location))
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(self._client.create_experiment(name, artifact_location=location))
+        except MlflowException:
+            found = self._client.get_experiment_by_name(name)  # another process has made it meanwhile
+            if found is None:
+                raise
+            return str(found.experiment_id)
 
 
 def absolute_uri(uri: str) -> str:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mecha_exp import evaluator
-from mecha_exp.app import passes
+from mecha_exp.app import passes, track
 from mecha_exp.app.report import CSV_FILE, Results
 from mecha_exp.app.report.export import write_csv
+from mecha_exp.app.sweep import Tracking
 from mecha_exp.checkpoint.lock import TargetLock
+from mecha_exp.errors import TrackingError
 
 NONE = ("output=none", "evaluator=none", "-m")
 
@@ -304,7 +307,7 @@ def test_models_that_do_not_fit_the_disk_together_are_refused_together(app, fold
     outcome = app("alpha=0.3,0.5", "evaluator=none", "-m")
 
     assert outcome.status != 0
-    assert "the models of this sweep need 0.000 GB" in outcome.err
+    assert "the models of this sweep need" in outcome.err
     assert not list(folder.rglob("*.safetensors"))
 
 
@@ -377,7 +380,11 @@ def test_a_swept_block_is_a_key_of_the_table_like_any_other(app, folder):
         (["alpha=0.1,0.2", "sweep.replicates=2", "-m"], "this recipe has no seed"),
         (["sweep=leave_one_block_out", "recipe=n_average"], "takes no strength for each block"),
         (["sweep=only_one_block", "sweep.by=blok"], "sweep.by=blok: there is no such part of a model"),
+        (["sweep=only_one_block", "alpha=interval(0,1)"], "alpha: sweep=only_one_block needs values"),
+        (["sweep=only_one_block", "blocks=digits_late"], "gives every block its strength itself"),
+        (["alpha=0.1,0.2", "sweep.mode=latin", "-m"], "sweep.n=None: expected how many points"),
         (["alpha=0.1,0.2", "sweep.share=3/2", "-m"], "sweep.share=3/2: expected a part"),
+        (["alpha=0.1,0.2", "sweep.share=3/3", "-m"], "sweep.share=3/3: of 2 points there is none left"),
         (["sweep=zipp", "alpha=0.1,0.2"], "sweep=zipp: there is no such sweep. Did you mean 'zip'?"),
         (["sweep=zip", "+seed=1,2", "alpha=0.1,0.2"], "seed is swept, but the recipe 'ties' does not use it"),
     ],
@@ -416,3 +423,171 @@ def test_two_processes_sweep_on_one_store_at_once(folder):
     assert set(statuses.values()) == {"FINISHED"}
     assert len(statuses) == 2 * len(sweeps)
     assert len(list((folder / "outputs" / "store" / "points").iterdir())) == 2
+
+
+def test_points_that_are_no_longer_listed_are_not_in_the_table(app, folder, passes_run):
+    for values in (["0.1", "0.2", "0.3"], ["0.1", "0.3"]):
+        (folder / "points.csv").write_text("\n".join(["alpha", *values]))
+        assert app("sweep=points", "sweep.file=points.csv", *NONE).status == 0
+        assert [row["alpha"] for row in rows(sweep_of(folder))] == values
+    for values in (["0.1", "0.2", "0.3"], ["0.1", "0.3"]):
+        assert app(f"alpha={','.join(values)}", "hydra.sweep.dir=fixed", *NONE).status == 0
+        assert [row["alpha"] for row in rows(folder / "fixed")] == values
+    assert passes_run == [3]
+
+
+def test_two_projects_with_one_store_keep_their_folders_apart(app, folder, monkeypatch, passes_run):
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        monkeypatch.chdir(folder / name)
+        assert app("alpha=0.3,0.5", f"store={folder / 'store'}", *NONE).status == 0
+        assert len(records(sweep_of(folder / name))) == 2
+    assert passes_run == [2]
+
+
+def test_one_block_alone_has_the_strength_that_is_swept(app, folder):
+    arguments = ("sweep=only_one_block", "recipe=task_arithmetic,ties", "alpha=0.3,0.7", "output=none")
+
+    assert app(*arguments, "evaluator=none").status == 0
+
+    made = records(sweep_of(folder))
+    assert len({record["name"] for record in made}) == len(made) == 2 * 2 * 5
+    for record in made:
+        (weights,) = record["block_weights"].values() if record["block_weights"] else ({},)
+        alone = next((word[8:] for word in record["overrides"] if word.startswith("++block=")), None)
+        alpha = next(float(word[6:]) for word in record["overrides"] if word.startswith("alpha="))
+        assert weights == ({block: alpha * (block == alone) for block in weights})
+        assert bool(weights) is (alone is not None)
+
+
+def test_parts_of_other_kinds_are_left_out(app, folder):
+    assert app("sweep=leave_one_block_out", "sweep.by=component", *NONE).status == 0
+
+    assert len(records(sweep_of(folder))) > 1
+
+
+def test_an_input_under_another_name_does_not_split_the_table(app, folder, passes_run):
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        save_file({"w": torch.full((4,), value)}, folder / f"{name}.safetensors")
+    command = ("recipe=weighted_sum", "models.base=a.safetensors", "output=none")
+    app(*command, "models.experts=[b.safetensors]", "alpha=0.25", "-m")
+    (folder / "b.safetensors").rename(folder / "c.safetensors")
+
+    app(*command, "models.experts=[c.safetensors]", "alpha=0.25,0.5", "-m")
+
+    assert passes_run == [1, 1]
+    found = [float(row["weights/distance/c"]) for row in rows(sweep_of(folder))]
+    assert found == pytest.approx([1.5, 1.0])
+
+
+def test_a_point_that_succeeded_after_all_has_not_failed_before(app, folder, passes_run):
+    works: list[bool] = []
+
+    @evaluator("test_moody_again", metric="x")
+    def moody(state_dict):
+        if not works:
+            raise ZeroDivisionError("not today")
+        return {"x": 1.0}
+
+    command = ("alpha=0.3,0.5", "evaluator.name=test_moody_again", "-m")
+    assert app(*command).status != 0
+    works.append(True)
+    assert app(*command).status == 0
+    assert app(*command, "rerun=never").status == 0
+    assert passes_run == [2]
+
+
+def test_a_pattern_of_recipes_is_a_list_of_them(app, folder):
+    assert app("recipe=glob(weighted_s*)", "alpha=0.25", *NONE).status == 0
+
+    recipes = [word for words in overrides(sweep_of(folder)) for word in words if word.startswith("recipe=")]
+    assert recipes == ["recipe=weighted_subtraction", "recipe=weighted_sum"]
+
+
+def test_models_of_other_shapes_are_merged_in_passes_of_their_own(app, folder, passes_run):
+    for name, size in (("a", 3), ("b", 3), ("c", 5), ("d", 5)):
+        save_file({"w": torch.arange(float(size))}, folder / f"{name}.safetensors")
+    arguments = ("recipe=weighted_sum", "sweep=zip", "models.base=a.safetensors,c.safetensors")
+
+    assert app(*arguments, "models.experts=[b.safetensors],[d.safetensors]", "evaluator=none").status == 0
+
+    assert passes_run == [1, 1]
+    made = [load_file(sweep_of(folder) / str(n) / "model.safetensors")["w"].tolist() for n in range(2)]
+    assert made == [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0, 3.0, 4.0]]
+
+
+def test_a_model_in_shards_is_not_one_in_a_file(app, folder, passes_run):
+    command = ("alpha=0.3", "evaluator=none", "-m")
+    app(*command)
+    app(*command, "output.shard_size=100kB", "output.path=sharded")
+
+    assert passes_run == [1, 1]
+    assert len(list((folder / "sharded").glob("*.safetensors"))) > 1
+    assert app("reproduce", str(sweep_of(folder) / "0")).status == 0
+
+
+def test_sweeps_are_listed_by_their_points(app, folder):
+    app("alpha=0.3,0.5", *NONE)
+    app("alpha=0.1,0.2", *NONE)
+
+    listed = json.loads(app("ls", "--sweeps", "alpha>0.4", "--json").out)
+
+    assert [sweep["points"] for sweep in listed["sweeps"]] == [2]
+    assert listed["points"] == []
+
+
+def test_a_point_that_the_dashboard_did_not_get_is_logged_at_the_end(app, folder, monkeypatch):
+    log_folder, calls = track.log_folder, []
+
+    def moody(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise TrackingError("the server is away")
+        return log_folder(*arguments)
+
+    monkeypatch.setattr("mecha_exp.app.run.log_folder", moody)
+
+    assert app("alpha=0.3,0.5", *NONE, tracked=True).status == 0
+    logged = {record["run_id"] for record in records(sweep_of(folder))}
+    assert None not in logged
+    assert len(logged) == 2
+    again = app("alpha=0.3,0.5", *NONE, tracked=True)
+    assert "nothing to do" in again.out
+    elsewhere = ("alpha=0.3,0.5", *NONE, "tracking.uri=sqlite:///outputs/other.db")
+    assert app(*elsewhere, tracked=True).status == 0
+    assert (folder / "outputs" / "other.db").exists()
+    assert logged.isdisjoint(record["run_id"] for record in records(sweep_of(folder)))
+    (folder / "outputs" / "other.db").rename(folder / "outputs" / "away.db")
+    assert Tracking("sqlite:///outputs/other.db", "").is_gone
+    assert not Tracking("http://localhost:5000", "").is_gone
+
+
+def test_points_of_a_running_sweep_that_are_still_to_come_have_not_failed(app, folder):
+    app("alpha=0.3,0.5", *NONE)
+    sweep = sweep_of(folder)
+    shutil.rmtree(sweep / "1")
+    taken = TargetLock(sweep / "sweep")
+    try:
+        running = json.loads(app("ls", "--json").out)["sweeps"][0]
+    finally:
+        taken.release()
+    ended = json.loads(app("ls", "--json").out)["sweeps"][0]
+
+    assert (running["points"], running["failed"]) == (1, 0)
+    assert (ended["points"], ended["failed"]) == (2, 1)
+
+
+def test_models_are_known_before_the_points_before_them_are_measured(app, folder):
+    known: list[int] = []
+
+    @evaluator("test_slow", metric="x")
+    def slow(state_dict):
+        until = time.monotonic() + 20
+        while (count := len(list((folder / "outputs/store/points").glob("*/merge.json")))) < 3:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        known.append(count)
+        return {"x": 1.0}
+
+    assert app("alpha=0.1,0.2,0.3", "evaluator.name=test_slow", "-m").status == 0
+    assert known[0] == 3

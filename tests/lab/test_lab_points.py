@@ -59,12 +59,12 @@ def test_one_at_a_time_varies_each_axis_around_the_default():
 
 
 def test_blocks_are_left_out_or_merged_alone():
-    left_out = lab.blocks_apart(["a", "b"], "leave_one_block_out", "0.7")
-    alone = lab.blocks_apart(["a", "b"], "only_one_block", "0.7")
+    left_out = lab.blocks_apart(["a", "b"], "leave_one_block_out", "${alpha}")
+    alone = lab.blocks_apart(["a", "b"], "only_one_block", "${alpha}")
 
     assert left_out == [{}, {"++block": "a", "++blocks.a": "0"}, {"++block": "b", "++blocks.b": "0"}]
-    assert alone[0] == {"alpha": "0"}
-    assert alone[1] == {"alpha": "0", "++block": "a", "++blocks.a": "0.7"}
+    assert alone[0] == {"++blocks.default": "0"}
+    assert alone[1] == {"++blocks.default": "0", "++block": "a", "++blocks.a": "${alpha}"}
 
 
 def test_replicates_are_seeds():
@@ -78,6 +78,16 @@ def test_points_that_come_to_the_same_are_one():
     points = [{"alpha": "0.30000000000000004"}, {"alpha": "0.3"}, {"alpha": "3e-1"}, {"alpha": "1"}]
 
     assert lab.unique(points) == [{"alpha": "0.3"}, {"alpha": "1"}]
+    assert lab.unique([{"alpha": "1.0", "k": "0.2"}, {"k": "0.2", "alpha": "1"}]) == [
+        {"alpha": "1.0", "k": "0.2"}
+    ]
+    assert len(lab.unique([{"name": "nan"}, {"name": "inf"}, {"name": "1x"}])) == 3
+
+
+def test_what_is_typed_in_full_is_not_cut():
+    assert lab.normalized("0.1234567890123") == "0.1234567890123"
+    assert lab.normalized("0.333333333333333") == "0.333333333333333"
+    assert lab.normalized("1.0999999999999999") == "1.1"
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from mecha_exp import EngineOptions, add_difference_ties, model, weighted_sum
 from mecha_exp.engine.code import meaning_of, methods_of
 from mecha_exp.errors import CheckpointError, RecipeError
-from mecha_exp.lab.contents import content_of, contents_later, contents_of, unread_bytes
+from mecha_exp.lab.contents import content_of, contents_of, size_of, unread_bytes
 from mecha_exp.lab.signature import Signature, signature_of
 from mecha_exp.nodes import Node, models_of
 
@@ -93,18 +93,15 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path):
     assert content_of(path) != first
 
 
-def test_contents_come_while_something_else_is_done(tmp_path: Path):
+def test_the_contents_of_many_files(tmp_path: Path):
     paths = [tmp_path / name for name in ("one", "two")]
     for path in paths:
         path.write_text(path.name)
 
-    with contents_later([*paths, paths[0], tmp_path / "none"]) as found:
-        assert [found[path].result() for path in paths] == [content_of(path) for path in paths]
-        with pytest.raises(CheckpointError, match="none cannot be read: No such file or directory"):
-            found[tmp_path / "none"].result()
-
-    assert len(found) == 3
-    assert contents_of(paths) == {path: content_of(path) for path in paths}
+    assert contents_of([*paths, paths[0]]) == {path: content_of(path) for path in paths}
+    assert size_of(paths[0]) == 3
+    with pytest.raises(CheckpointError, match="none cannot be read: No such file or directory"):
+        contents_of([*paths, tmp_path / "none"])
 
 
 def test_the_content_of_a_folder_is_that_of_its_files(tmp_path: Path):

@@ -166,11 +166,16 @@ class Results:
 
     @cached_property
     def ranked(self) -> list[Setting]:
-        """The settings with the best first; those without a number last."""
+        """The settings with the best first; those without a number after them, those that failed last."""
 
-        def rank(setting: Setting) -> tuple[bool, float]:
+        def rank(setting: Setting) -> tuple[bool, bool, float]:
             mean = setting.estimate(self.metric).mean
-            return (True, 0.0) if math.isnan(mean) else (False, mean if self.minimized else -mean)
+            failed = not setting.finished
+            return (
+                (failed, True, 0.0)
+                if math.isnan(mean)
+                else (failed, False, mean if self.minimized else -mean)
+            )
 
         return sorted(self.settings, key=rank)
 
