@@ -15,9 +15,9 @@ from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import Axis, Setting
 
-CONVENTION = "convention"
-
 PARTS = ("block", "layer", "component")
+CONVENTION = "convention"
+"""What of `blocks` is no strength: whose names of blocks are meant."""
 _STRENGTH = re.compile(r"'default': '(?P<reference>\$\{\w+\})', 'blocks': '\$\{blocks\}'")
 
 

@@ -170,12 +170,8 @@ class Results:
 
         def rank(setting: Setting) -> tuple[bool, bool, float]:
             mean = setting.estimate(self.metric).mean
-            failed = not setting.finished
-            return (
-                (failed, True, 0.0)
-                if math.isnan(mean)
-                else (failed, False, mean if self.minimized else -mean)
-            )
+            is_nan = math.isnan(mean)
+            return not setting.finished, is_nan, 0.0 if is_nan else mean if self.minimized else -mean
 
         return sorted(self.settings, key=rank)
 
