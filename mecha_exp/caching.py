@@ -10,8 +10,9 @@ import hashlib
 import logging
 import os
 import sys
-import tempfile
 from pathlib import Path
+
+from mecha_exp.whole_files import appearing
 
 CACHE_VARIABLE = "MECHA_EXP_CACHE"
 """Names the folder; `off` keeps nothing."""
@@ -37,10 +38,9 @@ def keep(path: Path, content: bytes) -> bool:
         if path.is_file() and path.read_bytes() == content:
             return True
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.utime(file.name, (0, 0))  # numba compares times, and every process is to write the same one
-        Path(file.name).replace(path)
+        with appearing(path) as file:
+            file.write_bytes(content)
+            os.utime(file, (0, 0))  # numba compares times, and every process is to write the same one
     except OSError as error:
         _log.debug("nothing is kept in %s: %s", path.parent, error)
         return False

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, and the folder that it is in; who else writes it at the same time does not matter."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A file to be written, which takes its place at the end; others may write it at the same time."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        yield temporary
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text, and the folder that it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")

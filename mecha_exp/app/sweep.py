@@ -37,8 +37,10 @@ class Tracking:
         uri = self.uri or ""
         return uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).exists()
 
-    def __str__(self) -> str:
-        return f"{self.uri} {self.experiment}"
+    @property
+    def place(self) -> str:
+        """The store and the experiment; nothing where runs are not logged."""
+        return f"{self.uri} {self.experiment}" if self.uri else ""
 
 
 @dataclass
@@ -111,7 +113,7 @@ class Sweep:
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
     """Write down a sweep that is about to run, and open its MLflow run; or go on with what is there."""
     before = _before(folder)
-    sweep.tracked_in = str(tracking) if tracking.uri else ""
+    sweep.tracked_in = tracking.place
     is_known = before is not None and before.tracked_in == sweep.tracked_in and not tracking.is_gone
     if before and before.complete and is_known:
         sweep.parent_run, sweep.complete = before.parent_run, True

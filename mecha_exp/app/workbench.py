@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -116,6 +117,7 @@ class Workbench:
         self._scorings: dict[tuple[object, ...], Scoring] = {}
         self._inputs: dict[tuple[str, str], dict[str, float]] = {}
         self._is_warned = False
+        self._warning = Lock()
 
     @property
     def redoes_everything(self) -> bool:
@@ -270,8 +272,9 @@ class Workbench:
         try:
             write(*values, **more)
         except StoreError as error:
-            log.log(logging.DEBUG if self._is_warned else logging.WARNING, "%s", error)
-            self._is_warned = True
+            with self._warning:
+                log.log(logging.DEBUG if self._is_warned else logging.WARNING, "%s", error)
+                self._is_warned = True
 
     def _is_measured(self, entry: Entry) -> bool:
         return all(self._known(e.key, entry.digest) is not None for e in entry.scoring.evaluations)

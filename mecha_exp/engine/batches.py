@@ -26,38 +26,38 @@ OMIT_NON_FINITE = "omit_non_finite"
 
 def batches(recipes: Sequence[Node], options: EngineOptions) -> list[tuple[int, ...]]:
     """The numbers of the recipes, those together that can share a pass, in the order of the first of each."""
-    kinds: Sequence[Hashable] = [_alone(recipe) for recipe in recipes]
-    if len(set(kinds)) > 1:
+    groups: Sequence[Hashable] = [_own(recipe) for recipe in recipes]
+    if len(set(groups)) > 1:
         try:
             with open_sources(models_of(*recipes), options.model_dirs) as sources:
-                kinds = kinds_of(recipes, sources, options)
+                groups = groups_of(recipes, sources, options)
         except MechaError:  # whoever plans the recipe says what is wrong with its file
             pass
     found: dict[Hashable, list[int]] = {}
-    for number, kind in enumerate(kinds):
-        found.setdefault(kind, []).append(number)
+    for number, group in enumerate(groups):
+        found.setdefault(group, []).append(number)
     return [tuple(numbers) for numbers in found.values()]
 
 
-def kinds_of(
+def groups_of(
     recipes: Sequence[Node], sources: Mapping[ModelNode, Source], options: EngineOptions
 ) -> list[Hashable]:
-    """Of each recipe what it has in common with all that can share a pass with it."""
-    if len({_alone(recipe) for recipe in recipes}) < 2:  # nothing needs to be looked at
+    """Of each recipe what it has in common with all that can share a pass with it, and with no other."""
+    if len({_own(recipe) for recipe in recipes}) < 2:  # nothing needs to be looked at
         return [None] * len(recipes)
     forms = {model: _form(model, source) for model, source in sources.items()}
-    return [_kind(recipe, forms, options) for recipe in recipes]
+    return [_group(recipe, forms, options) for recipe in recipes]
 
 
-def _kind(recipe: Node, forms: Mapping[ModelNode, Hashable], options: EngineOptions) -> Hashable:
-    alone = _alone(recipe)
-    models, methods = alone
+def _group(recipe: Node, forms: Mapping[ModelNode, Hashable], options: EngineOptions) -> Hashable:
+    own = _own(recipe)
+    models, methods = own
     different = {forms[model] for model in models}
-    return alone if methods or len(different) != 1 or options.on_nonfinite == "skip" else different.pop()
+    return own if methods or len(different) != 1 or options.on_nonfinite == "skip" else different.pop()
 
 
-def _alone(recipe: Node) -> tuple[tuple[ModelNode, ...], tuple[str, ...]]:
-    """The models, and where methods decide about keys the methods: what is the same at least."""
+def _own(recipe: Node) -> tuple[tuple[ModelNode, ...], tuple[str, ...]]:
+    """The models, and the methods where these decide about keys: what has both in common can share a pass."""
     calls = [node for node in walk(recipe) if isinstance(node, MergeNode)]
     decides = any(_decides_keys(node) for node in calls)
     return tuple(models_of(recipe)), tuple(n.method.identifier for n in calls) if decides else ()

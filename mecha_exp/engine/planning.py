@@ -17,7 +17,7 @@ from mecha_exp.checkpoint import (
 from mecha_exp.engine import checks
 from mecha_exp.engine.adapter_source import AdapterSource
 from mecha_exp.engine.adapting import adapt
-from mecha_exp.engine.batches import OMIT_NON_FINITE, kinds_of
+from mecha_exp.engine.batches import OMIT_NON_FINITE, groups_of
 from mecha_exp.engine.calls import Extent
 from mecha_exp.engine.converting import in_one_format
 from mecha_exp.engine.extras import converted, find_extras, left_out, notices_of, problems_of
@@ -55,7 +55,7 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     require_filled(job.recipe for job in jobs)
     recipes = [job.recipe for job in jobs]
     with open_sources(models_of(*recipes), options.model_dirs) as opened:
-        _require_one_kind(recipes, opened, options)
+        _require_one_batch(recipes, opened, options)
         sources, lines = in_one_format(recipes, opened)
         notes = [Notice(line) for line in lines]
         extra = _settle_extras(opened, sources, options, notes)
@@ -67,10 +67,10 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
         yield _Planner(tuple(_bound(jobs, Binder(sources))), options, sources, notes, extra).plan()
 
 
-def _require_one_kind(
+def _require_one_batch(
     recipes: Sequence[Node], opened: Mapping[ModelNode, Source], options: EngineOptions
 ) -> None:
-    if len(set(kinds_of(recipes, opened, options))) > 1:
+    if len(set(groups_of(recipes, opened, options))) > 1:
         raise MergeError(
             "these recipes read models that differ in their keys, or in the order or the shapes of these, so "
             "that they cannot be merged in one pass. Plan them one by one; merge_many does."

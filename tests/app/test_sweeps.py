@@ -54,6 +54,20 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mecha_exp.app.sweep.write_all", write_table)
 
 
+@pytest.fixture
+def moody() -> list[str]:
+    """An evaluator `test_moody` that fails until something is in this list."""
+    works: list[str] = []
+
+    @evaluator("test_moody", metric="x")
+    def measure(state_dict):
+        if not works:
+            raise ZeroDivisionError("not today")
+        return {"x": 1.0}
+
+    return works
+
+
 def test_points_that_differ_in_anything_are_merged_in_one_pass(app, folder, passes_run):
     outcome = app("recipe=ties,task_arithmetic", "alpha=0.3,0.5", "output.dtype=float32,bfloat16", *NONE)
 
@@ -242,18 +256,10 @@ def test_a_point_that_fails_in_the_pass_that_all_share_does_not_stop_the_others(
     assert "1 of 5 points failed" in outcome.out
 
 
-def test_failed_points_are_tried_again_unless_they_are_not_to_be(app, folder):
-    works: list[bool] = []
-
-    @evaluator("test_moody", metric="x")
-    def moody(state_dict):
-        if not works:
-            raise ZeroDivisionError("not today")
-        return {"x": 1.0}
-
+def test_failed_points_are_tried_again_unless_they_are_not_to_be(app, folder, moody):
     command = ("alpha=0.3,0.5", "output=none", "evaluator.name=test_moody", "-m")
     assert app(*command).status != 0
-    works.append(True)
+    moody.append("works")
     never = app(*command, "rerun=never")
     assert never.status != 0
     assert "It failed before. rerun=failed tries it again." in never.err
@@ -460,6 +466,13 @@ def test_one_block_alone_has_the_strength_that_is_swept(app, folder):
         assert bool(weights) is (alone is not None)
 
 
+def test_the_strength_of_a_block_is_what_the_recipe_calls_it(app, folder):
+    assert app("sweep=only_one_block", "recipe=passthrough", "scale=0.5", *NONE).status == 0
+
+    weights = [record["block_weights"].get("scale", {}) for record in records(sweep_of(folder))]
+    assert [sorted(of_blocks.values()) for of_blocks in weights] == [[]] + [[0.0, 0.0, 0.0, 0.5]] * 4
+
+
 def test_parts_of_other_kinds_are_left_out(app, folder):
     assert app("sweep=leave_one_block_out", "sweep.by=component", *NONE).status == 0
 
@@ -480,18 +493,10 @@ def test_an_input_under_another_name_does_not_split_the_table(app, folder, passe
     assert found == pytest.approx([1.5, 1.0])
 
 
-def test_a_point_that_succeeded_after_all_has_not_failed_before(app, folder, passes_run):
-    works: list[bool] = []
-
-    @evaluator("test_moody_again", metric="x")
-    def moody(state_dict):
-        if not works:
-            raise ZeroDivisionError("not today")
-        return {"x": 1.0}
-
-    command = ("alpha=0.3,0.5", "evaluator.name=test_moody_again", "-m")
+def test_a_point_that_succeeded_after_all_has_not_failed_before(app, folder, moody, passes_run):
+    command = ("alpha=0.3,0.5", "evaluator.name=test_moody", "-m")
     assert app(*command).status != 0
-    works.append(True)
+    moody.append("works")
     assert app(*command).status == 0
     assert app(*command, "rerun=never").status == 0
     assert passes_run == [2]
@@ -523,6 +528,9 @@ def test_a_model_in_shards_is_not_one_in_a_file(app, folder, passes_run):
 
     assert passes_run == [1, 1]
     assert len(list((folder / "sharded").glob("*.safetensors"))) > 1
+    assert app("reproduce", str(sweep_of(folder) / "0")).status == 0
+    app("alpha=0.5", "evaluator=none", "output.path=in_a_folder", "-m")
+    assert (folder / "in_a_folder").is_dir()
     assert app("reproduce", str(sweep_of(folder) / "0")).status == 0
 
 

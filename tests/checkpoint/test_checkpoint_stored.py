@@ -270,3 +270,12 @@ def test_an_output_over_a_shard_of_an_input_is_refused(tmp_path: Path):
 
     with pytest.raises(CheckpointError, match="which would be destroyed"):
         merge(weighted_sum(index, random_model(2), alpha=0.3), shard)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_a_pipe_that_is_called_like_an_index_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    os.mkfifo(path)
+
+    with pytest.raises(CheckpointError, match=r"index\.json is a pipe, a socket or a device"):
+        open_stored(path)
