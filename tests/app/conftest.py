@@ -9,6 +9,8 @@ from outcome import Outcome
 
 from mecha_exp.app import passes
 from mecha_exp.app.cli import VERBS, main
+from mecha_exp.app.report import CSV_FILE, Results
+from mecha_exp.app.report.export import write_csv
 
 
 @pytest.fixture
@@ -55,3 +57,14 @@ def passes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def files_in() -> Callable[[Path], list[str]]:
     """Lists every file below a folder, with slashes on every platform."""
     return lambda folder: sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn is tested elsewhere, and takes seconds."""
+
+    def write_table(results: Results, command: list[str], folder: Path) -> list[Path]:
+        write_csv(results, folder / CSV_FILE)
+        return [folder / CSV_FILE]
+
+    monkeypatch.setattr("mecha_exp.app.sweep.write_all", write_table)

@@ -1,0 +1,26 @@
+"""What sweeps leave in their folders, for tests."""
+
+import csv
+import json
+from pathlib import Path
+
+NONE = ("output=none", "evaluator=none", "-m")
+"""Points that are merged and no more."""
+
+
+def sweep_of(folder: Path) -> Path:
+    return max((folder / "outputs" / "multiruns").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def records(sweep: Path) -> list[dict]:
+    found = sorted(sweep.glob("*/run.json"), key=lambda path: int(path.parent.name))
+    return [json.loads(path.read_text()) for path in found]
+
+
+def rows(sweep: Path) -> list[dict[str, str]]:
+    with (sweep / "sweep.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["status"] != "REFERENCE"]
+
+
+def overrides(sweep: Path) -> list[list[str]]:
+    return [record["overrides"] for record in records(sweep)]
