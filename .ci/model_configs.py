@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import model_configs_check as check
 
 from mecha_exp.architectures import Component, ModelConfig
-from mecha_exp.architectures.library import conversions, find_layout
+from mecha_exp.architectures.library.registry import conversions, find_layout
 from mecha_exp.architectures.rules import Conversion
 
 LAYOUTS = Path(__file__).resolve().parent.parent / "model_configs" / "layouts"

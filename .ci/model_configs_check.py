@@ -15,7 +15,7 @@ from diffusers.loaders import single_file_utils as peer
 from library_models import Shapes, below
 
 from mecha_exp.architectures import KeyInfo, ModelConfig, resolve
-from mecha_exp.architectures.detection import match
+from mecha_exp.architectures.library.detection import match
 
 Tensors = dict[str, torch.Tensor]
 Check = Callable[[ModelConfig], Iterable[str]]

@@ -22,8 +22,8 @@ import torch
 from bench.report import machine, save_section, table
 from mecha_exp.architectures import ModelConfig, candidates, detect, get_all, resolve, views
 from mecha_exp.checkpoint import CheckpointWriter, open_stored
-from mecha_exp.checkpoint.files import byte_view
-from mecha_exp.engine.copying import COPY_BYTES
+from mecha_exp.checkpoint.positional import byte_view
+from mecha_exp.sources.copier import COPY_BYTES
 
 PAIRS = [
     ("clip_g-openclip", "clip_g-hf"),

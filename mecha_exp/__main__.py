@@ -2,7 +2,7 @@
 
 import sys
 
-from mecha_exp.app.cli import main
+from mecha_exp.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mecha_exp.architectures import from_yaml, register
-from mecha_exp.architectures.library import builtin_folder
+from mecha_exp.architectures.library.registry import builtin_folder
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
-from mecha_exp.registry import BUILTIN_METHODS
+from mecha_exp.method_api.registry import BUILTIN_METHODS
 
 METHODS_FOLDER = "methods"
 CONFIGS_FOLDER = "model_configs"

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mecha_exp.declaring import merge_method
-from mecha_exp.signature import Parameter, Return, Tile
+from mecha_exp.method_api.decorators import merge_method
+from mecha_exp.method_api.parameters import Parameter, Return
+from mecha_exp.method_api.state_dict import Tile
 
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))

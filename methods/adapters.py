@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError, Return, StateDict, merge_method
-from mecha_exp.adapters import adapter_conversion
 from mecha_exp.architectures import AdapterConfig, ModelConfig, View, get_all_adapters, views
+from mecha_exp.architectures.views import viewed
+from mecha_exp.conversion.lora import adapter_conversion
 from mecha_exp.errors import ConfigError
-from mecha_exp.method import MergeMethod
+from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.methods.spectral import (
     BasisIterations,
     BasisSeed,
@@ -23,7 +24,6 @@ from mecha_exp.methods.spectral import (
     low_rank_svd,
     singular_parts,
 )
-from mecha_exp.viewing import viewed
 
 Configs = Mapping[str, Sequence[ModelConfig]]
 """By argument the model configs that it may be of."""

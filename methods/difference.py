@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.method import is_constant
+from mecha_exp.method_api.method import is_constant
 from mecha_exp.methods.linear import add_difference, add_scaled, subtract, weighted_sum
 from mecha_exp.methods.parameters import Alpha, Base, Delta, Model, Share, Small, Weight
 from mecha_exp.methods.reductions import column_cosines, column_products, dot, slice_size, squared_norm

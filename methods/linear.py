@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, RecipeError, Return, merge_method
-from mecha_exp.method import is_constant, spread
+from mecha_exp.method_api.method import is_constant, spread
 from mecha_exp.methods.limiting import clamp
 from mecha_exp.methods.parameters import (
     Alpha,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, Return, merge_method, reduction
-from mecha_exp.method import is_constant, spread
+from mecha_exp.method_api.method import is_constant, spread
 from mecha_exp.methods.linear import add_scaled, deltas_to
 from mecha_exp.methods.parameters import Base, Delta, Densities, Experts, Model, Scale, Small, Weight, Weights
 from mecha_exp.methods.reductions import least_chosen, quantile, squared_norm

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, merge_method, reduction
+from mecha_exp.graph.nodes import Node
 from mecha_exp.methods.parameters import Kept, Model, Small
-from mecha_exp.nodes import Node
 
 
 @reduction(sums=True)

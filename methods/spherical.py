@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.method import is_constant, spread
+from mecha_exp.method_api.method import is_constant, spread
 from mecha_exp.methods.linear import add_scaled, combination, subtract, weighted_sum
 from mecha_exp.methods.parameters import Base, Model, Small, Weights
 from mecha_exp.methods.reductions import (

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, Return, merge_method
-from mecha_exp.method import is_constant, spread
+from mecha_exp.method_api.method import is_constant, spread
 from mecha_exp.methods.centres import Iterations, Nearest, Progress, consecutive_share, geometric_median
 from mecha_exp.methods.linear import add_scaled, deltas_to, weighted_total
 from mecha_exp.methods.parameters import (

@@ -49,11 +49,11 @@ def models(save: Callable[[str, StateDict], str]) -> Callable[..., list[str]]:
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries of methods and model configs whose changes are undone."""
-    from mecha_exp import registry
+    from mecha_exp.method_api import registry
 
     registry.all_methods()
-    monkeypatch.setattr("mecha_exp.registry._registry", dict(registry._registry))
-    monkeypatch.setattr("mecha_exp.architectures.library._REGISTERED", {})
+    monkeypatch.setattr("mecha_exp.method_api.registry._registry", dict(registry._registry))
+    monkeypatch.setattr("mecha_exp.architectures.library.registry._REGISTERED", {})
 
 
 @pytest.fixture

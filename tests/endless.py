@@ -32,7 +32,7 @@ def endless(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor):  # ty
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in the background of some shells
     if sys.argv[2] == "app":
-        from mecha_exp.app.cli import main
+        from mecha_exp.cli import main
 
         sys.argv[1:] = sys.argv[3:]
         sys.exit(main())

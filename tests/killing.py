@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from mecha_exp import EngineOptions, Job, Parameter, Return, merge_many, merge_method
-from mecha_exp.checkpoint import journal
-from mecha_exp.checkpoint.beside import JOURNAL, beside
-from mecha_exp.registry import all_methods
+from mecha_exp.checkpoint.transaction import journal
+from mecha_exp.checkpoint.transaction.paths import JOURNAL, beside
+from mecha_exp.method_api.registry import all_methods
 
 SECONDS_A_KEY = 0.003
 

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import mlflow.tracking  # noqa: F401  so that no start has to
 
-from mecha_exp.app import cli, launcher, runner, sweep  # noqa: F401
-from mecha_exp.app.report import CSV_FILE, Results
-from mecha_exp.app.report.export import write_csv
+from mecha_exp import cli
+from mecha_exp.app.sweep import summary
+from mecha_exp.report import CSV_FILE, Results
+from mecha_exp.report.export import write_csv
 
 
 def write_table(results: Results, command: Sequence[str], folder: Path) -> list[Path]:
@@ -39,7 +40,7 @@ def start(folder: Path, arguments: Sequence[str]) -> int:
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     sys.argv = ["mecha_exp", *arguments]
-    sweep.write_all = write_table  # type: ignore[attr-defined]
+    summary.write_all = write_table  # type: ignore[attr-defined]
     os._exit(cli.main())
 
 

@@ -19,7 +19,7 @@ from mecha_exp.architectures import (
     to_yaml,
 )
 from mecha_exp.extensions import model_configs
-from mecha_exp.registry import resolve_method
+from mecha_exp.method_api.registry import resolve_method
 
 BASE = """
 identifier: toy-kohya

@@ -8,7 +8,7 @@ from state_dicts import contents, random_model
 
 import mecha_exp as mx
 from mecha_exp.engine import EngineOptions, Job, merge_many, plan
-from mecha_exp.engine.batches import batches
+from mecha_exp.engine.planner.batches import batches
 from mecha_exp.errors import CheckpointError, MergeError
 
 OPTIONS = EngineOptions()

@@ -16,7 +16,7 @@ from mecha_exp import (
     serialize,
     weighted_sum,
 )  # fmt: skip
-from mecha_exp.nodes import walk
+from mecha_exp.graph.nodes import walk
 
 DEPTH = 1000
 

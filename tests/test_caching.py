@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mecha_exp.caching import cache_folder, keep, keep_sealed, read_sealed
+from mecha_exp.system.cache import cache_folder, keep, keep_sealed, read_sealed
 
 
 def test_a_sealed_file_is_trusted_only_whole_and_under_its_name(tmp_path):

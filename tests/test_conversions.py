@@ -12,12 +12,13 @@ from mecha_exp.__main__ import main
 from mecha_exp.architectures import KeyInfo, detect, resolve, targets_of, views
 from mecha_exp.checkpoint import Component, Destination, TensorInfo, open_stored
 from mecha_exp.engine import Job, plan, run_plan
-from mecha_exp.engine.converting import ConvertedSource, convert_source, in_one_format
-from mecha_exp.engine.copying import write_source
-from mecha_exp.engine.inputs import MemorySource
+from mecha_exp.engine.planner.formats import in_one_format
 from mecha_exp.errors import CheckpointError, ConfigError
-from mecha_exp.nodes import InMemory
-from mecha_exp.values import model
+from mecha_exp.graph.literals import model
+from mecha_exp.graph.nodes import InMemory
+from mecha_exp.sources.copier import write_source
+from mecha_exp.sources.format_view import ConvertedSource, convert_source
+from mecha_exp.sources.memory import MemorySource
 
 PAIRS = [
     ("sdxl-sgm", "sdxl-diffusers"),

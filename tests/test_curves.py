@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mecha_exp.curves import PRESETS, Preset
+from mecha_exp.graph.curves import PRESETS, Preset
 
 SD1, SDXL = 25, 19
 """Blocks besides BASE: 12 + 1 + 12 and 9 + 1 + 9."""

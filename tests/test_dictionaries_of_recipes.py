@@ -18,8 +18,8 @@ from mecha_exp import (
     weighted_sum,
 )
 from mecha_exp.architectures import from_yaml, resolve
-from mecha_exp.choosing import node_by_key
 from mecha_exp.extensions import model_configs
+from mecha_exp.graph.literals import node_by_key
 
 A = {"encoder.w": torch.tensor([0.0, 0.0]), "decoder.w": torch.tensor([0.0, 0.0])}
 B = {"encoder.w": torch.tensor([1.0, 1.0]), "decoder.w": torch.tensor([1.0, 1.0])}

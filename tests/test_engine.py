@@ -32,11 +32,11 @@ from mecha_exp import (
     plan,
     reduction,
 )
-from mecha_exp.checkpoint import files, torch_dtype
-from mecha_exp.engine.partials import REDUCTION_BLOCK
+from mecha_exp.checkpoint import positional, torch_dtype
+from mecha_exp.engine.ir.reductions import REDUCTION_BLOCK
 from mecha_exp.engine.statistics import summarise
+from mecha_exp.graph.literals import as_node
 from mecha_exp.methods.reductions import kth_magnitude
-from mecha_exp.values import as_node
 
 Model = str | Node
 BLOCKS = 4
@@ -107,14 +107,14 @@ def made(recipe: Node, dtype: torch.dtype | None = None, **options) -> StateDict
 def test_the_bytes_do_not_depend_on_workers_and_tiles(name, models, tmp_path):
     recipe = recipes(*models(3, **LARGE))[name]
 
-    files = []
+    positional = []
     for workers, tile_size in [(1, 1 << 18), (2, 4096), (4, 1001), (4, 1 << 16)]:
         path = tmp_path / f"{workers}-{tile_size}.safetensors"
         job = Job(recipe, path, durable=False)
         merge_many([job], EngineOptions(workers=workers, tile_size=tile_size))
-        files.append(path.read_bytes())
+        positional.append(path.read_bytes())
 
-    assert files[1:] == files[:1] * 3
+    assert positional[1:] == positional[:1] * 3
 
 
 @pytest.mark.parametrize("name", ["ties", "whole"])
@@ -124,7 +124,7 @@ def test_a_platform_without_positional_calls_gives_the_same_bytes(name, models, 
     merge(recipe, tmp_path / "here.safetensors", EngineOptions(workers=4, tile_size=4096))
     for call in ("pread", "preadv", "pwrite", "pwritev", "posix_fallocate", "posix_fadvise", "fdatasync"):
         monkeypatch.delattr(os, call, raising=False)
-    monkeypatch.setattr(files, "POSITIONAL", False)
+    monkeypatch.setattr(positional, "POSITIONAL", False)
     merge(recipe, tmp_path / "there.safetensors", EngineOptions(workers=4, tile_size=4096))
 
     assert (tmp_path / "there.safetensors").read_bytes() == (tmp_path / "here.safetensors").read_bytes()

@@ -9,6 +9,7 @@ from state_dicts import contents
 
 import mecha_exp as mx
 from mecha_exp import EngineOptions, Job, merge_many
+from mecha_exp.graph.nodes import models_of
 
 
 def test_one_pass_writes_several_destinations_in_several_dtypes(models, tmp_path):
@@ -35,7 +36,7 @@ def test_one_pass_writes_several_destinations_in_several_dtypes(models, tmp_path
     ]:
         merge_many([Job(recipe, expected := {}, dtype)])
         assert contents(dict(sorted(got.items()))) == contents(dict(sorted(expected.items())))
-    assert set(report.moments[4]) == set(mx.nodes.models_of(recipe))
+    assert set(report.moments[4]) == set(models_of(recipe))
 
 
 def test_a_function_gets_each_tensor_once_whole_and_alone(models):

@@ -7,9 +7,18 @@ import torch
 from state_dicts import StateDict
 
 import mecha_exp as m
-from mecha_exp import CheckpointError, EngineOptions, Job, merge, merge_many, model, plan, weighted_sum
+from mecha_exp import (
+    CheckpointError,
+    EngineOptions,
+    Job,
+    merge,
+    merge_many,
+    model,
+    plan,
+    weighted_sum,
+)
 from mecha_exp.architectures import from_yaml, resolve
-from mecha_exp.engine.notices import About
+from mecha_exp.engine.report import About
 from mecha_exp.extensions import model_configs
 
 CONFIG = """

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import mecha_exp as mx
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.engine import objects
-from mecha_exp.engine.operations import OPERATIONS, Operation
+from mecha_exp.engine.compiler import object_file
+from mecha_exp.engine.compiler.ops import OPERATIONS, Operation
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 3.0, 1e-40, -1e-45, 1.17549435e-38, 3.4e38, -3.4e38, 1e-7, 255.0]
 NOT_FINITE = [float("inf"), float("-inf"), float("nan")]
@@ -379,11 +379,11 @@ def test_without_numba_torch_gives_the_same_bytes(monkeypatch):
 
 PROGRAM = """
 import hashlib, sys, torch, mecha_exp as mx
-from mecha_exp.engine import objects
+from mecha_exp.engine.compiler import object_file
 tensors = [{"w": torch.linspace(-1, 1, 1001) * m} for m in (1, 3)]
 job = mx.Job(mx.weighted_sum(*map(mx.model, tensors), alpha=0.3), {})
 if "{way}" == "numba":
-    objects.is_possible = lambda: False
+    object_file.is_possible = lambda: False
 mx.merge_many([job], mx.EngineOptions(fuse="always"))
 print(hashlib.sha256(job.output["w"].numpy().tobytes()).hexdigest(), "numba" in sys.modules)
 """
@@ -402,7 +402,7 @@ def result(process):
     return digest, compiled == "True"
 
 
-@pytest.mark.skipif(not objects.is_possible(), reason="objects are for Linux")
+@pytest.mark.skipif(not object_file.is_possible(), reason="objects are for Linux")
 def test_the_cache_serves_the_next_process_without_numba_and_a_broken_one_does_no_harm(tmp_path):
     cache = tmp_path / "cache"
     both = [start(cache), start(cache)]
@@ -428,14 +428,14 @@ def test_what_numba_keeps_serves_where_objects_cannot(tmp_path):
     assert result(start(tmp_path, "numba")) == (expected, True)
 
 
-@pytest.mark.skipif(not objects.is_possible(), reason="objects are for Linux")
+@pytest.mark.skipif(not object_file.is_possible(), reason="objects are for Linux")
 def test_a_loop_that_needs_more_than_the_c_library_is_no_object():
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
     from numba.extending import intrinsic
 
-    from mecha_exp.engine.intrinsics import array_at
+    from mecha_exp.engine.compiler.intrinsics import array_at
 
     @intrinsic
     def foreign(context):
@@ -451,22 +451,22 @@ def test_a_loop_that_needs_more_than_the_c_library_is_no_object():
     def calls(start, count, table):
         array_at(table, 1, types.int64)[0] = foreign()
 
-    code = objects.build(stores)
+    code = object_file.build(stores)
     with pytest.raises(ValueError, match="needs NRT_Allocate"):
-        objects.build(calls)
+        object_file.build(calls)
     place = torch.zeros(1, dtype=torch.int64)
-    objects.NativeLoop(code)(3, 4, place.data_ptr())
+    object_file.NativeLoop(code)(3, 4, place.data_ptr())
     assert place.item() == 7
 
 
-@pytest.mark.skipif(not objects.is_possible(), reason="objects are for Linux")
+@pytest.mark.skipif(not object_file.is_possible(), reason="objects are for Linux")
 def test_a_loop_that_is_dropped_takes_nothing_of_the_others_with_it():
     def nothing(start, count, table):
         pass
 
-    code = objects.build(nothing)
+    code = object_file.build(nothing)
     for _ in range(20):
-        objects.NativeLoop(code)(0, 0, 0)
+        object_file.NativeLoop(code)(0, 0, 0)
         gc.collect()
 
-    objects.NativeLoop(objects.build(nothing))(0, 0, 0)
+    object_file.NativeLoop(object_file.build(nothing))(0, 0, 0)

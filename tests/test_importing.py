@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mecha_exp.importing import import_large
+from mecha_exp.system.imports import import_large
 
 
 def test_the_collector_rests_while_a_large_module_is_imported(
@@ -48,7 +48,7 @@ def test_a_collector_that_rests_is_not_woken(tmp_path: Path, monkeypatch: pytest
 
 def test_nothing_is_left_to_the_collector_when_python_ends():
     program = (
-        "import atexit, gc; from mecha_exp.importing import end_quickly\n"
+        "import atexit, gc; from mecha_exp.system.imports import end_quickly\n"
         "atexit.register(lambda: print('at last', gc.get_freeze_count() > 99))\n"
         "end_quickly(); end_quickly()\n"
         "atexit.register(lambda: print('before', gc.get_freeze_count()))\n"

@@ -15,9 +15,9 @@ from mecha_exp import (
     RecipeError,
     merge,
     model,
-    progress,
     weighted_sum,
 )
+from mecha_exp.system import progress
 
 A = {"x": torch.tensor([1.0, 2.0]), "y": torch.tensor([3.0])}
 B = {"x": torch.tensor([5.0, 6.0]), "y": torch.tensor([7.0])}
@@ -177,7 +177,7 @@ def test_defaults_are_keywords_for_several_merges():
 
 
 def test_models_are_looked_for_in_the_folders_that_are_added(tmp_path, monkeypatch, save):
-    monkeypatch.setattr("mecha_exp.extensions.model_dirs._folders", [])
+    monkeypatch.setattr("mecha_exp.sources.search_path._folders", [])
     save("a", A)
     mecha_exp.extensions.model_dirs.add_path(tmp_path)
 

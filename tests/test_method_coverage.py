@@ -9,9 +9,9 @@ import test_methods
 import torch
 
 import mecha_exp as m
-from mecha_exp.engine.rewriting import expand
-from mecha_exp.nodes import MergeNode, walk
-from mecha_exp.registry import BUILTIN_METHODS, all_methods
+from mecha_exp.engine.ir.expansion import expand
+from mecha_exp.graph.nodes import MergeNode, walk
+from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods
 from parity.inputs import inputs
 from parity.recipes import RECIPES
 

@@ -13,11 +13,11 @@ from state_dicts import StateDict, contents
 from torch import Tensor
 
 import mecha_exp as m
-from mecha_exp.method import MergeMethod
+from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods, resolve_method
 from mecha_exp.methods.dropout import subset_chances
 from mecha_exp.methods.slicing import region
 from mecha_exp.methods.stiefel import between_frames, logarithm
-from mecha_exp.registry import BUILTIN_METHODS, all_methods, resolve_method
 
 KEY_LESS = {"get_rank_from_ratio", "dot", "gram", "norm", "squared_norm", "kth_magnitude"}
 """Numbers of a key, which are no model by themselves."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from state_dicts import StateDict, contents, floating, random_model
 
 import mecha_exp as m
+from mecha_exp.method_api.registry import all_methods
 from mecha_exp.random import uniforms
-from mecha_exp.registry import all_methods
 
 Array = NDArray[np.float64]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mecha_exp import add_difference, literal, model, n_average, subtract, weighted_sum
 from mecha_exp.errors import RecipeError
-from mecha_exp.nodes import LiteralNode, ModelNode, models_of, walk
-from mecha_exp.values import as_node
+from mecha_exp.graph.literals import as_node
+from mecha_exp.graph.nodes import LiteralNode, ModelNode, models_of, walk
 
 A, B = "a.safetensors", "b.safetensors"
 

@@ -12,8 +12,8 @@ from mecha_exp.architectures import (
     resolve,
 )
 from mecha_exp.architectures.config import KeyInfo
-from mecha_exp.architectures.library import get_likely
-from mecha_exp.architectures.outlines import may_be, outline_of, outlines_of
+from mecha_exp.architectures.library.prefilter import may_be, outline_of, outlines_of
+from mecha_exp.architectures.library.registry import get_likely
 
 TINY = """
 identifier: tiny-test

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mecha_exp.architectures import resolve, views
-from mecha_exp.architectures.adapters import ALPHA, LOKR, LORA
+from mecha_exp.architectures.lora import ALPHA, LOKR, LORA
 from parity.configs import CONVERSIONS, digest
 
 GOLDEN = json.loads((Path(__file__).with_name("golden") / "model_configs.json").read_text(encoding="utf-8"))

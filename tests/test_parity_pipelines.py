@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mecha_exp.architectures import views
-from mecha_exp.engine.converting import ConvertedSource
-from mecha_exp.engine.inputs import MemorySource
-from mecha_exp.nodes import InMemory
+from mecha_exp.graph.nodes import InMemory
+from mecha_exp.sources.format_view import ConvertedSource
+from mecha_exp.sources.memory import MemorySource
 from parity.pipelines import FORMATS, digest, small_model
 
 GOLDEN = json.loads((Path(__file__).with_name("golden") / "pipelines.json").read_text(encoding="utf-8"))

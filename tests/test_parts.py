@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mecha_exp
-from mecha_exp.architectures import from_yaml, library, register, resolve
+from mecha_exp.architectures import from_yaml, register, resolve
+from mecha_exp.architectures.library import registry
 from mecha_exp.engine import EngineOptions, Job, plan, run_plan
 from mecha_exp.errors import CheckpointError
 
@@ -31,7 +32,7 @@ components:
 
 @pytest.fixture(autouse=True)
 def configs(monkeypatch):
-    monkeypatch.setattr(library, "_REGISTERED", {})
+    monkeypatch.setattr(registry, "_REGISTERED", {})
     register(from_yaml(WHOLE))
     register(from_yaml(TEXT))
 

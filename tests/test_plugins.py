@@ -7,10 +7,11 @@ import pytest
 import mecha_exp
 from mecha_exp import ConfigError, RecipeError, build_recipe
 from mecha_exp.__main__ import main
-from mecha_exp.architectures import library, resolve
+from mecha_exp.architectures import resolve
+from mecha_exp.architectures.library import registry
 from mecha_exp.evaluation import all_evaluators
+from mecha_exp.method_api.registry import all_methods
 from mecha_exp.plugins import load_plugins
-from mecha_exp.registry import all_methods
 
 DEFINES = (
     "from mecha_exp import evaluator\nevaluator({name!r}, metric='m')(lambda state_dict: {{'m': 1.0}})\n"
@@ -79,7 +80,9 @@ def test_methods_of_the_working_folder_are_found_by_name(tmp_path: Path, monkeyp
     (tmp_path / "named.py").write_text(OWN_METHOD.format(name="test_own_named"))
     monkeypatch.chdir(tmp_path)
     all_methods()
-    monkeypatch.setattr("mecha_exp.registry._registry", dict(mecha_exp.registry._registry))
+    monkeypatch.setattr(
+        "mecha_exp.method_api.registry._registry", dict(mecha_exp.method_api.registry._registry)
+    )
 
     load_plugins(["named.py"])
 
@@ -94,7 +97,7 @@ ACME = "identifier: {name}\ncomponents: {{net: {{keys: {{'a.{{0..1}}.weight': [3
 
 @pytest.fixture
 def own_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(library, "_REGISTERED", {})
+    monkeypatch.setattr(registry, "_REGISTERED", {})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model_configs").mkdir()
     return tmp_path

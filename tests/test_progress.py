@@ -8,10 +8,11 @@ import sys
 import pytest
 from rich.console import Console
 
-from mecha_exp import merge, progress, weighted_sum
-from mecha_exp.app import display
-from mecha_exp.memory import peak_memory
-from mecha_exp.progress import human_bytes, merge_summary
+from mecha_exp import merge, weighted_sum
+from mecha_exp import terminal as display
+from mecha_exp.system import progress
+from mecha_exp.system.memory import peak_memory
+from mecha_exp.system.progress import human_bytes, merge_summary
 
 
 @pytest.mark.parametrize(

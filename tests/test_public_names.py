@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mecha_exp
-from mecha_exp.registry import all_methods
+from mecha_exp.method_api.registry import all_methods
 
 METHODS = [m.identifier for m in all_methods() if m.__wrapped__.__module__.startswith("mecha_exp.")]
 
@@ -30,13 +30,12 @@ def test_a_name_that_is_none_is_met_with_the_nearest():
         mecha_exp.slrp  # noqa: B018
 
 
-def test_the_lists_of_public_names_agree():
-    text = Path(mecha_exp.__file__).read_text(encoding="utf-8")
-    listed = ast.literal_eval(
-        text[text.index("__all__ = [") :].removeprefix("__all__ = ").partition("]")[0] + "]"
-    )
+def test_the_public_names_are_those_that_a_type_checker_sees():
+    stub = ast.parse(Path(mecha_exp.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    seen = [alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
 
-    assert sorted(mecha_exp._HOME) == listed
+    assert len(seen) == 49
+    assert sorted(seen) == sorted(mecha_exp._public_names)
 
 
 def test_a_star_brings_the_public_names_and_the_methods_as_that_of_sd_mecha_does():
@@ -48,5 +47,5 @@ def test_a_star_brings_the_public_names_and_the_methods_as_that_of_sd_mecha_does
     assert names["merge"] is mecha_exp.merge
     assert names["extensions"].merge_methods.resolve("slerp") is mecha_exp.slerp
     assert names["model_dirs"] is mecha_exp.extensions.model_dirs
-    assert {*mecha_exp._HOME, *METHODS} <= names.keys()
+    assert {*mecha_exp._public_names, *METHODS} <= names.keys()
     assert not {name for name in mecha_exp.__all__ if hasattr(builtins, name)}

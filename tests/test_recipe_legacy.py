@@ -15,7 +15,7 @@ from mecha_exp import (
     ties_sum,
     weighted_sum,
 )
-from mecha_exp.anatomy import Anatomy
+from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.recipe.text_legacy import strengths
 
 TXT, UNET = "cond_stage_model.transformer.text_model", "model.diffusion_model"

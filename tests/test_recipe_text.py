@@ -32,8 +32,8 @@ from mecha_exp import (
     weighted_sum,
 )
 from mecha_exp.errors import RecipeError
-from mecha_exp.registry import all_methods
-from mecha_exp.weighting import by_key
+from mecha_exp.graph.by_key import by_key
+from mecha_exp.method_api.registry import all_methods
 
 numbers = st.floats(allow_nan=False) | st.integers(-(10**12), 10**12)
 words = st.text(st.characters(exclude_categories=["Cs"]))
@@ -185,7 +185,9 @@ def test_a_text_of_any_depth_is_read():
 
 def test_arguments_after_the_models_are_written_by_name(monkeypatch):
     all_methods()
-    monkeypatch.setattr("mecha_exp.registry._registry", dict(mecha_exp.registry._registry))
+    monkeypatch.setattr(
+        "mecha_exp.method_api.registry._registry", dict(mecha_exp.method_api.registry._registry)
+    )
 
     @merge_method
     def weighted(

@@ -34,10 +34,10 @@ from mecha_exp import (
     merge_method,
     model,
 )
-from mecha_exp.checkpoint import files
-from mecha_exp.engine import resuming
+from mecha_exp.checkpoint import positional
+from mecha_exp.engine.runtime import resumption
 from mecha_exp.engine.statistics import moments
-from mecha_exp.nodes import Node
+from mecha_exp.graph.nodes import Node
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits of POSIX")
 
@@ -261,8 +261,8 @@ def test_statistics_that_mean_something_else_start_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop(20, job(folder, statistics=True))
-    code_of = resuming.code_of
-    monkeypatch.setattr(resuming, "code_of", lambda method: "new" if method is moments else code_of(method))
+    code_of = resumption.code_of
+    monkeypatch.setattr(resumption, "code_of", lambda method: "new" if method is moments else code_of(method))
 
     assert run(job(folder, statistics=True)).resumed_keys == 0
 
@@ -345,7 +345,7 @@ def test_an_input_that_shrinks_while_it_is_read_is_an_error(folder: Path) -> Non
     assert names(folder) == WHOLE
 
 
-@pytest.mark.skipif(not files.POSITIONAL, reason="os.pwrite and os.preadv are not used here")
+@pytest.mark.skipif(not positional.POSITIONAL, reason="os.pwrite and os.preadv are not used here")
 @pytest.mark.parametrize(
     ("call", "fault", "said"),
     [

@@ -13,10 +13,19 @@ from test_method_properties import OF_ADAPTERS, OF_NETWORKS
 from test_symmetries import ATTENTION, MLP, drawn_model
 
 import mecha_exp as mx
-from mecha_exp import EngineOptions, Job, MergeMethod, Parameter, Return, merge_many, merge_method, model
+from mecha_exp import (
+    EngineOptions,
+    Job,
+    MergeMethod,
+    Parameter,
+    Return,
+    merge_many,
+    merge_method,
+    model,
+)
 from mecha_exp.architectures import from_yaml, register
-from mecha_exp.method import Kind
-from mecha_exp.registry import all_methods
+from mecha_exp.method_api.method import Kind
+from mecha_exp.method_api.registry import all_methods
 
 SHAPES = {
     "blocks.0.weight": ((8207, 8), torch.float32),  # more than a block of a reduction, and no multiple of it
@@ -233,7 +242,7 @@ def test_so_it_does_with_files_that_a_config_knows(name, toys, monkeypatch):
 
 
 def check_on_a_device_that_lags_behind(recipe, monkeypatch):
-    monkeypatch.setattr("mecha_exp.engine.workers.own_stream", simulated_gpu.own_stream)
+    monkeypatch.setattr("mecha_exp.engine.runtime.scheduler.own_stream", simulated_gpu.own_stream)
     merged = []
     for device in ("cpu", simulated_gpu.NAME):
         options = EngineOptions(fuse="never", tile_size=256, workers=1, on_nonfinite="keep")

@@ -7,13 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mecha_exp as mx
-from mecha_exp.engine import selection
-from mecha_exp.engine.program import Pass
-from mecha_exp.engine.selection import Bracket, Inside, entry, gather, guess, ordered, sample_spans, trips
-from mecha_exp.engine.tiles import KeyPass
+from mecha_exp.engine.ir import order_statistic
+from mecha_exp.engine.ir.order_statistic import (
+    Bracket,
+    Inside,
+    entry,
+    gather,
+    guess,
+    ordered,
+    sample_spans,
+    trips,
+)
+from mecha_exp.engine.ir.program import Pass
+from mecha_exp.engine.runtime.key_pass import KeyPass
 from mecha_exp.methods.reductions import kth_magnitude
 
-COUNT = 5 * selection.SAMPLE
+COUNT = 5 * order_statistic.SAMPLE
 F32, F64 = torch.float32, torch.float64
 EVERYTHING = Bracket.everything(F32)
 
@@ -74,7 +83,7 @@ def test_any_bracket_leads_to_the_entry(dtype, share, start):
 
 @pytest.mark.parametrize("different", [1, 2, 30])
 def test_where_many_entries_are_equal_they_are_counted(different, monkeypatch):
-    monkeypatch.setattr(selection, "_MOST", 1000)
+    monkeypatch.setattr(order_statistic, "_MOST", 1000)
     values = torch.arange(COUNT).remainder(different).to(F32)
     for rank in (1, COUNT // 3, COUNT):
         found, needed = search(values, rank, guess(ordered(values[::7]).numpy(), rank / COUNT, EVERYTHING))
@@ -88,7 +97,7 @@ def test_samples_are_whole_blocks_that_lie_apart_inside_the_tensor(rows, block):
     ends = [place for span in spans for place in span]
     assert ends == sorted(ends) and ends[0] >= 0 and ends[-1] <= rows * block
     assert all(place % block == 0 for place in ends)
-    assert sum(stop - start for start, stop in spans) <= max(16 * selection.SAMPLE, 4 * block)
+    assert sum(stop - start for start, stop in spans) <= max(16 * order_statistic.SAMPLE, 4 * block)
 
 
 class Trips:
@@ -197,7 +206,7 @@ def test_a_reduction_by_rank_has_no_sums():
 
 def test_what_is_collected_may_come_in_any_order():
     keys = ordered(normal()).numpy()
-    bracket = guess(keys[:: COUNT // selection.SAMPLE], 0.5, EVERYTHING)
+    bracket = guess(keys[:: COUNT // order_statistic.SAMPLE], 0.5, EVERYTHING)
     forwards, backwards = Inside(bracket, COUNT), Inside(bracket, COUNT)
     for part in np.array_split(keys, 9):
         forwards.add(*gather(part, bracket))

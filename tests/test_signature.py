@@ -9,10 +9,11 @@ from torch import Tensor
 import mecha_exp
 from mecha_exp import Parameter, Return, merge_method, model, reduction
 from mecha_exp.errors import RecipeError
-from mecha_exp.method import Kind, is_constant, spread
-from mecha_exp.registry import all_methods, resolve_method
-from mecha_exp.signature import Bounds, Tile
-from mecha_exp.values import literal
+from mecha_exp.graph.literals import literal
+from mecha_exp.method_api.method import Kind, is_constant, spread
+from mecha_exp.method_api.parameters import Bounds
+from mecha_exp.method_api.registry import all_methods, resolve_method
+from mecha_exp.method_api.state_dict import Tile
 
 A, B = "a.safetensors", "b.safetensors"
 
@@ -222,7 +223,9 @@ def test_the_decorator_refuses_what_has_no_meaning():
 def registry(monkeypatch):
     """A registry whose changes are undone."""
     all_methods()
-    monkeypatch.setattr("mecha_exp.registry._registry", dict(mecha_exp.registry._registry))
+    monkeypatch.setattr(
+        "mecha_exp.method_api.registry._registry", dict(mecha_exp.method_api.registry._registry)
+    )
 
 
 @pytest.mark.usefixtures("registry")

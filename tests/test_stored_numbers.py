@@ -13,10 +13,10 @@ from state_dicts import contents
 
 import mecha_exp as mx
 from mecha_exp.checkpoint import dtype_name, open_stored
-from mecha_exp.engine.copying import COPY_BYTES
-from mecha_exp.engine.overflow import saturates
+from mecha_exp.engine.runtime.overflow import saturates
 from mecha_exp.errors import CheckpointError, MergeError
-from mecha_exp.memory import PeakMemory
+from mecha_exp.sources.copier import COPY_BYTES
+from mecha_exp.system.memory import PeakMemory
 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
 

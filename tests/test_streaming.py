@@ -15,17 +15,17 @@ from state_dicts import contents
 
 import mecha_exp as mx
 from mecha_exp import CheckpointError, EngineOptions, Job, MergeError, merge_many, plan
-from mecha_exp.checkpoint import Checkpoint, CheckpointWriter, files, open_stored
-from mecha_exp.engine import objects
-from mecha_exp.engine.adapting import AdaptedSource
-from mecha_exp.engine.inputs import MemorySource
-from mecha_exp.engine.partials import REDUCTION_BLOCK
-from mecha_exp.engine.routes import Route
-from mecha_exp.engine.tiles import KeyPass
-from mecha_exp.engine.workers import Workers
-from mecha_exp.nodes import InMemory
+from mecha_exp.checkpoint import Checkpoint, CheckpointWriter, open_stored, positional
+from mecha_exp.engine.compiler import object_file
+from mecha_exp.engine.ir.reductions import REDUCTION_BLOCK
+from mecha_exp.engine.runtime.kernel_call import Route
+from mecha_exp.engine.runtime.key_pass import KeyPass
+from mecha_exp.engine.runtime.scheduler import Workers
+from mecha_exp.graph.nodes import InMemory
+from mecha_exp.sources.memory import MemorySource
+from mecha_exp.sources.vocabulary import AdaptedSource
 
-pytestmark = pytest.mark.skipif(not objects.is_possible(), reason="loops call each other on Linux only")
+pytestmark = pytest.mark.skipif(not object_file.is_possible(), reason="loops call each other on Linux only")
 
 TILE = REDUCTION_BLOCK
 COUNT = 3 * TILE + 1001  # four tiles
@@ -36,7 +36,7 @@ RECIPES = {
     "ranks": lambda a, b, c: mx.add_difference_ties(a, b, c, alpha=0.7, k=0.2),
     "draws": lambda a, b, c: mx.dare_ties(a, b, c, density=0.5),
 }
-NO_FILE = files.Place(1_000_000, 0)
+NO_FILE = positional.Place(1_000_000, 0)
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_what_is_no_file_or_no_such_dtype_goes_through_python(case, paths, tmp_p
     elif case == "converted dtype":
         dtype = torch.float64
     else:
-        monkeypatch.setattr(files, "POSITIONAL", False)
+        monkeypatch.setattr(positional, "POSITIONAL", False)
     merge_many([Job(recipe, target, dtype)], EngineOptions(fuse="always"))
     assert not steps["streamed"]
     assert steps["by Python"]

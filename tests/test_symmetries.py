@@ -23,12 +23,12 @@ from mecha_exp.architectures import (
     Symmetry,
     from_yaml,
     get_all,
-    library,
     linked,
     register,
     resolve,
     to_yaml,
 )
+from mecha_exp.architectures.library import registry
 from mecha_exp.errors import ConfigError
 from mecha_exp.methods.symmetries import balanced, drawn, permuted
 from parity.symmetries import hash_of
@@ -72,7 +72,7 @@ components:
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
     """The configs of the networks here, for one test each."""
-    monkeypatch.setattr(library, "_REGISTERED", {})
+    monkeypatch.setattr(registry, "_REGISTERED", {})
     register(MLP)
     register(ATTENTION)
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from mecha_exp import EngineOptions, Job, merge, merge_many, weighted_sum
 from mecha_exp.checkpoint import load
-from mecha_exp.engine.weights import parse_output_dtype
+from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.errors import CheckpointError, ConfigError, RecipeError
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mecha_exp import merge, weighted_sum
-from mecha_exp.anatomy import Anatomy
 from mecha_exp.architectures import resolve
-from mecha_exp.curves import Gradient, Preset
-from mecha_exp.engine.weights import effective_values_of
+from mecha_exp.architectures.anatomy import Anatomy
+from mecha_exp.engine.planner.by_key import effective_values_of
 from mecha_exp.errors import RecipeError
+from mecha_exp.graph.by_key import BlockValue, ByKey, NoValueError, by_key, effective_values
+from mecha_exp.graph.curves import Gradient, Preset
+from mecha_exp.graph.literals import literal
 from mecha_exp.recipe import build_recipe, deserialize, serialize
-from mecha_exp.values import literal
-from mecha_exp.weighting import BlockValue, ByKey, NoValueError, by_key, effective_values
 
 LAYERS = 5
 

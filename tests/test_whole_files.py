@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mecha_exp.whole_files import appearing, write_whole
+from mecha_exp.system.atomic_write import appearing, write_whole
 
 
 def test_a_file_appears_whole_with_ordinary_permissions(tmp_path):

@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mecha_exp.anatomy import Anatomy
 from mecha_exp.architectures import DEFAULT_CONVENTION
-from mecha_exp.checkpoint.folders import open_stored
+from mecha_exp.architectures.anatomy import Anatomy
+from mecha_exp.checkpoint.folder import open_stored
 from mecha_exp.errors import MechaError
-from mecha_exp.nodes import LiteralNode, MergeNode, Node, walk
-from mecha_exp.weighting import ByKey
+from mecha_exp.graph.by_key import ByKey
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, walk
 
 
 def block_weights(recipe: Node, files: Iterable[Path]) -> dict[str, dict[str, float]]:

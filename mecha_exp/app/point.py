@@ -16,14 +16,14 @@ from mecha_exp.app.provenance import input_names
 from mecha_exp.app.templates import build_filled
 from mecha_exp.checkpoint import dtype_name, parse_size
 from mecha_exp.engine import EngineOptions, Job
-from mecha_exp.engine.inputs import PACKAGE_SCHEME, find_model, packaged
-from mecha_exp.engine.origin import metadata_of
-from mecha_exp.engine.weights import output_dtype_words, parse_output_dtype
+from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
+from mecha_exp.engine.provenance import metadata_of
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
+from mecha_exp.graph.by_key import ByKey
+from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
 from mecha_exp.lab.signature import Signature, signature_of
-from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
-from mecha_exp.weighting import ByKey
+from mecha_exp.sources.search import PACKAGE_SCHEME, find_model, packaged
 
 SECTIONS = (
     "models",

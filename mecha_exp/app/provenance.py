@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import mecha_exp
-from mecha_exp.app.machine import machine
+from mecha_exp._version import __version__
 from mecha_exp.checkpoint import INDEX
-from mecha_exp.nodes import ModelNode
+from mecha_exp.graph.nodes import ModelNode
+from mecha_exp.system.machine import machine
 
 PACKAGES = ("torch", "numpy", "safetensors", "hydra-core", "omegaconf", "mlflow")
 
@@ -76,7 +76,7 @@ def git_changes() -> str:
 
 
 def _repositories() -> tuple[Path, Path]:
-    return Path.cwd(), Path(mecha_exp.__file__).parent
+    return Path.cwd(), Path(__file__).parents[1]
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -87,7 +87,7 @@ def _git(folder: Path, *arguments: str) -> str:
 @functools.cache
 def versions() -> dict[str, str]:
     """The versions of Python, of this package, and of what it stands on."""
-    found = {"version/mecha_exp": mecha_exp.__version__, "version/python": platform.python_version()}
+    found = {"version/mecha_exp": __version__, "version/python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[f"version/{package}"] = importlib.metadata.version(package)

@@ -14,20 +14,21 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from mecha_exp.app.block_weights import block_weights
-from mecha_exp.app.display import progress_bar, show_error, show_point
 from mecha_exp.app.point import prepare, resolve
 from mecha_exp.app.provenance import git_changes
-from mecha_exp.app.record import BLOCKS_FIGURE, BLOCKS_FILE, CHANGES_FILE, FAILED, FINISHED, RUN_FILE, Record
-from mecha_exp.app.report.figures import draw_block_values
-from mecha_exp.app.sweep import Sweep, reopen
-from mecha_exp.app.track import log_folder
+from mecha_exp.app.sweep.summary import reopen
+from mecha_exp.app.tracking import log_folder
 from mecha_exp.app.workbench import Entry, Result, Workbench, workbench
-from mecha_exp.engine.weights import effective_values_in, values_table
+from mecha_exp.engine.planner.by_key import effective_values_in, values_table
 from mecha_exp.errors import ConfigError, MechaError, TrackingError
 from mecha_exp.evaluation import nan_warning
-from mecha_exp.nodes import InMemory, models_of
+from mecha_exp.graph.nodes import InMemory, models_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import serialize
+from mecha_exp.report.figures import draw_block_values
+from mecha_exp.runs.record import BLOCKS_FIGURE, BLOCKS_FILE, CHANGES_FILE, FAILED, FINISHED, RUN_FILE, Record
+from mecha_exp.runs.sweep import Sweep
+from mecha_exp.terminal import progress_bar, show_error, show_point
 from mecha_exp.tracking import Store
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.app.recipes import filled, found
-from mecha_exp.nodes import Node
+from mecha_exp.graph.nodes import Node
 from mecha_exp.recipe import build_recipe, deserialize_path, parameters_of
+from mecha_exp.recipe.files import filled, found
 
 
 def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: Sequence[str]) -> Node:

@@ -22,17 +22,17 @@ from typing import Any
 import torch
 
 from mecha_exp.app import provenance
-from mecha_exp.app.passes import Made, Progress, Wanted, make
+from mecha_exp.app.batch import Made, Progress, Wanted, make
 from mecha_exp.app.point import Point
 from mecha_exp.engine import Plan, plan
-from mecha_exp.engine.options import available_cores
-from mecha_exp.engine.origin import KEY, Origin
+from mecha_exp.engine.provenance import KEY, Origin
 from mecha_exp.errors import ConfigError, MechaError, MergeError, StoreError, did_you_mean
 from mecha_exp.evaluation import Evaluation, Scoring
 from mecha_exp.evaluation.scoring import load_state_dict
-from mecha_exp.lab.contents import content_of, contents_of, size_of
+from mecha_exp.lab.content_hash import content_of, contents_of, size_of
 from mecha_exp.lab.signature import Signature
 from mecha_exp.lab.store import Kept, ModelFile, ResultStore
+from mecha_exp.system.machine import available_cores
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,5 @@
 """What a checkpoint is a checkpoint of: model configs, their components and blocks, and detection."""
 
-from mecha_exp.architectures.adapters import AdapterConfig
 from mecha_exp.architectures.blocks import infer_blocks
 from mecha_exp.architectures.config import (
     DEFAULT_CONVENTION,
@@ -10,9 +9,8 @@ from mecha_exp.architectures.config import (
     Layout,
     ModelConfig,
 )
-from mecha_exp.architectures.conversions import View, Views, targets_of, views
-from mecha_exp.architectures.detection import Detection, NearMiss, candidates, detect, fit, nearest
-from mecha_exp.architectures.library import (
+from mecha_exp.architectures.library.detection import Detection, NearMiss, candidates, detect, fit, nearest
+from mecha_exp.architectures.library.registry import (
     from_yaml,
     get_all,
     get_all_adapters,
@@ -20,9 +18,11 @@ from mecha_exp.architectures.library import (
     resolve,
     small_files,
 )
+from mecha_exp.architectures.library.yaml_writer import to_yaml
+from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.structural import StructuralConfig
 from mecha_exp.architectures.symmetries import Place, Symmetry, linked
-from mecha_exp.architectures.yaml_writer import to_yaml
+from mecha_exp.architectures.views import View, Views, targets_of, views
 
 __all__ = [
     "DEFAULT_CONVENTION",

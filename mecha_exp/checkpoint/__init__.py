@@ -2,15 +2,15 @@
 
 from mecha_exp.checkpoint.destination import Destination, Template
 from mecha_exp.checkpoint.dtypes import dtype_name, is_arithmetic, parse_dtype, stored_bytes, torch_dtype
-from mecha_exp.checkpoint.folders import INDEX, Component, components_of, load, open_stored
-from mecha_exp.checkpoint.header import Header, TensorInfo, encode_header, read_header
-from mecha_exp.checkpoint.journal import Note
-from mecha_exp.checkpoint.leftovers import Leftover, can_resume, find_leftovers
-from mecha_exp.checkpoint.packing import is_file_name, parse_size
-from mecha_exp.checkpoint.reader import Checkpoint
-from mecha_exp.checkpoint.room import check_writable
-from mecha_exp.checkpoint.stored import StoredModel
-from mecha_exp.checkpoint.writer import CheckpointWriter
+from mecha_exp.checkpoint.folder import INDEX, Component, components_of, load, open_stored
+from mecha_exp.checkpoint.model import StoredModel
+from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, encode_header, read_header
+from mecha_exp.checkpoint.safetensors.reader import Checkpoint
+from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
+from mecha_exp.checkpoint.shards import is_file_name, parse_size
+from mecha_exp.checkpoint.transaction.journal import Note
+from mecha_exp.checkpoint.transaction.recovery import Leftover, can_resume, find_leftovers
+from mecha_exp.checkpoint.transaction.space import check_writable
 
 __all__ = [
     "INDEX",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from mecha_exp.checkpoint.companions import CONFIG, companions
+from mecha_exp.checkpoint.folder import INDEX, STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
-from mecha_exp.checkpoint.folders import INDEX, STEMS, Component, components_of
-from mecha_exp.checkpoint.packing import Package, Tensors, is_file_name, pack
-from mecha_exp.checkpoint.room import check_writable
-from mecha_exp.checkpoint.writer import CheckpointWriter
+from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
+from mecha_exp.checkpoint.shards import Package, Tensors, is_file_name, pack
+from mecha_exp.checkpoint.sidecars import CONFIG, companions
+from mecha_exp.checkpoint.transaction.space import check_writable
 from mecha_exp.errors import CheckpointError
 
 

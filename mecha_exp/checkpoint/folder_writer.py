@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from mecha_exp.checkpoint.companions import content_of
-from mecha_exp.checkpoint.files import Place
-from mecha_exp.checkpoint.folders import PIPELINE, SAFETENSORS, read_index
-from mecha_exp.checkpoint.journal import Note
-from mecha_exp.checkpoint.packing import Package, Tensors
-from mecha_exp.checkpoint.room import cannot_write
-from mecha_exp.checkpoint.writer import CheckpointWriter
+from mecha_exp.checkpoint.folder import PIPELINE, SAFETENSORS, read_index
+from mecha_exp.checkpoint.positional import Place
+from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
+from mecha_exp.checkpoint.shards import Package, Tensors
+from mecha_exp.checkpoint.sidecars import content_of
+from mecha_exp.checkpoint.transaction.journal import Note
+from mecha_exp.checkpoint.transaction.space import cannot_write
 from mecha_exp.errors import CheckpointError
 
 

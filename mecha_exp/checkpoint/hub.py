@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mecha_exp.checkpoint.folders import INDEX, PICKLES, SAFETENSORS
+from mecha_exp.checkpoint.folder import INDEX, PICKLES, SAFETENSORS
 from mecha_exp.errors import CheckpointError
 
 _NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")

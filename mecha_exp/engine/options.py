@@ -1,6 +1,5 @@
 """How a merge is run: the arithmetic, the tiles, the workers, and what is an error."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from mecha_exp.checkpoint import parse_dtype
 from mecha_exp.engine.devices import CPU, check_device
 from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.system.machine import available_cores
 
 ON_MISSING = ("error", "skip", "base")
 ON_EXTRA = ("skip", "error", "keep")
@@ -99,13 +99,6 @@ class EngineOptions:
     def threads(self) -> int:
         """How many workers run."""
         return self.workers or available_cores()
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _require_positive(name: str, value: object) -> None:

@@ -11,10 +11,8 @@ from typing import Protocol, TypeAlias
 import torch
 
 from mecha_exp.checkpoint import Note, torch_dtype
-from mecha_exp.checkpoint.files import Place
-
-Layout = Mapping[str, tuple[str, tuple[int, ...]]]
-"""The dtype (by its safetensors name) and the shape of each key."""
+from mecha_exp.checkpoint.positional import Place
+from mecha_exp.checkpoint.shards import Layout
 
 Receiver: TypeAlias = Callable[[str, torch.Tensor], object]
 """A function that is given a key and its whole tensor."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from mecha_exp.checkpoint import torch_dtype
-from mecha_exp.declaring import merge_method, reduction
-from mecha_exp.nodes import ModelNode, Node
-from mecha_exp.signature import Parameter, Return
+from mecha_exp.graph.nodes import ModelNode, Node
+from mecha_exp.method_api.decorators import merge_method, reduction
+from mecha_exp.method_api.parameters import Parameter, Return
 
 
 @merge_method(elementwise=True, register=False)

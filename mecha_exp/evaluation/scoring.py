@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mecha_exp.checkpoint import load
 from mecha_exp.errors import ConfigError, EvaluationError, Problems, did_you_mean, some
-from mecha_exp.evaluation.isolated import evaluation_process
+from mecha_exp.evaluation.isolation import evaluation_process
 from mecha_exp.evaluation.registry import (
     DIRECTIONS,
     SETTINGS,

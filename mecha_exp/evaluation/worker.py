@@ -9,7 +9,7 @@ import sys
 from typing import IO
 
 from mecha_exp.errors import EvaluationError, MechaError
-from mecha_exp.evaluation.isolated import receive_request
+from mecha_exp.evaluation.isolation import receive_request
 from mecha_exp.evaluation.registry import all_evaluators
 from mecha_exp.evaluation.scoring import Evaluation, load_state_dict
 from mecha_exp.plugins import load_plugins

@@ -1,10 +1,11 @@
 """Merge methods: how they are declared and found."""
 
-from mecha_exp.declaring import merge_method
-from mecha_exp.method import MergeMethod
-from mecha_exp.registry import all_methods, conversions, resolve_method
-from mecha_exp.signature import Parameter, Return, StateDict, StateDictKeyError
-from mecha_exp.values import value_to_node
+from mecha_exp.graph.literals import value_to_node
+from mecha_exp.method_api.decorators import merge_method
+from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.method_api.parameters import Parameter, Return
+from mecha_exp.method_api.registry import all_methods, conversions, resolve_method
+from mecha_exp.method_api.state_dict import StateDict, StateDictKeyError
 
 resolve = resolve_method
 get_all = all_methods

@@ -1,6 +1,6 @@
 """Merge spaces: `weight`, `delta`, `param`, and those that are registered."""
 
-from mecha_exp.spaces import (
+from mecha_exp.graph.spaces import (
     MergeSpace,
     MergeSpaceSymbol,
     get_all,

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mecha_exp.engine.code import methods_of
+from mecha_exp.engine.code_hash import methods_of
 from mecha_exp.engine.options import SETTINGS, EngineOptions
-from mecha_exp.engine.rewriting import rewrite
 from mecha_exp.errors import RecipeError
-from mecha_exp.nodes import InMemory, ModelNode, Node, models_of
+from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
+from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.recipe import serialize
 
 FORMAT = 1

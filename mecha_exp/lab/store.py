@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import StoreError
-from mecha_exp.lab.contents import content_is
-from mecha_exp.whole_files import write_whole
+from mecha_exp.lab.content_hash import content_is
+from mecha_exp.system.atomic_write import write_whole
 
 VERSION = 1
 WEIGHTS = "weights/"

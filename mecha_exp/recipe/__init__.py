@@ -1,9 +1,9 @@
-"""Recipes from YAML and from text, and back to text; the graph itself is in `mecha_exp.nodes`."""
+"""Recipes from YAML and from text, and back to text; the graph itself is in `mecha_exp.graph.nodes`."""
 
-from mecha_exp.recipe.build import build_recipe
 from mecha_exp.recipe.files import deserialize_path, serialize_and_save
-from mecha_exp.recipe.parameters import fill, parameter, parameters_of
+from mecha_exp.recipe.templates import fill, parameter, parameters_of
 from mecha_exp.recipe.text import deserialize, serialize
+from mecha_exp.recipe.yaml_reader import build_recipe
 
 __all__ = [
     "build_recipe",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.errors import RecipeError
-from mecha_exp.nodes import Node
+from mecha_exp.errors import CheckpointError, RecipeError
+from mecha_exp.graph.nodes import Node
+from mecha_exp.recipe.templates import fill
 from mecha_exp.recipe.text import deserialize, serialize
+from mecha_exp.sources.search import find_model
 
 SUFFIX = ".mecha"
 METADATA_KEY = "mecha_recipe"
@@ -69,3 +73,25 @@ def _embedded(path: Path) -> str:
             "was merged from models in memory."
         )
     return text
+
+
+def filled(recipe: Node, given: Mapping[str, Any], folders: Sequence[Path]) -> Node:
+    """The recipe with parameters replaced by values, of which a `.mecha` path is the recipe in that file."""
+    if not given:
+        return recipe
+    is_recipe = {name: isinstance(value, str) and value.endswith(SUFFIX) for name, value in given.items()}
+    return fill(
+        recipe,
+        {
+            name: deserialize_path(found(Path(value), folders)) if is_recipe[name] else value
+            for name, value in given.items()
+        },
+    )
+
+
+def found(path: Path, folders: Sequence[Path]) -> Path:
+    """Where a recipe lies: as models, relative to the current folder or to one of the model folders."""
+    try:
+        return find_model(str(path), folders)
+    except CheckpointError as error:
+        raise RecipeError(str(error).replace("the model", "the recipe", 1)) from None

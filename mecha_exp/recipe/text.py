@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import RecipeError
-from mecha_exp.nodes import Node
+from mecha_exp.graph.literals import as_node
+from mecha_exp.graph.nodes import Node
 from mecha_exp.recipe import text_legacy, text_reader
 from mecha_exp.recipe.text_writer import write_lines
-from mecha_exp.values import as_node
 
 VERSION_LINE = "version 0.1.0"
 

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from mecha_exp.errors import RecipeError, did_you_mean
-from mecha_exp.method import MergeMethod
-from mecha_exp.nodes import ModelNode, Node, ParameterNode
+from mecha_exp.graph.by_key import ByKey
+from mecha_exp.graph.legacy_strengths import Strengths, part_of_word
+from mecha_exp.graph.nodes import ModelNode, Node, ParameterNode
+from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.recipe.text_reader import Arguments, Dialect, call, read_dict
-from mecha_exp.registry import resolve_method
-from mecha_exp.strengths import Strengths, part_of_word
-from mecha_exp.weighting import ByKey
 
 CONFIGS = {
     "sd1": "sd1-ldm",

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import parse_dtype
-from mecha_exp.choosing import has_nodes, node_by_key
 from mecha_exp.errors import MechaError, RecipeError, did_you_mean
-from mecha_exp.method import MergeMethod
-from mecha_exp.nodes import LiteralNode, ModelNode, Node, ParameterNode
+from mecha_exp.graph.by_key import by_key
+from mecha_exp.graph.literals import as_node, node_by_key
+from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, ParameterNode
+from mecha_exp.graph.selectors import has_nodes
+from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.recipe.text_writer import CONSTANTS, OF_DELTAS
-from mecha_exp.registry import resolve_method
-from mecha_exp.values import as_node
-from mecha_exp.weighting import by_key
 
 SHOWN_COLUMNS = 160
 """Of a line that a message shows."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from mecha_exp.choosing import mapping_of
-from mecha_exp.curves import Gradient, Preset
 from mecha_exp.errors import RecipeError
-from mecha_exp.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, ParameterNode, walk
-from mecha_exp.weighting import ByKey, Scalar, Value, curve_words
+from mecha_exp.graph.by_key import ByKey, Scalar, Value, curve_words
+from mecha_exp.graph.curves import Gradient, Preset
+from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, ParameterNode, walk
+from mecha_exp.graph.selectors import mapping_of
 
 OF_DELTAS = {"dropout_deltas": "dropout"}
 """Methods that sd-mecha has under the name of another one of ours, told apart as they take deltas."""

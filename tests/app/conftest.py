@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from outcome import Outcome
 
-from mecha_exp.app import passes
-from mecha_exp.app.cli import VERBS, main
-from mecha_exp.app.report import CSV_FILE, Results
-from mecha_exp.app.report.export import write_csv
+from mecha_exp.app import batch
+from mecha_exp.cli import VERBS, main
+from mecha_exp.report import CSV_FILE, Results
+from mecha_exp.report.export import write_csv
 
 
 @pytest.fixture
@@ -43,13 +43,13 @@ def app(
 def passes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many points each pass has merged."""
     counts: list[int] = []
-    run = passes.run_plan
+    run = batch.run_plan
 
     def counted(planned, *rest):
         counts.append(len(planned.jobs))
         return run(planned, *rest)
 
-    monkeypatch.setattr(passes, "run_plan", counted)
+    monkeypatch.setattr(batch, "run_plan", counted)
     return counts
 
 
@@ -67,4 +67,4 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         write_csv(results, folder / CSV_FILE)
         return [folder / CSV_FILE]
 
-    monkeypatch.setattr("mecha_exp.app.sweep.write_all", write_table)
+    monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)

@@ -17,9 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import mecha_exp
-from mecha_exp import deserialize, evaluator, merge, progress
-from mecha_exp.app.cli import NO_READER, VERBS
-from mecha_exp.app.overrides import reorder
+from mecha_exp import deserialize, evaluator, merge
+from mecha_exp.app.command_line import reorder
+from mecha_exp.cli import NO_READER, VERBS
+from mecha_exp.system import progress
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"

@@ -16,8 +16,8 @@ from mecha_exp.app.point import prepare, resolve
 from mecha_exp.architectures import from_yaml, register
 from mecha_exp.engine import merge_many
 from mecha_exp.errors import RecipeError
+from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.random import uniforms
-from mecha_exp.registry import resolve_method
 
 CONF = Path(__file__).parents[2] / "conf"
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"

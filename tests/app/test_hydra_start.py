@@ -10,9 +10,9 @@ from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from mecha_exp.app.hydra_start import CONFIG_NAME, hydra_of
-from mecha_exp.app.jobs import compose_jobs, parse_override
-from mecha_exp.app.plugins import register_with_hydra
+from mecha_exp.app.hydra.compose import CONFIG_NAME, hydra_of
+from mecha_exp.app.hydra.jobs import compose_jobs, parse_override
+from mecha_exp.app.hydra.plugins import register_with_hydra
 
 JOBS = [
     ["recipe=ties", "output=none", "alpha=0.3"],

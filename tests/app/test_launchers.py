@@ -30,7 +30,7 @@ SWEEP = (
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mecha_exp.app.sweep.write_all", lambda *about: [])
+    monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", lambda *about: [])
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mecha_exp.architectures import resolve
-from mecha_exp.curves import PRESETS, Preset
+from mecha_exp.graph.curves import PRESETS, Preset
 
 BLOCKS = [*(f"IN{i:02}" for i in range(12)), "M00", *(f"OUT{i:02}" for i in range(12))]
 CONFIG = """\

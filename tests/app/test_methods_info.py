@@ -8,17 +8,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mecha_exp.app import cli, methods_info
-from mecha_exp.architectures import library, resolve
+from mecha_exp import cli
+from mecha_exp.architectures import resolve
+from mecha_exp.architectures.library import registry
 from mecha_exp.errors import RecipeError
-from mecha_exp.registry import BUILTIN_METHODS, all_methods
+from mecha_exp.inspection import methods
+from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 BUILT_IN = [method for method in all_methods() if method.__wrapped__.__module__.startswith(BUILTIN_METHODS)]
 
 
 def told(capsys, *arguments: str) -> str:
-    assert methods_info.main(list(arguments)) == 0
+    assert methods.main(list(arguments)) == 0
     return capsys.readouterr().out
 
 
@@ -73,7 +75,7 @@ WHOLE = {
 
 
 def test_it_says_how_a_method_streams():
-    memory = {method.identifier: methods_info.describe(method)["memory"] for method in BUILT_IN}
+    memory = {method.identifier: methods.describe(method)["memory"] for method in BUILT_IN}
 
     assert {name for name, said in memory.items() if said == "needs whole tensors"} == WHOLE
     assert memory["weighted_sum"] == "streams"
@@ -83,7 +85,7 @@ def test_it_says_how_a_method_streams():
 
 @pytest.mark.parametrize("method", BUILT_IN, ids=lambda method: method.identifier)
 def test_every_hyperparameter_has_a_meaning_and_every_method_a_formula(method):
-    said = methods_info.describe(method)
+    said = methods.describe(method)
 
     assert said["formula"]
     for spec in method.signature.parameters:
@@ -91,7 +93,7 @@ def test_every_hyperparameter_has_a_meaning_and_every_method_a_formula(method):
             assert spec.help, f"{method.identifier}: {spec.name}"
 
 
-EXAMPLES = {method.identifier: methods_info.describe(method)["example"] for method in BUILT_IN}
+EXAMPLES = {method.identifier: methods.describe(method)["example"] for method in BUILT_IN}
 CALLS = {name: text for name, text in EXAMPLES.items() if not text.startswith("python -m mecha_exp recipe=")}
 
 
@@ -124,11 +126,11 @@ def test_an_example_without_a_recipe_merges(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["balance_attention", "randperm"])
 def test_the_example_of_a_method_of_networks_merges_one_whose_config_is_known(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(library, "_REGISTERED", {})
+    monkeypatch.setattr(registry, "_REGISTERED", {})
     rule = "{head: 3, rows: [query.weight, key.weight]}"
     keys = "{query.weight: [6, 4], key.weight: [6, 4]}"
     text = f"identifier: tiny-test\ncomponents:\n  x: {{keys: {keys}, symmetries: {{'': [{rule}]}}}}"
-    library.register(library.from_yaml(text))
+    registry.register(registry.from_yaml(text))
     generator = torch.Generator().manual_seed(0)
     drawn = {f"{n}.weight": torch.randn(6, 4, generator=generator) for n in ("query", "key")}
     save_file(drawn, "a.safetensors")
@@ -146,11 +148,11 @@ def test_the_example_of_a_method_about_lora_files_merges_a_model_that_there_are_
     name, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(library, "_REGISTERED", {})
-    library.register(library.from_yaml("identifier: wee-test\ncomponents: {x: {keys: {w.weight: [6, 4]}}}"))
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    registry.register(registry.from_yaml("identifier: wee-test\ncomponents: {x: {keys: {w.weight: [6, 4]}}}"))
     for prefix in ("lora", "lycoris"):
         text = f"identifier: wee-{prefix}\nadapter: {{base: wee-test, prefix: {prefix}}}"
-        library.register(library.from_yaml(text))
+        registry.register(registry.from_yaml(text))
     save_file({"w.weight": torch.ones(6, 4)}, "base.safetensors")
     if name == "lora_delta":
         save_file({"lora_w.diff": torch.ones(6, 4)}, "a.safetensors")
@@ -185,4 +187,4 @@ def test_a_person_sees_tables(capsys, monkeypatch):
 
 def test_a_method_that_is_none_is_met_with_the_nearest():
     with pytest.raises(RecipeError, match=r"unknown merge method 'karchr'\. Did you mean 'karcher'"):
-        methods_info.main(["karchr"])
+        methods.main(["karchr"])

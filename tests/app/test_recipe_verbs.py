@@ -9,8 +9,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mecha_exp import deserialize, model, n_average, parameter, serialize, slerp, subtract, weighted_sum
-from mecha_exp.app.tree import data_of, tree_of
+from mecha_exp import (
+    deserialize,
+    model,
+    n_average,
+    parameter,
+    serialize,
+    slerp,
+    subtract,
+    weighted_sum,
+)
+from mecha_exp.inspection.recipe_tree import data_of, tree_of
 
 TEMPLATE = dedent("""\
     version 0.1.0

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mecha_exp.app.record import FAILED, Record, load_all
-from mecha_exp.app.report import Results, terminal_table, terminal_tables, write_all
-from mecha_exp.app.report.export import write_csv, write_parquet
-from mecha_exp.app.report.figures import draw_figures
-from mecha_exp.app.report.results import Estimate
-from mecha_exp.app.report.table import distinct, estimate_text
 from mecha_exp.errors import ConfigError
+from mecha_exp.report import Results, terminal_table, terminal_tables, write_all
+from mecha_exp.report.export import write_csv, write_parquet
+from mecha_exp.report.figures import draw_figures
+from mecha_exp.report.results import Estimate
+from mecha_exp.report.table import distinct, estimate_text
+from mecha_exp.runs.record import FAILED, Record, load_all
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 COMMAND = ["python", "-m", "mecha_exp", "alpha=0.3,0.5", "-m"]
@@ -256,8 +256,8 @@ def test_parquet_keeps_every_bit_and_tells_a_nan_from_nothing(tmp_path: Path):
 def test_writing_parquet_needs_no_pandas(tmp_path: Path):
     """To import it takes longer than all else at the end of a sweep."""
     program = (
-        "import sys; from pathlib import Path; from mecha_exp.app.record import Record;"
-        "from mecha_exp.app.report.export import write_parquet; from mecha_exp.app.report import Results;"
+        "import sys; from pathlib import Path; from mecha_exp.runs.record import Record;"
+        "from mecha_exp.report.export import write_parquet; from mecha_exp.report import Results;"
         f"write_parquet(Results('t', [], [Record('a')]), Path({str(tmp_path / 't.parquet')!r}));"
         "sys.exit('pandas' in sys.modules)"
     )
@@ -298,7 +298,7 @@ def test_every_kind_of_sweep_has_its_figures(tmp_path: Path, results: Results, n
 
 
 def test_two_numbers_that_were_drawn_are_points_where_they_lie():
-    from mecha_exp.app.report.figures.heat import heat_map
+    from mecha_exp.report.figures.heat import heat_map
 
     draws = Results("latin", ["a", "k"], [record(0.1 * n, a=0.1 * n, k=(7 * n) % 10) for n in range(10)])
     grid = Results("grid", ["a", "k"], [record(a + k, a=a, k=k) for a in (1, 2, 3) for k in (1, 2, 3)])
@@ -313,8 +313,8 @@ def test_two_numbers_that_were_drawn_are_points_where_they_lie():
 
 
 def test_a_method_without_the_hyperparameter_is_a_level_line_and_a_column_of_its_own(tmp_path: Path):
-    from mecha_exp.app.report.figures.curves import curves
-    from mecha_exp.app.report.figures.heat import heat_map
+    from mecha_exp.report.figures.curves import curves
+    from mecha_exp.report.figures.heat import heat_map
 
     tried = [record(a / 2, recipe="ties", alpha=a) for a in (0.5, 1.0, 1.5)]
     results = Results("t", ["recipe", "alpha"], [*tried, record(0.6, recipe="n_average")])
@@ -328,7 +328,7 @@ def test_a_method_without_the_hyperparameter_is_a_level_line_and_a_column_of_its
 
 
 def test_parallel_lines_of_points_without_a_number_pass_below_the_numbers():
-    from mecha_exp.app.report.figures.parallel import parallel_coordinates
+    from mecha_exp.report.figures.parallel import parallel_coordinates
 
     tried = [record(0.1 * k, recipe="ties", alpha=1, k=k) for k in (1, 2, 3)]
     results = Results("t", ["recipe", "alpha", "k"], [*tried, record(0.05, recipe="sum", alpha=2)])
@@ -340,7 +340,7 @@ def test_parallel_lines_of_points_without_a_number_pass_below_the_numbers():
 
 
 def test_values_of_points_that_lie_together_do_not_cover_each_other():
-    from mecha_exp.app.report.figures.heat import heat_map
+    from mecha_exp.report.figures.heat import heat_map
 
     places = [(0.0, 0.0), (1.0, 1.0), (0.5, 0.50), (0.51, 0.55), (0.2, 0.8)]
     results = Results("latin", ["a", "k"], [record(0.1 * n, a=a, k=k) for n, (a, k) in enumerate(places)])
@@ -352,7 +352,7 @@ def test_values_of_points_that_lie_together_do_not_cover_each_other():
 
 
 def test_parallel_lines_end_in_their_metric():
-    from mecha_exp.app.report.figures.parallel import parallel_coordinates
+    from mecha_exp.report.figures.parallel import parallel_coordinates
 
     results = Results("t", ["a", "k", "m"], [record(a / 4, a=a, k=1 / a, m=f"m{a}") for a in (1, 2, 3)])
 
@@ -365,7 +365,7 @@ def test_parallel_lines_end_in_their_metric():
 
 
 def test_distances_are_means_over_seeds_with_a_mark_for_each_value():
-    from mecha_exp.app.report.figures.distance import distances
+    from mecha_exp.report.figures.distance import distances
 
     figure = distances(SEEDS)
 
@@ -375,7 +375,7 @@ def test_distances_are_means_over_seeds_with_a_mark_for_each_value():
 
 
 def test_the_intervals_of_two_lines_do_not_cover_each_other():
-    from mecha_exp.app.report.figures.curves import curves
+    from mecha_exp.report.figures.curves import curves
 
     points = [record(a + s / 100, a=a, k=k, seed=s) for a in (0.3, 0.5) for k in (1, 2) for s in (1, 2)]
 
@@ -386,7 +386,7 @@ def test_the_intervals_of_two_lines_do_not_cover_each_other():
 
 
 def test_a_block_that_hurts_has_another_sign():
-    from mecha_exp.app.report.figures.blocks import block_effects
+    from mecha_exp.report.figures.blocks import block_effects
 
     effects = {block: round(estimate.mean, 3) for block, estimate in block_effects(BLOCKS).items()}
 
@@ -394,7 +394,7 @@ def test_a_block_that_hurts_has_another_sign():
 
 
 def test_a_block_is_compared_with_the_whole_of_its_own_seed():
-    from mecha_exp.app.report.figures.blocks import block_effects
+    from mecha_exp.report.figures.blocks import block_effects
 
     points = [record(0.5 + s, seed=s) for s in (1, 2, 3)]
     points += [record(0.6 + s, seed=s, block="b0") for s in (1, 2, 3)]

@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mecha_exp.app.machine import machine
 from mecha_exp.app.provenance import git_changes
-from mecha_exp.app.remake import compare_models
+from mecha_exp.app.reproduction.remake import compare_models
+from mecha_exp.system.machine import machine
 
 MERGE = ("recipe=weighted_sum", "models.base=a.safetensors", "models.experts=[b.safetensors]", "alpha=0.25")
 NAMES = ("a", "b")
@@ -36,7 +36,7 @@ def inputs(folder: Path) -> Path:
 @pytest.fixture
 def outcome(monkeypatch, capsys):
     """Reproduces, and returns the exit status and the outcome as data."""
-    from mecha_exp.app.cli import main
+    from mecha_exp.cli import main
 
     def run(*words: str):
         monkeypatch.setattr("sys.argv", ["mecha_exp", "reproduce", *words, "--json"])

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from sweep_folders import NONE, records, rows, sweep_of
 
 from mecha_exp import evaluator
-from mecha_exp.app import track
-from mecha_exp.app.sweep import Tracking
-from mecha_exp.checkpoint.lock import TargetLock
+from mecha_exp.app import tracking
+from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.errors import TrackingError
+from mecha_exp.runs.sweep import Tracking
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -251,7 +251,7 @@ def test_two_processes_sweep_on_one_store_at_once(folder):
 
 
 def test_a_point_that_the_dashboard_did_not_get_is_logged_at_the_end(app, folder, monkeypatch):
-    log_folder, calls = track.log_folder, []
+    log_folder, calls = tracking.log_folder, []
 
     def moody(*arguments):
         calls.append(arguments)

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from sweep_folders import NONE, records, sweep_of
 
-from mecha_exp.app import passes
-from mecha_exp.checkpoint.lock import TargetLock
+from mecha_exp.app import batch
+from mecha_exp.checkpoint.transaction.lock import TargetLock
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -45,7 +45,7 @@ def test_models_in_memory_are_made_in_waves_that_fit_the_budget(app, folder, pas
 
 def test_the_models_of_a_wave_are_gone_when_the_next_one_is_made(app, folder, monkeypatch):
     models, alive = [], []
-    run = passes.run_plan
+    run = batch.run_plan
 
     def watched(planned, *rest):
         alive.append(sum(model() is not None for model in models))
@@ -53,7 +53,7 @@ def test_the_models_of_a_wave_are_gone_when_the_next_one_is_made(app, folder, mo
         models.extend(weakref.ref(tensor) for job in planned.jobs for tensor in job.output.values())
         return report
 
-    monkeypatch.setattr(passes, "run_plan", watched)
+    monkeypatch.setattr(batch, "run_plan", watched)
     outcome = app("alpha=0.1,0.2,0.3,0.4,0.5", "output=none", "engine.memory_budget=500000", "-m")
 
     assert outcome.status == 0, outcome.err
@@ -106,7 +106,7 @@ def test_a_point_that_fails_in_the_pass_that_all_share_does_not_stop_the_others(
 
 def test_models_that_do_not_fit_the_disk_together_are_refused_together(app, folder, monkeypatch):
     usage = shutil.disk_usage(folder)
-    monkeypatch.setattr(passes.shutil, "disk_usage", lambda path: usage._replace(free=300_000))
+    monkeypatch.setattr(batch.shutil, "disk_usage", lambda path: usage._replace(free=300_000))
 
     outcome = app("alpha=0.3,0.5", "evaluator=none", "-m")
 

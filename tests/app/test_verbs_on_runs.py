@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mecha_exp.app import display
-from mecha_exp.app.finding import Filter, Run, find_run
-from mecha_exp.app.record import FAILED, Record
-from mecha_exp.app.sweep import Sweep
+from mecha_exp import terminal
 from mecha_exp.errors import ConfigError
+from mecha_exp.runs.query import Filter, Run, find_run
+from mecha_exp.runs.record import FAILED, Record
+from mecha_exp.runs.sweep import Sweep
 
 
 def point(folder: Path, alpha: float, k: float, accuracy: float | None) -> None:
@@ -49,7 +49,7 @@ def sweep(folder: Path) -> Path:
 @pytest.fixture
 def verb(sweep, monkeypatch, capsys):
     """Runs a verb on it; returns what it printed, as data where it was asked for as JSON."""
-    from mecha_exp.app.cli import main
+    from mecha_exp.cli import main
 
     def run(*words: str):
         monkeypatch.setattr("sys.argv", ["mecha_exp", *words])
@@ -70,7 +70,7 @@ def test_ls_lists_sweeps_and_points(verb):
 
 
 def test_ls_fits_a_narrow_terminal_and_its_words_name_runs_and_sweeps(verb, monkeypatch):
-    monkeypatch.setattr(display.out, "_width", 80)
+    monkeypatch.setattr(terminal.out, "_width", 80)
 
     lines = verb("ls").splitlines()
 
@@ -236,7 +236,7 @@ def test_diff_of_a_run_with_itself(verb):
 
 @pytest.mark.parametrize("name", ["ls", "show", "table", "diff", "clean", "track", "ui"])
 def test_every_verb_explains_itself_with_an_example(name, monkeypatch, capsys):
-    from mecha_exp.app.cli import main
+    from mecha_exp.cli import main
 
     monkeypatch.setattr("sys.argv", ["mecha_exp", name, "--help"])
     with pytest.raises(SystemExit) as stop:

@@ -22,11 +22,11 @@ from mecha_exp.checkpoint import (
     CheckpointWriter,
     check_writable,
     dtype_name,
-    files,
-    room,
+    positional,
     torch_dtype,
 )
 from mecha_exp.checkpoint.dtypes import FORMATS
+from mecha_exp.checkpoint.transaction import space
 from mecha_exp.errors import CheckpointError
 
 DTYPES = [torch_dtype(name) for name, entry in FORMATS.items() if entry.torch is not None]
@@ -37,7 +37,7 @@ posix_only = pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissio
 def any_platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Once with the calls of this platform, once with those that every platform has."""
     if request.param == "portable":
-        monkeypatch.setattr(files, "POSITIONAL", False)
+        monkeypatch.setattr(positional, "POSITIONAL", False)
     yield
 
 
@@ -147,7 +147,7 @@ def test_four_threads_read_the_same_tiles(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("any_platform")
 def test_reads_and_writes_cut_short_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_CHUNK", 7)
+    monkeypatch.setattr(positional, "_CHUNK", 7)
     values = some_tensor(torch.bfloat16, (101,))
     with Checkpoint(write_all(tmp_path / "model.safetensors", {"w": values})) as checkpoint:
         assert same_bits(checkpoint.read("w"), values)
@@ -455,7 +455,7 @@ def test_a_file_on_a_memory_disk_is_given_its_room_by_those_who_write_it(
     monkeypatch.setattr(os, "posix_fallocate", lambda _, start, nbytes: taken.append(nbytes))
     device = tmp_path.stat().st_dev
     mounts = tmp_path / "mountinfo"
-    monkeypatch.setattr(room, "_MOUNTS", mounts)
+    monkeypatch.setattr(space, "_MOUNTS", mounts)
     values = some_tensor(torch.float32, (1000,))
     for kind in ("ext4", "tmpfs"):
         mounts.write_text(f"1 1 {os.major(device)}:{os.minor(device)} / / rw shared:1 - {kind} {kind} rw\n")
@@ -464,7 +464,7 @@ def test_a_file_on_a_memory_disk_is_given_its_room_by_those_who_write_it(
     assert taken == [(tmp_path / "ext4.safetensors").stat().st_size]
 
 
-@pytest.mark.skipif(not files.POSITIONAL, reason="os.pwrite is not used here")
+@pytest.mark.skipif(not positional.POSITIONAL, reason="os.pwrite is not used here")
 def test_a_disk_that_fills_up_during_the_work_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,7 +315,7 @@ def test_what_we_accept_safetensors_accepts(tmp_path_factory: pytest.TempPathFac
 def test_more_tensors_or_metadata_than_any_model_has_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mecha_exp.checkpoint.header.MAX_TENSORS", 3)
+    monkeypatch.setattr("mecha_exp.checkpoint.safetensors.header.MAX_TENSORS", 3)
     path = tmp_path / "many.safetensors"
     empty = {str(i): entry("U8", [0], [0, 0]) for i in range(4)}
     for content, message in [

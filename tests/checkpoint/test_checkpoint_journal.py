@@ -17,13 +17,12 @@ from mecha_exp.checkpoint import (
     CheckpointWriter,
     can_resume,
     check_writable,
-    files,
     find_leftovers,
-    journal,
-    room,
-    writer,
+    positional,
 )
-from mecha_exp.checkpoint.beside import JOURNAL, LOCK, PARTIAL, beside, disk_bytes, target_of
+from mecha_exp.checkpoint.safetensors import writer
+from mecha_exp.checkpoint.transaction import journal, space
+from mecha_exp.checkpoint.transaction.paths import JOURNAL, LOCK, PARTIAL, beside, disk_bytes, target_of
 from mecha_exp.errors import CheckpointError
 
 LAYOUT = dict.fromkeys(("a", "b", "c"), ("F32", (4,)))
@@ -262,7 +261,7 @@ def test_a_key_with_a_hole_is_not_finished(tmp_path: Path) -> None:
             writer.finish("d")
 
 
-@pytest.mark.skipif(not files.POSITIONAL, reason="os.pwrite is not used here")
+@pytest.mark.skipif(not positional.POSITIONAL, reason="os.pwrite is not used here")
 def test_a_full_disk_leaves_nothing(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -278,8 +277,8 @@ def test_the_room_of_the_partial_file_is_not_asked_for_twice(
 ) -> None:
     target = stopped / "model.safetensors"
     held = disk_bytes(beside(target, PARTIAL))
-    usage = room.shutil.disk_usage(stopped)
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: usage._replace(free=0))
+    usage = space.shutil.disk_usage(stopped)
+    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage._replace(free=0))
     check_writable(target, held)
     with pytest.raises(CheckpointError, match="full"):
         check_writable(target, held + 1)

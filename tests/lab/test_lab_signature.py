@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from mecha_exp import EngineOptions, add_difference_ties, model, weighted_sum
-from mecha_exp.engine.code import meaning_of, methods_of
+from mecha_exp.engine.code_hash import meaning_of, methods_of
 from mecha_exp.errors import CheckpointError, RecipeError
-from mecha_exp.lab.contents import content_of, contents_of, size_of, unread_bytes
+from mecha_exp.graph.nodes import Node, models_of
+from mecha_exp.lab.content_hash import content_of, contents_of, size_of, unread_bytes
 from mecha_exp.lab.signature import Signature, signature_of
-from mecha_exp.nodes import Node, models_of
 
 
 def signed(
@@ -176,7 +176,7 @@ def test_the_files_that_a_method_imports_from_its_folder_count(
 
 
 def test_the_files_beside_a_built_in_method_count():
-    from mecha_exp.engine.code import files_of_code
+    from mecha_exp.engine.code_hash import files_of_code
     from mecha_exp.methods import ties
 
     names = [path.name for path in files_of_code(Path(ties.__file__))]

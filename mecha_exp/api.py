@@ -1,0 +1,224 @@
+"""`merge`, as scripts call it: its keywords are those of sd-mecha 1.1.8, turned into the engine's words."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Container, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from mecha_exp.checkpoint import dtype_name
+from mecha_exp.conversion.shortest_path import convert
+from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
+from mecha_exp.engine.planner.by_key import parse_output_dtype
+from mecha_exp.engine.report import About
+from mecha_exp.engine.runtime.context import Progress
+from mecha_exp.errors import ConfigError, MergeError, RecipeError
+from mecha_exp.graph.literals import as_node
+from mecha_exp.graph.nodes import Node
+from mecha_exp.graph.spaces import checked_spaces
+from mecha_exp.system.memory import peak_memory
+from mecha_exp.system.progress import LoggedProgress, merge_summary, tqdm_progress
+
+log = logging.getLogger("mecha_exp")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+StateDictOutput = MutableMapping[str, torch.Tensor]
+
+
+def _without_ellipses(function: Callable[P, R]) -> Callable[P, R]:
+    """Takes `...` for a keyword as sd-mecha does: as if it had been left out."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        given: Any = {name: value for name, value in kwargs.items() if value is not ...}
+        return function(*args, **given)
+
+    return called
+
+
+@_without_ellipses
+def merge(
+    recipe: Any,
+    output: Path | str | StateDictOutput | None = None,
+    options: EngineOptions | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    fallback_model: Any = None,
+    merge_device: str | torch.device | None = None,
+    merge_dtype: torch.dtype | str | None = None,
+    output_device: str | torch.device | None = None,
+    output_dtype: torch.dtype | str | Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    total_buffer_size: int | None = None,
+    strict_merge_space: Any = ...,
+    strict_mandatory_keys: bool | None = None,
+    check_extra_keys: bool = True,
+    check_finite_output: bool = True,
+    omit_non_finite_inputs: bool | None = None,
+    allow_empty_merge: bool = False,
+    memoize_intermediates: bool = True,
+    validate_mm_contract: bool = True,
+    cache: Mapping[Node, Any] | None = None,
+    tqdm: Callable[..., Any] | None = None,
+) -> Path | StateDictOutput:
+    """Make one model.
+
+    Args:
+        recipe: its graph, or whatever means one: a path, a state dict.
+        output: where the file goes, or a dictionary to be filled; None returns a new one.
+        options: how it is run; the keywords below are other words for some of them.
+        dtype: as `output_dtype`.
+        fallback_model: where keys come from that the recipe has no value for.
+        merge_device: where the arithmetic is done: the engine's `device`.
+        merge_dtype: of the arithmetic: the engine's `compute_dtype`, float32 or float64.
+        output_device: where the tensors of a dictionary are put.
+        output_dtype: of the output, or by component, block or pattern of keys; None keeps the dtype that each
+            key has in the first input.
+        threads: the engine's `workers`; 0 is one.
+        strict_merge_space: what the result must be; None allows any. A file holds a `weight` unless
+            something else is said, a dictionary anything.
+        strict_mandatory_keys: whether a key that an input lacks is an error (which it is by default) or is
+            left out: the engine's `on_missing`.
+        check_extra_keys: whether keys that are left out, since their file's model config does not have them,
+            are warned of. The engine's `on_extra` merges them like the others, or makes them an error.
+        check_finite_output: whether values that are not finite are warned of.
+        omit_non_finite_inputs: whether a key is taken to be missing from an input that is not finite there,
+            or is merged as it is; None is the engine's `on_nonfinite`, which is an error.
+        allow_empty_merge: whether a result without any key is no error.
+        cache: by node what its method gets as `cache`, to be kept from merge to merge.
+        tqdm: makes a bar with bytes, rate, time left and the current key, as `tqdm.tqdm` does; without
+            it there are lines in the log every few seconds, at the level INFO (see `set_log_level`).
+        total_buffer_size, memoize_intermediates, validate_mm_contract: are accepted, and
+            have no meaning here: see docs/migrating-from-sd-mecha.md.
+
+    Returns:
+        the path, or the merged state dict.
+
+    Raises:
+        MechaError: see `plan` and `merge_many`.
+
+    >>> merge(weighted_sum("a.safetensors", "b.safetensors", alpha=0.3), "merged.safetensors")
+    """
+    node = as_node(recipe)
+    is_file = isinstance(output, str | os.PathLike)
+    _check_space(node, strict_merge_space if strict_merge_space is not ... else "weight" if is_file else None)
+    if fallback_model is not None:
+        node = node | fallback_model
+    options = _options(
+        options or EngineOptions(),
+        device=None if merge_device is None else str(merge_device),
+        compute_dtype=merge_dtype,
+        workers=None if threads is None else _workers(threads),
+        on_missing=_choice(strict_mandatory_keys, "error", "skip"),
+        on_nonfinite=_choice(omit_non_finite_inputs, "skip", "keep"),
+    )
+    target: Path | dict[str, torch.Tensor] = Path(output) if is_file else {}  # type: ignore[arg-type]
+    job = Job(node, target, parse_output_dtype(output_dtype if dtype is None else dtype), caches=cache or {})
+    with plan([job], options) as planned, _progress(planned, tqdm) as progress:
+        if not planned.layouts[0] and not allow_empty_merge:
+            raise MergeError(
+                f"the recipe {node!r} gives no key. allow_empty_merge=True merges it all the same."
+            )
+        report = run_plan(planned, progress)
+    took = merge_summary(report.seconds, report.bytes_read, report.bytes_written, peak_memory())
+    log.info("merged %d keys in %s", report.keys, took)
+    checked = {About.EXTRA_KEYS: check_extra_keys, About.NONFINITE_OUTPUT: check_finite_output}
+    _warn(report, [about for about, wanted in checked.items() if not wanted])
+    return target if isinstance(target, Path) else _delivered(target, output, output_device)
+
+
+class Defaults:
+    """Keywords of `merge` that are the same for several merges.
+
+    >>> mecha = Defaults(output_dtype=torch.float16)
+    >>> mecha.merge(recipe, output="merged.safetensors")
+    """
+
+    def __init__(self, **keywords: Any) -> None:
+        known = inspect.signature(merge).parameters.keys() - {"recipe"}
+        for name in keywords:
+            if name not in known:
+                raise ConfigError(f"Defaults: merge has no keyword '{name}'")
+        self.keywords = keywords
+
+    def merge(self, recipe: Any, output: Any = None, **keywords: Any) -> Path | StateDictOutput:
+        """As `mecha_exp.merge`, with these defaults."""
+        own = {name: value for name, value in keywords.items() if value is not ...}
+        given = {**self.keywords, **own, **({} if output is None or output is ... else {"output": output})}
+        return merge(recipe, **given)
+
+    def convert(self, recipe: Any, config: Any) -> Node:
+        """As `mecha_exp.convert`."""
+        return convert(recipe, config)
+
+
+def set_log_level(level: str | int = "INFO") -> None:
+    """Show the messages of this library from a level on, such as "WARNING"."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    log.setLevel(level)
+
+
+def _options(options: EngineOptions, **changes: Any) -> EngineOptions:
+    given = {name: value for name, value in changes.items() if value is not None}
+    dtype = given.get("compute_dtype")
+    if isinstance(dtype, torch.dtype) and dtype not in (torch.float32, torch.float64):
+        raise ConfigError(
+            f"merge_dtype: {dtype_name(dtype)} rounds every step of a merge, and alpha with it. Merge in "
+            "float32 or float64, and say output_dtype to store another."
+        )
+    return replace(options, **given)
+
+
+def _choice(wanted: bool | None, yes: str, no: str) -> str | None:
+    return None if wanted is None else yes if wanted else no
+
+
+def _workers(threads: int) -> int:
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
+        raise ConfigError(f"threads: expected a whole number of at least 0, got {threads!r}")
+    return max(threads, 1)
+
+
+def _check_space(node: Node, wanted: str | None) -> None:
+    if wanted is None:
+        return
+    (space,) = checked_spaces(wanted)
+    if node.merge_space != space:
+        raise RecipeError(
+            f"the recipe {node!r} gives a {node.merge_space}, not a {space}. If that is meant, merge with "
+            f"strict_merge_space='{node.merge_space}'."
+        )
+
+
+def _progress(planned: Plan, tqdm: Callable[..., Any] | None) -> AbstractContextManager[Progress]:
+    """Tells a progress bar of the bytes that are read, or the log."""
+    if tqdm is None:
+        return nullcontext(LoggedProgress(planned.bytes_read))
+    return tqdm_progress(tqdm, planned.bytes_read)
+
+
+def _warn(report: MergeReport, unwanted: Container[About]) -> None:
+    for warning in report.warnings:
+        if warning.about not in unwanted:
+            log.warning(warning)
+
+
+def _delivered(
+    merged: dict[str, torch.Tensor], output: Any, device: str | torch.device | None
+) -> StateDictOutput:
+    """The merged tensors where the caller wants them."""
+    if device is not None:
+        merged = {key: tensor.to(device) for key, tensor in merged.items()}
+    if output is None:
+        return merged
+    output.update(merged)
+    return output  # type: ignore[no-any-return]

@@ -1,0 +1,198 @@
+"""The Hydra application: checks a command line, runs its points, sums them up."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from mecha_exp.app import command_line
+from mecha_exp.app.command_line import CommandLine
+from mecha_exp.app.hydra.compose import run_jobs
+from mecha_exp.app.hydra.plugins import register_with_hydra
+from mecha_exp.app.point import prepare, resolve
+from mecha_exp.app.run import run_point
+from mecha_exp.app.sweep import summary
+from mecha_exp.app.sweep.folder import claimed_folder
+from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
+from mecha_exp.app.tracking import how_to_log_later
+from mecha_exp.app.workbench import Workbench, workbench
+from mecha_exp.checkpoint import can_resume, check_writable, find_leftovers
+from mecha_exp.engine import plan
+from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError
+from mecha_exp.evaluation import Scoring
+from mecha_exp.plugins import load_plugins
+from mecha_exp.report import Results, terminal_table
+from mecha_exp.runs.record import FAILED, Record
+from mecha_exp.runs.sweep import Sweep, Tracking
+from mecha_exp.system.progress import merge_summary
+from mecha_exp.terminal import out, show_error, show_plan
+
+_MAX_NAMED = 3  # recipes in the title of a sweep
+_PLAIN = re.compile(r"[\w./\\:-]+")  # what Hydra reads as it is, without quotes
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command line that is ordered for Hydra; returns the exit status.
+
+    Raises:
+        MechaError: what is wrong before any work.
+    """
+    line = command_line.check(arguments)
+    load_plugins(line.config.get("plugins") or ())
+    if line.config.get("debug") and line.config.debug.get("plan"):
+        return _show_plan(line)
+    register_with_hydra(line.jobs)
+    bench = workbench(line.config.store, line.config.rerun)
+    return _run_sweep(line, bench) if line.is_sweep else _run_one(line, bench)
+
+
+def _show_plan(line: CommandLine) -> int:
+    if line.is_sweep:
+        return _show_plan_of_sweep(line)
+    point = prepare(resolve(line.config), Path("outputs/runs/<time>"))
+    with plan([point.job(point.output or {})], point.options) as planned:
+        show_plan(planned, list(point.names.values()), point.hyperparameters)
+    return 0
+
+
+def _show_plan_of_sweep(line: CommandLine) -> int:
+    _say_what_is_left_out(line)
+    planned = plan_sweep(line.points, workbench(line.config.store, line.config.rerun))
+    show_sweep_plan(planned, line.swept)
+    return 1 if planned.failing else 0
+
+
+def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -> Scoring:
+    """Build and plan points until one is right; where none is, say so before anything is written.
+
+    Returns:
+        what measures that point.
+    """
+    problems = Problems()
+    for config in line.points:
+        try:
+            point = prepare(resolve(config), folder)
+            with plan([point.job(point.output or {})], point.options) as planned:
+                scoring = bench.scoring(point, planned)
+        except MechaError as error:
+            problems.add(error)
+        else:
+            check_writable(folder / "run.json", 0)
+            return scoring
+    problems.raise_as(ConfigError)
+    raise ConfigError("the sweep has no points.")
+
+
+def _check_objective(line: CommandLine, scoring: Scoring) -> None:
+    """A sweeper that searches must look for what is better: some look for less unless they are told."""
+    wanted = OmegaConf.select(line.config, "hydra.sweeper.direction")
+    if wanted is None:
+        return
+    if scoring.metric is None:
+        raise ConfigError("a search needs a metric as its objective: choose an evaluator with evaluator=...")
+    if (given := getattr(wanted, "name", str(wanted))) != scoring.direction:
+        raise ConfigError(
+            f"hydra.sweeper.direction={given} looks for the worst {scoring.metric}. "
+            f"Say hydra.sweeper.direction={scoring.direction}."
+        )
+
+
+def _run_one(line: CommandLine, bench: Workbench) -> int:
+    folder = Path(line.config.hydra.run.dir)
+    _require_one_good_point(line, bench, folder)
+    try:
+        run_jobs([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], False, run_point)
+    except KeyboardInterrupt:
+        return _interrupted(_how_to_go_on(line, folder))
+    record = Record.load(folder)
+    if record.status == FAILED:
+        return 1
+    _show_result(record, folder)
+    return _tracking_status(record.tracking_error, folder, line)
+
+
+def _interrupted(what_now: str) -> int:
+    show_error(f"interrupted. {what_now}")
+    return 130
+
+
+def _how_to_go_on(line: CommandLine, folder: Path) -> str:
+    """What an interrupt has left of a merge, and the command that takes it up."""
+    output = line.config.output
+    named = {str(output.path)} if output.save and output.path else set()
+    if not any(map(can_resume, named | {leftover.target for leftover in find_leftovers([folder])})):
+        return "The same command starts again."
+    words = [word for word in line.arguments if not word.startswith("hydra.run.dir=")]
+    if not named:
+        words.append(f"hydra.run.dir={folder if _PLAIN.fullmatch(str(folder)) else _quoted(folder)}")
+    return f"What is done is kept. Go on with: {command_line.program_name()} {shlex.join(words)}".rstrip()
+
+
+def _run_sweep(line: CommandLine, bench: Workbench) -> int:
+    title = line.config.name or _title(line)
+    command = ["python", "-m", "mecha_exp", *line.typed]
+    points = len(line.jobs) if line.lists_points else 0
+    sweep = Sweep(title, line.swept, command, points, mode=line.config.sweep.mode)
+    tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
+    _check_objective(line, _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir)))
+    _say_what_is_left_out(line)
+    with claimed_folder(line, bench) as folder:
+        summary.begin(sweep, folder, tracking)
+        good, trouble, interrupted = False, None, False
+        try:
+            run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], True, run_point)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            try:
+                good = summary.finish(sweep, folder, tracking)
+            except TrackingError as error:
+                trouble = str(error)
+    if interrupted:
+        return _interrupted("What is done is kept. The same command goes on.")
+    return _tracking_status(trouble, folder, line) or (0 if good else 1)
+
+
+def _title(line: CommandLine) -> str:
+    """What a sweep without a name is called: its recipes, and what is varied in them."""
+    recipes = list(dict.fromkeys(str(c.hydra.runtime.choices.recipe) for c in line.points.choices))
+    named = ", ".join(recipes) if len(recipes) <= _MAX_NAMED else f"{len(recipes)} recipes"
+    others = [key for key in line.swept if key != "recipe"]
+    return f"{named} by {', '.join(others)}" if others else named
+
+
+def _say_what_is_left_out(line: CommandLine) -> None:
+    for key, recipes in line.left_out.items():
+        out.print(f"{key}: not of {', '.join(recipes)}, which run without it", soft_wrap=True)
+
+
+def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> int:
+    if trouble:
+        show_error(f"{trouble} {how_to_log_later(folder)}")
+        return 1
+    if line.config.tracking.uri:
+        out.print("the dashboard python -m mecha_exp ui")
+    return 0
+
+
+def _show_result(record: Record, folder: Path) -> None:
+    out.print(terminal_table(Results(record.name, [], [record]), out.width))
+    m = record.metrics
+    if record.found:
+        where = f", the model is {record.model}" if record.model else ""
+        out.print(f"known already: nothing was merged{where}", soft_wrap=True)
+        out.print(f"the run       {folder}", soft_wrap=True)
+        return
+    if resumed := m["io/resumed_keys"]:
+        out.print(f"resumed: {resumed:.0f} of {m['io/keys']:.0f} keys were already done")
+    took = m["time/merge_seconds"], m["io/bytes_read"], m["io/bytes_written"], m["memory/peak_bytes"]
+    out.print(f"merged in {merge_summary(*took)}", soft_wrap=True)
+    out.print(f"the run       {folder}", soft_wrap=True)
+
+
+def _quoted(folder: Path) -> str:
+    escaped = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

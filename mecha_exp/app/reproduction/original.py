@@ -1,0 +1,152 @@
+"""What is known of a result that is to be made again: from its folder, from MLflow, or from the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mecha_exp.checkpoint import Checkpoint
+from mecha_exp.engine.provenance import KEY, Origin
+from mecha_exp.errors import ConfigError
+from mecha_exp.lab.content_hash import content_of
+from mecha_exp.runs.query import Run, find_run
+from mecha_exp.runs.record import FAILED, RUN_FILE, Record
+from mecha_exp.sources.search import PACKAGE_SCHEME, packaged
+from mecha_exp.tracking import Store
+from mecha_exp.tracking.mlflow_store import SQLITE
+
+RECIPE_KEY = "mecha_recipe"
+_FORMAT = {"format": "pt"}
+
+
+@dataclass(frozen=True)
+class Original:
+    """A result, and all that decided it.
+
+    Attributes:
+        name: what it is called.
+        source: where this was read.
+        recipe: as text, with the paths that its inputs had.
+        inputs: the SHA-256 of each input, in the order of the recipe's models, as far as they are known.
+        config: engine and output settings, plugins, and evaluators.
+        metadata: of the model's file.
+        versions: of packages, the commit, and the machine's features.
+        methods: the hash of each merge method's code, where it is known.
+        sha256: of the model's bytes, where one was kept.
+        model: where it lies, if it is still there.
+        metrics: what was measured, for a result that was not kept.
+    """
+
+    name: str
+    source: str
+    recipe: str
+    inputs: Sequence[str]
+    config: Mapping[str, Any]
+    metadata: Mapping[str, str]
+    versions: Mapping[str, str] = field(default_factory=dict)
+    methods: Mapping[str, str] = field(default_factory=dict)
+    sha256: str | None = None
+    model: Path | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where the configuration looked for models."""
+        name = (self.config.get("models") or {}).get("dir")
+        if not name:
+            return []
+        return [packaged(name) if name.startswith(PACKAGE_SCHEME) else Path(name)]
+
+
+def read_original(word: str, folders: Sequence[Path], uri: str, scratch: Path) -> Original:
+    """What a word means: a merged model's file, or a run.
+
+    Args:
+        word: a path, or what `find_run` takes.
+        folders: where runs are looked for.
+        uri: the MLflow store that is asked for runs that are not there.
+        scratch: an empty folder, for what MLflow keeps.
+
+    Raises:
+        ConfigError: there is no such run or model, or it does not say how it was made.
+    """
+    path = Path(word)
+    if path.is_file():
+        return _of_model(path)
+    try:
+        run = find_run(word, folders)
+    except ConfigError:
+        if not _is_run_id(word) or (uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).is_file()):
+            raise
+        folder = Store(uri, "mecha_exp").fetch(word, scratch / "record")
+        if not (folder / RUN_FILE).is_file():
+            raise ConfigError(f"the MLflow run {word} is no point of ours: it has no {RUN_FILE}.") from None
+        return _of_run(Run(folder, Record.load(folder)), f"the MLflow run {word}")
+    return _of_run(run, str(run.folder))
+
+
+def _of_run(run: Run, source: str) -> Original:
+    record = run.record
+    if record.status == FAILED:
+        raise ConfigError(f"{record.name} failed, so there is nothing to make again: {record.error}")
+    texts = {}
+    for name in ("recipe.yaml", "recipe.mecha"):
+        try:
+            texts[name] = (run.folder / name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{run.folder} does not say how it was made: {error}.") from None
+    model = Path(record.model) if record.model else None
+    present = model if model is not None and model.is_file() else None
+    origin = Origin(**record.origin) if record.origin else Origin([], {}, {}, {}, {})
+    metadata = _metadata_of(present) if present else _metadata(texts["recipe.mecha"], record)
+    return Original(
+        name=record.name,
+        source=source,
+        recipe=metadata.get(RECIPE_KEY, texts["recipe.mecha"]),
+        inputs=origin.inputs or [v for k, v in record.tags.items() if k.startswith("fingerprint/")],
+        config=yaml.safe_load(texts["recipe.yaml"]),
+        metadata=metadata,
+        versions={k: v for k, v in record.tags.items() if k.startswith(("version/", "git/", "machine/"))},
+        methods=origin.methods,
+        sha256=record.model_sha256,
+        model=present,
+        metrics=record.metrics,
+    )
+
+
+def _metadata(recipe: str, record: Record) -> dict[str, str]:
+    """What the header of a model said that is not there any more."""
+    origin = {KEY: Origin(**record.origin).text()} if record.origin else {}
+    return {**_FORMAT, RECIPE_KEY: recipe, **origin}
+
+
+def _of_model(path: Path) -> Original:
+    metadata, origin = _metadata_of(path), Origin.of_file(path)
+    if RECIPE_KEY not in metadata:
+        raise ConfigError(f"{path} does not say how it was made: it has no '{RECIPE_KEY}' in its header.")
+    settings = origin or Origin([], {}, {}, {}, {})
+    return Original(
+        name=path.name,
+        source="the model's own header" + ("" if origin else f", which has no {KEY}: with default settings"),
+        recipe=metadata[RECIPE_KEY],
+        inputs=settings.inputs,
+        config={"engine": dict(settings.engine), "output": dict(settings.output)},
+        metadata=metadata,
+        versions={f"version/{name}": version for name, version in settings.versions.items()},
+        methods=settings.methods,
+        sha256=content_of(path),
+        model=path,
+    )
+
+
+def _metadata_of(path: Path) -> dict[str, str]:
+    with Checkpoint(path) as file:
+        return dict(file.header.metadata)
+
+
+def _is_run_id(word: str) -> bool:
+    return len(word) == 32 and all(c in "0123456789abcdef" for c in word)

@@ -1,0 +1,237 @@
+"""The points of a sweep from its command line: what is listed, and what the group `sweep` makes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from omegaconf import DictConfig, OmegaConf
+
+from mecha_exp.app.sweep.hyperparameters import RecipeFile, fit, recipe_of
+from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.lab import points as lab
+from mecha_exp.lab.points import Axis, Setting
+
+PARTS = ("block", "layer", "component")
+CONVENTION = "convention"
+"""What of `blocks` is no strength: whose names of blocks are meant."""
+_STRENGTH = re.compile(r"'default': '(?P<reference>\$\{\w+\})', 'blocks': '\$\{blocks\}'")
+
+
+@dataclass(frozen=True)
+class Points:
+    """The points of a sweep.
+
+    Attributes:
+        swept: the keys that differ.
+        fixed: overrides that all points have.
+        settings: what each point sets beside them.
+        own: keys that are hyperparameters of some of several recipes.
+        left_out: keys with the recipes that have none, whose points go without.
+    """
+
+    swept: list[str]
+    fixed: list[str]
+    settings: list[Setting]
+    own: frozenset[str] = frozenset()
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def words(self) -> list[list[str]]:
+        """The overrides of each point."""
+        return [
+            [*self.fixed, *(f"{key}={text}" for key, text in setting.items())] for setting in self.settings
+        ]
+
+
+def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
+    """The points of a sweep.
+
+    Args:
+        overrides: of the command line.
+        config: with its groups chosen, and the default of each key that is varied.
+
+    Raises:
+        ConfigError: a mode that cannot make points of this.
+    """
+    axes = [_axis(o) for o in overrides if o.is_sweep_override()]
+    fixed = [o for o in overrides if not o.is_sweep_override()]
+    settings = config.sweep
+    mode = _MODES.get(settings.mode)
+    if mode is None:
+        raise ConfigError(
+            f"sweep.mode={settings.mode}: there is no such mode.{did_you_mean(settings.mode, _MODES)}"
+        )
+    made = mode(axes, config)
+    if settings.replicates is not None:
+        made = _replicated(made, config, fixed)
+    made = lab.unique(made)
+    listed = {axis.key for axis in axes}
+    keys = dict.fromkeys(key for setting in made for key in setting)
+    shown = [key for key in keys if key in listed or not key.startswith("++blocks.")]  # `block` says those
+    swept = [key for key in shown if len({s.get(key) for s in made}) > 1]
+    swept = [key.lstrip("+") for key in swept] or [key.lstrip("+") for key in keys]
+    if len({recipe_of(setting, config) for setting in made}) < 2:
+        return Points(swept, _lines(fixed), lab.shared(made, settings.share))
+    fitted = fit(made, fixed, list(listed), config)
+    points = lab.shared(lab.unique(fitted.settings), settings.share)
+    return Points(swept, _lines(fitted.fixed), points, fitted.own, fitted.left_out)
+
+
+def _lines(overrides: Sequence[Override]) -> list[str]:
+    return [str(override.input_line) for override in overrides]
+
+
+def _axis(override: Override) -> Axis:
+    key = override.get_key_element()
+    if override.is_discrete_sweep():
+        texts = tuple(lab.normalized(text) for text in override.sweep_string_iterator())
+        return Axis(key, tuple(text for text in texts if not _is_stop(text, override)))
+    value = override.value()
+    assert isinstance(value, IntervalSweep) and value.start is not None and value.end is not None
+    axis = Axis(key, (), float(value.start), float(value.end), "log" in value.tags)
+    if axis.low >= axis.high or (axis.logarithmic and axis.low <= 0):
+        raise ConfigError(f"{override.input_line}: expected interval(low,high), above 0 for log.")
+    return axis
+
+
+def _is_stop(text: str, override: Override) -> bool:
+    """Whether a value is the end of its range: Hydra's sums come to 1.0999999999999999 in place of 1.1."""
+    value = override.value()
+    return isinstance(value, RangeSweep) and value.stop is not None and float(text) == float(value.stop)
+
+
+def _sampled(axes: Sequence[Axis], config: DictConfig, draw: Callable[..., list[Setting]]) -> list[Setting]:
+    n, seed = config.sweep.get("n"), config.sweep.get("seed", 0)
+    if not isinstance(n, int) or n < 1:
+        raise ConfigError(f"sweep.n={n}: expected how many points to draw, 1 or more.")
+    if not axes:
+        raise ConfigError(
+            f"sweep={config.sweep.mode} draws from ranges and lists, and there is none. Say for instance "
+            "'alpha=interval(0,1)' k=0.1,0.2."
+        )
+    return draw(axes, n, seed)
+
+
+def _listed(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
+    file, points = config.sweep.get("file"), config.sweep.get("points")
+    if file and points:
+        raise ConfigError("sweep.points and sweep.file: give one of them.")
+    if file:
+        given = lab.read_points(Path(file))
+    else:
+        given = lab.listed(OmegaConf.to_container(points or OmegaConf.create([]), resolve=True))  # type: ignore[arg-type]
+    return [{**other, **point} for other in lab.grid(axes) for point in given]
+
+
+def _one_at_a_time(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
+    default: dict[str, str] = {}
+    for axis in axes:
+        key = axis.key.lstrip("+")
+        chosen = config.hydra.runtime.choices.get(key)
+        value = OmegaConf.select(config, key)
+        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        default[axis.key] = lab.as_text(plain) if chosen is None else str(chosen)
+    return lab.one_at_a_time(axes, default)
+
+
+def _blocks_apart(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
+    mode, part = config.sweep.mode, config.sweep.get("by", "block")
+    if part not in PARTS:
+        raise ConfigError(
+            f"sweep.by={part}: there is no such part of a model.{did_you_mean(str(part), PARTS)}"
+        )
+    if mode == "only_one_block" and set(config.blocks) - {CONVENTION}:
+        raise ConfigError(
+            f"sweep={mode} gives every {part} its strength itself, and 'blocks' gives some another one. "
+            "Leave that out."
+        )
+    blocks = parts_of(config.models, part)
+    return [
+        {**other, **point}
+        for other in lab.grid(axes, mode)
+        for point in lab.blocks_apart(blocks, mode, _strength(recipe_of(other, config), config))
+    ]
+
+
+def _strength(recipe: str, config: DictConfig) -> str:
+    """What the blocks of a recipe have where nothing else is said: a reference to its hyperparameter.
+
+    Raises:
+        ConfigError: it has none that can be another one for each block.
+    """
+    is_chosen = recipe == str(config.hydra.runtime.choices.recipe)
+    raw = OmegaConf.to_container(config, resolve=False) if is_chosen else RecipeFile.load(recipe).values
+    graph = str(raw.get("recipe")) if isinstance(raw, Mapping) else ""
+    if "${blocks}" not in graph:
+        raise ConfigError(
+            f"sweep={config.sweep.mode}: the recipe '{recipe}' takes no strength for each block (its alpha "
+            "does not refer to ${blocks})."
+        )
+    found = _STRENGTH.search(graph)
+    return found["reference"] if found else "${alpha}"
+
+
+def parts_of(models: DictConfig, part: str) -> list[str]:
+    """The blocks, numbered layers or components of the models that a configuration names.
+
+    Raises:
+        CheckpointError: the model is not there.
+        ConfigError: it has no such parts.
+    """
+    from mecha_exp.architectures import detect  # which need torch
+    from mecha_exp.checkpoint.folder import open_stored
+    from mecha_exp.sources.search import PACKAGE_SCHEME, find_model, packaged
+
+    named = models.get("base") or next(iter(models.experts), None)
+    folder = models.get("dir")
+    folders = [packaged(folder) if folder.startswith(PACKAGE_SCHEME) else Path(folder)] if folder else []
+    with open_stored(find_model(str(named), folders)) as model:
+        config = detect({key: model.info(key) for key in model.keys()}).config
+    names = {"block": config.blocks(), "layer": config.layers(), "component": tuple(config.components())}
+    found = names[part]
+    if not found:
+        raise ConfigError(f"sweep.by={part}: {named} has no {part}s.")
+    return [str(name) for name in found]
+
+
+def _replicated(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[Setting]:
+    n = config.sweep.replicates
+    if not isinstance(n, int) or n < 1:
+        raise ConfigError(f"sweep.replicates={n}: expected how many seeds to run, 1 or more.")
+    seeds = _seeds(points, config, fixed)
+    if not any(isinstance(seed, int) for seed in seeds) or any("seed" in point for point in points):
+        raise ConfigError(
+            f"sweep.replicates={n} runs each point with {n} seeds from the recipe's own on, and "
+            + ("seed is swept already." if any("seed" in p for p in points) else "this recipe has no seed.")
+        )
+    return [
+        made
+        for point, seed in zip(points, seeds, strict=True)
+        for made in (lab.replicated([point], seed, n) if isinstance(seed, int) else [point])
+    ]
+
+
+def _seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[int | None]:
+    """The first seed of each point; None where its recipe draws nothing."""
+    names = [recipe_of(point, config) for point in points]
+    if len(set(names)) == 1:
+        return [config.get("seed")] * len(points)
+    own = {name: RecipeFile.load(name).seed for name in dict.fromkeys(names)}
+    given = [seed for o in fixed if o.key_or_group == "seed" and isinstance(seed := o.value(), int)]
+    return [given[-1] if given and seed is not None else seed for seed in map(own.__getitem__, names)]
+
+
+_MODES: Mapping[str, Callable[[Sequence[Axis], DictConfig], list[Setting]]] = {
+    "grid": lambda axes, config: lab.grid(axes),
+    "zip": lambda axes, config: lab.zipped(axes),
+    "points": _listed,
+    "random": lambda axes, config: _sampled(axes, config, lab.at_random),
+    "latin": lambda axes, config: _sampled(axes, config, lab.latin_hypercube),
+    "one_at_a_time": _one_at_a_time,
+    "leave_one_block_out": _blocks_apart,
+    "only_one_block": _blocks_apart,
+}

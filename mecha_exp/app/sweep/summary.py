@@ -1,0 +1,136 @@
+"""A sweep around its points: its folder's state, and the summary when the last point has run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from rich.markup import escape
+
+from mecha_exp.app.tracking import close_run, log_folder
+from mecha_exp.errors import ConfigError, TrackingError
+from mecha_exp.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_tables, write_all
+from mecha_exp.report.results import results_of
+from mecha_exp.runs.record import FAILED, FINISHED
+from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep, Tracking
+from mecha_exp.terminal import out
+from mecha_exp.tracking import Store
+from mecha_exp.tracking.mlflow_store import PARENT_TAG
+
+
+def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
+    """Write down a sweep that is about to run, and open its MLflow run; or go on with what is there."""
+    before = _before(folder)
+    sweep.tracked_in = tracking.place
+    is_known = before is not None and before.tracked_in == sweep.tracked_in and not tracking.is_gone
+    if before and before.complete and is_known:
+        sweep.parent_run, sweep.complete = before.parent_run, True
+    elif tracking.uri:
+        try:
+            store = Store(tracking.uri, tracking.experiment)
+            sweep.parent_run = before.parent_run if before else None
+            _mend(sweep, folder, store)
+            if sweep.parent_run is None:
+                tags = {"command": shlex.join(sweep.command), FOLDER_TAG: str(folder.absolute())}
+                sweep.parent_run = store.start(sweep.title, tags)
+        except TrackingError as error:
+            sweep.tracking_error = str(error)
+    sweep.save(folder)
+
+
+def _before(folder: Path) -> Sweep | None:
+    try:
+        return Sweep.load(folder)
+    except ConfigError:
+        return None
+
+
+def _mend(sweep: Sweep, folder: Path, store: Store) -> None:
+    """Remove what a kill has left half logged: a parent that nobody knows, points without a record."""
+    parents = store.runs_with(FOLDER_TAG, str(folder.absolute()))
+    for run_id, status in parents.items():
+        if run_id != sweep.parent_run and status == RUNNING:
+            store.delete(run_id)
+    if sweep.parent_run not in parents:  # another store, or deleted there
+        sweep.parent_run = None
+    records = sweep.records(folder)
+    logged = {record.run_id for record in records.values()}
+    children = store.runs_with(PARENT_TAG, sweep.parent_run) if sweep.parent_run else {}
+    for run_id in children.keys() - logged:
+        store.delete(run_id)
+    for path, record in records.items():
+        if record.run_id is not None and record.run_id not in children:
+            record.run_id = None
+            record.save(path)
+
+
+def reopen(sweep: Sweep, folder: Path) -> None:
+    """A point is made again: until the sweep has ended it is not complete, should it be killed."""
+    if sweep.complete:
+        sweep.complete = False
+        sweep.save(folder)
+
+
+def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
+    """Show the table, and write it with the figures and the report; also when points failed.
+
+    Returns:
+        whether every point finished.
+
+    Raises:
+        TrackingError: the sweep's MLflow run could not be opened or closed.
+    """
+    results = results_of(sweep, folder, ended=True)
+    if sweep.complete and _is_as_before(results, folder):
+        out.print(*terminal_tables(results, out.width), sep="\n")
+        out.print(f"nothing to do: every point is in {folder}", soft_wrap=True)
+        return True
+    return _summarise(sweep, folder, tracking, results)
+
+
+def _is_as_before(results: Results, folder: Path) -> bool:
+    """Whether no point was written since the table was."""
+    try:
+        written = (folder / CSV_FILE).stat().st_mtime * 1000
+    except OSError:
+        return False
+    return all(r.status == FINISHED and r.ended <= written for r in results.records)
+
+
+def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results) -> bool:
+    out.print(*terminal_tables(results, out.width), sep="\n")
+    written = write_all(results, sweep.command, folder)
+    failed = [r for r in results.records if r.status == FAILED]
+    if failed:
+        out.print(f"[red]{len(failed)} of {len(results.records)} points failed[/]")
+        for record in failed:
+            out.print(f"  {escape(record.name)}: {escape(_last_line(record.error))}", soft_wrap=True)
+    for note in results.notes:
+        out.print(note, markup=False, soft_wrap=True)
+    out.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
+    if folder / MAIN_FILE in written:
+        out.print(f"the figure    {folder / MAIN_FILE}", soft_wrap=True)
+    out.print(f"the report    {folder / REPORT_FILE}", soft_wrap=True)
+    if sweep.tracking_error:
+        raise TrackingError(sweep.tracking_error)
+    if sweep.parent_run:
+        store = Store(str(tracking.uri), tracking.experiment)
+        _log_the_rest(sweep, folder, store)
+        close_run(sweep, results, written, store)
+    sweep.complete = not failed
+    sweep.save(folder)
+    return not failed
+
+
+def _log_the_rest(sweep: Sweep, folder: Path, store: Store) -> None:
+    """Track the points that are not in this store: they were there before, or it did not answer then."""
+    for path, record in sweep.records(folder).items():
+        if record.run_id is None:
+            record.run_id, record.tracking_error = log_folder(path, record, store, sweep.parent_run), None
+            record.save(path)
+
+
+def _last_line(text: str | None) -> str:
+    """Of a traceback what went wrong; of a message all that is on its first line."""
+    lines = (text or "").strip().splitlines() or [""]
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]

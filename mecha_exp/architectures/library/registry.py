@@ -1,0 +1,144 @@
+"""The known model configs: the built-in ones, which are read when they are asked for, and a user's."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from mecha_exp.architectures.config import Layout, ModelConfig
+from mecha_exp.architectures.library.prefilter import Outlines, may_be, outline_of, outlines_of
+from mecha_exp.architectures.library.yaml_reader import load_yaml, read_config, read_layout
+from mecha_exp.architectures.lora import AdapterConfig
+from mecha_exp.architectures.rules import Conversion
+from mecha_exp.architectures.structural import HasShape
+from mecha_exp.errors import ConfigError, did_you_mean
+
+CONVERSIONS = "conversions"
+_REGISTERED: dict[str, ModelConfig] = {}
+
+
+def from_yaml(yaml_config: str, name: str = "the model config") -> ModelConfig:
+    """Read a config from YAML; docs/model-configs.md says how it is written.
+
+    Args:
+        yaml_config: the text.
+        name: how messages call it, such as its file.
+
+    Raises:
+        ConfigError: it lists everything that is wrong, and where.
+    """
+    return read_config(yaml_config, name, find_layout, resolve)
+
+
+def register(config: ModelConfig) -> ModelConfig:
+    """Make a config known by its identifier, for `resolve` and for detection; twice does no harm.
+
+    Raises:
+        ConfigError: another config has that identifier, a key is there twice, or a symmetry fits no keys.
+    """
+    known = _REGISTERED.get(config.identifier, config)
+    same = known == config and (known.parts, known.sizes) == (config.parts, config.sizes)
+    if config.identifier in _builtin() or not same:
+        raise ConfigError(f"there is a model config {config.identifier!r} already: name this one otherwise.")
+    config.symmetries()
+    return _REGISTERED.setdefault(config.identifier, config)
+
+
+def resolve(identifier: str) -> ModelConfig:
+    """The config of that identifier, or of the architecture where it has one config: `llama`, `flux`.
+
+    Raises:
+        ConfigError: there is none, or the architecture has several.
+    """
+    known = {**_builtin(), **_REGISTERED}
+    formats = [name for name in known if name.partition("-")[0] == identifier]
+    name = formats[0] if len(formats) == 1 else identifier
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if name in _builtin():
+        return _load(_builtin()[name])
+    if formats:
+        raise ConfigError(
+            f"{identifier!r} has several model configs: {', '.join(sorted(formats))}. Name one."
+        )
+    hint = did_you_mean(identifier, known)
+    raise ConfigError(
+        f"unknown model config {identifier!r}.{hint} 'python -m mecha_exp info' lists all of them."
+    )
+
+
+def get_all() -> list[ModelConfig]:
+    """Every known config of models, by identifier."""
+    return [config for config in _known() if not isinstance(config, AdapterConfig)]
+
+
+def get_all_adapters() -> list[AdapterConfig]:
+    """Every known config of LoRA files, by identifier."""
+    return [config for config in _known() if isinstance(config, AdapterConfig)]
+
+
+def get_likely(keys: Mapping[str, HasShape]) -> list[ModelConfig]:
+    """The known configs that a file may be of, by its keys and shapes; the others are not even read."""
+    outlines = {**_builtin_outlines(), **{name: outline_of(config) for name, config in _REGISTERED.items()}}
+    return [resolve(name) for name in sorted(outlines) if may_be(keys, outlines[name])]
+
+
+def _known() -> list[ModelConfig]:
+    return [resolve(identifier) for identifier in sorted({*_builtin(), *_REGISTERED})]
+
+
+@cache
+def find_layout(name: str) -> Layout:
+    """The built-in layout of that name; ConfigError where there is none."""
+    try:
+        path = _layouts()[name]
+    except KeyError:
+        raise ConfigError(f"there is no layout {name!r}.{did_you_mean(name, _layouts())}") from None
+    return read_layout(path.read_text(encoding="utf-8"), name, find_layout, conversions().get(name, {}))
+
+
+@cache
+def _builtin() -> dict[str, Path]:
+    """The file of each built-in config, which is named by its identifier."""
+    return {path.stem: path for path in builtin_folder().glob("*.yaml")}
+
+
+@cache
+def _builtin_outlines() -> Outlines:
+    texts = builtin_folder().rglob("*.yaml")
+    return outlines_of(texts, lambda: map(_load, _builtin().values()))
+
+
+@cache
+def _layouts() -> dict[str, Path]:
+    found = {path.stem: path for path in (builtin_folder() / "layouts").glob("*.yaml")}
+    return {name: path for name, path in found.items() if name != CONVERSIONS}
+
+
+def builtin_folder() -> Path:
+    """Where the built-in configs lie."""
+    return Path(str(importlib.resources.files("mecha_exp.model_configs")))
+
+
+def small_files(identifier: str) -> dict[str, Path]:
+    """What lies beside the weights in a folder of a built-in config, such as `unet/config.json`."""
+    folder = builtin_folder() / "files" / identifier
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.json"))}
+
+
+@cache
+def _load(path: Path) -> ModelConfig:
+    return from_yaml(path.read_text(encoding="utf-8"), path.name)
+
+
+@cache
+def conversions() -> dict[str, dict[str, Conversion]]:
+    """The rules from layout to layout, by the one and then by the other."""
+    path = builtin_folder() / "layouts" / f"{CONVERSIONS}.yaml"
+    found: dict[str, dict[str, Conversion]] = {}
+    for names, rules in load_yaml(path.read_text(encoding="utf-8"), path.name).items():
+        here, there = names.split(" -> ")
+        found.setdefault(here, {})[there] = Conversion.parse(rules)
+    return found

@@ -1,0 +1,191 @@
+"""What lies in a model's folder: one file or shards with an index, of one model or of each component."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mecha_exp.checkpoint.model import JoinedModel, SafetensorsModel, StoredModel
+from mecha_exp.checkpoint.safetensors.header import cannot_open, open_regular
+from mecha_exp.checkpoint.torch_pickle import PickledModel, is_pickle
+from mecha_exp.errors import CheckpointError, some
+
+log = logging.getLogger(__name__)
+
+STEMS = ("model", "diffusion_pytorch_model", "pytorch_model")
+"""What the libraries call a model's weights, before `.safetensors`, `.safetensors.index.json` or `.bin`."""
+
+SAFETENSORS = ".safetensors"
+PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+INDEX = ".index.json"
+PIPELINE = "model_index.json"
+"""What tells a pipeline of components, even where single-file checkpoints lie beside it."""
+
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
+
+_MAX_INDEX_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class Component:
+    """The weights of one folder: of a model, or of a component of a pipeline.
+
+    Attributes:
+        name: of the sub-folder, and of the prefix of its keys; empty for the folder itself.
+        weights: the file, or the index of the shards.
+    """
+
+    name: str
+    weights: Path
+
+    @property
+    def prefix(self) -> str:
+        """What its keys begin with in the whole."""
+        return f"{self.name}." if self.name else ""
+
+    @property
+    def stem(self) -> str:
+        """What its weights are called by whoever loads them: `model` or `diffusion_pytorch_model`."""
+        return STEMS[1] if self.weights.name.startswith(STEMS[1]) else STEMS[0]
+
+
+def open_stored(path: Path) -> StoredModel:
+    """Open a model, whatever its format.
+
+    A folder is a model (its weights: one file, or shards with an index) or a pipeline of components, whose
+    keys get the name of their sub-folder as a prefix: `unet.conv_in.weight`. A file is safetensors, an index
+    of shards (`*.index.json`) or a pickle.
+
+    Raises:
+        CheckpointError: naming the file, the cause and the cure.
+    """
+    try:
+        if path.is_dir():
+            return _open_folder(path)
+        if path.name.endswith(INDEX):
+            return _open_shards(path)
+        return PickledModel(path) if is_pickle(path) else SafetensorsModel(path)
+    except OSError as error:
+        raise cannot_open(path, error) from error
+
+
+def load(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a stored model, whatever its format, in memory."""
+    with open_stored(path) as model:
+        return {key: model.read(key) for key in model.keys()}
+
+
+def components_of(folder: Path) -> list[Component]:
+    """The weights in a folder: its own, or else those of its sub-folders.
+
+    Raises:
+        CheckpointError: there are none, or several between which nothing chooses.
+    """
+    if not (folder / PIPELINE).is_file() and (own := _weights_in(folder)) is not None:
+        return [Component("", own)]
+    found = [
+        Component(sub.name, weights)
+        for sub in sorted(folder.iterdir())
+        if sub.is_dir() and not sub.name.startswith(".") and (weights := _weights_in(sub)) is not None
+    ]
+    if not found:
+        names = [entry.name for entry in sorted(folder.iterdir())]
+        lying = f" It has {some(names)}." if names else " It is empty."
+        raise CheckpointError(f"{folder} is a folder without a model in it.{lying}")
+    return found
+
+
+def _open_folder(folder: Path) -> StoredModel:
+    components = components_of(folder)
+    opened: list[tuple[str, StoredModel, Collection[str] | None]] = []
+    try:
+        for component in components:
+            opened.append((component.prefix, open_stored(component.weights), None))
+        return JoinedModel(folder, opened)
+    except BaseException:
+        for _, model, _ in opened:
+            model.close()
+        raise
+
+
+def _open_shards(index: Path) -> StoredModel:
+    shards = read_index(index)
+    opened: list[tuple[str, StoredModel, Collection[str] | None]] = []
+    try:
+        for name, keys in shards.items():
+            shard = open_stored(index.parent / name)
+            opened.append(("", shard, keys))
+            if missing := [key for key in keys if key not in shard]:
+                raise CheckpointError(
+                    f"{shard.path} lacks {len(missing)} keys that {index.name} says it has: {some(missing)}. "
+                    "The files do not belong together: download or copy them again."
+                )
+            if more := [key for key in shard.keys() if key not in keys]:
+                log.warning("%s: left out, not being in %s: %s", shard.path, index.name, some(more))
+        return JoinedModel(index, opened)
+    except BaseException:
+        for _, shard, _ in opened:
+            shard.close()
+        raise
+
+
+def read_index(index: Path) -> dict[str, set[str]]:
+    """The keys that are wanted of each shard, by its file's name."""
+    try:
+        with open_regular(index) as file:
+            size = file.stat().st_size
+            if size > _MAX_INDEX_BYTES:
+                raise CheckpointError(f"{index} has {size:,} bytes: this is no index of shards.")
+            text = bytearray(size)
+            file.read_into(0, memoryview(text))
+        content = json.loads(text)
+    except OSError as error:
+        raise CheckpointError(f"{index} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{index} is not valid JSON: {error}.") from None
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not places or not all(isinstance(v, str) for v in places.values()):
+        raise CheckpointError(f"{index} is no index of shards: it has no 'weight_map' of file names.")
+    shards: dict[str, set[str]] = {}
+    for key, name in places.items():
+        shards.setdefault(name, set()).add(key)
+    _require_present(index, shards)
+    return dict(sorted(shards.items()))
+
+
+def _require_present(index: Path, names: Mapping[str, object]) -> None:
+    elsewhere = [name for name in names if Path(name).name != name or name in (".", "..") or "\\" in name]
+    if elsewhere:
+        raise CheckpointError(f"{index} names files outside its own folder: {some(elsewhere)}.")
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index} needs {len(names)} files, {len(missing)} are missing: {some(sorted(missing))}. "
+            "Download or copy them to the same folder."
+        )
+
+
+def _weights_in(folder: Path) -> Path | None:
+    """The weights of a folder: the usual names first, safetensors before pickles, else the only one."""
+    files = {entry.name for entry in folder.iterdir() if entry.is_file()}
+    for ending in (SAFETENSORS, *PICKLES):
+        for stem in STEMS:
+            for name in (stem + ending, stem + ending + INDEX):
+                if name in files:
+                    return folder / name
+    others = sorted(name for name in files if name.endswith((SAFETENSORS, SAFETENSORS + INDEX)))
+    whole = [name for name in others if not _SHARD.search(name)]
+    if len(whole) > 1:
+        raise CheckpointError(f"{folder} holds several models: {some(whole)}. Name one of them.")
+    if others and not whole:
+        raise CheckpointError(
+            f"{folder} holds shards without their index ({some(others)}): model.safetensors{INDEX} "
+            "is missing. Download or copy it too."
+        )
+    return folder / whole[0] if whole else None

@@ -1,0 +1,119 @@
+"""A file that is read and written at absolute offsets, by many threads at once, on every platform."""
+
+import io
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from mecha_exp.errors import CheckpointError
+from mecha_exp.system.file_limit import explain_limit, raise_limit
+
+POSITIONAL = hasattr(os, "preadv") and hasattr(os, "pwrite")  # Windows has neither: seek under a lock
+_CHUNK = 1 << 30  # more than 2 GiB in one call is cut short on Linux and refused on macOS and Windows
+
+
+class Place(NamedTuple):
+    """Where bytes lie, for machine code that reads or writes them: in an open file, from an offset on."""
+
+    descriptor: int
+    offset: int
+
+
+def _open(path: str | os.PathLike[str], flags: int, mode: int) -> int:
+    try:
+        descriptor = os.open(path, flags, mode)
+    except OSError as error:
+        explain_limit(error)
+        raise
+    raise_limit(descriptor)
+    return descriptor
+
+
+class PositionalFile:
+    """An open file without a position: `read_into` and `write` take the offset, whole or not at all."""
+
+    def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> None:
+        self.path = Path(path)
+        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        descriptor = _open(path, flags, mode)
+        try:
+            self._raw = io.FileIO(descriptor, "r+" if writes else "r")
+        except OSError:  # a folder
+            os.close(descriptor)
+            raise
+        self._lock = None if POSITIONAL else threading.Lock()
+
+    def __enter__(self) -> "PositionalFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._raw.close()
+
+    @property
+    def descriptor(self) -> int:
+        """For the calls of `os`; an error once the file is closed, when the number may be another file's."""
+        try:
+            return self._raw.fileno()
+        except ValueError:
+            raise CheckpointError(f"{self.path} is closed.") from None
+
+    def stat(self) -> os.stat_result:
+        return os.fstat(self.descriptor)
+
+    def place(self, offset: int) -> Place | None:
+        """Where a byte lies; None where the system has no calls that take an offset."""
+        return Place(self.descriptor, offset) if self._lock is None else None
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        """Fill `view` with the bytes that start at `offset`."""
+        done = 0
+        while done < len(view):
+            try:
+                count = self._read(offset + done, view[done : done + _CHUNK])
+            except OSError as error:
+                raise CheckpointError(f"{self.path} cannot be read: {error.strerror}.") from error
+            if not count:
+                end = f"ends at byte {offset + done:,}, {len(view) - done:,} too early"
+                raise CheckpointError(f"{self.path} {end}: it was changed while it was being read.")
+            done += count
+
+    def write(self, offset: int, view: memoryview) -> None:
+        """Write all of `view` at `offset`; OSError where that fails."""
+        done = 0
+        while done < len(view):
+            done += self._write(offset + done, view[done : done + _CHUNK])
+
+    def _read(self, offset: int, view: memoryview) -> int:
+        if self._lock is None:
+            return os.preadv(self.descriptor, [view], offset)
+        with self._lock:
+            os.lseek(self.descriptor, offset, os.SEEK_SET)
+            return self._raw.readinto(view) or 0
+
+    def _write(self, offset: int, view: memoryview) -> int:
+        if self._lock is None:
+            return os.pwrite(self.descriptor, view, offset)
+        with self._lock:
+            os.lseek(self.descriptor, offset, os.SEEK_SET)
+            return self._raw.write(view) or 0
+
+
+def require_little_endian() -> None:
+    """The format is little endian and tiles are used as they lie in the file."""
+    if sys.byteorder != "little":
+        raise CheckpointError("big-endian machines are not supported: safetensors files are little endian.")
+
+
+def byte_view(values: torch.Tensor) -> memoryview:
+    """The memory of a contiguous 1-D tensor; through uint8, since numpy lacks bfloat16 and float8."""
+    if values.device.type != "cpu" or not values.is_contiguous():
+        raise CheckpointError("only contiguous tensors on the CPU can be read into or written from.")
+    return values.detach().view(torch.uint8).numpy().data

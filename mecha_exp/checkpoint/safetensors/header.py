@@ -1,0 +1,275 @@
+"""The header of a safetensors file, read without trusting it and written deterministically.
+
+A file is: 8 bytes (little endian) with the length of the header; the header, a JSON object of dtype, shape
+and data_offsets per tensor; then the data, which the tensors cover without holes, overlaps or a rest.
+"""
+
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
+from mecha_exp.checkpoint.positional import PositionalFile
+from mecha_exp.checkpoint.safetensors.json_reader import AGAIN, EntryReader
+from mecha_exp.errors import CheckpointError, did_you_mean
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
+MAX_DIMENSIONS = 64  # what torch can index; it also bounds the work that a hostile shape causes
+MAX_TENSORS = 1 << 18  # far more than any model has; a header of 100 MB could name two million
+ALIGNMENT = 64  # of the first data byte in the files we write: a cache line
+
+_LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+_LOOKALIKES = {
+    b"PK": "a pickle checkpoint (.ckpt, .pt), not safetensors: convert it to safetensors first",
+    b"\x80": "a pickle checkpoint (.ckpt, .pt), not safetensors: convert it to safetensors first",
+    b"version https://git-lfs": "a git-lfs pointer, not the model: run 'git lfs pull'",
+    b"GGUF": "a GGUF file, not safetensors: convert it to safetensors first",
+    b"<": "a web page, not a model: the download needs another link, or a login",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies in its file: `offset` is absolute, in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself, checked; `tensors` are in the order in which they lie in the file."""
+
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+    data_start: int
+    file_size: int
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Read and check the header of the safetensors file at `path`.
+
+    Raises CheckpointError, naming the file, the cause and the cure, for anything that is not a whole and
+    valid file. Reads the header only, and never more than the 100 MB that the format allows it.
+    """
+    with open_regular(path) as file:
+        return parse_header(file)
+
+
+def open_regular(path: str | os.PathLike[str]) -> PositionalFile:
+    """Open a regular file for reading; anything else (a pipe would block) is refused before it is opened."""
+    try:
+        _require_regular(path, Path(path).stat())
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # in case it has become a pipe since
+        file = PositionalFile(path, flags)
+    except OSError as error:
+        raise cannot_open(Path(path), error) from None
+    except ValueError as error:  # a NUL or a lone surrogate in the name
+        raise CheckpointError(f"{os.fspath(path)!r} is not a file name: {error}.") from None
+    try:
+        _require_regular(path, file.stat())
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def parse_header(file: PositionalFile) -> Header:
+    """Read and check the header of an open file."""
+    file_size = file.stat().st_size
+    try:
+        raw = _raw_header(file, file_size)
+        data_start = _LENGTH_BYTES + len(raw)
+        tensors, metadata = _decode(raw, data_start)
+        tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
+        _require_covered(tensors, data_start, file_size)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file.path}: {error}") from None
+    return Header(tensors, metadata, data_start, file_size)
+
+
+def encode_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """The first bytes of a file that holds `tensors` (dtype, shape), and the absolute offset of each.
+
+    The same arguments give the same bytes. Data lie in the order given, wider dtypes first: loaders need
+    every tensor aligned to its elements.
+    """
+    begins: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    end = 0
+    for key in sorted(tensors, key=lambda key: -number_format(tensors[key][0]).bits):
+        begins[key], end = end, end + stored_bytes(*tensors[key])
+        ends[key] = end
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    for key, (dtype, shape) in tensors.items():
+        if key == "__metadata__":
+            raise CheckpointError("'__metadata__' is reserved by the format: no tensor can be called that.")
+        span = [begins[key], ends[key]]
+        entries[key] = {"dtype": dtype, "shape": shape, "data_offsets": span}
+    try:
+        raw = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"a key or metadata text is not valid Unicode: {error}.") from None
+    raw += b" " * (-(_LENGTH_BYTES + len(raw)) % ALIGNMENT)
+    if len(raw) > MAX_HEADER_BYTES:
+        raise CheckpointError(f"the header would be {len(raw):,} bytes; the format allows 100 MB.")
+    data_start = _LENGTH_BYTES + len(raw)
+    offsets = {key: data_start + begins[key] for key in tensors}
+    return len(raw).to_bytes(_LENGTH_BYTES, "little") + raw, offsets
+
+
+def _require_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        hint = did_you_mean("", _models_in(Path(path)))
+        raise CheckpointError(f"{path} is a folder: name the safetensors file in it.{hint}")
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{path} is a pipe, a socket or a device: a checkpoint must be a regular file.")
+
+
+def cannot_open(path: Path, error: OSError) -> CheckpointError:
+    """Why a file or a folder is not read, for people."""
+    if error.errno == errno.ELOOP:
+        return CheckpointError(f"{path} is a symbolic link that leads back to itself.")
+    if isinstance(error, PermissionError):
+        return CheckpointError(f"{path} cannot be read: no permission. Check its rights and its folder's.")
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        return CheckpointError(f"{path} cannot be opened: {error.strerror}.")
+    if path.is_symlink():
+        return CheckpointError(f"{path} is a link to {path.readlink()}, which does not exist.")
+    if not path.parent.is_dir():
+        return CheckpointError(f"{path} does not exist: {path.parent} is not a folder.")
+    return CheckpointError(f"{path} does not exist.{did_you_mean(path.name, _models_in(path.parent))}")
+
+
+def _models_in(folder: Path) -> list[str]:
+    try:
+        return list(islice((entry.name for entry in folder.glob("*.safetensors")), 1000))
+    except OSError:
+        return []
+
+
+def _raw_header(file: PositionalFile, file_size: int) -> bytearray:
+    if file_size == 0:
+        raise CheckpointError(f"the file is empty. {AGAIN}")
+    start = bytearray(min(file_size, 32))
+    file.read_into(0, memoryview(start))
+    if file_size < _LENGTH_BYTES:
+        raise CheckpointError(f"the file is {file_size} bytes, too short for a safetensors file. {AGAIN}")
+    length = int.from_bytes(start[:_LENGTH_BYTES], "little")
+    available = file_size - _LENGTH_BYTES
+    if start[_LENGTH_BYTES : _LENGTH_BYTES + 1] != b"{" or length > min(available, MAX_HEADER_BYTES):
+        for magic, meaning in _LOOKALIKES.items():  # only now: a valid length may look like any of them
+            if start.startswith(magic):
+                raise CheckpointError(f"this is {meaning}.")
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(f"its header would be {length:,} bytes; the format allows 100 MB. {AGAIN}")
+    if length > available:
+        raise CheckpointError(f"its header would be {length:,} bytes, the file has {available:,}. {AGAIN}")
+    raw = bytearray(length)
+    file.read_into(_LENGTH_BYTES, memoryview(raw))
+    return raw
+
+
+def _decode(raw: bytearray, data_start: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """The tensors and the metadata of a header."""
+    if not raw.startswith(b"{"):
+        raise CheckpointError(f"the header is not a JSON object: this is no safetensors file. {AGAIN}")
+    try:
+        text = raw.decode()
+        raw.clear()
+        return _entries(EntryReader(text), data_start)
+    except UnicodeError:
+        raise CheckpointError(f"the header is not UTF-8 text. {AGAIN}") from None
+    except RecursionError:
+        raise CheckpointError(f"the header is not valid: it is nested too deeply. {AGAIN}") from None
+    except ValueError as error:
+        raise CheckpointError(f"the header is not valid JSON ({error}). {AGAIN}") from None
+
+
+def _entries(text: EntryReader, data_start: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    tensors: dict[str, TensorInfo] = {}
+    metadata: dict[str, str] | None = None
+    for name in text.names():
+        if name in tensors or (name == _METADATA and metadata is not None):
+            raise CheckpointError(f"the header has {name[:200]!r} twice. {AGAIN}")
+        if name == _METADATA:
+            metadata = _metadata(text)
+        elif len(tensors) == MAX_TENSORS:
+            raise CheckpointError(f"the header has more than {MAX_TENSORS:,} tensors, which no model has.")
+        else:
+            tensors[name] = _tensor(name, text.value(name), data_start)
+    text.end()
+    return tensors, metadata or {}
+
+
+def _metadata(text: EntryReader) -> dict[str, str]:
+    found: dict[str, str] = {}
+    wrong = CheckpointError("the header's __metadata__ is not a map of texts to texts.")
+    if not text.is_next("{"):
+        raise wrong
+    for name in text.names():
+        if name in found:
+            raise CheckpointError(f"the header has {name[:200]!r} twice. {AGAIN}")
+        if not text.is_next('"'):
+            raise wrong
+        if len(found) == MAX_TENSORS:
+            raise CheckpointError(f"the header's __metadata__ has more than {MAX_TENSORS:,} entries.")
+        found[name] = text.string()
+    return found
+
+
+def _tensor(key: str, entry: Any, data_start: int) -> TensorInfo:
+    where = f"tensor {key[:200]!r}"
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise CheckpointError(f"{where} needs dtype, shape and data_offsets.")
+    dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str):
+        raise CheckpointError(f"{where} has a dtype that is not a text.")
+    if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
+        raise CheckpointError(f"{where} has a shape that is not a short list of sizes, {str(shape)[:60]}.")
+    if not _are_sizes(span) or len(span) != 2 or span[0] > span[1]:
+        raise CheckpointError(f"{where} has data_offsets that are not [begin, end], {str(span)[:60]}.")
+    if math.prod(size or 1 for size in shape) >= 2**63:  # more elements than can be addressed
+        raise CheckpointError(f"{where} has an impossible shape, {str(shape)[:60]}.")
+    try:
+        nbytes = stored_bytes(dtype, shape)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    if span[1] - span[0] != nbytes:
+        taken = f"takes {span[1] - span[0]:,} bytes by its data_offsets"
+        raise CheckpointError(f"{where} {taken}, but {dtype} of shape {shape} is {nbytes:,}.")
+    return TensorInfo(dtype, tuple(shape), data_start + span[0], nbytes)
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _require_covered(tensors: Mapping[str, TensorInfo], data_start: int, file_size: int) -> None:
+    end = data_start
+    for key, info in tensors.items():
+        if info.offset < end:
+            raise CheckpointError(f"tensor {key[:200]!r} overlaps the one before it. {AGAIN}")
+        if info.offset > end:
+            raise CheckpointError(f"{info.offset - end:,} bytes before tensor {key[:200]!r} belong to none.")
+        end += info.nbytes
+    if end > file_size:
+        raise CheckpointError(f"truncated: {end:,} bytes by its header, {file_size:,} in the file. {AGAIN}")
+    if end < file_size:
+        raise CheckpointError(f"{file_size - end:,} bytes after the last tensor belong to none. {AGAIN}")

@@ -1,0 +1,291 @@
+"""Writing a safetensors file tile by tile, so that it is complete or does not exist."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
+from mecha_exp.checkpoint.positional import Place, PositionalFile, byte_view, require_little_endian
+from mecha_exp.checkpoint.safetensors.header import encode_header
+from mecha_exp.checkpoint.transaction.journal import Finished, Journal, Note, read_journal
+from mecha_exp.checkpoint.transaction.lock import TargetLock
+from mecha_exp.checkpoint.transaction.paths import JOURNAL, PARTIAL, beside
+from mecha_exp.checkpoint.transaction.recovery import remove_beside
+from mecha_exp.checkpoint.transaction.space import allocate, cannot_write, check_writable
+from mecha_exp.errors import CheckpointError, did_you_mean, some
+
+FLUSH_SECONDS = 5.0
+"""How often a durable writer puts on the disk what is finished: after a power failure no more is redone."""
+
+_flush_data = getattr(os, "fdatasync", os.fsync)  # only Linux has the former
+
+
+class CheckpointWriter:
+    """One output file: header first, then tiles in any order from any thread, then a rename.
+
+    Until `commit` the bytes lie in a hidden file beside `path`, whose former content stays as it is. The
+    room is taken at once: a full disk is an error before the work, not after it. `durable` waits for the
+    disk at commit, so that the file also survives a power failure.
+
+    With a `signature` a journal of the finished keys lies beside the hidden file. A writer that is killed or
+    interrupted leaves both, and the next one with the same signature, tensors and metadata goes on: the keys
+    in `finished` are there already. After any error, a full disk among them, nothing is left: what is
+    kept would take up the very room that is missing.
+
+    >>> with CheckpointWriter("out.safetensors", {"w": ("F16", (2, 2))}, {}) as writer:
+    ...     writer.write("w", 0, torch.zeros(4, dtype=torch.float16))
+    ...     writer.commit()
+
+    Args:
+        signature: of all that decides the bytes; None where an interrupted run is not gone on with.
+
+    Attributes:
+        finished: the keys that an earlier run had finished, with its notes. Writing them again does nothing.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+        metadata: Mapping[str, str],
+        *,
+        durable: bool = True,
+        signature: str | None = None,
+    ) -> None:
+        require_little_endian()
+        self.path = Path(path).absolute()
+        self.finished: Mapping[str, Note] = {}
+        self._durable = durable
+        self._signature = signature
+        self._tensors = dict(tensors)
+        self._sizes = {key: stored_bytes(*tensor) for key, tensor in tensors.items()}
+        header, self._offsets = encode_header(tensors, metadata)
+        self.nbytes = len(header) + sum(self._sizes.values())
+        self._written = dict.fromkeys(self._sizes, 0)
+        self._changed = threading.Condition(threading.Lock())
+        self._writing = 0  # threads that are using the file
+        self._flushing = threading.Lock()
+        self._flushed_at = time.monotonic()
+        self._file: PositionalFile | None = None
+        self._journal: Journal | None = None
+        self._lock: TargetLock | None = None
+        try:
+            self._open(header)
+        except BaseException as error:
+            self._leave(type(error))
+            raise
+
+    def __enter__(self) -> "CheckpointWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._leave(kind)
+
+    def write(self, key: str, start: int, values: torch.Tensor) -> None:
+        """Put `values` (1-D, the key's dtype) at element `start` of the flattened tensor `key`."""
+        self._require(key)
+        dtype = self._tensors[key][0]
+        if values.dtype is not number_format(dtype).torch or values.ndim != 1:
+            wrong = f"a {values.ndim}-D tensor of {values.dtype} cannot be written to {key}, which is {dtype}"
+            raise CheckpointError(f"{self.path}: {wrong}.")
+        self.write_bytes(key, start * values.element_size(), byte_view(values.contiguous()))
+
+    def write_bytes(self, key: str, byte_start: int, view: memoryview) -> None:
+        """Put raw bytes at `byte_start` of the tensor `key`: the way for packed dtypes."""
+        self._require(key)
+        stop = byte_start + len(view)
+        if not 0 <= byte_start <= stop <= self._sizes[key]:
+            size = f"{key} has {self._sizes[key]:,} bytes, not [{byte_start}, {stop})"
+            raise CheckpointError(f"{self.path}: {size}.")
+        if key in self.finished:
+            return
+        with self._explained(), self._in_use() as file:
+            file.write(self._offsets[key] + byte_start, view)
+        self.wrote(key, len(view))
+
+    @contextlib.contextmanager
+    def placed(self, key: str) -> Iterator[Place | None]:
+        """Where the bytes of a key lie, for machine code that writes them meanwhile; `wrote` is to be told.
+
+        None where it cannot, or need not.
+        """
+        self._require(key)
+        with self._in_use() as file:
+            yield None if key in self.finished else file.place(self._offsets[key])
+
+    def wrote(self, key: str, nbytes: int) -> None:
+        """So many bytes of a key have been written at its place."""
+        with self._changed:
+            self._written[key] += nbytes
+
+    def finish(self, key: str, note: Note | None = None) -> None:
+        """All of a key has been written: whoever goes on from here finds it, and the note, in `finished`."""
+        self._require(key)
+        if key in self.finished or self._journal is None:
+            return
+        if self._written[key] != self._sizes[key]:
+            raise CheckpointError(f"{self.path}: {key} is not finished, {self._count(key)}.")
+        with self._explained():
+            self._journal.finish(key, note or {})
+            if self._durable and time.monotonic() - self._flushed_at > FLUSH_SECONDS:
+                self._flush()
+
+    def commit(self) -> Path:
+        """Check that every byte was written, and put the file in its place. Returns its path."""
+        file = self._open_partial()
+        wrong = [key for key, size in self._sizes.items() if self._written[key] != size]
+        if wrong:
+            counts = some(f"{key} ({self._count(key)})" for key in wrong)
+            raise CheckpointError(f"{self.path} is not complete, nothing was saved: {counts}.")
+        with self._explained():
+            if self._durable:
+                os.fsync(file.descriptor)
+            file.close()  # before the rename: Windows does not move an open file
+            file.path.replace(self.path)
+        if self._durable:
+            _sync_folder(self.path.parent)
+        self.abort()  # what is left to do is the same: remove the journal, give the lock back
+        return self.path
+
+    def abort(self) -> None:
+        """Throw away what was written, unless it is committed. The target stays as it was. Idempotent."""
+        self._close(keep=False)
+
+    def suspend(self) -> None:
+        """Stop here: as `abort`, but what is finished is kept where there is a signature. Idempotent."""
+        nothing_done = self._journal is not None and not self._journal.count
+        self._close(keep=self._signature is not None and not nothing_done)
+
+    def _leave(self, kind: type[BaseException] | None) -> None:
+        """An interrupt is no error: what is done is kept."""
+        if kind is None or issubclass(kind, Exception):
+            self.abort()
+        else:
+            self.suspend()
+
+    def _close(self, keep: bool) -> None:
+        with self._changed:
+            file, self._file = self._file, None
+            self._changed.wait_for(lambda: not self._writing)
+        lock, self._lock = self._lock, None
+        try:
+            if self._journal is not None:
+                self._journal.close()
+            if file is not None:
+                file.close()
+            if lock is not None and not keep:
+                remove_beside(self.path)
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _open(self, header: bytes) -> None:
+        check_writable(self.path, self.nbytes)
+        with self._explained():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = TargetLock(self.path)
+            finished = self._reopen(header)
+            if self._file is None:
+                remove_beside(self.path)  # of a writer that was killed: we hold the lock now
+                self._file = PositionalFile(self._partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                allocate(self._file, self.nbytes)
+                self._file.write(0, memoryview(header))
+            if self._signature is not None:
+                inode = self._file.stat().st_ino
+                self._journal = Journal(beside(self.path, JOURNAL), self._signature, inode, finished)
+        self.finished = finished.keys
+        self._written |= {key: self._sizes[key] for key in self.finished}
+
+    def _reopen(self, header: bytes) -> Finished:
+        """Open the partial file of an interrupted run, where there is one to go on with."""
+        if self._signature is None or not self._partial.is_file():
+            return Finished()
+        file = PositionalFile(self._partial, os.O_RDWR)
+        try:
+            status = file.stat()
+            finished = read_journal(beside(self.path, JOURNAL), self._signature, status.st_ino)
+            is_whole = status.st_size == self.nbytes and _begins_with(file, header)
+            if is_whole and finished.keys and finished.keys.keys() <= self._sizes.keys():
+                self._file = file
+                return finished
+        finally:
+            if self._file is None:
+                file.close()
+        return Finished()
+
+    @property
+    def _partial(self) -> Path:
+        return beside(self.path, PARTIAL)
+
+    def _flush(self) -> None:
+        """Put on the disk what is finished; the other threads go on meanwhile."""
+        if not self._flushing.acquire(blocking=False):
+            return
+        try:
+            with self._in_use() as file:
+                descriptor = os.dup(file.descriptor)  # closing the file does not wait for the disk
+            try:
+                count = self._journal.count if self._journal else 0
+                _flush_data(descriptor)
+            finally:
+                os.close(descriptor)
+            if self._journal:
+                self._journal.flush(count)
+            self._flushed_at = time.monotonic()
+        finally:
+            self._flushing.release()
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[PositionalFile]:
+        """The open file, which is not closed meanwhile: its descriptor could be another file's then."""
+        with self._changed:
+            file = self._open_partial()
+            self._writing += 1
+        try:
+            yield file
+        finally:
+            with self._changed:
+                self._writing -= 1
+                if self._file is None:
+                    self._changed.notify_all()
+
+    def _open_partial(self) -> PositionalFile:
+        if self._file is None:
+            raise CheckpointError(f"{self.path}: this writer is closed.")
+        return self._file
+
+    def _count(self, key: str) -> str:
+        return f"{self._written[key]:,} of {self._sizes[key]:,} bytes"
+
+    def _require(self, key: str) -> None:
+        if key not in self._sizes:
+            raise CheckpointError(f"{self.path} has no key {key!r}.{did_you_mean(key, self._sizes)}")
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise cannot_write(self.path, self.nbytes, error) from error
+
+
+def _begins_with(file: PositionalFile, header: bytes) -> bool:
+    found = bytearray(len(header))
+    file.read_into(0, memoryview(found))
+    return found == header
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":
+        return
+    with contextlib.suppress(OSError):  # the file is in its place; some file systems cannot sync folders
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,156 @@
+"""Pickle checkpoints (.ckpt, .pt, .pth, .bin): tensors only, mapped into memory, and never any code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mecha_exp.checkpoint.dtypes import dtype_name
+from mecha_exp.checkpoint.model import StoredModel
+from mecha_exp.checkpoint.positional import require_little_endian
+from mecha_exp.checkpoint.safetensors.header import TensorInfo, open_regular
+from mecha_exp.checkpoint.safetensors.reader import identity_of
+from mecha_exp.errors import CheckpointError, some
+
+log = logging.getLogger(__name__)
+
+WRAPPERS = ("state_dict", "model_state_dict", "module", "model", "params_ema", "params", "net", "weights")
+"""Where training programs put the state dict inside what they save, the likeliest first."""
+
+_MAGIC = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
+_FORBIDDEN = re.compile(r"GLOBAL (\S+)")
+
+
+def is_pickle(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is what `torch.save` or `pickle` writes, by its first bytes."""
+    with open_regular(path) as file:
+        start = bytearray(min(9, file.stat().st_size))
+        file.read_into(0, memoryview(start))
+    return bool(_MAGIC.match(start)) and start[8:9] != b"{"  # of a safetensors header
+
+
+class PickledModel(StoredModel):
+    """A state dict that `torch.save` wrote. Files of torch 1.6 and later are mapped: a tensor is read when it
+    is wanted. Older ones are loaded whole, since they cannot be mapped.
+
+    A state dict inside a mapping (`WRAPPERS`) is unwrapped; what is no tensor is left out, with a warning.
+
+    Raises:
+        CheckpointError: the file is damaged, holds no state dict, or wants to run code: a pickle can, which
+            is why only tensors and plain containers are accepted.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        require_little_endian()
+        self.path = Path(path)
+        self.files = (self.path,)
+        self._status = identity_of(self.path.stat())
+        self.identity = (str(self.path.resolve()), *self._status)
+        tensors = self._load()
+        self._infos = {key: self._describe(key, tensor) for key, tensor in tensors.items()}
+        self._tensors = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+
+    def keys(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def info(self, key: str) -> TensorInfo:
+        try:
+            return self._infos[key]
+        except KeyError:
+            raise self._unknown(key) from None
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        raw = self._tensors[key].reshape(-1).view(torch.uint8)
+        view[:] = raw[start : start + len(view)].numpy().data
+
+    def check_unchanged(self) -> None:
+        try:
+            unchanged = identity_of(self.path.stat()) == self._status
+        except OSError:
+            unchanged = False
+        if not unchanged:
+            raise CheckpointError(
+                f"{self.path} changed while it was being read. Run again once it is at rest."
+            )
+
+    def close(self) -> None:
+        self._tensors = {}
+
+    def _load(self) -> dict[str, torch.Tensor]:
+        mapped = zipfile.is_zipfile(self.path)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of torch, about pickle protocols
+                loaded = torch.load(self.path, map_location="cpu", weights_only=True, mmap=mapped)
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(self._refused(str(error))) from None
+        except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError) as error:
+            cause = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CheckpointError(
+                f"{self.path} cannot be read as a pickle checkpoint: {cause[:200]}. It is damaged or was not "
+                "fully copied: download or copy it again."
+            ) from None
+        return self._unwrap(loaded)
+
+    def _refused(self, message: str) -> str:
+        found = _FORBIDDEN.search(message)
+        if found is None:
+            cause = (message.partition("WeightsUnpickler error:")[2].strip() or message).splitlines()[0]
+            return (
+                f"{self.path} is not a checkpoint of tensors as torch.save writes it: {cause[:200]}. "
+                "Pickles are read with torch's weights_only loading alone, so that nothing in them runs."
+            )
+        return (
+            f"{self.path} is refused: besides tensors it holds '{found[1]}', and a pickle can run code when "
+            "it is loaded. Get the model as safetensors; or, if you trust whoever made it, load it with "
+            "torch yourself and save its state dict as safetensors."
+        )
+
+    def _unwrap(self, loaded: Any) -> dict[str, torch.Tensor]:
+        state_dict = loaded
+        for _ in range(len(WRAPPERS)):  # a wrapper may be wrapped
+            inner = next((state_dict[w] for w in WRAPPERS if _has_mapping(state_dict, w)), None)
+            if inner is None:
+                break
+            state_dict = inner
+        tensors: dict[str, torch.Tensor] = {}
+        others = []
+        for key, value in state_dict.items() if isinstance(state_dict, Mapping) else ():
+            if isinstance(value, torch.Tensor):
+                tensors[str(key)] = value
+            else:
+                others.append(str(key))
+        if not tensors:
+            raise CheckpointError(f"{self.path} holds no state dict: {_outline(loaded)}.")
+        if others:
+            log.warning("%s: left out, since they are no tensors: %s", self.path, some(others))
+        return tensors
+
+    def _describe(self, key: str, tensor: torch.Tensor) -> TensorInfo:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise CheckpointError(
+                f"{self.path}: {key} is a sparse or quantized tensor, which cannot be merged."
+            )
+        try:
+            return TensorInfo(dtype_name(tensor.dtype), tuple(tensor.shape), 0, tensor.nbytes)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {key}: {error}") from None
+
+
+def _has_mapping(value: Any, name: str) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get(name), Mapping)
+
+
+def _outline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"it is a mapping of {some(map(repr, value))}" if value else "it is an empty mapping"
+    return f"it is a {type(value).__name__}"

@@ -1,0 +1,73 @@
+"""What interrupted writers have left behind: finding it, and deleting what no living process needs."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mecha_exp.checkpoint.transaction.lock import TargetLock, is_in_use
+from mecha_exp.checkpoint.transaction.paths import JOURNAL, LOCK, NEW, PARTIAL, beside, disk_bytes, target_of
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """The hidden files beside one output.
+
+    Attributes:
+        target: the output that was to be.
+        nbytes: what they take on the disk.
+        in_use: whether a process is at it, or may be: one on another machine cannot be asked.
+    """
+
+    target: Path
+    nbytes: int
+    in_use: bool
+
+    def remove(self) -> None:
+        """Delete the files.
+
+        Raises:
+            CheckpointError: somebody has begun to write the output.
+            OSError: a file cannot be deleted.
+        """
+        lock = TargetLock(self.target)
+        try:
+            remove_beside(self.target)
+        finally:
+            lock.release()
+
+
+def remove_beside(target: Path) -> None:
+    """Delete the partial file and its journal; for whoever holds the lock."""
+    for kind in (JOURNAL + NEW, JOURNAL, PARTIAL):  # in this order: a journal without its file means nothing
+        beside(target, kind).unlink(missing_ok=True)
+
+
+def can_resume(path: str | os.PathLike[str]) -> bool:
+    """Whether an interrupted writer has left something at `path`, a file or a folder, to go on with."""
+    if Path(path).is_dir():
+        return any(beside(target, JOURNAL).is_file() for target in _targets_below(Path(path)))
+    return beside(Path(path).absolute(), JOURNAL).is_file()
+
+
+def find_leftovers(folders: Iterable[Path]) -> list[Leftover]:
+    """Everything below the folders, by path; hidden folders and virtual environments are left alone."""
+    targets = {target.resolve() for folder in folders for target in _targets_below(folder)}
+    return [_leftover(target) for target in sorted(targets)]
+
+
+def _leftover(target: Path) -> Leftover:
+    files = [beside(target, kind) for kind in (PARTIAL, JOURNAL, JOURNAL + NEW, LOCK)]
+    return Leftover(target, sum(map(disk_bytes, files)), is_in_use(target))
+
+
+def _targets_below(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and not Path(place, name, "pyvenv.cfg").exists()
+        ]
+        for name in files:
+            if (target := target_of(Path(place, name))) is not None:
+                yield target

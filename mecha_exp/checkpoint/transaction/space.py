@@ -1,0 +1,97 @@
+"""Whether there is room, and a right, to write a file: asked before the work, explained where it fails."""
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from mecha_exp.checkpoint.positional import PositionalFile
+from mecha_exp.checkpoint.transaction.paths import PARTIAL, beside, disk_bytes
+from mecha_exp.errors import CheckpointError
+
+_NO_PREALLOCATION = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_IN_MEMORY = {"tmpfs", "ramfs"}
+
+
+def check_writable(path: str | os.PathLike[str], nbytes: int) -> None:
+    """Raise CheckpointError unless a file of `nbytes` can be written to `path`. Leaves nothing behind.
+
+    Folders that do not exist yet are no error: the writer creates them.
+    """
+    target = Path(path).absolute()
+    if "\0" in str(target):
+        raise CheckpointError(f"{str(target)!r} is not a file name.")
+    folder = _existing_folder(target)
+    try:
+        if target.is_dir():
+            raise CheckpointError(f"{target} is a folder: name the file to write in it.")
+        if target.exists() and not target.is_file():  # the rename would put a file in place of /dev/null
+            raise CheckpointError(f"{target} is a pipe, a socket or a device: choose another output.")
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # asking for access rights tells little as root, on Windows and on network drives
+        room = shutil.disk_usage(folder).free + disk_bytes(beside(target, PARTIAL))  # which it takes over
+        if room < nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise cannot_write(target, nbytes, error) from error
+
+
+def allocate(file: PositionalFile, nbytes: int) -> None:
+    """Give a file its size, and the room for it where the platform can.
+
+    On a disk that is a note of which blocks are the file's. In memory it is a page at a time, which takes
+    longer than many a merge: there the threads that write take what they need, all of them at once.
+    """
+    if hasattr(os, "posix_fallocate") and not lies_in_memory(file.descriptor):
+        try:
+            os.posix_fallocate(file.descriptor, 0, nbytes)
+            return
+        except OSError as error:
+            if error.errno not in _NO_PREALLOCATION:
+                raise
+    os.ftruncate(file.descriptor, nbytes)
+
+
+def lies_in_memory(descriptor: int) -> bool:
+    """Whether a file lies on a memory disk; False where the system does not tell."""
+    device = os.fstat(descriptor).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    for mount in mounts:  # "24 1 0:22 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw"
+        place, _, kind = mount.partition(" - ")
+        if place.split(" ")[2:3] == [wanted]:
+            return kind.split(" ")[0] in _IN_MEMORY
+    return False
+
+
+def cannot_write(target: Path, nbytes: int, error: OSError) -> CheckpointError:
+    """What an error of the operating system means, and how it is mended."""
+    folder = _existing_folder(target)
+    room = f"{nbytes / 1e9:,.3f} GB needed"
+    with contextlib.suppress(OSError):
+        room += f", {shutil.disk_usage(folder).free / 1e9:,.3f} GB free"
+    causes = {
+        errno.ENOSPC: f"the disk is full ({room}). Make room or choose another folder",
+        getattr(errno, "EDQUOT", -1): f"your disk quota is used up ({room})",
+        errno.EFBIG: f"the file is larger than its file system or 'ulimit -f' allows ({room})",
+        errno.EACCES: f"no permission to write in {folder}",
+        errno.EPERM: f"no permission to write in {folder}",
+        errno.EROFS: f"{folder} is read-only",
+        errno.ENOTDIR: f"{folder} is not a folder",
+        errno.EEXIST: f"{folder} is not a folder",
+    }
+    cause = causes.get(error.errno or 0, f"{error.strerror or error}")
+    return CheckpointError(f"{target} cannot be written: {cause}.")
+
+
+def _existing_folder(target: Path) -> Path:
+    return next(parent for parent in target.parents if os.path.lexists(parent))

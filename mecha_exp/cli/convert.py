@@ -1,0 +1,153 @@
+"""`python -m mecha_exp convert`: a model in another format, such as a diffusers folder from a single file."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from mecha_exp.architectures import Component as Part
+from mecha_exp.architectures import ModelConfig, resolve, small_files
+from mecha_exp.checkpoint import Component, Destination, StoredModel, Template, open_stored
+from mecha_exp.checkpoint.folder import PIPELINE, SAFETENSORS, STEMS
+from mecha_exp.engine.provenance import MADE_BY
+from mecha_exp.errors import CheckpointError, some
+from mecha_exp.plugins import load_model_configs
+from mecha_exp.sources.copier import write_source
+from mecha_exp.sources.format_view import ConvertedSource, convert_source
+from mecha_exp.sources.search import find_model
+from mecha_exp.system.progress import human_bytes
+from mecha_exp.terminal import byte_bar, out
+
+EXAMPLE = """\
+examples:
+    python -m mecha_exp convert model.safetensors --to sdxl-diffusers -o model/
+    python -m mecha_exp convert model/ --to sdxl-sgm -o model.safetensors
+    python -m mecha_exp convert model.safetensors --to vae-ldm -o vae.safetensors        a part alone
+    python -m mecha_exp convert model.safetensors --to sdxl-diffusers -o model/ --like other-sdxl/
+
+`python -m mecha_exp info` lists the formats, `info model.safetensors` says which one a model has.
+"""
+
+NO_TOKENIZER = (
+    "The folder has no tokenizer, which a single file does not hold: convert with --like FOLDER of such a "
+    "model, or give it to from_pretrained:"
+)
+_CLIP_L = "CLIPTokenizer.from_pretrained('openai/clip-vit-large-patch14')"
+_CLIP_G = "CLIPTokenizer.from_pretrained('laion/CLIP-ViT-bigG-14-laion2B-39B-b160k', pad_token='!')"
+TOKENIZERS = {
+    "sd1": f"tokenizer={_CLIP_L}",
+    "sdxl": f"tokenizer={_CLIP_L}, tokenizer_2={_CLIP_G}",
+}
+"""What the pipelines of diffusers need besides, by architecture."""
+
+
+def main(arguments: list[str]) -> int:
+    """Convert a model."""
+    options = _parser().parse_args(arguments)
+    load_model_configs()
+    target = resolve(options.to)
+    config = resolve(options.config) if options.config else None
+    with open_stored(find_model(str(options.model), options.models_dir)) as model:
+        source = convert_source(model, target, config)
+        destination = _destination(options, target, source)
+        metadata = {"format": "pt"} | {k: v for k, v in model.metadata.items() if k not in MADE_BY}
+        size = sum(source.info(key).nbytes for key in source.keys())
+        began = time.monotonic()
+        with byte_bar("converting", size) as advance:
+            copied = write_source(source, destination, metadata, advance, signature=source.signature)
+        _report(model, source, target)
+        seconds = time.monotonic() - began
+        out.print(str(copied.path), markup=False, soft_wrap=True)
+        resumed = f"; {copied.resumed} of them were there already" if copied.resumed else ""
+        out.print(f"converted {len(source.keys())} keys in {seconds:.2f} s: {human_bytes(size)}{resumed}")
+        if PIPELINE in destination.small_files and destination.is_folder:
+            out.print(f"{NO_TOKENIZER} {TOKENIZERS[target.architecture]}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mecha_exp convert",
+        description="Write a model in another format. The numbers are copied as they are: converting back "
+        "gives the same bytes.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, help="a file or a folder")
+    parser.add_argument(
+        "--to", required=True, metavar="FORMAT", help="a model config, such as sdxl-diffusers"
+    )
+    parser.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="PATH", help="a .safetensors file, or a folder"
+    )
+    parser.add_argument("--config", metavar="FORMAT", help="what the model is (default: found by its keys)")
+    parser.add_argument(
+        "--like",
+        type=Path,
+        metavar="FOLDER",
+        help="a model of the same format, whose small files (config.json, tokenizer, ...) are copied along; "
+        "without it the configurations of the built-in formats are written",
+    )
+    parser.add_argument(
+        "--models-dir",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="where the model is looked for, after the current folder; may be repeated",
+    )
+    return parser
+
+
+def _destination(options: argparse.Namespace, target: ModelConfig, source: ConvertedSource) -> Destination:
+    infos = {key: source.info(key) for key in source.keys()}
+    tensors = {key: (info.dtype, info.shape) for key, info in infos.items()}
+    present = {target.component_of(key) for key in tensors}
+    folders = _folders([part for part in target.parts if part.name in present])
+    if options.like is None:
+        beside = _small_files(target, present)
+        return Destination(options.output, tensors, components=folders, small_files=beside)
+    with open_stored(find_model(str(options.like), options.models_dir)) as other:
+        theirs = {key: other.info(key) for key in other.keys()}
+        template = Template(other.path, {key: (info.dtype, info.shape) for key, info in theirs.items()})
+    if not template.fits(tensors):
+        raise CheckpointError(
+            f"--like {options.like} is no {target.identifier}: most of its keys are others."
+        )
+    return Destination(options.output, tensors, template=template, components=folders)
+
+
+def _small_files(target: ModelConfig, present: Collection[str]) -> dict[str, Path]:
+    """The configurations of the parts that there are; the pipeline's where it has all of them."""
+    absent = {part.prefix.removesuffix(".") for part in target.parts if part.name not in present}
+    return {
+        name: path
+        for name, path in small_files(target.identifier).items()
+        if name.partition("/")[0] not in (absent | {PIPELINE} if absent else absent)
+    }
+
+
+def _folders(parts: Sequence[Part]) -> list[Component]:
+    """A sub-folder for each part of a pipeline, whose files are named as whoever loads them expects."""
+    found = []
+    for part in parts:
+        name = part.prefix.removesuffix(".")
+        if "." in name or part.layout is None:
+            return []
+        is_text_model = part.layout.name == "clip_hf"
+        found.append(Component(name, Path(name) / (STEMS[0 if is_text_model else 1] + SAFETENSORS)))
+    return found
+
+
+def _report(model: StoredModel, source: ConvertedSource, target: ModelConfig) -> None:
+    """Say what has no place in the other format, and what that format has besides."""
+    if source.unused:
+        out.print(f"left out: {some(source.unused, 4)}, for which {target.identifier} has no place")
+    lacking = [name for name, keys in target.components().items() if keys.keys().isdisjoint(source.keys())]
+    lacking = [
+        name for name in lacking if any(not info.optional for info in target.components()[name].values())
+    ]
+    if lacking:
+        out.print(f"without: {', '.join(lacking)}, which {model.name} does not have")

@@ -1,0 +1,106 @@
+"""`python -m mecha_exp merge`: a recipe file, or the recipe in a merged model, made into a model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.checkpoint import open_stored
+from mecha_exp.cli.arguments import add_recipe, load_recipe
+from mecha_exp.engine import EngineOptions, Job, plan, run_plan
+from mecha_exp.engine.planner.by_key import parse_output_dtype
+from mecha_exp.engine.provenance import Origin
+from mecha_exp.errors import ConfigError
+from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
+from mecha_exp.recipe.files import found
+from mecha_exp.system.memory import PeakMemory
+from mecha_exp.system.progress import merge_summary
+from mecha_exp.terminal import out, progress_bar
+
+EXAMPLE = """\
+examples:
+    python -m mecha_exp merge recipe.mecha -o merged.safetensors
+    python -m mecha_exp merge template.mecha -p a a.safetensors -p alpha 0.3 --models-dir ~/models
+    python -m mecha_exp merge merged.safetensors -o again.safetensors     the same bytes again
+
+A merge that is interrupted is taken up by the same command. For sweeps, measuring and tracking use a
+configuration: python -m mecha_exp recipe=mecha recipe.path=template.mecha a=a.safetensors alpha=0.3,0.5 -m
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Merge a recipe into a file."""
+    options = _parser().parse_args(arguments)
+    recipe = load_recipe(options)
+    made = _as_made_before(options)
+    word = options.dtype or made.output.get("dtype")
+    # Of a model that is merged as it was the header is the same too.
+    is_as_it_was = made.metadata and not options.parameter and not options.dtype
+    job = Job(recipe, _output(options), parse_output_dtype(word), made.metadata if is_as_it_was else None)
+    engine = EngineOptions(**made.engine, workers=options.workers, model_dirs=options.models_dir)
+    with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
+        report = run_plan(planned, advance)
+    for warning in report.warnings:
+        out.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    out.print(str(job.output), markup=False, soft_wrap=True)
+    took = merge_summary(report.seconds, report.bytes_read, report.bytes_written, memory.peak)
+    out.print(f"merged {report.keys} keys in {took}", soft_wrap=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mecha_exp merge",
+        description="Merge models as a recipe file says.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_recipe(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="the merged model: a .safetensors file, or else a folder like that of the first model (default: "
+        "the recipe's name with .safetensors, in the current folder)",
+    )
+    parser.add_argument("--dtype", help="of the output, as float16 (default: each key's in the first model)")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="threads (default: one for each core); never changes a byte"
+    )
+    return parser
+
+
+@dataclass(frozen=True)
+class _Made:
+    """How a model was made, as its header says: what is merged again is made in the same way."""
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    output: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _as_made_before(options: argparse.Namespace) -> _Made:
+    path = found(options.recipe, options.models_dir)
+    if path.suffix == RECIPE_SUFFIX:
+        return _Made()
+    with open_stored(path) as model:
+        metadata = model.metadata
+    origin = Origin.of_file(path)
+    if origin is None:
+        return _Made(metadata)
+    engine = {name: value for name, value in origin.engine.items() if value is not None}
+    return _Made(metadata, engine, origin.output)
+
+
+def _output(options: argparse.Namespace) -> Path:
+    """Where the model goes; a file that is there already is replaced only if it was named."""
+    if options.output is not None:
+        return Path(options.output)
+    target = Path(f"{options.recipe.stem}.safetensors")
+    if target.exists():
+        raise ConfigError(f"{target} is there already. Say with -o where the model goes.")
+    return target

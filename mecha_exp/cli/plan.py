@@ -1,0 +1,58 @@
+"""`python -m mecha_exp plan`: what a merge would do, of a recipe file or of the application's arguments."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mecha_exp.cli.arguments import add_recipe, load_recipe
+from mecha_exp.engine import EngineOptions, Job, plan
+
+EXAMPLE = """\
+examples:
+    python -m mecha_exp plan recipe.mecha
+    python -m mecha_exp plan template.mecha -p a a.safetensors -p alpha 0.3
+    python -m mecha_exp plan merged.safetensors                the merge that made a model
+    python -m mecha_exp plan recipe=ties alpha=0.3 k=0.1       any arguments of a merge, as with debug=plan
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Check a merge and print what it would do."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mecha_exp plan",
+        description="Say what a merge would do, and what is wrong with it, without doing it: inputs, keys, "
+        "bytes, passes over the data, memory. Reads the headers of the models only.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_recipe(parser)
+    if not _names_a_file(arguments):
+        return _plan_of_configuration(arguments)
+    options = parser.parse_args(arguments)
+    return _plan_of_file(options)
+
+
+def _names_a_file(arguments: list[str]) -> bool:
+    """Whether the first word is a path or a flag of ours; the application's words are `name=value`."""
+    first = next((word for word in arguments if not word.startswith("-")), None)
+    asks_for_help = any(word in ("-h", "--help") for word in arguments)
+    return asks_for_help or (first is not None and ("=" not in first or Path(first).exists()))
+
+
+def _plan_of_configuration(arguments: list[str]) -> int:
+    from mecha_exp.app import command_line, main
+
+    return main.main(command_line.reorder([*arguments, "debug=plan"]))
+
+
+def _plan_of_file(options: argparse.Namespace) -> int:
+    from mecha_exp.app.provenance import input_names
+    from mecha_exp.terminal import show_plan
+
+    recipe = load_recipe(options)
+    engine = EngineOptions(model_dirs=options.models_dir)
+    with plan([Job(recipe, {})], engine) as planned:
+        files = {model: source.path for model, source in planned.inputs.items() if source.path}
+        show_plan(planned, list(input_names(files).values()), {}, "The verb merge does it.")
+    return 0

@@ -1,0 +1,102 @@
+"""`python -m mecha_exp reproduce`: make a result again from what is known of it, and compare the bytes."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.app.reproduction.original import Original, read_original
+from mecha_exp.app.reproduction.remake import Outcome, remake
+from mecha_exp.cli.arguments import add_plugins
+from mecha_exp.paths import OUTPUTS
+from mecha_exp.plugins import load_plugins
+from mecha_exp.terminal import out, print_json
+from mecha_exp.tracking.mlflow_store import SQLITE
+
+EXAMPLE = """\
+examples:
+    python -m mecha_exp reproduce 3f2a91                        a run by its signature, folder or MLflow id
+    python -m mecha_exp reproduce outputs/multiruns/2026-01-31_12-00-00/2
+    python -m mecha_exp reproduce merged.safetensors --models-dir ~/models
+
+A model that was made by mecha_exp says in its header what it was made of; nothing else is needed. Inputs that
+lie elsewhere are found below --models-dir by name, or by content under any name. The exit status is 0 where
+every byte is the same.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Make a result again; returns 0 if it is the same."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mecha_exp reproduce",
+        description="Make a run's model again, on this or another machine, and compare the bytes; where that "
+        "cannot be done, or they differ, say what is different.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", help="a run (folder, signature, name, MLflow id) or a merged model")
+    parser.add_argument(
+        "--models-dir", type=Path, action="append", default=[], metavar="DIR", help="where inputs lie now"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="keep the model that is made (default: do not)"
+    )
+    parser.add_argument("--anyway", action="store_true", help="also where an input is another one now")
+    parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where runs are looked for")
+    parser.add_argument(
+        "--uri", default=f"{SQLITE}outputs/mlflow.db", help="the MLflow store (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="the outcome for other programs")
+    add_plugins(parser)
+    options = parser.parse_args(arguments)
+    load_plugins(options.plugin)
+    with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
+        original = read_original(options.what, [options.folder], options.uri, Path(scratch))
+        outcome = remake(original, options.models_dir, options.output, Path(scratch), options.anyway)
+    print_json(_data(original, outcome)) if options.json else _show(original, outcome)
+    return 0 if outcome.identical else 1
+
+
+def _data(original: Original, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "what": original.name,
+        "from": original.source,
+        "identical": outcome.identical,
+        "made": outcome.made,
+        "compared": outcome.compared,
+        "inputs": outcome.inputs,
+        "environment": outcome.environment,
+        "differences": outcome.differences,
+    }
+
+
+def _show(original: Original, outcome: Outcome) -> None:
+    _line(f"{original.name}, from {original.source}")
+    _list("inputs", outcome.inputs)
+    if outcome.identical:
+        _line(f"identical: {outcome.compared}")
+        if outcome.environment:
+            _list("and that although there is another", outcome.environment)
+        return
+    _line("different:" if outcome.made else "it cannot be made again here:")
+    for difference in outcome.differences:
+        _line(f"  {difference}")
+    _list("what may be the cause: another", outcome.environment)
+    if not outcome.made:
+        _line(
+            "Name a folder with the inputs by --models-dir, or go on with --anyway where they have changed."
+        )
+
+
+def _list(heading: str, lines: Sequence[str]) -> None:
+    if lines:
+        _line(heading)
+    for line in lines:
+        _line(f"  {line}")
+
+
+def _line(text: str) -> None:
+    out.print(text, markup=False, soft_wrap=True)

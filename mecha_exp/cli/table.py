@@ -1,0 +1,117 @@
+"""`python -m mecha_exp table`: the table of a sweep again, by other keys or another metric; or of several."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.errors import ConfigError, Problems, did_you_mean
+from mecha_exp.evaluation.registry import DIRECTIONS
+from mecha_exp.paths import OUTPUTS
+from mecha_exp.report import Results, terminal_tables
+from mecha_exp.report.export import write_csv
+from mecha_exp.report.join import joined
+from mecha_exp.report.results import results_of
+from mecha_exp.runs.query import find_sweep, short_folder
+from mecha_exp.terminal import out, print_json
+
+EXAMPLE = """\
+examples:
+    python -m mecha_exp table                                     the newest sweep
+    python -m mecha_exp table outputs/multiruns/2026-01-31_12-00-00 --by k
+    python -m mecha_exp table alpha_by_k --metric loss --direction minimize --json
+    python -m mecha_exp table 2026-01-31_12-00-00 2026-02-01_09-30-00    two sweeps in one table
+
+With --by, points that agree in these keys are one row: their mean, and its 95 % interval.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Print a sweep's table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mecha_exp table",
+        description="Show the table of a sweep that has run, or is running; of several, one table for all.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("sweep", nargs="*", help="its folder or its title (default: the newest); or several")
+    parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where sweeps are looked for")
+    parser.add_argument("--by", action="append", metavar="KEY", help="a swept key; may be repeated")
+    parser.add_argument("--metric", action="append", help="what to show, and to sort by the first one")
+    parser.add_argument("--direction", choices=DIRECTIONS, help="which way the first --metric is better")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="its rows for other programs")
+    form.add_argument("--csv", action="store_true", help="every point and metric as comma-separated values")
+    options = parser.parse_args(arguments)
+    found = dict(find_sweep(word, [options.folder]) for word in options.sweep or [None])
+    results = [results_of(sweep, folder) for folder, sweep in found.items()]
+    names = [short_folder(folder) for folder in found]
+    chosen = _chosen(results[0] if len(results) == 1 else joined(results, names), options)
+    _show(chosen, list(found), options)
+    return 0
+
+
+def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace) -> None:
+    if options.json:
+        where = {"folder": str(folders[0])} if len(folders) == 1 else {"folders": [str(f) for f in folders]}
+        print_json({"title": results.title, **where, "rows": _rows(results), "notes": results.notes})
+    elif options.csv:
+        write_csv(results, sys.stdout)
+    else:
+        out.print(*terminal_tables(results, out.width), sep="\n")
+        for note in results.notes:
+            out.print(note, markup=False, soft_wrap=True)
+        for folder in folders:
+            out.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
+
+
+def _chosen(results: Results, options: argparse.Namespace) -> Results:
+    """The results by the keys and metrics that the options name.
+
+    Raises:
+        ConfigError: names that the sweep does not have.
+    """
+    problems = Problems()
+    for key in options.by or ():
+        if key not in results.swept:
+            problems.add(f"--by {key}: the sweep did not vary it.{did_you_mean(key, results.swept)}")
+    for metric in options.metric or ():
+        if metric not in results.metrics:
+            problems.add(f"--metric {metric}: nothing measured it.{did_you_mean(metric, results.metrics)}")
+    problems.raise_as(ConfigError)
+    shown = tuple(options.metric or ())
+    return replace(
+        results,
+        by=tuple(options.by or ()),
+        shown=shown,
+        chosen=shown[0] if shown else None,
+        better=options.direction,
+    )
+
+
+def _rows(results: Results) -> list[dict[str, Any]]:
+    """The settings, the best first, and the inputs, with every metric."""
+    listed: list[dict[str, Any]] = []
+    for setting in results.ranked:
+        estimates = {metric: setting.estimate(metric) for metric in results.metrics}
+        listed.append(
+            {
+                "kind": "point",
+                "settings": dict(setting.values),
+                "best": setting is results.best_setting,
+                "points": len(setting.records),
+                "failed": len(setting.records) - len(setting.finished),
+                "metrics": {
+                    name: {"mean": e.mean, "half_width": e.half_width, "n": e.count}
+                    for name, e in estimates.items()
+                    if e.count
+                },
+            }
+        )
+    return listed + [
+        {"kind": "reference", "name": name, "metrics": values} for name, values in results.references.items()
+    ]

@@ -1,0 +1,44 @@
+"""`python -m mecha_exp track`: log runs and sweeps to MLflow, later or elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mecha_exp.app.tracking import log_folder, log_sweep
+from mecha_exp.runs.record import Record
+from mecha_exp.runs.sweep import SWEEP_FILE
+from mecha_exp.terminal import out
+from mecha_exp.tracking import Store
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m mecha_exp track FOLDER...`"""
+    parser = argparse.ArgumentParser(
+        prog="python -m mecha_exp track",
+        description="Log finished runs or sweeps to MLflow, for instance after the server was away.",
+        epilog="example: python -m mecha_exp track outputs/multiruns/2026-01-31_12-00-00",
+    )
+    parser.add_argument("folder", nargs="+", type=Path, help="of a run or of a sweep")
+    parser.add_argument(
+        "--uri", default="sqlite:///outputs/mlflow.db", help="the store (default: %(default)s)"
+    )
+    parser.add_argument("--experiment", default="mecha_exp", help="the experiment (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    loaded = [
+        (folder, is_sweep(folder), None if is_sweep(folder) else Record.load(folder))
+        for folder in options.folder
+    ]
+    store = Store(options.uri, options.experiment)
+    for folder, sweep, record in loaded:
+        if sweep:
+            out.print(f"{folder}: logged {log_sweep(folder, store)} points")
+        elif record is not None:
+            log_folder(folder, record, store)
+            out.print(f"{folder}: logged '{record.name}'")
+    return 0
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is a sweep's."""
+    return (folder / SWEEP_FILE).is_file()

@@ -1,0 +1,292 @@
+"""The source of a fused loop: how a trace is written down for the compiler.
+
+This is the loop for a pass that needs the sum of `base + alpha * (model - base)` and the result itself:
+
+    def loop(start, count, table):
+        ...
+        for block in range(0, count, 65536):
+            totals4[:] = 0
+            for strip in range(block, min(block + 65536, count), 2048):
+                lanes4[:] = 0
+                for first in range(strip, min(strip + 2048, count), 512):
+                    size = min(512, count - first)
+                    x0_ = tiles[0] + first * 4
+                    x1_ = tiles[1] + first * 4
+                    for one in range(order[3], order[4], 3):
+                        a0 = float32(floats[order[one + 0]])
+                        peak0 = 2 + order[one + 1]
+                        y0_ = tiles[peak0] + first * 4
+                        sum0_ = lanes4_ + 256 * order[one + 2]
+                        for row in range(0, size, 64):
+                            for lane in range(min(64, size - row)):
+                                j = row + lane
+                                v0 = entry(x1_, j, float32, 1, 4)
+                                v1 = entry(x0_, j, float32, 0, 4)
+                                v2 = float32(v0 - v1)
+                                v3 = float32(a0 * v2)
+                                v4 = float32(v1 + v3)
+                                put(y0_, j, v4, 2, 4)
+                                put(sum0_, lane, entry(sum0_, lane, float32, 3, 4) + v4, 3, 4)
+                add_to(totals4, lanes4)
+            fold(totals4, sums4, 64)
+            ...
+
+The table holds the addresses of what the loop reads and writes, so that every loop is called alike. All
+memory is the caller's, and nothing can fail: the machine code needs nothing of numba's. The last two numbers
+of an `entry` say that what it reads is one of so many stretches of memory, none of which overlap. What much
+is wanted of is divided into several loops over a strip (`parting`), and what is done to many points alike is
+written once (`wording`): the source is the same for any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from mecha_exp.engine.compiler.jit import LoopText, converts_half
+from mecha_exp.engine.compiler.loop_body import Wanted, Words
+from mecha_exp.engine.compiler.ops import NUMBERS, STORED
+from mecha_exp.engine.compiler.partition import divide
+from mecha_exp.engine.compiler.trace import Ref, Trace
+from mecha_exp.engine.ir.reductions import LANES, REDUCTION_BLOCK, STRIP
+from mecha_exp.graph.nodes import MergeNode
+from mecha_exp.method_api.method import Reduction
+
+SHORT = 1 << 9
+"""Entries in a strip that several loops go over: what they hand on stays in the first cache."""
+
+FIXED = 1 << 20
+"""Entries of a table of which no loop asks how many there are: the source does not depend on them."""
+
+
+def loop_dtype(stored: torch.dtype, compute_dtype: torch.dtype) -> torch.dtype:
+    """How a loop takes a tile of that dtype: as it is stored, or converted by torch."""
+    direct = stored in STORED and compute_dtype is torch.float32
+    return stored if direct and (stored is not torch.float16 or converts_half()) else compute_dtype
+
+
+class LoopWriter:
+    """Writes the source of a loop."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        compute_dtype: torch.dtype,
+        read: Sequence[torch.dtype],
+        written: Sequence[torch.dtype | None],
+    ) -> None:
+        self._trace = trace
+        self._summed = [*dict.fromkeys(_terms_summed(trace))]
+        ranked = [ref for node, refs in trace.terms if not _sums(node) for ref in refs]
+        self._ranks = len(ranked)
+        read = read or [compute_dtype] * len(trace.inputs)
+        written = written or [compute_dtype] * len(trace.outputs)
+        parts = divide(trace, self._summed, ranked, read)
+        self._wanted = Wanted(trace, compute_dtype, read, written, self._summed, ranked, parts)
+        self._key_type = self._wanted.key_type
+        self._length = STRIP if len(parts) == 1 else SHORT
+        lanes = [self._wanted.lane_dtype(place) for place in range(len(self._summed))]
+        self._slots = [lanes[:place].count(dtype) for place, dtype in enumerate(lanes)]
+        self._lanes = {dtype: lanes.count(dtype) for dtype in sorted(set(lanes), key=str)}
+        families: dict[object, list[Words]] = {}
+        for part in parts:
+            words = Words(part, self._wanted)
+            families.setdefault(words.meaning, []).append(words)
+        self._families = [*families.values()]
+        self._order: list[int] = []
+        self._lists: dict[int, Sequence[int]] = {}
+
+    def text(self) -> LoopText:
+        """The source file, and what the loop is to be given."""
+        self._order, self._lists = [], {}
+        source = "\n".join(self._module()) + "\n"
+        order = [*self._order]
+        for place, numbers in self._lists.items():
+            order[place : place + 2] = len(order), len(order) + len(numbers)
+            order += numbers
+        room = sum(size * np.dtype(kind).itemsize for _, size, kind in self._rooms())
+        room += sum(count * LANES * (dtype.itemsize + 8) for dtype, count in self._lanes.items())
+        return LoopText(source, room, tuple(order))
+
+    def _module(self) -> Iterator[str]:
+        yield "import numpy as np"
+        yield "from numba import boolean, float32, float64, int16, int32, int64, uint8, uint64"
+        yield "from mecha_exp.engine.compiler.intrinsics import *"
+        yield ""
+        yield "def loop(start, count, table):"
+        yield from _indented(1, self._arrays())
+        yield from _indented(1, self._prologue())
+        yield from _indented(1, self._blocks() if self._summed else self._strips("0", "count"))
+        for number in range(len(self._trace.inputs)):
+            yield f"    peaks[{number}] = p{number}"
+
+    def _told(self, number: int) -> str:
+        """A number that the loop finds in `order`, so that its source is the same whatever it is."""
+        self._order.append(number)
+        return f"order[{len(self._order) - 1}]"
+
+    def _told_all(self, numbers: Sequence[int], step: int) -> str:
+        """The places in `order` of every first of so many numbers."""
+        self._lists[len(self._order)] = numbers
+        return f"range({self._told(0)}, {self._told(0)}, {step})"
+
+    # memory
+
+    def _arrays(self) -> Iterator[str]:
+        """The arrays that the table has the addresses of; a name that ends in `_` is an address."""
+        trace = self._trace
+        tiles = len(trace.inputs) + len(trace.outputs)
+        yield "places = array_at(table, 5, int64)"
+        yield f"order = array_at(places[2], {FIXED}, int64)"
+        yield f"floats = array_at(places[0], {FIXED}, float64)"
+        yield f"integers = array_at(places[1], {FIXED}, int64)"
+        yield f"peaks = array_at(places[3], {self._told(tiles)}, int64)"
+        yield f"tiles = array_at(table + 40, {self._told(tiles)}, int64)"
+        yield f"terms = array_at(table + 40 + 8 * {self._told(tiles)}, {FIXED}, int64)"
+        for place in range(self._ranks):
+            yield f"s{place} = array_at(terms[{1 + place}], count + 1, {self._key_type})"
+            yield f"found{place} = array_at(terms[{1 + self._ranks + place}], 5, int64)"
+        offset = 0
+        for name, size, kind in self._rooms():
+            yield f"{name}_ = places[4] + {offset}"
+            yield f"{name} = array_at({name}_, {size}, {kind})"
+            offset += size * np.dtype(kind).itemsize
+        if self._summed:
+            yield f"columns = {self._told(len(_terms_summed(trace)))}"
+            yield f"results = array_at(terms[0], {FIXED}, float64)"
+        end = f"places[4] + {offset}"
+        for dtype, count in self._lanes.items():
+            kind, size = NUMBERS[dtype], dtype.itemsize
+            yield f"sums{size} = {self._told(count)}"
+            yield f"lanes{size}_ = {end}"
+            yield f"lanes{size} = array_at(lanes{size}_, {LANES} * sums{size}, {kind})"
+            yield f"totals{size}_ = lanes{size}_ + {LANES * size} * sums{size}"
+            yield f"totals{size} = array_at(totals{size}_, {LANES} * sums{size}, float64)"
+            end = f"totals{size}_ + {LANES * 8} * sums{size}"
+
+    def _rooms(self) -> Iterator[tuple[str, int, str]]:
+        """Name, length and type of the arrays that serve one strip after another, but for the lanes."""
+        for number in range(len(self._trace.draws)):
+            yield f"room{number}", STRIP + 8, "float32"
+        for place in range(self._ranks):
+            yield f"keys{place}", STRIP, self._key_type
+            yield f"words{place}", STRIP // 8, "uint64"
+        for place, number in enumerate(self._wanted.left):
+            yield f"left{place}", SHORT, self._wanted.kind_left(number)
+
+    # once a tile, a block, a strip
+
+    def _prologue(self) -> Iterator[str]:
+        """What is done once a tile."""
+        trace = self._trace
+        whole = sum(not dtype.is_floating_point for _, dtype in trace.arguments)
+        for number in range(len(trace.draws)):
+            for place, name in enumerate(("key0_", "key1_", "stream")):
+                yield f"{name}{number} = integers[{whole + 3 * number + place}]"
+        for place in range(self._ranks):
+            yield f"keys{place}[:] = 0"
+            yield f"low{place} = {self._key_type}(found{place}[0])"
+            yield f"high{place} = {self._key_type}(found{place}[1])"
+        yield f"last = {self._key_type}({2 ** (31 if self._key_type == 'int32' else 63) - 1})"
+        yield "peaks[:] = 0"
+        for number in range(len(trace.inputs)):
+            yield f"p{number} = {self._key_type}(0)"
+
+    def _blocks(self) -> Iterator[str]:
+        """What is done with a tile that is summed: each block has its sums, made of those of strips."""
+        sizes = [dtype.itemsize for dtype in self._lanes]
+        yield f"for block in range(0, count, {REDUCTION_BLOCK}):"
+        yield from (f"    totals{size}[:] = 0" for size in sizes)
+        yield f"    for strip in range(block, min(block + {REDUCTION_BLOCK}, count), {STRIP}):"
+        yield from (f"        lanes{size}[:] = 0" for size in sizes)
+        yield from _indented(2, self._strips("strip", f"min(strip + {STRIP}, count)"))
+        yield from (f"        add_to(totals{size}, lanes{size})" for size in sizes)
+        for dtype, size in zip(self._lanes, sizes, strict=True):
+            yield f"    fold(totals{size}, sums{size}, {LANES})"
+            yield f"    for one in {self._told_all(self._results(dtype), 2)}:"
+            yield f"        place = block // {REDUCTION_BLOCK} * columns + order[one]"
+            yield f"        results[place] = totals{size}[order[one + 1] * {LANES}]"
+
+    def _results(self, dtype: torch.dtype) -> list[int]:
+        """Of each result with lanes of a dtype its column among all of them, and its slot."""
+        places = enumerate(self._summed.index(ref) for ref in _terms_summed(self._trace))
+        lanes = [(column, place) for column, place in places if self._wanted.lane_dtype(place) is dtype]
+        return [number for column, place in lanes for number in (column, self._slots[place])]
+
+    def _strips(self, begin: str, end: str) -> Iterator[str]:
+        """What is done with a stretch, one short strip after another."""
+        yield f"for first in range({begin}, {end}, {self._length}):"
+        yield f"    size = min({self._length}, count - first)"
+        for number, dtype in enumerate(self._wanted.read):
+            yield f"    x{number}_ = tiles[{number}] + first * {dtype.itemsize}"
+        for number in range(len(self._trace.draws)):
+            arguments = f"room{number}, start + first, size, key0_{number}, key1_{number}, stream{number}"
+            yield f"    before = drawn({arguments})"
+            yield f"    d{number}_ = room{number}_ + before * 4"
+        for family in self._families:
+            yield from _indented(1, self._family(family))
+        for place in range(self._ranks):
+            bracket = f"low{place}, high{place}, last, words{place}, found{place}"
+            yield f"    gathered(keys{place}, size, {bracket}, s{place})"
+
+    # a loop
+
+    def _family(self, members: Sequence[Words]) -> Iterator[str]:
+        """The loop of parts that do the same; it is told where each has arguments, outputs and sums."""
+        words, inputs = members[0], len(self._trace.inputs)
+        places = [self._places(member) for member in members]
+        width = len(places[0])
+        yield f"for one in {self._told_all([place for each in places for place in each], width)}:"
+        at = (f"order[one + {slot}]" for slot in range(width))
+        for own, number in enumerate(words.arguments):
+            dtype = self._trace.arguments[number][1]
+            small = "floats" if dtype.is_floating_point else "integers"
+            yield f"    a{own} = {NUMBERS[dtype]}({small}[{next(at)}])"
+        for own, number in enumerate(words.part.outputs):
+            yield f"    peak{own} = {inputs} + {next(at)}"
+            if (stored := self._wanted.written[number]) is not None:
+                yield f"    y{own}_ = tiles[peak{own}] + first * {stored.itemsize}"
+            yield f"    q{own} = {self._key_type}(0)"
+        for own, place in enumerate(words.part.sums):
+            size = self._wanted.lane_dtype(place).itemsize
+            yield f"    sum{own}_ = lanes{size}_ + {size * LANES} * {next(at)}"
+        yield from _indented(1, _rows(words) if words.part.sums else _flat(words))
+        for own in range(len(words.part.outputs)):
+            yield f"    peaks[peak{own}] = max(peaks[peak{own}], int64(q{own}))"
+
+    def _places(self, words: Words) -> list[int]:
+        """Where a part has its arguments, outputs and sums."""
+        kinds = [dtype.is_floating_point for _, dtype in self._trace.arguments]
+        arguments = [kinds[:number].count(kinds[number]) for number in words.arguments]
+        slots = [self._slots[place] for place in words.part.sums]
+        return [*arguments, *words.part.outputs, *slots] or [0]
+
+
+def _flat(words: Words) -> Iterator[str]:
+    yield "for j in range(size):"
+    yield from _indented(1, words.lines)
+
+
+def _rows(words: Words) -> Iterator[str]:
+    """Where lanes are added to: a row of an entry for each, and what is left in the end."""
+    yield f"whole = size // {LANES} * {LANES}"
+    for rows, lanes in (("0, whole", f"{LANES}"), ("whole, size", "size - row")):
+        yield f"for row in range({rows}, {LANES}):"
+        yield f"    for lane in range({lanes}):"
+        yield "        j = row + lane"
+        yield from _indented(2, words.lines)
+
+
+def _terms_summed(trace: Trace) -> list[Ref]:
+    """The terms of all sums, in the order of their results."""
+    return [ref for node, refs in trace.terms if _sums(node) for ref in refs]
+
+
+def _sums(node: MergeNode) -> bool:
+    return isinstance(node.method, Reduction) and node.method.sums
+
+
+def _indented(level: int, lines: Iterable[str]) -> Iterator[str]:
+    return ("    " * level + line for line in lines)

@@ -1,0 +1,179 @@
+"""What a fused loop does to one element, in words: the expressions of a part, and where their values go.
+
+What a part has in places of its own - arguments, outputs, sums - is numbered within the part. So parts that
+do the same have the same words, and the loop says them once for all of them: such are the points of a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mecha_exp.engine.compiler.jit import converts_half
+from mecha_exp.engine.compiler.ops import NUMBERS, OPERATIONS, STORED, bits_dtype
+from mecha_exp.engine.compiler.partition import Part
+from mecha_exp.engine.compiler.trace import DRAW, INPUT, Argument, Expression, Operand, Ref, Trace
+from mecha_exp.engine.ir.reductions import lane_dtype
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a loop is written for.
+
+    Attributes:
+        trace: what it computes.
+        dtype: of the arithmetic.
+        read, written: the dtypes of the tiles that go in and out; None is only looked at.
+        summed: what is added up.
+        ranked: what is ranked.
+        parts: that the loop is divided into.
+    """
+
+    trace: Trace
+    dtype: torch.dtype
+    read: Sequence[torch.dtype]
+    written: Sequence[torch.dtype | None]
+    summed: Sequence[Ref]
+    ranked: Sequence[Ref]
+    parts: Sequence[Part]
+
+    @property
+    def key_type(self) -> str:
+        """Of whole numbers that sort as the fractions do."""
+        return "int32" if self.dtype.itemsize == 4 else "int64"
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The expressions that the first part leaves for the others."""
+        return self.parts[0].left
+
+    def kind_left(self, number: int) -> str:
+        """What an expression is left as."""
+        kind = NUMBERS[self.trace.expressions[number].dtype]
+        return "uint8" if kind == "boolean" else kind
+
+    def lane_dtype(self, place: int) -> torch.dtype:
+        """What a sum is added up in within a strip."""
+        return lane_dtype(self.trace.expressions[self.summed[place].number].dtype)
+
+    def stretch(self, name: str, place: int) -> str:
+        """Which of the stretches of memory, none of which overlap, has that name, and how many there are.
+
+        What a part has of its own is one stretch for all parts: no two of them are in one loop.
+        """
+        counts = {
+            "x": len(self.read),
+            "d": len(self.trace.draws),
+            "keys": len(self.ranked),
+            "left": len(self.left),
+            "y": max(len(part.outputs) for part in self.parts),
+            "sum": max(len(part.sums) for part in self.parts),
+        }
+        before = [*counts.values()][: [*counts].index(name)]
+        return f"{sum(before) + place}, {sum(counts.values())}"
+
+
+class Words:
+    """The words of a part.
+
+    Attributes:
+        part: that they are of.
+        arguments: which of the trace's arguments are a0, a1, ... here.
+        lines: what is done to the element `j` of a strip, which is of the lane `lane`.
+    """
+
+    def __init__(self, part: Part, wanted: Wanted) -> None:
+        self.part = part
+        self.arguments: list[int] = []
+        self._wanted, self._trace = wanted, wanted.trace
+        self._names = {number: f"v{place}" for place, number in enumerate((*part.taken, *part.computed))}
+        self.lines = [*self._statements()]
+
+    @property
+    def meaning(self) -> tuple[object, ...]:
+        """The same for parts for which the same loop will do."""
+        kinds = [self._trace.arguments[number][1] for number in self.arguments]
+        return tuple(self.lines), tuple(kinds), len(self.part.outputs), len(self.part.sums)
+
+    def _statements(self) -> Iterator[str]:
+        part, trace, wanted = self.part, self._trace, self._wanted
+        for number in part.taken:
+            value = self._entry("left", wanted.left.index(number), wanted.kind_left(number))
+            is_truth = trace.expressions[number].dtype is torch.bool
+            yield f"{self._names[number]} = {value}" + (" != 0" if is_truth else "")
+        for number in part.computed:
+            name, expression = self._names[number], trace.expressions[number]
+            yield f"{name} = {self._value(expression)}"
+            if number in part.peaks:
+                yield from _peak(f"p{expression.operands[0]}", name)
+            if number in part.left:
+                kind = wanted.kind_left(number)
+                yield self._put("left", wanted.left.index(number), f"{kind}({name})")
+        for own, place in enumerate(part.outputs):
+            value, dtype = self._converted(trace.outputs[place][1], wanted.dtype), wanted.written[place]
+            if dtype is not None:
+                stored = f"to_{STORED[dtype]}({value})" if dtype in STORED else value
+                yield self._put("y", own, stored)
+            yield from _peak(f"q{own}", value)
+        for own, place in enumerate(part.sums):
+            dtype, stretch = wanted.lane_dtype(place), wanted.stretch("sum", own)
+            added = self._converted(wanted.summed[place], dtype)
+            before = f"entry(sum{own}_, lane, {NUMBERS[dtype]}, {stretch})"
+            yield f"put(sum{own}_, lane, {before} + {added}, {stretch})"
+        for place in part.ranks:
+            yield self._put("keys", place, f"ordered({self._converted(wanted.ranked[place], wanted.dtype)})")
+
+    def _entry(self, name: str, number: int, kind: str) -> str:
+        return f"entry({name}{number}_, j, {kind}, {self._wanted.stretch(name, number)})"
+
+    def _put(self, name: str, number: int, value: str) -> str:
+        return f"put({name}{number}_, j, {value}, {self._wanted.stretch(name, number)})"
+
+    def _value(self, expression: Expression) -> str:
+        if expression.operation == INPUT:
+            (place,) = expression.operands
+            assert isinstance(place, int)
+            dtype = self._wanted.read[place]
+            value, stored = self._entry("x", place, element_type(dtype)), STORED.get(dtype)
+            return f"from_{stored}({value})" if stored else value
+        if expression.operation == DRAW:
+            (place,) = expression.operands
+            assert isinstance(place, int)
+            return f"{NUMBERS[expression.dtype]}({self._entry('d', place, 'float32')})"
+        operation = OPERATIONS[expression.operation]
+        dtype = expression.dtype if operation.converted == "result" else expression.common
+        operands = [self._converted(operand, dtype) for operand in expression.operands]
+        if expression.operation == "where":
+            operands[0] = self._converted(expression.operands[0], torch.bool)
+        kind = NUMBERS[expression.dtype]
+        text = f"{kind}({operation.text.format(*operands, t=kind)})"
+        if expression.dtype is torch.float16 and converts_half():
+            return f"from_half(to_half({text}))"
+        return f"as_{STORED[expression.dtype]}({text})" if expression.dtype in STORED else text
+
+    def _converted(self, operand: Operand, dtype: torch.dtype) -> str:
+        """An operand in the dtype that it is needed in."""
+        if isinstance(operand, Ref):
+            name, own = self._names[operand.number], self._trace.expressions[operand.number].dtype
+        elif isinstance(operand, Argument):
+            if operand.number not in self.arguments:
+                self.arguments.append(operand.number)
+            name, own = f"a{self.arguments.index(operand.number)}", self._trace.arguments[operand.number][1]
+        else:
+            return f"{NUMBERS[dtype]}({operand})"
+        if own is dtype or NUMBERS[own] == NUMBERS[dtype]:
+            return name
+        return f"({name} != 0)" if dtype is torch.bool else f"{NUMBERS[dtype]}({name})"
+
+
+def element_type(dtype: torch.dtype) -> str:
+    """The type of what a tile of that dtype holds."""
+    return str(bits_dtype(dtype)).removeprefix("torch.") if dtype in STORED else NUMBERS[dtype]
+
+
+def _peak(name: str, value: str) -> Iterator[str]:
+    """Keep the largest magnitude: one number per tile tells whether all of it is finite."""
+    yield f"m = magnitude({value})"
+    yield f"{name} = m if m > {name} else {name}"

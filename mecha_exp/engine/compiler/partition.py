@@ -1,0 +1,151 @@
+"""How a fused loop is divided: too much at once is slow, and compiles for minutes.
+
+What is wanted of a trace - tiles, sums, ranks - falls into groups that have little in common but what all of
+them need. That is computed by a first part, which leaves it where it stays in the cache; every group
+is a part of its own, a loop over the same strip. So the points of a sweep become one loop each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from mecha_exp.engine.compiler.trace import INPUT, Expression, Ref, Trace
+
+MOST = 14
+"""Values that are wanted of one part, at most."""
+
+FEW = 3
+"""Values for which no loop is made: it does others' too."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A loop over a strip. Expressions and what is wanted go by their numbers.
+
+    Attributes:
+        computed: the expressions, in an order in which they can be computed.
+        taken: expressions that the first part has left.
+        left: those that it leaves for the others.
+        outputs, sums, ranks: what is had here.
+        peaks: the expressions of the inputs whose largest magnitude is found here.
+    """
+
+    computed: tuple[int, ...]
+    taken: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    sums: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    peaks: tuple[int, ...] = ()
+
+
+def divide(
+    trace: Trace, sums: Sequence[Ref], ranks: Sequence[Ref], read: Sequence[torch.dtype]
+) -> list[Part]:
+    """The parts of a trace, in order.
+
+    Args:
+        sums: what is added up.
+        ranks: what is ranked.
+        read: the dtypes of the tiles of the inputs.
+    """
+    division = _Division(trace, [ref.number for ref in (*(r for _, r in trace.outputs), *sums, *ranks)], read)
+    groups = division.groups()
+    if len(groups) == 1 and not sums:
+        everything = tuple(range(len(trace.expressions)))
+        whole = Part(everything, peaks=tuple(division.inputs))
+        return [_wanting(whole, groups[0], len(trace.outputs), len(sums))]
+    shared = division.shared(groups)
+    first = [place for place, number in enumerate(division.wanted) if number in shared]
+    groups = [[place for place in group if place not in first] for group in groups]
+    rest = [division.part(group, shared) for group in groups if group]
+    left = tuple(sorted({number for part, _ in rest for number in part.taken}))
+    parts = [(Part(tuple(sorted(shared)), left=left, peaks=tuple(division.inputs)), first), *rest]
+    return [_wanting(part, places, len(trace.outputs), len(sums)) for part, places in parts]
+
+
+class _Division:
+    """Which of the wanted values need which expressions."""
+
+    def __init__(self, trace: Trace, wanted: Sequence[int], read: Sequence[torch.dtype]) -> None:
+        self.wanted = wanted
+        self._expressions = trace.expressions
+        self.inputs = [n for n, e in enumerate(self._expressions) if e.operation == INPUT]
+        self._is_converted = {n: dtype.itemsize < 4 for n, dtype in zip(self.inputs, read, strict=True)}
+        self._users: list[set[int]] = [set() for _ in self._expressions]
+        for place, number in enumerate(wanted):
+            ahead = [number]
+            while ahead:
+                needed = ahead.pop()
+                if place not in self._users[needed]:
+                    self._users[needed].add(place)
+                    ahead += _operands(self._expressions[needed])
+
+    def groups(self) -> list[list[int]]:
+        """The wanted values, those together that share what few others need, as far as it is not too many."""
+        if len(self.wanted) <= MOST:
+            return [list(range(len(self.wanted)))]
+        group_of = {place: [place] for place in range(len(self.wanted))}
+        heavy = [users for number, users in enumerate(self._users) if not self._is_light(number)]
+        for users in sorted(heavy, key=len):
+            joined = [*{id(group_of[place]): group_of[place] for place in sorted(users)}.values()]
+            if sum(map(len, joined)) <= MOST:
+                group = [place for one in joined for place in one]
+                group_of.update(dict.fromkeys(group, group))
+        groups = [*{id(group): group for group in group_of.values()}.values()]
+        single = sorted(place for group in groups if len(group) < FEW for place in group)
+        groups = [sorted(group) for group in groups if len(group) >= FEW]
+        return groups + [single[first : first + MOST] for first in range(0, len(single), MOST)]
+
+    def shared(self, groups: Sequence[Sequence[int]]) -> set[int]:
+        """The expressions that more than one group needs, and the inputs."""
+        group_of = {place: number for number, group in enumerate(groups) for place in group}
+        several = {n for n, users in enumerate(self._users) if len({group_of[p] for p in users}) > 1}
+        return several | {*self.inputs}
+
+    def part(self, places: list[int], shared: set[int]) -> tuple[Part, list[int]]:
+        """A part for these wanted values, which takes from the first part what is not had as fast again.
+
+        The order follows from what is wanted, so that parts that do the same do it in the same order.
+        """
+        computed: dict[int, None] = {}
+        taken: dict[int, None] = {}
+        ahead = [self.wanted[place] for place in reversed(places)]
+        while ahead:
+            number = ahead[-1]
+            if number in shared and not self._is_light(number):
+                taken[number] = None
+            else:
+                missing = [
+                    o for o in _operands(self._expressions[number]) if o not in computed and o not in taken
+                ]
+                if missing:
+                    ahead += reversed(missing)
+                    continue
+                computed[number] = None
+            ahead.pop()
+        return Part(tuple(computed), tuple(taken)), places
+
+    def _is_light(self, number: int) -> bool:
+        """Whether a value is as fast computed again as read again: an input that lies there, or a cast.
+
+        A half takes longer to convert than the float32 that it becomes to load: ten points a tenth longer.
+        """
+        return not self._is_converted.get(number, self._expressions[number].operation != "cast")
+
+
+def _operands(expression: Expression) -> list[int]:
+    return [operand.number for operand in expression.operands if isinstance(operand, Ref)]
+
+
+def _wanting(part: Part, places: Sequence[int], outputs: int, sums: int) -> Part:
+    """The part with what is wanted of it, which is numbered through: outputs, then sums, then ranks."""
+    return replace(
+        part,
+        outputs=tuple(place for place in places if place < outputs),
+        sums=tuple(place - outputs for place in places if outputs <= place < outputs + sums),
+        ranks=tuple(place - outputs - sums for place in places if outputs + sums <= place),
+    )

@@ -1,0 +1,107 @@
+"""What a pass does to one element: a trace is a run of the program on a toy tile, with a recorder.
+
+So a method is plain torch and is never parsed. What cannot be told by running it once - writing into a
+tensor, reading a value in order to decide - is refused with a reason, and such a pass stays with torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from mecha_exp.engine.compiler.recorder import Guard, Recorder
+from mecha_exp.engine.compiler.trace import DRAW, INPUT, Trace, Untraceable
+from mecha_exp.engine.ir.calls import Extent
+from mecha_exp.engine.ir.program import Pass, Program, Stage
+from mecha_exp.engine.ir.reductions import is_by_entry, open_partials
+from mecha_exp.errors import MechaError
+from mecha_exp.graph.nodes import MergeNode, Node
+from mecha_exp.method_api.state_dict import Tile
+from mecha_exp.random import uniform
+
+_TOY_KEY, _TOY_SIZE = "a toy tile", 7
+
+
+def trace_program(program: Program, compute_dtype: torch.dtype) -> dict[Pass, Trace | str]:
+    """What every pass computes, or why it cannot be told."""
+    toy = _ToyRun(program, compute_dtype)
+    traces: dict[Pass, Trace | str] = {}
+    reason = ""
+    with torch.no_grad():
+        for stage in program.stages:
+            try:
+                traces.update(toy.run(stage))
+            except Exception as error:  # of a user's function, on numbers that mean nothing
+                reason = reason or f"it cannot be tried on a few numbers: {error}"
+    return {p: traces.get(p, reason) for stage in program.stages for p in stage.passes}
+
+
+class _ToyRun:
+    """The program on a few numbers: the small values get their shapes and dtypes, the passes are recorded."""
+
+    def __init__(self, program: Program, compute_dtype: torch.dtype) -> None:
+        self._program = program
+        self._dtype = compute_dtype
+        self._tile = Tile(_TOY_KEY, 0, _TOY_SIZE, (_TOY_SIZE,))
+        self._values: dict[Node, torch.Tensor] = {}  # small ones
+
+    def run(self, stage: Stage) -> Iterator[tuple[Pass, Trace | str]]:
+        for node in stage.before:
+            if self._program.extents[node] is Extent.SMALL:
+                self._values[node] = self._program.calls[node](self._values, self._tile).to(torch.float64)
+        for trip in stage.passes:
+            yield trip, self._trace(trip)
+        for node, total in [(n, self._reduce(p, n)) for p in stage.passes for n, _ in p.reductions]:
+            self._values[node] = total
+
+    def _trace(self, trip: Pass) -> Trace | str:
+        if trip.by_rows:
+            return "it works on rows"
+        recorder = Recorder(self._values, _TOY_SIZE)
+        try:
+            with Guard(), recorder:
+                values = self._tiles(trip, recorder)
+                terms = [
+                    (node, self._terms(node, values)) for node, _ in trip.reductions if is_by_entry(node)
+                ]
+            wanted = [*trip.kept, *(node for _, node in trip.outputs)]
+            for node, _ in trip.reductions:
+                if not is_by_entry(node):
+                    wanted += [c for c in node.children if self._program.extents[c] is not Extent.SMALL]
+            return recorder.trace({node: values[node] for node in wanted}, terms)
+        except MechaError as error:
+            return str(error)
+
+    def _reduce(self, trip: Pass, node: MergeNode) -> torch.Tensor:
+        partials = open_partials(node, self._values.get(node), _TOY_SIZE, _TOY_SIZE, self._dtype)
+        values = self._tiles(trip, None)
+        partials.add(0, self._terms(node, values))
+        return partials.finish(self._program.calls[node].hyperparameters, self._dtype)
+
+    def _tiles(self, trip: Pass, recorder: Recorder | None) -> dict[Node, torch.Tensor]:
+        values = dict(self._values)
+        for node in trip.nodes:
+            if isinstance(node, MergeNode) and self._program.extents[node] is Extent.TILE:
+                values[node] = self._call(node, values, recorder)
+            elif self._program.extents[node] is not Extent.SMALL:
+                values[node] = torch.linspace(0.5, 1, _TOY_SIZE, dtype=self._dtype)
+                if recorder:
+                    recorder.begins(INPUT, node, values[node])
+        return values
+
+    def _call(
+        self, node: MergeNode, values: Mapping[Node, torch.Tensor], recorder: Recorder | None
+    ) -> torch.Tensor:
+        if node.method is uniform:
+            drawn = torch.linspace(0, 0.5, _TOY_SIZE, dtype=self._dtype)
+            if recorder:
+                recorder.begins(DRAW, node, drawn)
+            return drawn
+        if recorder and node.method.signature.wants_tile:
+            raise Untraceable(f"{node.method.identifier}: it asks where its tile lies")
+        result = self._program.calls[node](values, self._tile)
+        return result.reshape(-1).to(self._dtype)
+
+    def _terms(self, node: MergeNode, values: Mapping[Node, torch.Tensor]) -> list[torch.Tensor]:
+        return self._program.calls[node].partial(values, self._tile, self._values.get(node))

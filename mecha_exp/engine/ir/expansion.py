@@ -1,0 +1,48 @@
+"""Composite methods replaced by the calls that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mecha_exp.engine.ir.calls import run_method
+from mecha_exp.errors import RecipeError
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
+from mecha_exp.graph.rewrite import rewrite
+from mecha_exp.method_api.method import Kind
+from mecha_exp.method_api.parameters import ParameterSpec
+
+
+def expand(roots: Sequence[Node], expanded: dict[Node, Node] | None = None) -> tuple[Node, ...]:
+    """The graphs with every composite method replaced by what it is composed of.
+
+    `expanded` is told what became of each node.
+    """
+    expanded = {} if expanded is None else expanded
+
+    def primitive(node: Node) -> Node:
+        if not isinstance(node, MergeNode) or node.method.kind is not Kind.COMPOSITE:
+            return node
+        given = dict(node.arguments)
+        values = {
+            spec.name: _composite_argument(spec, given.get(spec.name))
+            for spec in node.method.signature.parameters
+        }
+        result = run_method(node.method, values)
+        if not isinstance(result, Node):
+            raise RecipeError(
+                f"the composite '{node.method.identifier}' returned {type(result).__name__}, not a node"
+            )
+        return rewrite([result], primitive, expanded)[0]
+
+    return rewrite(roots, primitive, expanded)
+
+
+def _composite_argument(spec: ParameterSpec, given: Node | tuple[Node, ...] | None) -> Any:
+    """What a composite sees: nodes for tensors, Python values for the rest."""
+    if isinstance(given, tuple):
+        return given
+    if spec.is_tensor:
+        return LiteralNode(spec.default) if given is None and spec.default is not None else given
+    value = given.value if isinstance(given, LiteralNode) else spec.default
+    return list(value) if isinstance(value, tuple) else value

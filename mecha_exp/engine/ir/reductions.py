@@ -1,0 +1,279 @@
+"""The partial results of a reduction, added up in one order, whatever the tiles and threads.
+
+A sum is made of lanes. Entry i of a strip goes to lane i modulo `LANES`, one after the other, in float32
+where the entries are of float32 and in float64 elsewhere; from there on all is float64. The strips of a
+block are added up lane by lane; then the lanes are folded in halves, as are the blocks in the end. That order
+is as easy for a compiled loop, which keeps many sums in the first cache, as it is for torch, and gives both
+the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from mecha_exp.engine.ir.order_statistic import (
+    Bracket,
+    Inside,
+    Keys,
+    as_state,
+    from_state,
+    gather,
+    guess,
+    is_found,
+    ordered,
+    trips,
+)
+from mecha_exp.graph.nodes import MergeNode
+from mecha_exp.method_api.method import Reduction
+
+REDUCTION_BLOCK = 1 << 16
+"""Elements in a block of a reduction. It is no setting: the partial sums, so the bits, depend on it."""
+
+TOGETHER = 64
+"""A multiple of what any kernel computes at a time."""
+
+WIDE = 1 << 14
+"""Columns from which on a block has fewer rows: it must fit into memory."""
+
+STRIP = 1 << 11
+"""Elements in a strip, of which a block is made. No setting either."""
+
+LANES = 1 << 6
+"""Running sums in a strip. No setting either."""
+
+
+class Partials(ABC):
+    """The partial results of one round of a reduction on one key; tiles come in any order, from any thread.
+
+    Attributes:
+        state: what the round before has left.
+    """
+
+    def __init__(self, node: MergeNode, state: torch.Tensor | None, count: int, block: int) -> None:
+        assert isinstance(node.method, Reduction)
+        self._method = node.method
+        self._count = count
+        self._block = block
+        self._lock = threading.Lock()
+        self.state = state
+
+    @abstractmethod
+    def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
+        """What the method returned for the entries from `start` on, the beginning of a block."""
+
+    @abstractmethod
+    def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
+        """The state for the next round, or the value of the reduction."""
+
+
+class Totals(Partials):
+    """Partial results that come to a total, of which the method's `finish` makes the result."""
+
+    @abstractmethod
+    def _total(self) -> torch.Tensor: ...
+
+    def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
+        total = self._total()
+        if self._method.finish is None:
+            return total
+        return self._method.finish(total, state=self.state, count=self._count, dtype=dtype, **hyperparameters)
+
+
+class Sums(Totals):
+    """Terms of sums, one or several for each entry.
+
+    Attributes:
+        table, columns: where they are added up.
+    """
+
+    table: SumTable | None = None
+    columns = slice(0)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return -(-self._count // self._block)
+
+    def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
+        with self._lock:
+            table = self.table or SumTable([(self, len(results))])
+        sums = table.sums[:, self.columns]
+        for first in range(0, results[0].numel(), self._block):
+            for column, term in enumerate(results):
+                block = term[first : first + self._block]
+                sums[(start + first) // self._block, column] = lane_sum(block)
+
+    def _total(self) -> torch.Tensor:
+        assert self.table is not None
+        total = self.table.totals[self.columns]
+        return torch.from_numpy(total if total.size > 1 else total.reshape(()))
+
+
+class SumTable:
+    """The sums of several reductions side by side.
+
+    Attributes:
+        sums: of each block and column.
+        row_bytes: of a block.
+    """
+
+    def __init__(self, reductions: Sequence[tuple[Sums, int]]) -> None:
+        columns = 0
+        for reduction, terms in reductions:
+            reduction.table = self
+            reduction.columns = slice(columns, columns + terms)
+            columns += terms
+        self.sums = np.zeros((reductions[0][0].blocks if reductions else 0, columns))
+        self._place = self.sums.ctypes.data
+        self.row_bytes = 8 * columns
+
+    def address(self, start: int) -> int:
+        """Where a loop is to put the sums of the blocks from an entry on."""
+        return self._place + start // REDUCTION_BLOCK * self.row_bytes
+
+    @cached_property
+    def totals(self) -> np.ndarray:
+        """Of each column, when all blocks are there."""
+        total: np.ndarray = _folded(self.sums)
+        return total
+
+
+class Ranked(Partials):
+    """Entries of which the one of a certain rank is wanted; see `selection`.
+
+    Attributes:
+        bracket: where it is looked for in this round; empty when it is found already.
+    """
+
+    def __init__(
+        self, node: MergeNode, state: torch.Tensor | None, count: int, block: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__(node, state, count, block)
+        self._dtype = dtype
+        self._everything = Bracket.everything(dtype)
+        self.bracket = self._everything if state is None else from_state(state) or Bracket(0, -1)
+        self._inside = Inside(self.bracket, count)
+
+    def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
+        (values,) = results
+        self.collect(*gather(ordered(values.to(self._dtype)).cpu().numpy(), self.bracket))
+
+    def collect(self, below: int, no_numbers: int, keys: Keys) -> None:
+        """Of a tile so many entries below the bracket, so many that are not a number, and these inside."""
+        with self._lock:
+            self._inside.add(below, no_numbers, keys)
+
+    def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
+        if self.state is not None and is_found(self.state):
+            return self.state
+        assert self._method.rank is not None
+        inside = self._inside
+        seen = self._count if self.state is not None else inside.count + inside.no_numbers
+        numbers = self._count - round(inside.no_numbers * (self._count / seen))
+        rank = max(self._method.rank(numbers, **hyperparameters), 1)
+        if seen < self._count:
+            return as_state(guess(inside.collected(), rank / max(numbers, 1), self._everything), dtype)
+        if rank > numbers:
+            return torch.tensor(torch.inf, dtype=dtype)
+        return as_state(inside.find(rank, self._everything), dtype)
+
+
+class Blocks(Totals):
+    """One small tensor for each block, of any shape; those that come too early wait for their turn."""
+
+    def __init__(self, node: MergeNode, state: torch.Tensor | None, count: int, block: int) -> None:
+        super().__init__(node, state, count, block)
+        self._waiting: dict[int, torch.Tensor] = {}
+        self._added: list[torch.Tensor] = []
+        self._next = 0
+
+    def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
+        with self._lock:
+            (self._waiting[start // self._block],) = (result.cpu() for result in results)
+            while (result := self._waiting.pop(self._next, None)) is not None:
+                self._added = [self._added[0] + result if self._added else result]
+                self._next += 1
+
+    def _total(self) -> torch.Tensor:
+        return self._added[0]
+
+
+def block_of(columns: int, reduces: bool) -> int:
+    """The elements in a block of a pass: whole rows, and for reductions about `REDUCTION_BLOCK` of them.
+
+    Kernels compute the last few entries of a tensor one by one, where exp, say, may round differently, so
+    a block is of `TOGETHER` entries or rows: which ones are the last does not depend on the size of tiles.
+    """
+    rows = TOGETHER if columns <= WIDE else max(1, TOGETHER * WIDE // columns)
+    if reduces and columns <= WIDE:
+        rows = max(rows, REDUCTION_BLOCK // columns // rows * rows)
+    return rows * columns
+
+
+def is_by_entry(node: MergeNode) -> bool:
+    """Whether a reduction is told what each entry adds, rather than what a block does."""
+    return isinstance(node.method, Reduction) and bool(node.method.sums or node.method.rank)
+
+
+def open_partials(
+    node: MergeNode, state: torch.Tensor | None, count: int, block: int, dtype: torch.dtype
+) -> Partials:
+    """For the next round of a reduction on a key of `count` elements, in the arithmetic of `dtype`."""
+    assert isinstance(node.method, Reduction)
+    if node.method.rank:
+        return Ranked(node, state, count, block, dtype)
+    return (Sums if node.method.sums else Blocks)(node, state, count, block)
+
+
+def is_ranked(node: MergeNode) -> bool:
+    """Whether a reduction is wanted to give the entry of a rank."""
+    return isinstance(node.method, Reduction) and node.method.rank is not None
+
+
+def is_known(node: MergeNode, state: torch.Tensor | None) -> bool:
+    """Whether a reduction needs no further round: the entry of a rank is mostly found after two."""
+    return is_ranked(node) and state is not None and is_found(state)
+
+
+def rounds_of(method: Reduction, dtype: torch.dtype) -> int:
+    """How many trips over the data a reduction takes at most."""
+    return trips(dtype) if method.rank else method.rounds(dtype)
+
+
+def lane_dtype(terms: torch.dtype) -> torch.dtype:
+    """What entries of a dtype are added up in within a strip."""
+    return terms if terms is torch.float32 else torch.float64
+
+
+def lane_sum(terms: torch.Tensor) -> float:
+    """The sum of a block in float64."""
+    padded = torch.nn.functional.pad(terms, (0, -len(terms) % STRIP))
+    rows = padded.view(-1, STRIP // LANES, LANES)
+    lanes = torch.zeros(len(rows), LANES, dtype=lane_dtype(terms.dtype), device=terms.device)
+    for row in range(STRIP // LANES):
+        lanes += rows[:, row]
+    total = torch.zeros(LANES, dtype=torch.float64, device=terms.device)
+    for strip in lanes:
+        total += strip
+    return float(_folded(total.cpu().numpy()))
+
+
+def _folded(values: np.ndarray) -> Any:
+    """The sum over the first axis: the second half is added to the first until one is left."""
+    if len(values) == 1:
+        return values[0]
+    size = 1 << (len(values) - 1).bit_length()
+    if size > len(values):
+        padding = np.zeros((size - len(values), *values.shape[1:]))
+        values = np.concatenate([values, padding])
+    while size > 1:
+        size //= 2
+        values = values[:size] + values[size:]
+    return values[0]

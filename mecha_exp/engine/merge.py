@@ -1,0 +1,171 @@
+"""The entry of the engine: `merge_many` makes any number of models in as few passes as they need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mecha_exp.checkpoint import is_arithmetic, torch_dtype
+from mecha_exp.checkpoint.shards import Layout
+from mecha_exp.engine.options import EngineOptions
+from mecha_exp.engine.planner.batches import batches
+from mecha_exp.engine.planner.checks import clashing_outputs
+from mecha_exp.engine.planner.plan import Job, Plan
+from mecha_exp.engine.planner.planner import plan
+from mecha_exp.engine.provenance import metadata_of
+from mecha_exp.engine.report import About, MergeReport, Notice
+from mecha_exp.engine.runtime.context import Progress, Tally
+from mecha_exp.engine.runtime.executor import compile_loops, execute
+from mecha_exp.engine.runtime.overflow import saturates
+from mecha_exp.engine.runtime.resumption import signature_of
+from mecha_exp.engine.sinks import MemorySink, NoSink, ReceiverSink, Sink
+from mecha_exp.errors import CheckpointError, Problems, some
+from mecha_exp.graph.nodes import ModelNode, Node, models_of
+from mecha_exp.sources.inputs import open_sources
+
+
+def merge_many(
+    jobs: Sequence[Job | tuple[Node, Any]],
+    options: EngineOptions | None = None,
+    progress: Progress = lambda key, nbytes: None,
+) -> MergeReport:
+    """Make every job's model in one pass: shared reads and shared sub-results are done once.
+
+    Jobs over models that differ in their keys or shapes get a pass of their own (see `batches`). The outputs
+    of a pass appear when all of them are complete; after an error in it none does, and what lay at their
+    paths is untouched. After an interrupt (Ctrl-C, a kill) what is done lies hidden beside the outputs, and
+    the same merge goes on from there: see `MergeReport.resumed_keys`.
+
+    Args:
+        jobs: what is to be made; a pair of recipe and output is a job.
+        options: for all of them.
+        progress: told of each key that is read, and of how many bytes.
+
+    Raises:
+        MechaError: see `plan` and `execute`.
+    """
+    options = options or EngineOptions()
+    wanted = [job if isinstance(job, Job) else Job(*job) for job in jobs]
+    groups = batches([job.recipe for job in wanted], options)
+    if len(groups) > 1:
+        _check_apart(wanted, options)
+    reports = [_merge([wanted[number] for number in group], options, progress) for group in groups]
+    return reports[0] if len(reports) == 1 else _joined(groups, reports)
+
+
+def _merge(jobs: Sequence[Job], options: EngineOptions, progress: Progress) -> MergeReport:
+    started = time.perf_counter()
+    with plan(jobs, options) as planned:
+        return run_plan(planned, progress, started)
+
+
+def _check_apart(jobs: Sequence[Job], options: EngineOptions) -> None:
+    """See that no pass writes what another one reads or writes."""
+    problems = Problems()
+    outputs = [job.output for job in jobs if isinstance(job.output, Path)]
+    with open_sources(models_of(*(job.recipe for job in jobs)), options.model_dirs) as sources:
+        problems.add_all(clashing_outputs(outputs, sources))
+    problems.raise_as(CheckpointError)
+
+
+def _joined(groups: Sequence[Sequence[int]], reports: Sequence[MergeReport]) -> MergeReport:
+    """The report of all jobs from those of their passes."""
+    places = sorted(
+        (number, r, place) for r, group in enumerate(groups) for place, number in enumerate(group)
+    )
+    return MergeReport(
+        sum(report.bytes_read for report in reports),
+        sum(report.bytes_written for report in reports),
+        sum(report.seconds for report in reports),
+        tuple(dict.fromkeys(warning for report in reports for warning in report.warnings)),
+        tuple(reports[r].nonfinite_values[place] for _, r, place in places),
+        tuple(reports[r].moments[place] for _, r, place in places),
+        sum(report.keys for report in reports),
+        sum(report.resumed_keys for report in reports),
+    )
+
+
+def run_plan(
+    planned: Plan, progress: Progress = lambda key, nbytes: None, started: float | None = None
+) -> MergeReport:
+    """Run a plan that is still open; `started` is when its wall time began."""
+    started = time.perf_counter() if started is None else started
+    sinks: dict[int, Sink] = {}
+    compile_loops(planned)
+    try:
+        for number in range(len(planned.jobs)):
+            sinks[number] = _open_sink(planned, number)
+        tally = execute(planned, sinks, progress)
+        for sink in sinks.values():
+            sink.commit()
+    except BaseException as error:
+        for sink in sinks.values():
+            sink.abort() if isinstance(error, Exception) else sink.suspend()
+        raise
+    return _report(planned, tally, time.perf_counter() - started)
+
+
+def _open_sink(planned: Plan, number: int) -> Sink:
+    """Where a job's tiles go; a file goes on with what an interrupted run of the same merge has left."""
+    job, destination = planned.jobs[number], planned.destination(number)
+    if destination is not None:
+        metadata = job.metadata
+        if metadata is None:
+            metadata = metadata_of(job.recipe, planned.options, job.dtype)
+        return destination.open(metadata, job.durable, signature_of(planned, number))
+    layout = planned.layouts[number]
+    if isinstance(job.output, dict):
+        return MemorySink(job.output, layout)
+    return ReceiverSink(job.output, layout) if callable(job.output) else NoSink()
+
+
+def _moments(planned: Plan, tally: Tally, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:
+    """The moments of a job in the order of the plan, so that sums over keys do not hang on who was first."""
+    order = {key.key: place for place, key in enumerate(planned.keys)}
+    found = {model: tally.moments[job, model] for model in planned.sources if (job, model) in tally.moments}
+    return {
+        model: {key: by_key[key] for key in sorted(by_key, key=order.__getitem__)}
+        for model, by_key in found.items()
+    }
+
+
+def _or_too_large(layout: Layout) -> str:
+    """Values that are too large do not become infinite in every dtype."""
+    dtypes = {torch_dtype(name) for name, _ in layout.values() if is_arithmetic(name)}
+    cut = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if saturates(dtype))
+    return f", or too large for {' and '.join(cut)}" if cut else ""
+
+
+def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
+    warnings = list(planned.warnings)
+    if tally.disagreeing:
+        text = (
+            f"{len(tally.disagreeing)} keys are not floating point and differ between the inputs; they are "
+            f"taken from the first one: {some(sorted(tally.disagreeing))}"
+        )
+        warnings.append(Notice(text))
+    nonfinite = [0] * len(planned.jobs)
+    for (job, _), count in tally.nonfinite.items():
+        nonfinite[job] += count
+    for number, (made, count) in enumerate(zip(planned.jobs, nonfinite, strict=True)):
+        if count:
+            where = f" {made.output}" if isinstance(made.output, Path) else ""
+            text = (
+                f"{count} values of the output{where} are not finite{_or_too_large(planned.layouts[number])}"
+            )
+            warnings.append(Notice(text, About.NONFINITE_OUTPUT))
+    moments = tuple(_moments(planned, tally, job) for job in range(len(planned.jobs)))
+    return MergeReport(
+        planned.bytes_read - sum(planned.bytes_of(key) for key in tally.resumed),
+        planned.bytes_written - sum(planned.bytes_written_of(key) for key in tally.resumed),
+        seconds,
+        tuple(warnings),
+        tuple(nonfinite),
+        moments,
+        len(planned.keys),
+        len(tally.resumed),
+    )

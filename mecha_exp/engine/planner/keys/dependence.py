@@ -1,0 +1,52 @@
+"""The nodes of a recipe that are not the same at every key: its atoms.
+
+A model may lack a key, a hyperparameter may have a value for each, `a | b` is one or the other, a part of a
+model is there or not, and a method that is told the key or sees state dicts may have nothing for it. All
+other methods have a value wherever their arguments have one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mecha_exp.graph.by_key import ByKey, NoValueError
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
+from mecha_exp.method_api.method import Kind
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING = _Missing()
+"""What an atom is at a key for which it has no value."""
+
+
+def is_lazy(node: Node) -> bool:
+    """Whether a node's method sees state dicts and so may ask for any key."""
+    return (
+        isinstance(node, MergeNode)
+        and node.method.signature.reads_other_keys
+        and node.method.kind is not Kind.CHOICE
+    )
+
+
+def is_atom(node: Node) -> bool:
+    """Whether a node may be something else at another key; see the module."""
+    if isinstance(node, MergeNode):
+        return node.method.signature.wants_key or node.method.kind is Kind.CHOICE or is_lazy(node)
+    return isinstance(node, ModelNode) or (isinstance(node, LiteralNode) and isinstance(node.value, ByKey))
+
+
+def value_at(node: LiteralNode, key: str) -> Any:
+    """A literal's value at a key, or MISSING."""
+    if not isinstance(node.value, ByKey):
+        return node.value
+    if node.value.anatomy is None:  # of no model: the keys are the names as they stand
+        value = dict(node.value.patterns).get(key, node.value.default)
+        return MISSING if value is None else value
+    try:
+        return node.value(key)
+    except NoValueError:
+        return MISSING

@@ -1,0 +1,235 @@
+"""A planned merge: what is to be made, and what is done for each key."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mecha_exp.checkpoint import Destination, Template, stored_bytes
+from mecha_exp.checkpoint.shards import Layout
+from mecha_exp.engine.compiler.fusion import FusedPass, how_run
+from mecha_exp.engine.ir.program import LazyNode, Pass, Program
+from mecha_exp.engine.options import EngineOptions
+from mecha_exp.engine.planner.by_key import effective_values_of
+from mecha_exp.engine.planner.resolution import ConvertedModel
+from mecha_exp.engine.report import Notice
+from mecha_exp.engine.sinks import Receiver
+from mecha_exp.errors import MergeError
+from mecha_exp.graph.by_key import BlockValue, ByKey
+from mecha_exp.graph.nodes import ModelNode, Node, models_of
+from mecha_exp.sources.source import Source
+from mecha_exp.sources.vocabulary import as_stored
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One model to be made.
+
+    Attributes:
+        recipe: its graph.
+        output: a path (`*.safetensors` is a file, any other a folder like that of the first input), a
+            dictionary to be filled, a function that is given each key and its tensor as soon as it is
+            complete (by one thread at a time, in no particular order), or None where only the statistics
+            are wanted.
+        dtype: of the output, or one by key (see `parse_output_dtype`); None keeps the dtype that each key has
+            in the first input.
+        metadata: what the output file carries in its header; None: what makes it again (see `origin`).
+        statistics: whether distances and cosines to the inputs are measured in the same pass.
+        durable: whether the file is flushed to disk before it appears.
+        shard_size: bytes of a file: a larger model is written to a folder, in shards.
+        caches: by node what its method gets as `cache`, to live from merge to merge.
+
+    Raises:
+        MergeError: an output that is nothing of that.
+    """
+
+    recipe: Node
+    output: Path | dict[str, torch.Tensor] | Receiver | None = None
+    dtype: torch.dtype | ByKey | None = None
+    metadata: Mapping[str, str] | None = None
+    statistics: bool = False
+    durable: bool = True
+    shard_size: int | None = None
+    caches: Mapping[Node, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.output, str | os.PathLike):
+            object.__setattr__(self, "output", Path(self.output))
+        elif not (self.output is None or isinstance(self.output, dict) or callable(self.output)):
+            raise MergeError(
+                f"the output is of type {type(self.output).__name__}: expected a path, a dictionary, a "
+                "function of a key and a tensor, or None."
+            )
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one job wants of one key: `root` is the index among the roots of the key's program."""
+
+    job: int
+    root: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class KeyPlan:
+    """What is done for one key.
+
+    Attributes:
+        key, shape: of the tensor.
+        program: how it is computed; None for integers and booleans, of which the first input is taken.
+        outputs: where the roots of the program go.
+        statistics: (job, input, root): the root is the `moments` of the job's result and the input.
+        copies: (job, first input) for such keys: a model whose bytes are copied, or a method's result.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    program: Program | None
+    outputs: tuple[Output, ...]
+    statistics: tuple[tuple[int, ModelNode, int], ...] = ()
+    copies: tuple[tuple[int, ModelNode | LazyNode], ...] = ()
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def jobs(self) -> frozenset[int]:
+        """Whose outputs or statistics the key is for."""
+        outputs = {output.job for output in self.outputs}
+        return frozenset(outputs | {job for job, _ in self.copies} | {job for job, *_ in self.statistics})
+
+    def roots_of(self, job: int) -> tuple[int, ...]:
+        """The roots of the program that a job wants: its outputs, and what is measured of them."""
+        statistics = [root for j, _, root in self.statistics if j == job]
+        return (*(output.root for output in self.outputs if output.job == job), *statistics)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked merge, ready to run.
+
+    Attributes:
+        jobs: the models to be made.
+        options: how.
+        sources: the opened inputs.
+        keys: what is done for each key, in the order of the first input's file.
+        layouts: of each job the dtype and shape of every key of its output.
+        warnings: what is odd and not wrong.
+        ways: of each pass the loop that it is fused into, or why it runs eagerly.
+    """
+
+    jobs: tuple[Job, ...]
+    options: EngineOptions
+    sources: Mapping[ModelNode, Source]
+    keys: tuple[KeyPlan, ...]
+    layouts: tuple[Layout, ...]
+    warnings: tuple[Notice, ...]
+    ways: Mapping[Pass, FusedPass | str] = field(default_factory=dict, repr=False)
+
+    @property
+    def inputs(self) -> Mapping[ModelNode, Source]:
+        """The models that the recipes name; `sources` has them in other formats, too."""
+        return {m: source for m, source in self.sources.items() if not isinstance(m, ConvertedModel)}
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes the passes read in all; an input that several passes need counts for each."""
+        return sum(self.bytes_of(key) for key in self.keys)
+
+    @property
+    def bytes_written(self) -> int:
+        """The size of the tensors of all outputs."""
+        return sum(
+            size_of(layout)
+            for job, layout in zip(self.jobs, self.layouts, strict=True)
+            if job.output is not None
+        )
+
+    def effective_values(self, job: int = 0) -> dict[str, list[BlockValue]]:
+        """What a job's values by key come to, block by block, by `method.argument`."""
+        return effective_values_of(self.jobs[job].recipe)
+
+    @property
+    def fused(self) -> dict[str, int]:
+        """How the elements go through the passes: "fused", "eager: why" or "whole", and how many do."""
+        counts: dict[str, int] = {}
+        for key in self.keys:
+            for how in how_run(key.program, self.ways) if key.program else ():
+                counts[how] = counts.get(how, 0) + key.numel
+        return counts
+
+    @property
+    def memory(self) -> int:
+        """An estimate of the buffers in bytes: tiles of all workers, and whole tensors of as many keys."""
+        item = self.options.compute_dtype.itemsize
+        tiles = max((_tile_values(k.program) for k in self.keys if k.program), default=1)
+        whole = min(self.options.threads * self.whole_bytes, self.options.memory_budget)
+        return self.options.threads * self.options.tile_size * item * tiles + whole
+
+    @property
+    def whole_bytes(self) -> int:
+        """The most that the whole tensors of one key take."""
+        return max((self.whole_bytes_of(key) for key in self.keys), default=0)
+
+    def whole_bytes_of(self, key: KeyPlan) -> int:
+        """What the whole tensors of a key take in memory."""
+        if key.program is None:
+            return 0
+        return key.program.whole_elements(key.shape) * self.options.compute_dtype.itemsize
+
+    def keeps(self, output: Output) -> bool:
+        """Whether anybody is given an output, of which otherwise only numbers are wanted."""
+        return self.jobs[output.job].output is not None
+
+    def destination(self, job: int) -> Destination | None:
+        """Where a job's model is written to; None where it is not."""
+        made = self.jobs[job]
+        if not isinstance(made.output, Path):
+            return None
+        first = self.sources[models_of(made.recipe)[0]]
+        template = Template.at(first.path, layout_of(as_stored(first)))
+        return Destination(made.output, self.layouts[job], made.shard_size, template)
+
+    def bytes_of(self, key: KeyPlan) -> int:
+        """How many bytes are read for one key, if no sample was unlucky; see `Pass.is_full`."""
+        if key.program is None:
+            held = [source for source in self.sources.values() if key.key in source]
+            return sum(source.info(key.key).nbytes for source in held) if key.copies else 0
+        return sum(self.bytes_of_pass(key, trip) for trip in key.program.full_passes)
+
+    def bytes_of_pass(self, key: KeyPlan, trip: Pass) -> int:
+        """How many bytes of a key one pass reads."""
+        return sum(self.sources[model].info(key.key).nbytes for model in trip.models)
+
+    def bytes_written_of(self, key: KeyPlan) -> int:
+        """How many bytes of all outputs a key makes up."""
+        return sum(
+            stored_bytes(*layout[key.key])
+            for job, layout in zip(self.jobs, self.layouts, strict=True)
+            if job.output is not None and key.key in layout
+        )
+
+
+def layout_of(source: Source) -> Layout:
+    """The dtype and shape of every key of an input."""
+    return {key: (source.info(key).dtype, source.info(key).shape) for key in source.keys()}
+
+
+def size_of(layout: Layout) -> int:
+    """The bytes of the tensors of a layout."""
+    return sum(stored_bytes(dtype, shape) for dtype, shape in layout.values())
+
+
+def _tile_values(program: Program) -> int:
+    """How many tiles of the widest pass may be alive at once."""
+    return max((len(p.nodes) for stage in program.stages for p in stage.passes), default=1)

@@ -1,0 +1,117 @@
+"""Decides what is done about vocabularies of other sizes and tied output layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mecha_exp.engine.options import EngineOptions
+from mecha_exp.errors import CheckpointError, Problems
+from mecha_exp.graph.nodes import ModelNode
+from mecha_exp.sources.source import Source
+from mecha_exp.sources.vocabulary import AdaptedSource
+
+Sources = Mapping[ModelNode, Source]
+
+_TIED = {
+    "lm_head.weight": (
+        "model.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight",
+        "model.language_model.embed_tokens.weight",
+        "transformer.wte.weight",
+        "shared.weight",
+        "model.shared.weight",
+    ),
+    "embed_out.weight": ("gpt_neox.embed_in.weight",),
+    "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
+    "cls.predictions.decoder.bias": ("cls.predictions.bias",),
+    "encoder.embed_tokens.weight": ("shared.weight",),
+    "decoder.embed_tokens.weight": ("shared.weight",),
+}
+"""What may be missing, and the tensors that it is then the same as."""
+
+_VOCABULARY = (
+    *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "token_embedding.weight"),
+    *("shared.weight", "embed_in.weight", "embed_out.weight", "lm_head.weight", "lm_head.bias"),
+    *("cls.predictions.bias", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
+)
+"""What the keys end in that have a row for each token."""
+
+
+def adapt(sources: Sources, options: EngineOptions) -> dict[ModelNode, Source]:
+    """The inputs with one vocabulary, as `on_tied` and `resize_embeddings` want it.
+
+    Raises:
+        CheckpointError: they differ and that is an error.
+    """
+    problems = Problems()
+    untied = _settle_ties(sources, options, problems)
+    resized = _settle_sizes(untied, options, problems)
+    problems.raise_as(CheckpointError)
+    return resized
+
+
+def _settle_ties(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
+    """Of each model the output layers that it lacks and others have are dealt with."""
+    settled = dict(sources)
+    for head, embeddings in _TIED.items():
+        having = [source for source in sources.values() if head in source]
+        lacking = {
+            model: next((key for key in embeddings if key in source), None)
+            for model, source in sources.items()
+            if head not in source
+        }
+        tied = {model: key for model, key in lacking.items() if key is not None}
+        if not having or not tied:
+            continue
+        if options.on_tied == "tie":
+            settled = {model: AdaptedSource(source, hidden=[head]) for model, source in settled.items()}
+        elif options.on_tied == "untie":
+            settled |= {model: AdaptedSource(settled[model], {head: key}) for model, key in tied.items()}
+        elif options.on_missing == "error":
+            names = ", ".join(sources[model].name for model in tied)
+            problems.add(
+                f"{names}: there is no '{head}', because the model is tied: it uses '{min(tied.values())}' "
+                f"instead, while {having[0].name} has both. on_tied=untie reads the one for the other, and "
+                f"the result has both; on_tied=tie leaves '{head}' out of all, and the result is tied."
+            )
+    return settled
+
+
+def _settle_sizes(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
+    """Tensors that differ in the number of tokens alone get the same number."""
+    rows: dict[ModelNode, dict[str, tuple[int, Source]]] = {}
+    found: dict[str, list[int]] = {}
+    for key in dict.fromkeys(key for source in sources.values() for key in source.keys()):
+        having = {model: source for model, source in sources.items() if key in source}
+        shapes = [source.info(key).shape for source in having.values()]
+        if (
+            not key.endswith(_VOCABULARY)
+            or len({s[:1] for s in shapes}) == 1
+            or len({s[1:] for s in shapes}) > 1
+        ):
+            continue
+        sizes = found[key] = [shape[0] for shape in shapes]
+        size = min(sizes) if options.resize_embeddings == "truncate" else max(sizes)
+        donor = next(s for s in having.values() if s.info(key).shape[0] == size)
+        for model, source in having.items():
+            if source.info(key).shape[0] != size:
+                rows.setdefault(model, {})[key] = (size, donor)
+    if found and options.resize_embeddings == "error":
+        problems.add(_different_sizes(found, sources))
+        return dict(sources)
+    return {
+        model: AdaptedSource(source, rows=rows[model]) if model in rows else source
+        for model, source in sources.items()
+    }
+
+
+def _different_sizes(found: Mapping[str, Sequence[int]], sources: Sources) -> str:
+    key, sizes = next(iter(found.items()))
+    listed = ", ".join(
+        f"{source.info(key).shape[0]:,} in {source.name}" for source in sources.values() if key in source
+    )
+    return (
+        f"the vocabularies have different sizes: '{key}' has {listed}. If the first {min(sizes):,} tokens "
+        "are the same, resize_embeddings=truncate keeps those, and resize_embeddings=pad keeps "
+        f"{max(sizes):,}: the rows that a model lacks are taken from the first one that has them."
+    )

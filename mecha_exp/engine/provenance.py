@@ -1,0 +1,103 @@
+"""What a merged model says of its origin in its header, so that it can be made again from itself alone.
+
+The header of a safetensors file holds the recipe as text (`mecha_recipe`) and, as JSON (`mecha_origin`):
+
+    inputs    the SHA-256 of each input, in the order in which the recipe names them, if they were looked at
+    engine    the engine's settings that change bits
+    output    the output's settings, such as its dtype
+    methods   the hash of each merge method's code
+    versions  of mecha_exp and of what computes
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mecha_exp._version import __version__
+from mecha_exp.checkpoint import open_stored
+from mecha_exp.engine.code_hash import methods_of
+from mecha_exp.engine.options import SETTINGS, EngineOptions
+from mecha_exp.graph.by_key import ByKey
+from mecha_exp.graph.nodes import InMemory, Node, models_of
+from mecha_exp.recipe.files import METADATA_KEY
+from mecha_exp.recipe.text import serialize
+
+KEY = "mecha_origin"
+MADE_BY = (METADATA_KEY, KEY)
+"""What of a header is no longer true once the tensors are others."""
+_PACKAGES = ("torch", "numpy")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What decides a model's bytes beside its recipe.
+
+    Attributes:
+        inputs: the SHA-256 of each input, in the order of the recipe's models; none where nobody looked.
+        engine: settings that change bits.
+        output: settings of the output's tensors.
+        methods: the hash of each merge method's code.
+        versions: of the packages that compute.
+    """
+
+    inputs: Sequence[str]
+    engine: Mapping[str, Any]
+    output: Mapping[str, Any]
+    methods: Mapping[str, str]
+    versions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, recipe: Node, options: EngineOptions, dtype: torch.dtype | ByKey | None) -> Origin:
+        """That of a merge."""
+        output = {"dtype": _dtype_setting(dtype)} if dtype is not None else {}
+        return cls((), settings_of(options), output, methods_of(recipe), versions())
+
+    def text(self) -> str:
+        """As a model's header holds it."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def of_file(cls, path: Path) -> Origin | None:
+        """What a model says of itself; None where it says nothing, or nothing that can be read."""
+        with open_stored(path) as model:
+            text = model.metadata.get(KEY)
+        try:
+            return cls(**json.loads(text)) if text else None
+        except (ValueError, TypeError):
+            return None
+
+
+def metadata_of(
+    recipe: Node, options: EngineOptions, dtype: torch.dtype | ByKey | None = None
+) -> dict[str, str]:
+    """The header of a merge's output; nothing of its origin where a model has no path to name."""
+    if any(isinstance(model.source, InMemory) for model in models_of(recipe)):
+        return {"format": "pt"}
+    origin = Origin.of(recipe, options, dtype)
+    return {"format": "pt", METADATA_KEY: serialize(recipe), KEY: origin.text()}
+
+
+def settings_of(options: EngineOptions) -> dict[str, str]:
+    """The options that change bits, in words."""
+    return {name: str(getattr(options, name)).removeprefix("torch.") for name in SETTINGS}
+
+
+@cache
+def versions() -> dict[str, str]:
+    """The versions of the packages that decide bits."""
+    return {
+        "mecha_exp": __version__,
+        **{package: importlib.metadata.version(package) for package in _PACKAGES},
+    }
+
+
+def _dtype_setting(dtype: torch.dtype | ByKey) -> Any:
+    return dict(dtype.words) if isinstance(dtype, ByKey) else str(dtype).removeprefix("torch.")

@@ -1,0 +1,235 @@
+"""Running a plan: each key goes through its stages, tile by tile, by as many workers as there are.
+
+What a tile gives depends on the tile alone, partial results of reductions are combined in the order of their
+blocks, and every tile has its place in the output, so the order of the work leaves no trace: the bytes are
+the same whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from mecha_exp.checkpoint import torch_dtype
+from mecha_exp.checkpoint.positional import byte_view
+from mecha_exp.engine.compiler.jit import compile_ahead
+from mecha_exp.engine.devices import CPU, moved
+from mecha_exp.engine.ir.calls import Extent, changed_shape
+from mecha_exp.engine.ir.program import LazyNode, Pass, Program
+from mecha_exp.engine.ir.reductions import Partials, block_of, is_known, open_partials
+from mecha_exp.engine.planner.plan import KeyPlan, Plan
+from mecha_exp.engine.runtime.buffers import Scratch
+from mecha_exp.engine.runtime.context import Progress, Tally, Work
+from mecha_exp.engine.runtime.kernels import Kinds
+from mecha_exp.engine.runtime.key_pass import KeyPass
+from mecha_exp.engine.runtime.resumption import Resumption
+from mecha_exp.engine.runtime.scheduler import Run, Task, Workers
+from mecha_exp.engine.sinks import Sink
+from mecha_exp.errors import MergeError
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
+from mecha_exp.method_api.state_dict import Tile
+from mecha_exp.sources.copier import COPY_BYTES
+
+SMALL_KEY = 1 << 14
+"""Elements up to which a key costs the interpreter more than the processor: an operation of torch on so many
+takes a few microseconds, about as long as calling it."""
+
+
+def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key, nbytes: None) -> Tally:
+    """Run a plan into the sinks of its jobs (by index). Commits nothing.
+
+    Raises:
+        MergeError: a value that is not finite, a method that failed; the first one, where there are many.
+        CheckpointError: reading or writing failed.
+    """
+    work = Work(plan, sinks, Tally(), progress, Kinds(plan))
+    resumption = Resumption(plan, sinks, work.tally, progress)
+
+    def runs(small: bool) -> Iterator[Run]:
+        for key in plan.keys:
+            wanted = key.numel and (key.outputs or key.copies or key.statistics)
+            if wanted and _is_small(plan, key) is small and not resumption.skips(key):
+                yield _KeyRun(key, work) if key.program is not None else _CopyRun(key, work)
+
+    Workers(runs(small=False), runs(small=True), plan.options, resumption.finish).run()
+    for source in plan.sources.values():
+        source.check_unchanged()
+    return work.tally
+
+
+def _is_small(plan: Plan, key: KeyPlan) -> bool:
+    """Whether a key is more work for the interpreter than for the processor."""
+    return key.program is not None and key.numel <= SMALL_KEY and not plan.whole_bytes_of(key)
+
+
+def compile_loops(plan: Plan) -> None:
+    """Begin to compile what a plan needs, while its outputs are being opened."""
+    kinds = Kinds(plan)
+    compile_ahead(
+        fused.text
+        for key in plan.keys
+        for stage in (key.program.stages if key.program else ())
+        for trip in stage.passes
+        if (fused := kinds.of(key, trip).fused) is not None
+    )
+
+
+class _CopyRun(Run):
+    """A key that is not arithmetic: the bytes of the first input, compared with those of the others."""
+
+    def __init__(self, key: KeyPlan, work: Work) -> None:
+        self.key = key
+        self._key, self._work = key.key, work
+        sources = work.plan.sources
+        self._sizes = {m: s.info(self._key).nbytes for m, s in sources.items() if self._key in s}
+        taken = [(job, node) for job, node in key.copies if job in work.sinks]
+        self._sinks = {
+            model: [work.sinks[job] for job, node in taken if node is model] for model in self._sizes
+        }
+        self._made = [(job, node) for job, node in taken if isinstance(node, LazyNode)]
+        self._differs = len(set(self._sizes.values())) > 1
+        self._begun = False
+
+    def advance(self) -> Sequence[Task] | None:
+        if not self._begun:
+            self._begun = True
+            made = [partial(self._make, job, node) for job, node in self._made]
+            size = max(self._sizes.values(), default=0)
+            return [*made, *(partial(self._copy, at) for at in range(0, size, COPY_BYTES))]
+        if self._differs:
+            with self._work.tally.lock:
+                self._work.tally.disagreeing.append(self._key)
+        return None
+
+    def _copy(self, start: int, scratch: Scratch) -> None:
+        """A part of the key: two buffers do for any number of inputs."""
+        first: torch.Tensor | None = None
+        for model, size in self._sizes.items():
+            count = min(COPY_BYTES, size - start)
+            if count <= 0:
+                continue
+            buffer = scratch.take("copied" if first is None else "compared", torch.uint8, count)
+            self._work.plan.sources[model].read_bytes_into(self._key, start, buffer.view)
+            for sink in self._sinks[model]:
+                sink.write_bytes(self._key, start, buffer.view)
+            self._work.progress(self._key, count)
+            if first is None:
+                first = buffer.tensor
+            elif not torch.equal(buffer.tensor, first):
+                self._differs = True
+
+    def _make(self, job: int, node: LazyNode, scratch: Scratch) -> None:
+        """All of the key, as a method that asks for other keys gives it: float32 would round it."""
+        dtype, shape = self._work.plan.layouts[job][self._key]
+        made = node.owner.whole(node, self._key, shape, torch_dtype(dtype))
+        self._work.sinks[job].write_bytes(self._key, 0, byte_view(made.reshape(-1)))
+
+
+class _KeyRun(Run):
+    """A key that is computed by its program."""
+
+    def __init__(self, key: KeyPlan, work: Work) -> None:
+        assert key.program is not None
+        self.key = key
+        self._key, self._work = key, work
+        self._program: Program = key.program
+        self._dtype = work.plan.options.compute_dtype
+        self._tile = Tile(key.key, 0, key.numel, key.shape)  # all of it
+        self._stage = -1
+        self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node
+        self._partials: dict[MergeNode, Partials] = {}
+        self.whole_bytes = work.plan.whole_bytes_of(key)
+        for node in self._program.extents:
+            if isinstance(node, LiteralNode) and isinstance(node.value, torch.Tensor):
+                self._values[node] = self._whole_literal(node.value)
+
+    def advance(self) -> Sequence[Task] | None:
+        """End the stage that has run, and begin the next one that has tiles."""
+        while True:
+            for node, partials in self._partials.items():
+                self._values[node] = partials.finish(self._program.calls[node].hyperparameters, self._dtype)
+            self._partials = {}
+            self._release(None)
+            self._stage += 1
+            if self._stage == len(self._program.stages):
+                self._collect_statistics()
+                self._values = {}
+                return None
+            tiles = self._begin()
+            if tiles:
+                return tiles
+
+    def _begin(self) -> list[Task]:
+        stage = self._program.stages[self._stage]
+        for node in stage.before:
+            self._values[node] = self._run_whole(node)
+            self._release(node)
+        tasks: list[Task] = []
+        for trip in stage.passes:
+            if self._is_needless(trip):
+                if trip.is_full:
+                    self._work.progress(self._key.key, self._work.plan.bytes_of_pass(self._key, trip))
+                continue
+            block = block_of(trip.columns(self._key.shape), bool(trip.reductions))
+            for node, _ in trip.reductions:
+                state = self._values.get(node)
+                self._partials[node] = open_partials(node, state, self._key.numel, block, self._dtype)
+            for kept in trip.kept:
+                self._values[kept] = torch.empty(self._key.shape, dtype=self._dtype)
+            run = KeyPass(self._work, self._key, trip, self._values, self._partials)
+            tasks += [partial(run.run, tile) for tile in run.tiles()]
+        return tasks
+
+    def _release(self, node: MergeNode | LazyNode | None) -> None:
+        """Make room: what is not needed after a node of this stage, or after its passes, is gone."""
+        for needless in self._program.released.get((self._stage, node), ()):
+            self._values.pop(needless, None)
+
+    def _is_needless(self, trip: Pass) -> bool:
+        """Whether all that a pass is for is known already, as the entry of a rank is after a lucky guess."""
+        if trip.kept or trip.outputs:
+            return False
+        return all(is_known(node, self._values.get(node)) for node, _ in trip.reductions)
+
+    def _run_whole(self, node: MergeNode | LazyNode) -> torch.Tensor:
+        """A small value, a factor, or a method of whole tensors."""
+        extent = self._program.extents[node]
+        if isinstance(node, LazyNode):
+            result = node.owner.whole(node, self._key.key, self._key.shape)
+        else:
+            call, arguments = self._program.calls[node], self._arguments(node)
+            if extent is Extent.FACTOR:
+                factor: torch.Tensor = moved(call.factor(arguments, self._tile), CPU)
+                return factor
+            result = call(arguments, self._tile).cpu()
+        if extent is Extent.SMALL:
+            return result.to(torch.float64)
+        if tuple(result.shape) != self._key.shape:
+            raise changed_shape(node.method, self._key.key, self._key.shape, tuple(result.shape))
+        return result.to(self._dtype).contiguous()
+
+    def _arguments(self, node: MergeNode) -> Mapping[Node, torch.Tensor]:
+        """The values that a method is given, on the device where it runs."""
+        device = self._work.plan.options.device
+        if device == CPU or self._program.extents[node] is Extent.SMALL:
+            return self._values
+        held = [child for child in node.children if child in self._values]
+        return {**self._values, **{child: moved(self._values[child], device) for child in held}}
+
+    def _collect_statistics(self) -> None:
+        with self._work.tally.lock:
+            for job, model, root in self._key.statistics:
+                by_key = self._work.tally.moments.setdefault((job, model), {})
+                by_key[self._key.key] = self._values[self._program.roots[root]]
+
+    def _whole_literal(self, value: torch.Tensor) -> torch.Tensor:
+        if value.numel() == 1:
+            return value.double().reshape(())
+        if tuple(value.shape) != self._key.shape:
+            raise MergeError(
+                f"a tensor of shape {list(value.shape)} is given where the key '{self._key.key}' has "
+                f"{list(self._key.shape)}. Give one number, or a tensor of the key's shape."
+            )
+        return value.to(self._dtype).contiguous()

@@ -1,0 +1,115 @@
+"""Going on with an interrupted merge: what must be the same, which keys are done, what was found in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from mecha_exp._version import __version__
+from mecha_exp.checkpoint import Note
+from mecha_exp.engine.code_hash import code_of
+from mecha_exp.engine.planner.plan import KeyPlan, Plan
+from mecha_exp.engine.sinks import Sink
+from mecha_exp.graph.nodes import MergeNode, models_of, walk
+from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.recipe.text import serialize
+
+if TYPE_CHECKING:
+    from mecha_exp.engine.runtime.context import Progress, Tally
+
+
+def signature_of(planned: Plan, number: int) -> str | None:
+    """The hash of all that decides the bytes of a job's output, without reading the contents of its inputs.
+
+    An input is known by its path, size, time of change and inode, and a merge method by its code. None where
+    that cannot be told: models in memory.
+    """
+    job, options = planned.jobs[number], planned.options
+    models = models_of(job.recipe)
+    inputs = [planned.sources[model].identity for model in models]
+    if None in inputs:
+        return None
+    code = sorted({code_of(method) for method in _methods(planned, number)})
+    settings = [
+        options.device,
+        options.compute_dtype,
+        options.on_missing,
+        options.on_extra,
+        options.on_nonfinite,
+        options.strict,
+        options.on_tied,
+        options.resize_embeddings,
+        job.dtype,
+    ]
+    versions = [__version__, torch.__version__]
+    text = [serialize(job.recipe), inputs, *map(str, settings), job.statistics, *versions, code]
+    return hashlib.sha256(json.dumps(text).encode()).hexdigest()
+
+
+@dataclass
+class Resumption:
+    """Which keys of a merge an earlier run has finished, and what the report says of them.
+
+    A key counts as finished when every output that wants it has it; otherwise it is made again for all.
+    """
+
+    plan: Plan
+    sinks: Mapping[int, Sink]
+    tally: Tally
+    progress: Progress
+
+    def skips(self, key: KeyPlan) -> bool:
+        """Whether there is nothing left to do for a key; what was found in it then is told again."""
+        if not all(job in self.sinks and key.key in self.sinks[job].finished for job in key.jobs):
+            return False
+        for job in key.jobs:
+            self._recall(job, key, self.sinks[job].finished[key.key])
+        self.tally.resumed.append(key)
+        self.progress(key.key, self.plan.bytes_of(key))
+        return True
+
+    def finish(self, key: KeyPlan) -> None:
+        """All that a key is wanted for is done."""
+        for job in key.jobs:
+            if job in self.sinks:
+                self.sinks[job].finish(key.key, self._note(job, key))
+
+    def _note(self, job: int, key: KeyPlan) -> Note:
+        tally = self.tally
+        note: Note = {}
+        if count := tally.nonfinite.get((job, key.key)):
+            note["nonfinite"] = count
+        if key.program is None and key.key in tally.disagreeing:
+            note["disagreeing"] = True
+        models = [model for j, model, _ in key.statistics if j == job]
+        if models:
+            note["moments"] = [tally.moments[job, model][key.key].tolist() for model in models]
+        return note
+
+    def _recall(self, job: int, key: KeyPlan, note: Note) -> None:
+        tally = self.tally
+        if count := note.get("nonfinite"):
+            tally.nonfinite[job, key.key] = count
+        if note.get("disagreeing") and key.key not in tally.disagreeing:
+            tally.disagreeing.append(key.key)
+        models = [model for j, model, _ in key.statistics if j == job]
+        for model, moments in zip(models, note.get("moments", []), strict=True):
+            by_key = tally.moments.setdefault((job, model), {})
+            by_key[key.key] = torch.tensor(moments, dtype=torch.float64)
+
+
+def _methods(planned: Plan, number: int) -> set[MergeMethod]:
+    """The merge methods that a job and its statistics come to, with those that composites are made of."""
+    roots = {
+        (id(key.program), root): key.program.roots[root]
+        for key in planned.keys
+        if key.program is not None
+        for root in key.roots_of(number)
+    }
+    whole = (planned.jobs[number].recipe, *roots.values())  # what lazy methods call is in the recipe alone
+    return {node.method for node in walk(*whole) if isinstance(node, MergeNode)}

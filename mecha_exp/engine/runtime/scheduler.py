@@ -1,0 +1,197 @@
+"""Threads that share the keys of a merge, and when there are no more of them tiles.
+
+A worker either moves a key on to its next stage or computes one tile of the stage that it is in.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+
+from mecha_exp.engine.devices import own_stream
+from mecha_exp.engine.options import EngineOptions
+from mecha_exp.engine.planner.plan import KeyPlan
+from mecha_exp.engine.runtime.buffers import Scratch
+
+Task: TypeAlias = Callable[[Scratch], None]
+"""Done by a worker, with the worker's buffers."""
+
+INTERRUPT_SECONDS = 0.5
+"""How long an interrupted merge waits for its workers."""
+
+WORKER_NAME = "mecha_exp worker"
+"""Of the threads."""
+
+
+class Run(ABC):
+    """One key on its way through its stages.
+
+    Attributes:
+        whole_bytes: what its whole tensors take.
+    """
+
+    key: KeyPlan
+    whole_bytes = 0
+
+    @abstractmethod
+    def advance(self) -> Sequence[Task] | None:
+        """The tiles of the next stage; None after the last one."""
+
+
+class Workers:
+    """Threads that take a large key each, and when there are no more of them tiles of each other's.
+
+    So one reads while another writes: were all at tiles of one key, they would wait for each other, since a
+    file is written by one at a time. One of them is at small keys until there are none left. Those need the
+    interpreter all the time, of which there is one, and two workers that wait for it in turns are slower than
+    one; at the end of a merge, where many a file has its small keys, the others would have nothing to do.
+
+    Args:
+        large, small: the keys, the small ones apart.
+        options: the number of threads, the device, and the bytes of whole tensors that are there at once.
+        finished: told of each key that is done.
+    """
+
+    def __init__(
+        self,
+        large: Iterator[Run],
+        small: Iterator[Run],
+        options: EngineOptions,
+        finished: Callable[[KeyPlan], None],
+    ) -> None:
+        self._large, self._small = large, small
+        self._finished = finished
+        self._threads = options.threads
+        self._budget = options.memory_budget
+        self._device = options.device
+        self._queues: dict[int, deque[Task]] = {}  # of each worker the tiles of the key that it is at
+        self._next_large, self._next_small = next(large, None), next(small, None)
+        self._small_run: Run | None = None  # that one worker is at
+        self._active = 0  # keys that have begun and not ended
+        self._whole_bytes = 0
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._ended = threading.Semaphore(0)
+
+    def run(self) -> None:
+        """Work until all keys are done; raises what the first failing tile raised."""
+        intra_op = torch.get_num_threads()
+        torch.set_num_threads(1)  # a tile is too small to share, and sums must not depend on it
+        threads = [
+            threading.Thread(target=self._work, name=WORKER_NAME, daemon=True) for _ in range(self._threads)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for _ in threads:  # an interrupted join() takes its thread for ended, and without a limit
+                while not self._ended.acquire(timeout=INTERRUPT_SECONDS):  # Windows does not hear Ctrl-C
+                    pass
+        except BaseException as error:  # Ctrl-C: the workers stop after the tile that they are at
+            self._fail(error)
+            limit = time.monotonic() + INTERRUPT_SECONDS  # and what takes longer is left to itself
+            for thread in filter(threading.Thread.is_alive, threads):
+                thread.join(max(0.0, limit - time.monotonic()))
+                if thread.is_alive():
+                    atexit.register(thread.join)  # the interpreter cannot end while torch computes
+        finally:
+            torch.set_num_threads(intra_op)
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        try:
+            self._work_on()
+        finally:
+            self._ended.release()
+
+    def _work_on(self) -> None:
+        torch.set_num_threads(1)
+        scratch = Scratch(self._device)
+        with torch.inference_mode(), own_stream(self._device):
+            while True:
+                try:
+                    task = self._take()  # it prepares the next key, which can fail as well
+                    if task is None:
+                        return
+                    task(scratch)
+                except BaseException as error:
+                    self._fail(error)
+
+    def _take(self) -> Task | None:
+        with self._changed:
+            mine = self._queues.setdefault(threading.get_ident(), deque())
+            while self._error is None:
+                if self._next_small is not None and self._small_run is None:
+                    run, self._next_small = self._next_small, next(self._small, None)
+                    self._small_run = run
+                    return self._begun(run)
+                if mine:
+                    return mine.popleft()
+                if self._next_large is not None and self._admits(self._next_large):
+                    run, self._next_large = self._next_large, next(self._large, None)
+                    return self._begun(run)
+                longest = max(self._queues.values(), key=len)
+                if longest:
+                    return longest.popleft()
+                if self._is_done:
+                    return None
+                self._changed.wait()
+            return None
+
+    def _begun(self, run: Run) -> Task:
+        self._active += 1
+        self._whole_bytes += run.whole_bytes
+        return partial(self._advance, run)
+
+    @property
+    def _is_done(self) -> bool:
+        return self._next_large is None and self._next_small is None and not self._active
+
+    def _admits(self, run: Run) -> bool:
+        return (
+            not run.whole_bytes
+            or not self._whole_bytes
+            or (self._whole_bytes + run.whole_bytes <= self._budget)
+        )
+
+    def _advance(self, run: Run, scratch: Scratch) -> None:
+        tiles = run.advance()
+        while tiles is not None and len(tiles) == 1 and self._error is None:
+            tiles[0](scratch)  # nobody can help with it: no other worker is woken for small keys
+            tiles = run.advance()
+        if tiles is None:
+            self._finished(run.key)
+        with self._changed:
+            if tiles is None:
+                self._active -= 1
+                self._whole_bytes -= run.whole_bytes
+                self._small_run = None if run is self._small_run else self._small_run
+            else:
+                left = [len(tiles)]
+                mine = self._queues[threading.get_ident()]
+                mine.extend(partial(self._tile, run, tile, left) for tile in tiles)
+            if tiles or run.whole_bytes or self._is_done:  # for what others may be waiting
+                self._changed.notify_all()
+
+    def _tile(self, run: Run, tile: Task, left: list[int], scratch: Scratch) -> None:
+        tile(scratch)
+        with self._changed:
+            left[0] -= 1
+            last = left[0] == 0
+        if last:
+            self._advance(run, scratch)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+            for queue in self._queues.values():
+                queue.clear()
+            self._changed.notify_all()

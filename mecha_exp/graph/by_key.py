@@ -1,0 +1,282 @@
+"""A hyperparameter with a value for each key: by component, block or pattern, or as a curve over depth.
+
+Recipes hold it unbound (`ByKey`): it means something once it is bound to a model, whose parts its names are.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from mecha_exp.errors import RecipeError, did_you_mean, some
+from mecha_exp.graph.curves import Gradient, Preset, is_like_a_preset
+
+if TYPE_CHECKING:
+    from mecha_exp.architectures.anatomy import Anatomy
+
+Scalar: TypeAlias = float | int | bool | str | None
+Value: TypeAlias = "Scalar | tuple[Scalar, ...] | Gradient | Preset"
+"""What a key gets, or a curve that says it."""
+
+REGULAR = "re:"
+"""What a selector begins with that is a regular expression, to be found anywhere in a key."""
+
+DEFAULT, PRESET, CONVENTION, BLOCKS = "default", "preset", "convention", "blocks"
+"""Words of a mapping that select nothing."""
+
+_COMPONENT, _BLOCK, _KEYS = 1, 2, 3
+
+
+class NoValueError(RecipeError):
+    """A key for which a value by key says nothing."""
+
+
+@dataclass(frozen=True)
+class ByKey:
+    """A value that depends on the key: selectors with a value each, and a default for the rest.
+
+    A selector is the name of a component or of a block, a key or the beginning of one (`conv1` is `conv1`
+    and `conv1.*`), a shell pattern of keys, blocks or components (`*.bias`, `IN*`), or a regular expression
+    of keys (`re:attn[12]`).
+
+    Of several selectors that hold a key, one whose keys all lie inside the other's wins. Where they only
+    cross, selectors of keys win over blocks, and blocks over components; two of a kind that cross and
+    disagree are an error.
+
+    Attributes:
+        patterns: (selector, value).
+        default: of the keys that no selector holds; None: there must be none.
+        convention: whose blocks are meant where projects disagree; None: sd-mecha's.
+        anatomy: the model that it is bound to.
+    """
+
+    patterns: tuple[tuple[str, Value], ...]
+    default: Value = None
+    convention: str | None = None
+    anatomy: Anatomy | None = field(default=None, repr=False)
+
+    def over(self, anatomy: Anatomy) -> ByKey:
+        """The same, bound to a model."""
+        return replace(self, anatomy=anatomy)
+
+    def __call__(self, key: str) -> Scalar:
+        """The value for a key of the model that it is bound to.
+
+        Raises:
+            NoValueError: nothing is said of it.
+            RecipeError: selectors disagree on it; or it is not bound.
+        """
+        value = self._choose(key)
+        if isinstance(value, Gradient | Preset):
+            return self._on_curve(value, key)
+        return value  # type: ignore[return-value]
+
+    def unmatched(self, keys: Iterable[str]) -> list[str]:
+        """What is wrong with selectors that hold none of the keys: most likely they are misspelt."""
+        wanted = set(keys)
+        return [self._explain(s) for s in self._selections if not s.keys & wanted]
+
+    @property
+    def values(self) -> list[Value]:
+        """Every value that some key may get; of curves numbers that bound the others."""
+        given = [value for word, value in self.words if word != CONVENTION]
+        return [v for g in given for v in (g.range if isinstance(g, Gradient | Preset) else [g])]
+
+    @property
+    def words(self) -> list[tuple[str, Value]]:
+        """The mapping that it is made from: `by_key(dict(words))` is the same again."""
+        others: dict[str, Value] = {DEFAULT: self.default, CONVENTION: self.convention}
+        return [*self.patterns, *((word, value) for word, value in others.items() if value is not None)]
+
+    def with_curves(self) -> ByKey:
+        """Lists as gradients and words as presets: what they mean where a number is expected."""
+        patterns = tuple((name, as_curve(value)) for name, value in self.patterns)
+        return replace(self, patterns=patterns, default=as_curve(self.default))
+
+    def _choose(self, key: str) -> Value:
+        holding = [s for s in self._selections if key in s.keys]
+        if not holding:
+            if self.default is None:
+                raise NoValueError(
+                    f"none of {[name for name, _ in self.patterns]} holds the key '{key}', and there is no "
+                    "'default'. Add a 'default'."
+                )
+            return self.default
+        best = [s for s in holding if not any(other.beats(s) for other in holding)] or holding
+        if len({repr(s.value) for s in best}) > 1:
+            said = ", ".join(f"{s.name!r} = {_said(s.value)}" for s in best)
+            raise RecipeError(
+                f"the key '{key}' is held by {said}, which disagree, and neither lies inside the other. "
+                "Add a selector for what they share."
+            )
+        return best[0].value
+
+    def _on_curve(self, curve: Gradient | Preset, key: str) -> float:
+        layer = self._bound.layer(key)
+        if layer is not None:
+            return curve.at(*layer)
+        if curve.elsewhere is not None:
+            return curve.elsewhere
+        side = self._bound.side(key)
+        if side is None:
+            raise NoValueError(
+                f"the key '{key}' lies in no layer, so the gradient {_said(curve)} says nothing of it. Give "
+                "the layers by name, and a 'default'."
+            )
+        return curve.at(side, 2)
+
+    @property
+    def _bound(self) -> Anatomy:
+        if self.anatomy is None:
+            raise RecipeError(f"{self!r} has values for the keys of a model, and is used without one")
+        return self.anatomy
+
+    @cached_property
+    def _selections(self) -> list[_Selection]:
+        return [_select(name, value, self._bound) for name, value in self.patterns]
+
+    def _explain(self, selection: _Selection) -> str:
+        anatomy = self._bound
+        parts = {*anatomy.blocks.values(), *anatomy.components.values()}
+        return (
+            f"the pattern '{selection.name}' matches none of the {len(anatomy.keys)} keys "
+            f"({some(anatomy.keys, 3)}), no block and no component.{did_you_mean(selection.name, parts)}"
+        )
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """What a selector holds in one model."""
+
+    name: str
+    value: Value
+    keys: frozenset[str]
+    rank: int
+
+    def beats(self, other: _Selection) -> bool:
+        if self.keys < other.keys:
+            return True
+        return self.rank > other.rank and not other.keys < self.keys
+
+
+def _select(name: str, value: Value, anatomy: Anatomy) -> _Selection:
+    """Find what is meant: a block or a component of that name, or else keys."""
+    if name.startswith(REGULAR):
+        return _Selection(name, value, frozenset(filter(_regular(name).search, anatomy.keys)), _KEYS)
+    is_glob = any(c in name for c in "*?[")
+    matches = re.compile(fnmatch.translate(name)).match if is_glob else name.__eq__
+    of_parts = [
+        (frozenset(key for key, part in parts.items() if matches(part)), rank)
+        for parts, rank in ((anatomy.blocks, _BLOCK), (anatomy.components, _COMPONENT))
+    ]
+    of_keys = frozenset(k for k in anatomy.keys if matches(k) or (not is_glob and k.startswith(name + ".")))
+    found = [(of_keys, _KEYS), *of_parts] if is_glob else [*of_parts, (of_keys, _KEYS)]
+    keys, rank = next((each for each in found if each[0]), (frozenset(), _KEYS))
+    return _Selection(name, value, keys, rank)
+
+
+def _regular(name: str) -> re.Pattern[str]:
+    try:
+        return re.compile(name.removeprefix(REGULAR))
+    except re.error as error:
+        raise RecipeError(f"'{name}' is no regular expression: {error}") from None
+
+
+def by_key(value: Mapping[str, Any]) -> Value | ByKey:
+    """A per-key value from a mapping of selectors; `default` is for the keys that none of them holds.
+
+    A nested mapping named `blocks` is merged in, so that a preset can stand beside a default: `preset` names
+    a curve, which takes the place of the default, and `convention` whose blocks are meant; with a number
+    each of them is a selector like others. Without any of that the result is the plain default.
+    """
+    words = {str(k): v for k, v in value.items()}
+    if isinstance(words.get(BLOCKS), Mapping | None):
+        words |= _flat(words.pop(BLOCKS, None) or {})
+    default = words.pop(DEFAULT, None)
+    convention, preset = (
+        None if _is_number(words.get(w)) else words.pop(w, None) for w in (CONVENTION, PRESET)
+    )
+    if preset is not None:
+        default = Preset(str(preset))
+    if not words and not isinstance(default, Preset):
+        return _frozen(default)
+    patterns = tuple(sorted((name, _frozen(v)) for name, v in words.items()))
+    return ByKey(patterns, _frozen(default), convention)
+
+
+def as_curve(value: Value) -> Value:
+    """A list of numbers as a gradient, a word as a preset; anything else as it is.
+
+    Raises:
+        RecipeError: no preset has that name.
+    """
+    if isinstance(value, tuple) and value and all(_is_number(v) for v in value):
+        return Gradient(tuple(float(v) for v in value))  # type: ignore[arg-type]
+    return Preset(value) if isinstance(value, str) and is_like_a_preset(value) else value
+
+
+def curve_words(curve: Gradient | Preset) -> Scalar | tuple[Scalar, ...]:
+    """What is written for a curve: the name of a preset, the points of a gradient."""
+    return curve.name if isinstance(curve, Preset) else curve.points
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _said(value: Value) -> str:
+    return str(curve_words(value) if isinstance(value, Gradient | Preset) else value)
+
+
+def _frozen(value: Any) -> Value:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _flat(blocks: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested names joined by dots: a command line's `blocks.model.layers=0.3` is the block `model.layers`."""
+    flat: dict[str, Any] = {}
+    for name, value in blocks.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+@dataclass(frozen=True)
+class BlockValue:
+    """What one block of a model gets: one value, or several by pattern of keys.
+
+    Attributes:
+        keys: how many of the model's keys lie in it.
+        values: the different values, ascending.
+    """
+
+    component: str
+    block: str
+    keys: int
+    values: tuple[Scalar, ...]
+
+
+def effective_values(value: ByKey, keys: Collection[str] | None = None) -> list[BlockValue]:
+    """What a bound value comes to, block by block, in the order of the model."""
+    assert value.anatomy is not None
+    anatomy = value.anatomy
+    found: dict[tuple[str, str], list[Scalar]] = {}
+    for key in anatomy.keys:
+        if keys is None or key in keys:
+            part = (anatomy.components.get(key, ""), anatomy.blocks.get(key, ""))
+            found.setdefault(part, []).append(value(key))
+    order = {block: i for i, block in enumerate(anatomy.config.blocks(anatomy.convention))}
+    return [
+        BlockValue(component, block, len(values), tuple(sorted(set(values), key=_order)))
+        for (component, block), values in sorted(found.items(), key=lambda item: order.get(item[0][1], -1))
+    ]
+
+
+def _order(value: Scalar) -> tuple[bool, Any]:
+    return isinstance(value, str), value if value is not None else 0

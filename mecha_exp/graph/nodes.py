@@ -1,0 +1,338 @@
+"""The recipe graph: immutable nodes, where equal sub-graphs are one and the same object.
+
+A leaf is a model (`ModelNode`) or a value (`LiteralNode`); an inner node calls a merge method
+(`MergeNode`). Nodes are hash-consed: building the same node twice returns the first one, so comparing two
+graphs is comparing two pointers, and whatever is computed per node is shared by all that contain it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from mecha_exp.graph.by_key import ByKey, Scalar
+from mecha_exp.graph.calls import call
+from mecha_exp.graph.curves import Gradient, Preset
+from mecha_exp.graph.spaces import resolve
+
+if TYPE_CHECKING:
+    from mecha_exp.architectures import ModelConfig
+    from mecha_exp.method_api.method import MergeMethod
+
+Literal: TypeAlias = "Scalar | tuple[Scalar, ...] | Gradient | Preset | torch.Tensor | ByKey"
+
+_nodes: weakref.WeakValueDictionary[tuple[Any, ...], Node] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class _Interned(type):
+    """Makes a constructor return the living node of the same identity, if there is one."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        node = super().__call__(*args, **kwargs)
+        with _lock:
+            return _nodes.setdefault((cls, *node.identity()), node)
+
+
+@dataclass(frozen=True, eq=False)
+class Node(metaclass=_Interned):
+    """What every node of a recipe is: immutable, hashable by identity, with a merge space.
+
+    The operators build graphs: `a + d` and `a - d` add and subtract a delta (or take the difference of two
+    weights), `2 * d` scales one, `a | b` is a where it has the key and b elsewhere.
+    """
+
+    def identity(self) -> tuple[Any, ...]:
+        """What makes this node this node; equal identities are the same object."""
+        raise NotImplementedError
+
+    @property
+    def merge_space(self) -> str:
+        """What the tensors mean: `weight`, `delta`, `param`, or one that is registered."""
+        raise NotImplementedError
+
+    @property
+    def children(self) -> tuple[Node, ...]:
+        """The nodes that this one needs, in the order of its arguments."""
+        return ()
+
+    @property
+    def model_config(self) -> ModelConfig | None:
+        """The model config that is declared for it, if one is; `convert` finds the others by their keys."""
+        from mecha_exp.architectures import resolve as resolve_config
+
+        name = self.declared_config
+        return None if name is None else resolve_config(name)
+
+    @property
+    def declared_config(self) -> str | None:
+        """The name of that config."""
+        return getattr(self, "config", None)
+
+    def __contains__(self, node: object) -> bool:
+        return any(below is node for below in walk(self))
+
+    def __iter__(self) -> Iterator[Node]:
+        """Every node of the graph once, this one last."""
+        return walk(self)
+
+    def __copy__(self) -> Node:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Node:
+        return self
+
+    def __add__(self, other: Any) -> MergeNode:
+        return call("add_difference", self, other)
+
+    def __radd__(self, other: Any) -> MergeNode:
+        return call("add_difference", other, self)
+
+    def __sub__(self, other: Any) -> MergeNode:
+        return _difference(self, other)
+
+    def __rsub__(self, other: Any) -> MergeNode:
+        return _difference(other, self)
+
+    def __mul__(self, alpha: Any) -> MergeNode:
+        return call("scale", self, alpha=alpha)
+
+    __rmul__ = __mul__
+
+    def __or__(self, other: Any) -> MergeNode:
+        return call("fallback", self, other)
+
+    def __ror__(self, other: Any) -> MergeNode:
+        return call("fallback", other, self)
+
+    def to(self, *, dtype: torch.dtype | str | Node | None = None, device: object = None) -> Node:
+        """The same values rounded to a dtype.
+
+        Args:
+            dtype: a floating one, such as `torch.float16` or "bfloat16", or `get_dtype` of a model.
+            device: is accepted for the sake of scripts written for sd-mecha: where a merge is computed is an
+                option of the engine, and no part of the recipe.
+        """
+        if dtype is None:
+            return self
+        wanted = dtype if isinstance(dtype, Node) else str(dtype).removeprefix("torch.")
+        return call("cast", self, dtype=wanted)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelNode(Node):
+    """A leaf: the state dict in a file, named by its path as the user wrote it, or held in memory.
+
+    Attributes:
+        source: a path (resolved against the model folders when the merge is planned), or a state dict.
+        space: `weight` for a checkpoint, `delta` for a file of differences.
+        config: the name of its model config, or None: whatever its keys say.
+    """
+
+    source: str | InMemory
+    space: str = "weight"
+    config: str | None = None
+
+    def __post_init__(self) -> None:
+        resolve(self.space)
+
+    def identity(self) -> tuple[Any, ...]:
+        return (self.source, self.space, self.config)
+
+    @property
+    def merge_space(self) -> str:
+        return self.space
+
+    def __repr__(self) -> str:
+        return f"model({self.source!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """A state dict as a leaf's source. Two of them are the same if they are the same object."""
+
+    state_dict: Mapping[str, torch.Tensor]
+    name: str = "in-memory model"
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, {len(self.state_dict)} keys>"
+
+
+@dataclass(frozen=True, eq=False)
+class LiteralNode(Node):
+    """A leaf: a number, a word, a list of numbers, a tensor, or a value per key (`ByKey`).
+
+    Attributes:
+        value: what it is.
+        space: `param` for a hyperparameter.
+        config: the name of the model config whose keys a `ByKey` has, or None: those of the models beside it.
+    """
+
+    value: Literal
+    space: str = "param"
+    config: str | None = None
+
+    def __post_init__(self) -> None:
+        resolve(self.space)
+        if isinstance(self.value, list):
+            object.__setattr__(self, "value", tuple(self.value))
+
+    def identity(self) -> tuple[Any, ...]:
+        return (_literal_identity(self.value), self.space, self.config)
+
+    @property
+    def merge_space(self) -> str:
+        return self.space
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterNode(Node):
+    """A leaf that is not known yet: a model, a recipe or a number that is filled in before the merge.
+
+    See `mecha_exp.recipe.templates` for making and filling them.
+
+    Attributes:
+        name: what it is filled by.
+        space: the merge space of what may fill it; None: whatever fits where it stands.
+        config: the model config of what may fill it, or None.
+    """
+
+    name: str
+    space: str | None = None
+    config: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.space is not None:
+            resolve(self.space)
+
+    def identity(self) -> tuple[Any, ...]:
+        return (self.name, self.space, self.config)
+
+    @property
+    def merge_space(self) -> str:
+        return self.space or "weight"
+
+    def __repr__(self) -> str:
+        return f"parameter({self.name!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class MergeNode(Node):
+    """An inner node: a merge method applied to arguments.
+
+    Attributes:
+        method: what is called.
+        arguments: (parameter name, node or tuple of nodes) in the order of the signature; parameters that
+            are left at their default are absent, so that saying the default and leaving it out is the same.
+        space: the merge space of the result.
+    """
+
+    method: MergeMethod
+    arguments: tuple[tuple[str, Node | tuple[Node, ...]], ...]
+    space: str = "weight"
+
+    def identity(self) -> tuple[Any, ...]:
+        return (self.method, self.arguments, self.space)
+
+    @property
+    def merge_space(self) -> str:
+        return self.space
+
+    @property
+    def named_children(self) -> tuple[tuple[str, Node], ...]:
+        """(parameter name, node) of each child: of a parameter that takes several, one for each."""
+        return tuple(
+            (name, child)
+            for name, value in self.arguments
+            for child in (value if isinstance(value, tuple) else (value,))
+        )
+
+    @property
+    def children(self) -> tuple[Node, ...]:
+        return tuple(child for _, child in self.named_children)
+
+    @property
+    def declared_config(self) -> str | None:
+        return self.method.signature.returned.config
+
+    def with_children(self, new: Mapping[Node, Node]) -> MergeNode:
+        """The same call with other nodes in the place of its children."""
+        arguments = tuple(
+            (name, tuple(new[v] for v in value) if isinstance(value, tuple) else new[value])
+            for name, value in self.arguments
+        )
+        return MergeNode(self.method, arguments, self.space)
+
+    def create_cache(self) -> Any:
+        """A new cache for the method, to be given to `merge(..., cache={node: cache})`."""
+        return self.method.create_cache()
+
+    def __repr__(self) -> str:
+        return f"{self.method.identifier}({', '.join(name for name, _ in self.arguments)})"
+
+
+def children_of(node: Node) -> tuple[Node, ...]:
+    """The nodes that a node needs."""
+    return node.children
+
+
+def walk(
+    *roots: Node, skip: Container[Node] = (), children: Callable[[Node], Sequence[Node]] = children_of
+) -> Iterator[Node]:
+    """Every node of the graphs once, children before parents. Iterative: graphs may be deep.
+
+    What is in `skip` is left out, with all that only it needs; it may grow meanwhile. `children` says which
+    nodes lie below one.
+    """
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, expanded = stack.pop()
+        if node in seen or node in skip:
+            continue
+        if expanded or not children(node):
+            seen.add(node)
+            yield node
+        else:
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(children(node)))
+
+
+def models_of(*roots: Node) -> list[ModelNode]:
+    """The models that the recipes read, in the order of their arguments."""
+    return [node for node in walk(*roots) if isinstance(node, ModelNode)]
+
+
+def _literal_identity(value: Literal) -> Any:
+    if isinstance(value, torch.Tensor):
+        data = value.detach().cpu().contiguous()
+        return ("tensor", data.dtype, tuple(data.shape), data.view(-1).view(torch.uint8).numpy().tobytes())
+    if isinstance(value, tuple):
+        return tuple(_literal_identity(v) for v in value)
+    if isinstance(value, ByKey):
+        patterns = tuple((name, _literal_identity(v)) for name, v in value.patterns)
+        return (patterns, _literal_identity(value.default), value.convention, id(value.anatomy))
+    return (type(value), repr(value))  # 1, 1.0 and True differ, as do 0.0 and -0.0; nan is itself
+
+
+def _difference(a: Any, b: Any) -> MergeNode:
+    """`a - b`: the difference of two weights, or `a` with a delta taken away."""
+    if _space_of(a) == _space_of(b) == "weight":
+        return call("subtract", a, b)
+    return call("add_difference", a, b, alpha=-1.0)
+
+
+def _space_of(operand: Any) -> str:
+    """The merge space of an operand: a path or a state dict is a model, anything else a hyperparameter."""
+    if isinstance(operand, Node):
+        return operand.merge_space
+    return "weight" if isinstance(operand, str | os.PathLike | Mapping) else "param"

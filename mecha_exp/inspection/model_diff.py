@@ -1,0 +1,157 @@
+"""What two models differ in, block by block: `python -m mecha_exp diff a.safetensors b.safetensors`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.text import Text
+
+from mecha_exp.architectures.anatomy import UNKNOWN, Anatomy
+from mecha_exp.checkpoint import is_arithmetic, torch_dtype
+from mecha_exp.checkpoint.positional import byte_view
+from mecha_exp.engine.planner.formats import in_one_format
+from mecha_exp.engine.statistics import Statistics, summarise
+from mecha_exp.errors import CheckpointError, some
+from mecha_exp.graph.literals import model
+from mecha_exp.sources.inputs import open_sources
+from mecha_exp.sources.source import Source, infos_of
+from mecha_exp.terminal import make_table, out
+
+TILE = 1 << 20
+"""So many elements are compared at once: memory does not grow with the models."""
+WORKERS = 2
+
+
+def compare_models(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
+    """How far b is from a, per block and as a whole, and which keys they do not share.
+
+    Models in two formats of one architecture are compared in that of the one which the other fits into.
+
+    Returns:
+        `blocks` and `all` with keys, changed keys, distance, relative change and cosine; `only_a`, `only_b`
+        and `other_shape` with the keys that cannot be compared; `notes`.
+
+    Raises:
+        CheckpointError: a model that cannot be read, or two that have no key of the same shape in common.
+    """
+    nodes = [model(a), model(b)]
+    with open_sources(nodes, folders) as opened:
+        sources, notes = in_one_format(nodes, opened)
+        first, second = (sources[node] for node in nodes)
+        shared = [key for key in first.keys() if key in second]
+        alike = [key for key in shared if first.info(key).shape == second.info(key).shape]
+        if not alike:
+            raise CheckpointError(
+                f"{a} and {b} have no key of the same shape in common: {some(first.keys(), 3)} in the one, "
+                f"{some(second.keys(), 3)} in the other."
+            )
+        anatomy = Anatomy.of(infos_of(first))
+        with ThreadPoolExecutor(WORKERS) as pool:
+            found = dict(zip(alike, pool.map(lambda key: _compare(first, second, key), alike), strict=True))
+    block = {key: anatomy.block(key) for key in alike}
+    changed = [key for key, (same, _) in found.items() if not same]
+    sums = {key: moments for key, (_, moments) in found.items() if moments is not None}
+    per_block = summarise(sums, block.__getitem__)
+    order = [name for name in (*anatomy.config.blocks(), UNKNOWN) if name in set(block.values())]
+    counts, changes = Counter(block.values()), Counter(block[key] for key in changed)
+    whole = summarise(sums).get("")
+    return {
+        "a": a,
+        "b": b,
+        "config": anatomy.config.identifier,
+        "all": _row(len(alike), len(changed), whole),
+        "blocks": {name: _row(counts[name], changes[name], per_block.get(name)) for name in order},
+        "changed": changed,
+        "only_a": [key for key in first.keys() if key not in second],
+        "only_b": [key for key in second.keys() if key not in first],
+        "other_shape": [key for key in shared if first.info(key).shape != second.info(key).shape],
+        "notes": notes,
+    }
+
+
+def _compare(a: Source, b: Source, key: str) -> tuple[bool, torch.Tensor | None]:
+    """Whether a tensor is the same in both; its moments (b, a) where it is made of fractions."""
+    types = a.info(key).dtype, b.info(key).dtype
+    if not all(map(is_arithmetic, types)):
+        return types[0] == types[1] and _same_bytes(a, b, key), None
+    sums = torch.zeros(3, dtype=torch.float64)
+    same = True
+    total = a.info(key).numel
+    for start in range(0, total, TILE):
+        size = min(TILE, total - start)
+        x, y = (_read(source, key, start, size) for source in (b, a))
+        difference = x - y
+        same = same and bool((difference == 0).all())
+        sums += torch.stack([x @ x, y @ y, difference @ difference])
+    return same, sums
+
+
+def _read(source: Source, key: str, start: int, size: int) -> torch.Tensor:
+    tile = torch.empty(size, dtype=torch_dtype(source.info(key).dtype))
+    source.read_into(key, start, tile)
+    return tile.double()
+
+
+def _same_bytes(a: Source, b: Source, key: str) -> bool:
+    total = a.info(key).nbytes
+    for start in range(0, total, TILE):
+        x, y = (torch.empty(min(TILE, total - start), dtype=torch.uint8) for _ in range(2))
+        a.read_bytes_into(key, start, byte_view(x))
+        b.read_bytes_into(key, start, byte_view(y))
+        if not torch.equal(x, y):
+            return False
+    return True
+
+
+def _row(keys: int, changed: int, statistics: Statistics | None) -> dict[str, float | int | None]:
+    row: dict[str, float | int | None] = {"keys": keys, "changed": changed}
+    for name in ("distance", "relative_change", "cosine"):
+        row[name] = getattr(statistics, name) if statistics else None
+    return row
+
+
+def show_models(found: Mapping[str, Any]) -> None:
+    """The comparison as a table."""
+    for note in found["notes"]:
+        out.print(note, markup=False, soft_wrap=True)
+    table = make_table("block", "keys", "changed", "distance", "relative change", "cosine")
+    for name, row in {**found["blocks"], "(all)": found["all"]}.items():
+        numbers = (row["distance"], row["relative_change"], row["cosine"])
+        cells = ["" if number is None else f"{number:.6g}" for number in numbers]
+        table.add_row(*map(Text, [name, str(row["keys"]), str(row["changed"]), *cells]))
+    out.print(table)
+    for part, what in (("only_a", "only in a"), ("only_b", "only in b"), ("other_shape", "of another shape")):
+        if found[part]:
+            line = f"{len(found[part])} keys {what}: {some(found[part], 4)}"
+            out.print(line, markup=False, soft_wrap=True)
+    if not any(found[part] for part in ("changed", "only_a", "only_b", "other_shape")):
+        out.print("They do not differ.")
+
+
+def draw_models(found: Mapping[str, Any], path: Path) -> None:
+    """A figure: relative change and angle of each block."""
+    import math
+
+    from matplotlib.figure import Figure
+
+    blocks = found["blocks"]
+    places = range(len(blocks))
+    changes = [row["relative_change"] or 0.0 for row in blocks.values()]
+    angles = [
+        math.degrees(math.acos(1.0 if row["cosine"] is None else row["cosine"])) for row in blocks.values()
+    ]
+    figure = Figure(figsize=(max(6.0, 0.32 * len(blocks)), 4.5), layout="constrained")
+    upper, lower = figure.subplots(2, sharex=True)
+    upper.bar(places, changes, color="tab:blue")
+    upper.set_ylabel("relative change")
+    lower.bar(places, angles, color="tab:orange")
+    lower.set_ylabel("angle (degrees)")
+    lower.set_xticks(list(places), list(blocks), rotation=90, fontsize="small")
+    figure.suptitle(f"{Path(found['b']).name} from {Path(found['a']).name}", fontsize="medium")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)

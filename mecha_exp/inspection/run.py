@@ -1,0 +1,82 @@
+"""What is known of a run: `show` for a signature, a folder, a name, or an MLflow id."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from mecha_exp.runs.query import Run, run_id_of
+from mecha_exp.runs.values import as_text
+from mecha_exp.terminal import make_table, out, print_json
+
+_ENVIRONMENT = ("git/", "version/", "machine/")
+
+
+def show_run(run: Run, as_json: bool = False) -> None:
+    """Print a run: its state, its recipe, its inputs, what was measured, and what it was made with."""
+    record = run.record
+    if as_json:
+        more = {"tags": record.tags, "overrides": record.overrides, "recipe": _recipe(run)}
+        print_json({**run_data(run), **more})
+        return
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started / 1000))
+    took = (record.ended - record.started) / 1000
+    _line(f"{record.name}: {record.status.lower()}, {when}, {took:.1f} s")
+    _line(f"signature  {run.signature or 'none: it failed before its inputs were read'}")
+    _line(f"folder     {run.folder}")
+    if run_id := run_id_of(record):
+        _line(f"MLflow     {run_id}")
+    if record.error:
+        _line(f"error      {record.error}")
+    _values("hyperparameter", {k: v for k, v in record.parameters.items() if not k.startswith("input/")})
+    inputs = {k.removeprefix("input/"): v for k, v in record.parameters.items() if k.startswith("input/")}
+    hashes = {name: record.tags.get(f"fingerprint/{name}", "") for name in inputs}
+    if inputs:
+        table = make_table("input", "file", "SHA-256")
+        for name, path in inputs.items():
+            table.add_row(*map(Text, (name, str(path), hashes[name][:16])))
+        out.print(table)
+    _values("metric", record.metrics)
+    _values("environment", {k: v for k, v in record.tags.items() if k.startswith(_ENVIRONMENT)})
+    if recipe := _recipe(run):
+        _line(recipe.rstrip())
+
+
+def run_data(run: Run) -> dict[str, Any]:
+    """A run as plain data."""
+    record = run.record
+    return {
+        "signature": run.signature,
+        "folder": str(run.folder),
+        "name": record.name,
+        "status": record.status,
+        "started": record.started,
+        "ended": record.ended,
+        "metric": record.metric,
+        "parameters": record.parameters,
+        "metrics": record.metrics,
+        "error": record.error,
+    }
+
+
+def _recipe(run: Run) -> str:
+    try:
+        return (run.folder / "recipe.mecha").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _values(heading: str, values: Mapping[str, Any]) -> None:
+    if not values:
+        return
+    table = make_table(heading, "")
+    for name, value in values.items():
+        table.add_row(Text(name), Text(as_text(value)))
+    out.print(table)
+
+
+def _line(text: str) -> None:
+    out.print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,143 @@
+"""Reading what the annotations of a merge method's function say."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from mecha_exp.errors import RecipeError
+from mecha_exp.method_api.parameters import SCALARS, Declared, Parameter, ParameterSpec, is_state_dict
+from mecha_exp.method_api.state_dict import T, Tile
+
+RESERVED = ("key", "key_relation", "cache", "output_reused")
+"""What a method gets in its `**kwargs`: no names for parameters."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """Everything that a function declares.
+
+    Attributes:
+        parameters: in order.
+        returned: the merge space, the symbol and the model config of the result.
+        wants_tile: the name of the parameter that is told where a tile lies.
+        has_state: whether a reduction hands something from one round to the next.
+        wants_key: whether it takes `**kwargs`: the key, its relation to others, and a cache.
+    """
+
+    parameters: tuple[ParameterSpec, ...]
+    returned: Declared
+    wants_tile: str | None
+    has_state: bool
+    wants_key: bool
+
+
+def read_declaration(function: Callable[..., Any], owner: str) -> Declaration:
+    """What the annotations of a function say; of a class, those of its `__call__`.
+
+    Raises:
+        RecipeError: a parameter without an annotation, or of a type that cannot be merged.
+    """
+    declared = inspect.signature(function.__call__ if inspect.isclass(function) else function, eval_str=True)
+    parameters = list(declared.parameters.values())[1 if inspect.isclass(function) else 0 :]
+    specs: list[ParameterSpec] = []
+    tile, wants_key = None, False
+    for parameter in parameters:
+        if parameter.annotation is Tile:
+            tile = parameter.name
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD and not isinstance(
+            parameter.annotation, Declared
+        ):
+            wants_key = True
+        elif parameter.name != "state":  # what a reduction hands from one round to the next
+            specs.append(_read_parameter(parameter, owner))
+    returned = declared.return_annotation
+    if not isinstance(returned, Declared):
+        returned = Declared(returned)
+    _check_symbol(specs, returned, owner)
+    return Declaration(tuple(specs), returned, tile, "state" in declared.parameters, wants_key)
+
+
+def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
+    annotation = parameter.annotation
+    if annotation is inspect.Parameter.empty:
+        raise RecipeError(
+            f"{owner}: the parameter '{parameter.name}' has no annotation. Write "
+            f"`{parameter.name}: Parameter(Tensor)`."
+        )
+    if annotation is Parameter:
+        raise RecipeError(
+            f"{owner}: the parameter '{parameter.name}' is annotated with Parameter itself. Say of what: "
+            f"`{parameter.name}: Parameter(Tensor)`."
+        )
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        raise RecipeError(
+            f"the parameter '{parameter.name}' of '{owner}' takes any name. Name each argument."
+        )
+    if parameter.name in RESERVED:
+        raise RecipeError(
+            f"{owner}: '{parameter.name}' is what a method gets by `**kwargs`. Give another name."
+        )
+    declared = annotation if isinstance(annotation, Declared) else Declared(annotation)
+    interface, is_state_dict = _interface(declared.interface, owner, parameter.name)
+    has_default = parameter.default is not inspect.Parameter.empty
+    spaces = declared.spaces
+    if has_default and spaces not in (None, ("param",)) and parameter.default is not None:
+        raise RecipeError(
+            f"{owner}: the parameter '{parameter.name}' has the default {parameter.default!r}, so it is a "
+            f"'param' and not a {' or '.join(spaces or ())}."
+        )
+    if spaces is None and (has_default or interface not in (torch.Tensor, object)):
+        spaces = ("param",)
+    return ParameterSpec(
+        parameter.name,
+        interface,
+        spaces,
+        parameter.default,
+        declared.bounds,
+        parameter.kind is inspect.Parameter.VAR_POSITIONAL,
+        declared.symbol,
+        declared.config,
+        is_state_dict,
+        declared.choices,
+        declared.help,
+        _is_optional(declared.interface),
+    )
+
+
+def _is_optional(annotation: Any) -> bool:
+    return type(None) in typing.get_args(annotation)
+
+
+def _interface(annotation: Any, owner: str, name: str) -> tuple[Any, bool]:
+    """The type of one value, and whether the method sees it in a `StateDict`."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        kinds = [a for a in typing.get_args(annotation) if a is not type(None)]
+        annotation = kinds[0] if len(kinds) == 1 else annotation
+    if is_state_dict(annotation):
+        (inner,) = typing.get_args(annotation) or (T,)
+        return (object if isinstance(inner, TypeVar) else _interface(inner, owner, name)[0]), True
+    if isinstance(annotation, TypeVar):
+        return torch.Tensor, False
+    if typing.get_origin(annotation) is list:
+        return list, False
+    if annotation is torch.Tensor or annotation in SCALARS:
+        return annotation, False
+    raise RecipeError(
+        f"{owner}: the parameter '{name}' is of type {annotation}, which is none of Tensor, float, int, "
+        "bool, str, list[float], a TypeVar, and StateDict of one of them."
+    )
+
+
+def _check_symbol(specs: Iterable[ParameterSpec], returned: Declared, owner: str) -> None:
+    if returned.symbol is not None and all(spec.symbol is not returned.symbol for spec in specs):
+        raise RecipeError(
+            f"{owner}: the merge space of what is returned is a symbol that no parameter names, so nothing "
+            "tells it. Name it in a Parameter(...)."
+        )

@@ -1,0 +1,197 @@
+"""The decorators that make merge methods of functions: `merge_method`, `reduction`, `factor`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+
+from mecha_exp.errors import RecipeError
+from mecha_exp.method_api.method import Choose, Factor, Kind, MergeMethod, Reduction, RowLength
+from mecha_exp.method_api.registry import register_method, resolve_method
+
+
+@overload
+def merge_method(function: Callable[..., Any], /) -> MergeMethod: ...
+@overload
+def merge_method(
+    *,
+    identifier: str | None = None,
+    elementwise: bool = False,
+    rowwise: bool | RowLength = False,
+    composite: bool = False,
+    choice: bool = False,
+    register: bool = True,
+    is_conversion: bool = False,
+    is_interface: bool = False,
+    implements: str | MergeMethod | None = None,
+    choose: Choose | None = None,
+    reuse_outputs: bool = True,
+    cache_factory: Callable[[], Any] = dict,
+) -> Callable[[Callable[..., Any]], MergeMethod]: ...
+def merge_method(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    identifier: str | None = None,
+    elementwise: bool = False,
+    rowwise: bool | RowLength = False,
+    composite: bool = False,
+    choice: bool = False,
+    register: bool = True,
+    is_conversion: bool = False,
+    is_interface: bool = False,
+    implements: str | MergeMethod | None = None,
+    choose: Choose | None = None,
+    reuse_outputs: bool = True,
+    cache_factory: Callable[[], Any] = dict,
+) -> MergeMethod | Callable[[Callable[..., Any]], MergeMethod]:
+    """Make a merge method of a function, or of a class with `__call__`, and register it under its name.
+
+    Args:
+        function: a pure function of tensors; its parameters are annotated with `Parameter`, what it returns
+            with `Return`. It must not write into its inputs. With `**kwargs` it is told the `key`, its
+            `key_relation` to the keys of the arguments, and a `cache` (see `merge`).
+        identifier: its name in recipes; the function's name by default.
+        elementwise: `Kind.ELEMENTWISE`. Tensors come as flat tiles in the dtype of the arithmetic, small
+            values as zero-dimensional tensors.
+        rowwise: `Kind.ROWWISE`; true for rows along the last axis, or (shape) -> the length of a row.
+        composite: `Kind.COMPOSITE`: the function gets nodes for tensors (None for those left out) and
+            returns a node.
+        choice: `Kind.CHOICE`: the function returns one of the state dicts that it gets, or skips the key.
+        register: whether recipes can find it by name.
+        is_conversion: whether `convert` may use it; it says from and to which model config it leads.
+        is_interface: whether it is a mere name for several methods, which say `implements=` it; the one whose
+            model configs are those of the arguments is called. The function's body is not used.
+        implements: the interface that it is a case of.
+        choose: of an interface that knows its cases itself, (model configs by argument) -> the method that is
+            called; each argument may be of several configs, or of none that is known. The method gets those
+            of the arguments that it names.
+        reuse_outputs: is accepted for the sake of methods written for sd-mecha, and changes nothing.
+        cache_factory: makes what `MergeNode.create_cache` gives.
+
+    Raises:
+        RecipeError: a parameter without a usable annotation, a name that is taken by another function, or
+            options that exclude each other.
+    """
+    kinds = {
+        Kind.ELEMENTWISE: elementwise,
+        Kind.ROWWISE: bool(rowwise),
+        Kind.COMPOSITE: composite,
+        Kind.CHOICE: choice,
+        Kind.INTERFACE: is_interface,
+    }
+    chosen = [kind for kind, wanted in kinds.items() if wanted] or [Kind.WHOLE]
+    if len(chosen) > 1:
+        raise RecipeError(f"a merge method is one of {', '.join(k.value for k in chosen)}, not several")
+    if choose is not None and not is_interface:
+        raise RecipeError("`choose=` says what an interface stands for, so it needs `is_interface=True`")
+    if not register and (is_conversion or is_interface or implements):
+        raise RecipeError("a conversion, an interface and what implements one must be registered")
+
+    def decorate(fn: Callable[..., Any]) -> MergeMethod:
+        columns = _row_length(rowwise)
+        made = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory, columns)
+        made.choose = choose
+        if implements is not None:
+            _implement(made, implements)
+        return _registered(made, register)
+
+    return decorate if function is None else decorate(function)
+
+
+@overload
+def reduction(function: Callable[..., Any], /) -> Reduction: ...
+@overload
+def reduction(
+    *,
+    sums: bool = False,
+    rank: Callable[..., int] | None = None,
+    rounds: Callable[[torch.dtype], int] = ...,
+    finish: Callable[..., torch.Tensor] | None = None,
+    rowwise: bool | RowLength = False,
+    register: bool = True,
+) -> Callable[[Callable[..., Any]], Reduction]: ...
+def reduction(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    sums: bool = False,
+    rank: Callable[..., int] | None = None,
+    rounds: Callable[[torch.dtype], int] = lambda _: 1,
+    finish: Callable[..., torch.Tensor] | None = None,
+    rowwise: bool | RowLength = False,
+    register: bool = True,
+) -> Reduction | Callable[[Callable[..., Any]], Reduction]:
+    """Make a reduction of a function of entries or of blocks; see `Reduction` and, for rows, `merge_method`.
+
+    >>> @reduction(sums=True)
+    ... def dot(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor, "param"):
+    ...     return a.double() * b.double()
+
+    Raises:
+        RecipeError: as `merge_method`; or both `sums` and `rank` are given, or `rank` and `finish`, or rows
+            for what is told entry by entry.
+    """
+    if rank and (sums or finish):
+        raise RecipeError("a reduction by rank gives the entry of that rank: it has no sums and no finish")
+    if rowwise and (rank or sums):
+        raise RecipeError("a reduction by rows gets blocks of rows: it has no sums and no rank of entries")
+
+    def decorate(fn: Callable[..., Any]) -> Reduction:
+        made = Reduction(fn, fn.__name__, rounds, finish, sums, rank, _row_length(rowwise))
+        _registered(made, register)
+        return made
+
+    return decorate if function is None else decorate(function)
+
+
+def factor(
+    *, elements: Callable[..., int] = math.prod, register: bool = False
+) -> Callable[[Callable[..., Any]], Factor]:
+    """Make a factor of a function of whole tensors; see `Factor`. Whole-tensor methods take it as a `param`.
+
+    >>> @factor(elements=lambda shape: 2 * math.prod(shape))
+    ... def decomposition(a: Parameter(Tensor)) -> Return(Tensor, "param"):
+    ...     return torch.linalg.svd(a.flatten(1), full_matrices=False)
+
+    Raises:
+        RecipeError: as `merge_method`.
+    """
+
+    def decorate(fn: Callable[..., Any]) -> Factor:
+        made = Factor(fn, fn.__name__, elements)
+        _registered(made, register)
+        return made
+
+    return decorate
+
+
+def _implement(method: MergeMethod, interface: str | MergeMethod) -> None:
+    """Make a method one of those that an interface stands for."""
+    known = resolve_method(interface) if isinstance(interface, str) else interface
+    if known.kind is not Kind.INTERFACE:
+        raise RecipeError(f"{method.identifier}: '{known.identifier}' is no interface (`is_interface=True`)")
+    if method.signature.names != known.signature.names:
+        raise RecipeError(
+            f"{method.identifier}: the parameters of '{known.identifier}' are "
+            f"{', '.join(known.signature.names)}; what implements it has the same"
+        )
+    others = [m for m in known.implementations if m.identifier != method.identifier]
+    known.implementations = [*others, method]
+
+
+def _registered(method: MergeMethod, register: bool) -> MergeMethod:
+    if register:
+        register_method(method)
+    return method
+
+
+def _row_length(rowwise: bool | RowLength) -> RowLength | None:
+    return rowwise if callable(rowwise) else _last_axis if rowwise else None
+
+
+def _last_axis(shape: tuple[int, ...]) -> int:
+    return shape[-1] if shape else 1

@@ -1,0 +1,237 @@
+"""Merge methods: pure functions of tensors that a recipe calls by name.
+
+    @merge_method(elementwise=True)
+    def weighted_sum(
+        a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(Tensor) = 0.5
+    ) -> Return(Tensor):
+        return torch.lerp(a, b, alpha)
+
+    node = weighted_sum("a.safetensors", "b.safetensors", alpha=0.3)   # a node of a recipe, nothing is read
+
+What a method declares of itself decides how the engine can run it (see `Kind`): whatever streams in tiles
+needs no more memory for a large tensor than for a small one. The built-in methods use this very API.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from mecha_exp.errors import RecipeError
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
+from mecha_exp.method_api.binding import Signature, read_signature
+
+if TYPE_CHECKING:
+    from mecha_exp.architectures import ModelConfig
+
+RowLength = Callable[[tuple[int, ...]], int]
+"""How many consecutive entries are a row of a tensor of a shape."""
+
+
+Choose: TypeAlias = "Callable[[Mapping[str, Sequence[ModelConfig]]], MergeMethod]"
+"""From the model configs that each argument may be of to a method."""
+
+
+class Kind(enum.Enum):
+    """How a method sees its tensors."""
+
+    ELEMENTWISE = "elementwise"
+    """output[i] depends on inputs[i] and on small values only: flat tiles of any size."""
+    ROWWISE = "rowwise"
+    """A row of the output (along the last axis, or of another length) depends on that row of the inputs:
+    tiles of whole rows, of shape [rows, columns]."""
+    REDUCTION = "reduction"
+    """Tiles in, one small value per key out."""
+    WHOLE = "whole"
+    """Whole tensors in their own shape: any function."""
+    FACTOR = "factor"
+    """Whole tensors in, anything out: what whole-tensor methods share, such as a decomposition."""
+    COMPOSITE = "composite"
+    """Nodes in, a node out: a graph of other methods, built when a merge is planned."""
+    CHOICE = "choice"
+    """State dicts in, one of them out, for each key when a merge is planned: it costs nothing."""
+    INTERFACE = "interface"
+    """A name for several methods: the one that fits the model configs of the arguments is called."""
+
+
+class MergeMethod:
+    """A merge method: call it with nodes, paths and numbers to get a node of a recipe.
+
+    Attributes:
+        identifier: the name that recipes know it by.
+        kind: how it sees its tensors.
+        signature: its parameters, their types, ranges and merge spaces.
+        is_conversion: whether `convert` may use it to get from one model config to another.
+        implementations: of an interface, the methods to choose from.
+        choose: of an interface, what chooses otherwise than by the configs that those declare.
+        columns: (shape) -> how many consecutive entries of a tensor are a row; None if it has no rows.
+        __wrapped__: the function itself, to be called with tensors; or a class with `__call__`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        identifier: str,
+        kind: Kind,
+        is_conversion: bool = False,
+        cache_factory: Callable[[], Any] = dict,
+        columns: RowLength | None = None,
+    ) -> None:
+        if inspect.isclass(function) and "__call__" not in vars(function):
+            raise RecipeError(f"{identifier}: a class of a merge method needs a method `__call__`")
+        functools.update_wrapper(self, function, updated=())
+        self.__wrapped__ = function
+        self.identifier = identifier
+        self.kind = kind
+        self.signature: Signature = read_signature(function)
+        self.is_conversion = is_conversion
+        self.columns = columns
+        self.implementations: list[MergeMethod] = []
+        self.choose: Choose | None = None
+        self.create_cache = cache_factory
+        self._check()
+
+    def instantiate(self) -> Callable[..., Any]:
+        """What is called with tensors: the function, or a new object of the class."""
+        wrapped: Any = self.__wrapped__
+        function: Callable[..., Any] = wrapped() if isinstance(wrapped, type) else wrapped
+        return function
+
+    @property
+    def map_keys(self) -> Callable[[Any], None] | None:
+        """What says which keys of the arguments each key of the result needs; see `relations`."""
+        found: Callable[[Any], None] | None = getattr(self.__wrapped__, "map_keys", None)
+        return found
+
+    def _check(self) -> None:
+        signature = self.signature
+        if signature.reads_other_keys and self.kind not in (Kind.WHOLE, Kind.CHOICE, Kind.INTERFACE):
+            raise RecipeError(
+                f"{self.identifier}: a method with a StateDict parameter sees whole tensors of any key, so "
+                f"it is not {self.kind.value}"
+            )
+        if not self.is_conversion:
+            return
+        sources = [p.config for p in signature.parameters if p.required]
+        if len(sources) != 1 or not sources[0] or not signature.returned.config:
+            raise RecipeError(
+                f"{self.identifier}: a conversion has one argument, and says from and to which model config "
+                "it leads: `a: Parameter(StateDict[T], 'one-config')` and `Return(T, 'another-config')`"
+            )
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> MergeNode:
+        """A node that applies this method.
+
+        Raises:
+            RecipeError: everything that is wrong with the arguments.
+        """
+        try:
+            named = self.signature.by_name(args, kwargs)
+        except RecipeError as error:
+            raise RecipeError(f"{self.identifier}: {error}") from None
+        node, problems = self.bind(named)
+        if node is None:
+            raise RecipeError("; ".join(f"{self.identifier}: {p}" for p in problems))
+        return node
+
+    def bind(self, named: Mapping[str, Any]) -> tuple[MergeNode | None, list[str]]:
+        """As a call with arguments by name, but returns the problems instead of raising."""
+        arguments, space, problems = self.signature.bind(named)
+        return (None if problems else MergeNode(self, arguments, space)), problems
+
+    def __repr__(self) -> str:
+        return f"<merge method '{self.identifier}' ({self.kind.value})>"
+
+
+class Reduction(MergeMethod):
+    """A method whose result for a key is one small value, made from partial results of fixed blocks.
+
+    Most are told entry by entry, and then the engine can fuse the function with whatever makes its
+    arguments: with `sums` the function returns what each entry adds to a sum (or a tuple, for several sums),
+    with `histogram` the number of the bin in which each entry is counted. Any other function gets a block of
+    each tensor as a flat tile and returns a tensor of any small shape.
+
+    The engine adds everything up in float64 and in a fixed order, so that the result has the same bits
+    whatever the tiles and threads. Terms of float32 are added up as such 32 at a time, twice as fast; give
+    those that need more as `double()`. With several rounds the function also gets `state`: None in the first
+    round, then what `finish` made of the round before.
+
+    With `rowwise` a block has whole rows, of shape [rows, columns].
+
+    Attributes:
+        sums: whether the function returns terms of sums. The total is a number or, for a tuple, a vector.
+        rank: (count, **hyperparameters) -> the rank of the entry that is wanted, 1 being the smallest. The
+            result is its value, exactly: the order statistic. What is not a number (NaN) is not counted, so
+            that a function can leave entries out; of a rank above `count` the result is infinity.
+        rounds: how often the data is looked at, given the dtype of the arithmetic.
+        finish: (total, state, count, dtype, **hyperparameters) -> the next state or, in the last round, the
+            value; `count` is the number of elements of the key, `dtype` that of the arithmetic.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        identifier: str,
+        rounds: Callable[[torch.dtype], int],
+        finish: Callable[..., torch.Tensor] | None,
+        sums: bool = False,
+        rank: Callable[..., int] | None = None,
+        columns: RowLength | None = None,
+    ) -> None:
+        super().__init__(function, identifier, Kind.REDUCTION, columns=columns)
+        self.sums = sums
+        self.rank = rank
+        self.rounds = rounds
+        self.finish = finish
+
+
+class Factor(MergeMethod):
+    """What whole-tensor methods need of a key and is dear to find: a decomposition, a rotation, an order.
+
+    Its value may have any form: a tensor of any shape, a tuple of some. It is kept until its key is done, and
+    as equal nodes are one node, all methods and all points of a sweep that need it share it.
+
+    Attributes:
+        elements: (shape, **arguments) -> how many numbers it holds for a tensor of a shape, for the memory
+            budget; arguments are those of the function that it names as keywords.
+    """
+
+    def __init__(self, function: Callable[..., Any], identifier: str, elements: Callable[..., int]) -> None:
+        super().__init__(function, identifier, Kind.FACTOR)
+        self.elements = elements
+        named = inspect.signature(elements).parameters.values()
+        self._named = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name in self.signature.names]
+
+    def size(self, shape: tuple[int, ...], arguments: Mapping[str, Any]) -> int:
+        """How many numbers it holds for a tensor of a shape."""
+        return self.elements(shape, **{name: arguments[name] for name in self._named})
+
+
+def is_constant(node: Node, value: float) -> bool:
+    """Whether a node is that very number, known before any data is read.
+
+    A composite asks it to leave out what a strength of 0 or 1 makes needless.
+    """
+    return (
+        isinstance(node, LiteralNode) and isinstance(node.value, int | float) and float(node.value) == value
+    )
+
+
+def spread(weights: float | Sequence[float], count: int) -> list[float]:
+    """One weight for each of `count` models, given one for all or a list.
+
+    Raises:
+        RecipeError: a list of another length.
+    """
+    if isinstance(weights, int | float):
+        return [float(weights)] * count
+    if len(weights) != count:
+        raise RecipeError(
+            f"{len(weights)} weights are given for {count} models. Give one number, or {count}."
+        )
+    return [float(w) for w in weights]

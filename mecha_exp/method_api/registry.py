@@ -1,0 +1,68 @@
+"""The merge methods that recipes find by name: built-in ones, those of plugins, conversions of formats."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from mecha_exp.errors import RecipeError, did_you_mean
+
+if TYPE_CHECKING:
+    from mecha_exp.method_api.method import MergeMethod
+
+BUILTIN_METHODS = "mecha_exp.methods"
+PROVIDERS = ("mecha_exp.conversion.formats",)
+"""Modules whose `method_named(identifier)` makes methods on demand; each is imported when first asked."""
+
+_registry: dict[str, MergeMethod] = {}
+
+
+def register_method(method: MergeMethod) -> None:
+    """Let recipes find a method by its name.
+
+    Raises:
+        RecipeError: the name is taken by another function.
+    """
+    other = _registry.get(method.identifier)
+    if other is not None and _origin(other) != _origin(method):
+        raise RecipeError(
+            f"the name '{method.identifier}' of {_origin(method)} is taken by {_origin(other)}. "
+            "Give another `identifier=`."
+        )
+    _registry[method.identifier] = method
+
+
+def resolve_method(identifier: str) -> MergeMethod:
+    """The registered method of that name.
+
+    Raises:
+        RecipeError: there is none; the message names the nearest.
+    """
+    importlib.import_module(BUILTIN_METHODS)
+    try:
+        return _registry[identifier]
+    except KeyError:
+        for provider in map(importlib.import_module, PROVIDERS):
+            method: MergeMethod | None = provider.method_named(identifier)
+            if method is not None:
+                return method
+        raise RecipeError(
+            f"unknown merge method '{identifier}'.{did_you_mean(identifier, _registry)} A method of your own "
+            "has to be loaded first: plugins=[mine.py] or --plugin mine.py."
+        ) from None
+
+
+def all_methods() -> list[MergeMethod]:
+    """Every registered method, by name."""
+    importlib.import_module(BUILTIN_METHODS)
+    return [_registry[name] for name in sorted(_registry)]
+
+
+def conversions() -> list[MergeMethod]:
+    """Every registered method that leads from one model config to another."""
+    return [method for method in all_methods() if method.is_conversion]
+
+
+def _origin(method: MergeMethod) -> str:
+    function = method.__wrapped__
+    return f"{function.__module__}.{function.__qualname__}"

@@ -1,0 +1,7 @@
+"""The default places of outputs, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+OUTPUTS = Path("outputs")

@@ -1,0 +1,157 @@
+"""From YAML to a recipe graph.
+
+A mapping with `method:` is a call, one with `model:` is a leaf, one with `mecha:` loads a text recipe, one
+with `parameter:` is to be filled. A word where a tensor is expected is a model's path, a list fills a
+parameter that takes any number of models, and a mapping of key patterns where a hyperparameter is expected
+gives it per key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mecha_exp.errors import Problems, RecipeError, did_you_mean
+from mecha_exp.graph.by_key import by_key
+from mecha_exp.graph.literals import node_by_key
+from mecha_exp.graph.nodes import ModelNode, Node
+from mecha_exp.graph.selectors import has_nodes
+from mecha_exp.method_api.binding import UNKNOWN
+from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.method_api.parameters import ParameterSpec
+from mecha_exp.method_api.registry import resolve_method
+from mecha_exp.recipe.templates import parameter
+
+NODE_WORDS = ("method", "model", "mecha", "parameter")
+
+
+def build_recipe(config: Any, where: str = "recipe", load_text: Callable[[str], Node] | None = None) -> Node:
+    """The graph that a configuration describes.
+
+    Args:
+        config: a mapping (see the module), or a model's path.
+        where: how messages call it.
+        load_text: what gives the graph of the `.mecha` file at a path; None refuses such files.
+
+    Raises:
+        RecipeError: everything that is wrong, each with its place and the nearest valid name.
+    """
+    problems = Problems()
+    node = _Builder(problems, load_text).node(config, where)
+    problems.raise_as(RecipeError)
+    assert node is not None
+    return node
+
+
+class _Builder:
+    def __init__(self, problems: Problems, load_text: Callable[[str], Node] | None) -> None:
+        self._problems = problems
+        self._load_text = load_text
+
+    def node(self, config: Any, where: str) -> Node | None:
+        """A node, or None after noting what is wrong."""
+        if isinstance(config, Node):
+            return config
+        if isinstance(config, str):
+            return ModelNode(config)
+        if not isinstance(config, Mapping):
+            self._problems.add(
+                f"{where}: expected a model's path or a mapping with 'method:', got {config!r}"
+            )
+            return None
+        words = [word for word in NODE_WORDS if word in config]
+        if len(words) != 1:
+            near = did_you_mean(str(next(iter(config), "")), NODE_WORDS) if not words else ""
+            self._problems.add(
+                f"{where}: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:', got "
+                f"{list(config)}.{near}"
+            )
+            return None
+        make = {
+            "method": self._call,
+            "model": self._model,
+            "mecha": self._text,
+            "parameter": self._parameter,
+        }
+        return make[words[0]](config, where)
+
+    def _model(self, config: Mapping[str, Any], where: str) -> Node | None:
+        self._check_names(config, ("model", "merge_space", "model_config"), where)
+        if not isinstance(config["model"], str):
+            self._problems.add(f"{where}.model: expected a path, got {config['model']!r}")
+            return None
+        try:
+            return ModelNode(config["model"], config.get("merge_space", "weight"), config.get("model_config"))
+        except RecipeError as error:
+            self._problems.add(f"{where}: {error}")
+            return None
+
+    def _parameter(self, config: Mapping[str, Any], where: str) -> Node | None:
+        self._check_names(config, ("parameter", "merge_space", "model_config"), where)
+        try:
+            return parameter(
+                str(config["parameter"] or ""), config.get("merge_space"), config.get("model_config")
+            )
+        except RecipeError as error:
+            self._problems.add(f"{where}: {error}")
+            return None
+
+    def _text(self, config: Mapping[str, Any], where: str) -> Node | None:
+        self._check_names(config, ("mecha", "path"), where)
+        if self._load_text is None or not isinstance(config["mecha"], str):
+            self._problems.add(f"{where}.mecha: expected the path of a .mecha file, got {config['mecha']!r}")
+            return None
+        try:
+            return self._load_text(config["mecha"])
+        except RecipeError as error:
+            self._problems.add(f"{where}: {error}")
+            return None
+
+    def _call(self, config: Mapping[str, Any], where: str) -> Node | None:
+        try:
+            method = resolve_method(str(config["method"]))
+        except RecipeError as error:
+            self._problems.add(f"{where}.method: {error}")
+            return None
+        arguments = {
+            str(name): self._argument(method, str(name), value, f"{where}.{name}")
+            for name, value in config.items()
+            if name != "method"
+        }
+        node, problems = method.bind(arguments)
+        for problem in problems:
+            self._problems.add(f"{where}.{problem}")
+        return node
+
+    def _argument(self, method: MergeMethod, name: str, value: Any, where: str) -> Any:
+        if name not in method.signature.names:
+            return value  # the binding reports it
+        spec = method.signature[name]
+        if spec.variadic:
+            values = value if isinstance(value, list | tuple) else [value]
+            return [self._one(spec, v, f"{where}[{i}]") for i, v in enumerate(values)]
+        return self._one(spec, value, where)
+
+    def _one(self, spec: ParameterSpec, value: Any, where: str) -> Any:
+        if _is_node(value) or (spec.is_model and isinstance(value, str | Mapping)):
+            return self.node(value, where) or UNKNOWN
+        if not isinstance(value, Mapping):
+            return value
+        words = {
+            str(name): (self.node(each, f"{where}.{name}") or UNKNOWN) if _is_node(each) else each
+            for name, each in value.items()
+        }
+        try:
+            return node_by_key(words) if has_nodes(words) else by_key(value)
+        except RecipeError as error:
+            self._problems.add(f"{where}: {error}")
+            return UNKNOWN
+
+    def _check_names(self, config: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+        for name in config:
+            if name not in known:
+                self._problems.add(f"{where}: unknown word '{name}'.{did_you_mean(str(name), known)}")
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(word in value for word in NODE_WORDS)

@@ -1,0 +1,52 @@
+"""What a sweep came to: a table, data files, figures, and a page that holds them all.
+
+results.py   the points, grouped over replicates and judged
+joining.py   several sweeps as one
+table.py     the table on the terminal
+export.py    sweep.csv, sweep.parquet
+figures/     PNG files
+html.py      report.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mecha_exp.report.export import CSV_FILE, PARQUET_FILE, write_csv, write_parquet
+from mecha_exp.report.figures import MAIN_FILE, draw_figures
+from mecha_exp.report.html import REPORT_FILE, write_report
+from mecha_exp.report.results import Results
+from mecha_exp.report.table import terminal_table, terminal_tables
+
+__all__ = [
+    "CSV_FILE",
+    "MAIN_FILE",
+    "PARQUET_FILE",
+    "REPORT_FILE",
+    "Results",
+    "terminal_table",
+    "terminal_tables",
+    "write_all",
+]
+
+
+def write_all(results: Results, command: Sequence[str], folder: Path) -> list[Path]:
+    """Write everything but the terminal's table into a sweep's folder.
+
+    Args:
+        results: of the sweep.
+        command: what was typed.
+        folder: of the sweep.
+
+    Returns:
+        the files: the data, the figures, the page.
+    """
+    for stale in folder.glob("sweep*.png"):  # of a start with fewer points
+        stale.unlink()
+    write_csv(results, folder / CSV_FILE)
+    write_parquet(results, folder / PARQUET_FILE)
+    pictures = draw_figures(results, folder)
+    write_report(results, command, pictures, folder / REPORT_FILE)
+    paths = [folder / CSV_FILE, folder / PARQUET_FILE, *(picture.path for picture in pictures)]
+    return [*paths, folder / REPORT_FILE]

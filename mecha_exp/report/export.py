@@ -1,0 +1,110 @@
+"""A sweep as data: `sweep.csv` and `sweep.parquet`, one row a point, for pandas and the like.
+
+    pandas.read_parquet("sweep.parquet").query("status == 'FINISHED'").groupby("alpha").accuracy.mean()
+
+Columns: `point` (its number), `name`, `status` (FINISHED, FAILED; REFERENCE for the inputs), one for each
+swept key and one for each metric, `signature`, `error`. Swept keys are numbers where all their values are.
+Where methods are compared, `best_of_recipe` (or `best_of_method`) is true for the best points of each.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mecha_exp.report.results import Results
+from mecha_exp.runs.values import is_number
+
+if TYPE_CHECKING:
+    import pyarrow
+
+CSV_FILE = "sweep.csv"
+PARQUET_FILE = "sweep.parquet"
+
+
+def columns(results: Results) -> dict[str, list[Any]]:
+    """Every column with a value, or None, for each point and then each input."""
+    records, references = results.records, results.references
+    blank: list[Any] = [None] * len(references)
+    found: dict[str, list[Any]] = {
+        "point": [*range(len(records)), *blank],
+        "name": [*(r.name for r in records), *references],
+        "status": [*(r.status for r in records), *("REFERENCE" for _ in references)],
+    }
+    for key in results.swept:
+        values = [results.value(r, key) for r in records]
+        if not all(is_number(v) or isinstance(v, bool) for v in values if v is not None):
+            values = [results.text(r, key) or None for r in records]
+        found[_free(key, found)] = [*values, *blank]
+    for metric in results.metrics:
+        measured = [r.metrics.get(metric) for r in records]
+        found[_free(metric, found)] = [*measured, *(values.get(metric) for values in references.values())]
+    if results.best_of_each is not None:
+        best = {id(record) for record in results.best_of_each.records}
+        name = f"best_of_{(results.method_key or '').rpartition('.')[2]}"
+        found[_free(name, found)] = [*(id(record) in best for record in records), *blank]
+    found["signature"] = [*(r.tags.get("signature") for r in records), *blank]
+    found["error"] = [*(r.error for r in records), *blank]
+    return found
+
+
+def write_csv(results: Results, target: Path | TextIO) -> None:
+    """Write `columns` as text, to a path or an open file; what is missing is empty, a NaN is `nan`."""
+    if isinstance(target, Path):
+        with target.open("w", newline="", encoding="utf-8") as file:
+            write_csv(results, file)
+        return
+    found = columns(results)
+    lines = csv.writer(target, lineterminator="\n")
+    lines.writerow(found)
+    lines.writerows([_text(v) for v in line] for line in zip(*found.values(), strict=True))
+
+
+def write_parquet(results: Results, path: Path) -> None:
+    """Write `columns` with their types: whole numbers, floats, truth values, text; missing is null.
+
+    They go through the text of `write_csv`: given Python values, pyarrow imports pandas to look at them,
+    which takes longer than many a sweep.
+    """
+    from pyarrow import csv as arrow_csv
+    from pyarrow import parquet
+
+    text = io.StringIO()
+    write_csv(results, text)
+    data = text.getvalue().encode()
+    table = arrow_csv.read_csv(
+        io.BytesIO(data),
+        arrow_csv.ReadOptions(use_threads=False, block_size=len(data)),
+        arrow_csv.ParseOptions(newlines_in_values=True),
+        arrow_csv.ConvertOptions(
+            column_types={name: _kind(values) for name, values in columns(results).items()},
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    parquet.write_table(table, path)
+
+
+def _kind(values: Sequence[Any]) -> pyarrow.DataType:
+    """The type of all the values: floats where numbers are mixed, else text."""
+    import pyarrow
+
+    kinds = {int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    present = {type(value) for value in values if value is not None}
+    if present == {int, float}:
+        return kinds[float]
+    return kinds.get(present.pop(), pyarrow.string()) if len(present) == 1 else pyarrow.string()
+
+
+def _text(value: Any) -> Any:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _free(name: str, taken: dict[str, list[Any]]) -> str:
+    """The name of a column, made another one where there is one already."""
+    return name if name not in taken else _free(f"{name}_", taken)

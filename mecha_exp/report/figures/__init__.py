@@ -1,0 +1,95 @@
+"""The figures of a sweep: which ones suit what was swept, and drawing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mecha_exp.report.figures.blocks import block_importance, block_values, block_weights, has_block_ablation
+from mecha_exp.report.figures.curves import curves, dots
+from mecha_exp.report.figures.distance import distances
+from mecha_exp.report.figures.heat import heat_map
+from mecha_exp.report.figures.parallel import parallel_coordinates
+from mecha_exp.report.results import Results
+from mecha_exp.runs.values import Value, is_numeric
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAIN_FILE = "sweep.png"
+_DPI = 150
+_MAX_LINES = 12
+
+Draw = Callable[[Results], "Figure | None"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that is drawn.
+
+    Attributes:
+        path: of the PNG file.
+        caption: what it shows.
+    """
+
+    path: Path
+    caption: str
+
+
+def draw_figures(results: Results, folder: Path) -> list[Picture]:
+    """Draw every figure that suits the sweep; the first one is `sweep.png`, others `sweep-NAME.png`.
+
+    Nothing is drawn where no point has a metric or nothing was swept.
+    """
+    drawn: list[Picture] = []
+    for name, caption, draw in _suitable(results):
+        figure = draw(results)
+        if figure is None:
+            continue
+        path = folder / (f"sweep-{name}.png" if drawn else MAIN_FILE)
+        figure.savefig(path, dpi=_DPI)
+        drawn.append(Picture(path, caption))
+    return drawn
+
+
+def draw_block_values(weights: Mapping[str, Mapping[str, float]], name: str, path: Path) -> None:
+    """Draw what each block got of each hyperparameter in a single run."""
+    block_values(weights, name).savefig(path, dpi=_DPI)
+
+
+def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
+    """The name, the caption and the drawing of each figure, the main one first."""
+    keys = [key for key in results.keys if len(_values(results, key)) > 1]
+    metric, ablation = results.metric, has_block_ablation(results)
+    if metric is None or (len(results.settings) < 2 and not ablation):
+        return []
+    chosen: list[tuple[str, str, Draw]] = []
+    if ablation:
+        chosen.append(("blocks", f"What each block contributes to {metric}", block_importance))
+        keys = []
+    numeric = [key for key in keys if is_numeric(_values(results, key))]
+    words = [key for key in keys if key not in numeric]
+    if len(keys) == 1 and words:
+        chosen.append(("dots", f"{metric} for each {words[0]}", dots))
+    if numeric and len(keys) <= 2 and _lines(results, numeric, words) <= _MAX_LINES:
+        chosen.append(("curves", f"{metric} against {numeric[0]}", curves))
+    if len(keys) == 2:
+        chosen.append(("heat-map", f"{metric} over {keys[0]} and {keys[1]}", heat_map))
+    if len(keys) > 2:
+        chosen.append(("parallel", f"{metric} over all {len(keys)} swept keys", parallel_coordinates))
+    if len(numeric) == 2 and len(keys) == 2:
+        chosen.reverse()  # two dials are seen best on a map
+    chosen.append(("block-weights", "The weight that each block got", block_weights))
+    chosen.append(("distance", f"{metric} against how far the result is from its inputs", distances))
+    return chosen
+
+
+def _lines(results: Results, numeric: Sequence[str], words: Sequence[str]) -> int:
+    others = [*numeric[1:], *words]
+    return len(_values(results, others[0])) if others else 1
+
+
+def _values(results: Results, key: str) -> list[Value]:
+    return list(dict.fromkeys(setting.values[key] for setting in results.settings))

@@ -1,0 +1,147 @@
+"""Blocks: what each contributes in an ablation, and the weight that each got."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mecha_exp.report.figures.style import COLOUR_MAP, COLOURS, new_figure, title
+from mecha_exp.report.results import BLOCK_KEY, Estimate, Results, Setting
+from mecha_exp.report.table import distinct, shortened
+from mecha_exp.runs.values import Value
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MODES = {
+    "leave_one_block_out": "lost where the block is left out of the merge",
+    "only_one_block": "gained where the block alone is merged",
+}
+_MAX_SETTINGS = 24
+
+
+def has_block_ablation(results: Results) -> bool:
+    """Whether each point of the sweep sets one block apart."""
+    return len(block_effects(results)) > 1
+
+
+def block_importance(results: Results) -> Figure | None:
+    """A bar for each block: how much the main metric changes by merging it, to the right where it helps."""
+    effects = block_effects(results)
+    if not effects:
+        return None
+    names = list(effects)
+    values = [effects[name].mean for name in names]
+    widths = [effects[name].half_width or 0.0 for name in names]
+    figure, (axes,) = new_figure(height=max(2.6, 1.5 + 0.26 * len(names)))
+    better = [(-v if results.minimized else v) >= 0 for v in values]
+    drawn = axes.barh(
+        [shortened(name, 40) for name in names],
+        values,
+        xerr=widths if any(widths) else None,
+        capsize=2,
+        color=["#9ecae1" if good else "#fdd0a2" for good in better],
+        edgecolor="black",
+    )
+    for bar, good in zip(drawn, better, strict=True):
+        bar.set_hatch("" if good else "///")
+    axes.bar_label(drawn, [f"{value:+.3g}" for value in values], padding=3, fontsize="small")
+    axes.margins(x=0.14)
+    axes.axvline(0, color="black", linewidth=1)
+    axes.invert_yaxis()
+    unit = results.unit(results.metric)
+    axes.set_xlabel(f"change of {results.metric}{f' [{unit}]' if unit else ''} by merging the block")
+    how = _MODES.get(results.mode or "", "by merging the block")
+    title(
+        axes,
+        results,
+        f"{results.metric} {how}; hatched: it hurts" if not all(better) else f"{results.metric} {how}",
+    )
+    return figure
+
+
+def block_weights(results: Results) -> Figure | None:
+    """The weight of each block, in the one point there is or over the points: rows are settings."""
+    import numpy as np
+
+    weighted = [(s, s.records[0].block_weights) for s in results.ranked if s.records[0].block_weights]
+    weighted = weighted[:_MAX_SETTINGS]
+    parameter = next((name for _, weights in weighted for name in weights), None)
+    if parameter is None:
+        return None
+    blocks = list(dict.fromkeys(block for _, weights in weighted for block in weights.get(parameter, {})))
+    grid = np.array([[w.get(parameter, {}).get(block, np.nan) for block in blocks] for _, w in weighted])
+    width = min(10.0, max(6.5, 2.5 + 0.36 * len(blocks)))
+    figure, (axes,) = new_figure(width, max(2.8, 1.9 + 0.26 * len(weighted)))
+    image = axes.imshow(np.ma.masked_invalid(grid), aspect="auto", cmap=COLOUR_MAP, interpolation="nearest")
+    if len(blocks) <= 16:
+        middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
+        for (row, column), value in np.ndenumerate(grid):
+            shade = "black" if value > middle else "white"
+            axes.text(column, row, f"{value:.2g}", ha="center", va="center", color=shade, fontsize="x-small")
+    stride = math.ceil(len(blocks) / 40)
+    labels = [shortened(block, 24) for block in blocks[::stride]]
+    slanted = sum(map(len, labels)) > 8 * width  # more letters than fit side by side
+    axes.set_xticks(range(0, len(blocks), stride), labels, fontsize="small")
+    if slanted:
+        axes.tick_params(axis="x", rotation=60)
+    axes.set_yticks(
+        range(len(weighted)), distinct([_row_name(results, s) for s, _ in weighted], 36), fontsize="small"
+    )
+    axes.set_xlabel("block")
+    axes.set_ylabel("setting")
+    figure.colorbar(image, ax=axes, label=f"{parameter} in the block")
+    title(axes, results, "weight of each block" + (", the best setting first" if results.judged else ""))
+    return figure
+
+
+def _row_name(results: Results, setting: Setting) -> str:
+    """A setting in words: of a block ablation, which block it leaves out or merges alone."""
+    if results.mode not in _MODES:
+        return setting.name
+    return ", ".join(f"{results.heading(key)}: {results.cell(setting, key)}" for key in results.keys)
+
+
+def block_values(weights: Mapping[str, Mapping[str, float]], name: str) -> Figure:
+    """What each block got in a single run: bars over the blocks, a panel for each hyperparameter."""
+    blocks = list(dict.fromkeys(block for values in weights.values() for block in values))
+    width = min(10.0, max(6.5, 2.5 + 0.3 * len(blocks)))
+    figure, panels = new_figure(width, 1.2 + 1.8 * len(weights), rows=len(weights), sharey=False)
+    places = range(len(blocks))
+    for axes, (parameter, values) in zip(panels, weights.items(), strict=True):
+        axes.bar(places, [values.get(block, math.nan) for block in blocks], color=COLOURS[0])
+        axes.set_ylabel(parameter)
+        axes.margins(x=0.01)
+        axes.set_xticks([])
+    stride = math.ceil(len(blocks) / 40)
+    labels = [shortened(block, 24) for block in blocks[::stride]]
+    panels[-1].set_xticks(places[::stride], labels, rotation=60, ha="right", fontsize="small")
+    panels[-1].set_xlabel("block")
+    panels[0].set_title(f"{shortened(name, 70)}\nvalue of each block", fontsize="medium")
+    return figure
+
+
+def block_effects(results: Results) -> dict[str, Estimate]:
+    """How much each block changes the main metric, in the order of the points.
+
+    A point is compared with the undisturbed one of the same seed and other settings, so that what these do to
+    both does not count.
+    """
+    if results.mode not in _MODES:
+        return {}
+    others = [key for key in results.swept if key != BLOCK_KEY]
+    whole, apart = {}, list[tuple[str, tuple[Value, ...], float]]()
+    for record in results.finished:
+        place = tuple(results.value(record, key) for key in others)
+        measured = record.metrics.get(str(results.metric), math.nan)
+        if block := results.text(record, BLOCK_KEY):
+            apart.append((block, place, measured))
+        else:
+            whole[place] = measured
+    sign = 1 if results.mode == "only_one_block" else -1
+    changes: dict[str, list[float]] = {}
+    for block, place, measured in apart:
+        if place in whole:
+            changes.setdefault(block, []).append(sign * (measured - whole[place]))
+    return {block: Estimate.of(values) for block, values in changes.items()}

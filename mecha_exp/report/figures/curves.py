@@ -1,0 +1,111 @@
+"""The main metric against one hyperparameter, or for each word of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mecha_exp.report.figures.style import (
+    legend,
+    line_style,
+    metric_label,
+    new_figure,
+    reference_lines,
+    title,
+    value_axis,
+)
+from mecha_exp.report.results import Estimate, Results
+from mecha_exp.report.table import distinct, shortened
+from mecha_exp.runs.values import as_text, is_numeric
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BAR_GAP = 0.007  # of the width of the picture, by which the intervals of two lines stand apart
+
+
+def curves(results: Results) -> Figure | None:
+    """A line for each value of the second key; bars are 95 % intervals over seeds."""
+    keys = [k for k in results.keys if len({s.values[k] for s in results.settings}) > 1]
+    numeric = [k for k in keys if is_numeric(s.values[k] for s in results.settings)]
+    key = max(numeric, key=lambda k: len({s.values[k] for s in results.settings}))
+    others = [k for k in keys if k != key]
+    lines: dict[str, list[tuple[float, Estimate]]] = {}
+    levels: dict[str, float] = {}  # of settings without the number, such as a method that has no alpha
+    for setting in results.settings:
+        label = ", ".join(as_text(setting.values[other]) for other in others)
+        estimate = setting.estimate(results.metric)
+        value = setting.values[key]
+        if isinstance(value, int | float) and not math.isnan(estimate.mean):
+            lines.setdefault(label, []).append((float(value), estimate))
+        elif not math.isnan(estimate.mean):
+            levels[label] = estimate.mean
+    if not lines:
+        return None
+    figure, (axes,) = new_figure(width=7 if len(lines) <= 3 else 8)
+    labels = distinct(list(lines))
+    tried = [x for points in lines.values() for x, _ in points]
+    value_axis(axes.xaxis, axes.set_xscale, tried)
+    for number, (label, points) in enumerate(zip(labels, lines.values(), strict=True)):
+        points.sort(key=lambda point: point[0])
+        x = [value for value, _ in points]
+        y = [estimate.mean for _, estimate in points]
+        widths = [estimate.half_width or 0.0 for _, estimate in points]
+        shown = {"yerr": widths, "capsize": 3, "elinewidth": 1} if any(widths) else {}
+        if any(widths):  # which would cover each other
+            x = _beside(x, number - (len(lines) - 1) / 2, tried, axes.get_xscale() == "log")
+        axes.errorbar(x, y, label=label, **line_style(number), **shown)  # type: ignore[arg-type]
+    for number, (label, level) in enumerate(levels.items(), len(lines)):
+        axes.axhline(level, label=shortened(label), **{**line_style(number), "marker": ""})
+    ends = [*levels.values()] + [
+        m + s * (e.half_width or 0) for p in lines.values() for _, e in p for m in [e.mean] for s in (-1, 1)
+    ]
+    reference_lines(axes, results, ends)
+    axes.set_xlabel(key)
+    axes.set_ylabel(metric_label(results))
+    axes.grid(alpha=0.3)
+    title(axes, results, interval_note(results))
+    if others:
+        legend(axes, ", ".join(others), len(lines) + len(levels))
+    return figure
+
+
+def _beside(x: Sequence[float], steps: float, tried: Sequence[float], logarithmic: bool) -> list[float]:
+    """Places a little to the left or the right, seen alike on an axis of either kind."""
+    low, high = min(tried), max(tried)
+    if logarithmic:
+        return [value * (high / low) ** (steps * _BAR_GAP) for value in x]
+    return [value + (high - low) * steps * _BAR_GAP for value in x]
+
+
+def dots(results: Results) -> Figure | None:
+    """A line of the picture for each setting, the best on top; whiskers are 95 % intervals over seeds."""
+    ranked = [s for s in results.ranked if not math.isnan(s.estimate(results.metric).mean)]
+    if not ranked:
+        return None
+    estimates = [setting.estimate(results.metric) for setting in ranked]
+    labels = distinct([setting.name.partition("=")[2] or setting.name for setting in ranked], 40)
+    figure, (axes,) = new_figure(height=max(2.5, 1.4 + 0.3 * len(ranked)))
+    places = range(len(ranked))
+    means, widths = [e.mean for e in estimates], [e.half_width or 0.0 for e in estimates]
+    axes.errorbar(means, places, xerr=widths if any(widths) else None, fmt="o", color="black", capsize=3)
+    for place, estimate in enumerate(estimates):
+        end = estimate.mean + (estimate.half_width or 0.0)
+        axes.annotate(
+            f"{estimate.mean:.4g}", (end, place), (7, 0), textcoords="offset points", va="center",
+            fontsize="small",
+        )  # fmt: skip
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
+    axes.margins(x=0.18, y=0.5 / len(ranked))
+    axes.grid(alpha=0.3)
+    axes.set_xlabel(metric_label(results).replace("\n", ", "))
+    axes.set_ylabel(results.keys[0])
+    title(axes, results, interval_note(results))
+    return figure
+
+
+def interval_note(results: Results) -> str:
+    """What the bars on the points mean, where there are any."""
+    return "mean and 95 % interval over seeds" if results.has_replicates else ""

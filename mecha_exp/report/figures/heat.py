@@ -1,0 +1,158 @@
+"""The main metric over two swept keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mecha_exp.report.figures.style import COLOUR_MAP, metric_label, new_figure, title, value_axis
+from mecha_exp.report.results import MISSING, Results
+from mecha_exp.report.table import distinct
+from mecha_exp.runs.values import Value, as_text, is_number, is_numeric
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MAX_LABELLED = 14  # columns or rows up to which each cell has its value written in it
+_SPARSE = 0.34  # the share of the cells that have a value below which points are drawn where they lie
+_MAX_VALUES = 40  # points up to which each has its value beside it
+_NEAR = 70, 50  # pixels within which the values of two points could cover each other
+_CELL_WIDTH, _CELL_HEIGHT = 0.62, 0.42  # inches
+
+
+def heat_map(results: Results) -> Figure | None:
+    """A cell for each setting with its mean, the best one framed."""
+    import numpy as np
+
+    x_key, y_key = _two_keys(results)
+    xs, ys = _values(results, x_key), _values(results, y_key)
+    grid = np.full((len(ys), len(xs)), np.nan)
+    for setting in results.settings:
+        mean = setting.estimate(results.metric).mean
+        grid[ys.index(setting.values[y_key]), xs.index(setting.values[x_key])] = mean
+    if np.isnan(grid).all():
+        return None
+    if len(results.settings) < _SPARSE * grid.size and all(is_number(v) for v in (*xs, *ys)):
+        return _scattered(results, x_key, y_key)
+    height = min(9.0, max(3.2, 1.6 + _CELL_HEIGHT * len(ys)))
+    figure, (axes,) = new_figure(width=min(14.0, max(6.0, 2.4 + _CELL_WIDTH * len(xs))), height=height)
+    axes.set_facecolor("white")
+    image = axes.imshow(np.ma.masked_invalid(grid), aspect="auto", cmap=COLOUR_MAP)
+    if is_numeric(ys):
+        axes.invert_yaxis()  # numbers grow upwards, words are read downwards
+    if max(grid.shape) <= _MAX_LABELLED:
+        _write_values(axes, grid)
+    if best := results.best_setting:
+        _frame(axes, xs.index(best.values[x_key]), ys.index(best.values[y_key]))
+    _label(axes, x_key, y_key, xs, ys)
+    figure.colorbar(image, ax=axes, label=metric_label(results))
+    title(axes, results, "mean over seeds" if results.has_replicates else "")
+    return figure
+
+
+def _scattered(results: Results, x_key: str, y_key: str) -> Figure:
+    """A point for each setting where its two numbers are: lighter and larger where the metric is higher."""
+    measured = [(s, s.estimate(results.metric).mean) for s in results.settings]
+    points = [(s.values[x_key], s.values[y_key], mean) for s, mean in measured if not math.isnan(mean)]
+    xs, ys, means = ([float(v) for v in column] for column in zip(*points, strict=True))
+    low, high = min(means), max(means)
+    figure, (axes,) = new_figure(8, 5.5)
+    sizes = [30 + 130 * (mean - low) / ((high - low) or 1.0) for mean in means]
+    drawn = axes.scatter(xs, ys, sizes, means, cmap=COLOUR_MAP, edgecolors="black", linewidths=0.6)
+    write, best = _as_digits(low, high), results.best_setting
+    if best:
+        best_x, best_y = float(best.values[x_key]), float(best.values[y_key])  # type: ignore[arg-type]
+        axes.scatter(best_x, best_y, 330, facecolors="none", edgecolors="black", linewidths=1.8)
+    value_axis(axes.xaxis, axes.set_xscale, xs)
+    value_axis(axes.yaxis, axes.set_yscale, ys)
+    axes.margins(0.1)
+    places = axes.transData.transform(list(zip(xs, ys, strict=True)))
+    for number, (x, y, mean) in enumerate(zip(xs, ys, means, strict=True)):
+        is_best = bool(best) and (x, y) == (best_x, best_y)
+        if is_best or len(means) <= _MAX_VALUES:
+            above = 11 if _is_crowded_below(places, number) else -21 if is_best else -14
+            _note(axes, f"best {write(mean)}" if is_best else write(mean), (x, y), above)
+    axes.grid(alpha=0.3)
+    axes.set_xlabel(x_key)
+    axes.set_ylabel(y_key)
+    figure.colorbar(drawn, ax=axes, label=metric_label(results))
+    title(
+        axes,
+        results,
+        "the larger the dot, the higher the value" + ("; means over seeds" if results.has_replicates else ""),
+    )
+    return figure
+
+
+def _is_crowded_below(places: Any, number: int) -> bool:
+    """Whether a point's nearest neighbour, if it is near at all, lies below it; places are in pixels."""
+    import numpy as np
+
+    across, up = (places - places[number]).T
+    near = (np.abs(across) < _NEAR[0]) & (np.abs(up) < _NEAR[1])
+    near[number] = False
+    return bool(near.any()) and float(up[near][np.argmin(np.abs(up[near]))]) < 0
+
+
+def _note(axes: Axes, text: str, place: tuple[float, float], above: float) -> None:
+    axes.annotate(text, place, (0, above), textcoords="offset points", ha="center", fontsize="x-small")
+
+
+def _two_keys(results: Results) -> tuple[str, str]:
+    """The keys that vary, numbers along x where only one of them is numeric."""
+    keys = [k for k in results.keys if len({s.values[k] for s in results.settings}) > 1][:2]
+    keys.sort(key=lambda k: not is_numeric(s.values[k] for s in results.settings))
+    return keys[0], keys[1]
+
+
+def _values(results: Results, key: str) -> list[Value]:
+    found = list(dict.fromkeys(setting.values[key] for setting in results.settings))
+    if not is_numeric(found):
+        return found
+    numbers = sorted(value for value in found if value is not None)
+    return [*([None] if None in found else []), *numbers]
+
+
+def _write_values(axes: Axes, grid: Any) -> None:
+    import numpy as np
+
+    low, high = np.nanmin(grid), np.nanmax(grid)
+    write = _as_digits(low, high)
+    for (row, column), value in np.ndenumerate(grid):
+        if np.isnan(value):
+            axes.text(column, row, "–", ha="center", va="center", color="dimgrey")
+            continue
+        shade = "black" if value > (low + high) / 2 else "white"
+        axes.text(column, row, write(value), ha="center", va="center", color=shade, fontsize="small")
+
+
+def _as_digits(low: float, high: float) -> Callable[[float], str]:
+    """Writes numbers with as many digits as tell those between these two apart."""
+    if max(abs(low), abs(high)) >= 1e4:
+        return lambda value: f"{value:.3g}"
+    digits = 3 if high == low else max(0, min(4, 2 - math.floor(math.log10(high - low))))
+    return lambda value: f"{value:.{digits}f}"
+
+
+def _frame(axes: Axes, column: int, row: int) -> None:
+    from matplotlib.patches import Rectangle
+
+    for colour, width in (("white", 5), ("black", 2)):
+        corner = (column - 0.5, row - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=width, clip_on=False))
+
+
+def _label(axes: Axes, x_key: str, y_key: str, xs: list[Value], ys: list[Value]) -> None:
+    x_texts = distinct([as_text(x) or MISSING for x in xs], 20)
+    slanted = max(map(len, x_texts)) > 6
+    stride = math.ceil(len(xs) / 24)
+    axes.set_xticks(range(0, len(xs), stride), x_texts[::stride], rotation=40 if slanted else 0)
+    if slanted:
+        for text in axes.get_xticklabels():
+            text.set_horizontalalignment("right")
+    stride = math.ceil(len(ys) / 24)
+    axes.set_yticks(range(0, len(ys), stride), distinct([as_text(y) or MISSING for y in ys], 24)[::stride])
+    axes.set_xlabel(x_key)
+    axes.set_ylabel(y_key)

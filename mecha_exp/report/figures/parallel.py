@@ -1,0 +1,122 @@
+"""More than two swept keys: an axis for each, a line for each setting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mecha_exp.report.figures.style import COLOUR_MAP, metric_label, new_figure, title
+from mecha_exp.report.results import MISSING, Results
+from mecha_exp.report.table import shortened
+from mecha_exp.runs.values import Value, as_text, is_numeric
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MAX_TICKS = 6
+_MAX_WORDS = 12
+_MAX_AXES = 12
+_FOOT = 0.2  # of the height, between the points without a value and the smallest one
+_ON_WHITE = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+
+
+def parallel_coordinates(results: Results) -> Figure | None:
+    """Each setting as a line through its values to its metric, darker and on top the better it is."""
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+
+    ranked = [s for s in results.ranked if not math.isnan(s.estimate(results.metric).mean)]
+    keys = [k for k in results.keys if len({s.values[k] for s in ranked}) > 1][:_MAX_AXES]
+    if not ranked or len(keys) < 2:
+        return None
+    means = [s.estimate(results.metric).mean for s in ranked]
+    scales = [*(_Scale([s.values[key] for s in ranked]) for key in keys), _Scale(means, rounded=True)]
+    lines = [
+        [
+            scale.place(value)
+            for scale, value in zip(scales, (*(s.values[key] for key in keys), mean), strict=True)
+        ]
+        for s, mean in zip(ranked, means, strict=True)
+    ]
+    figure, (axes,) = new_figure(width=min(14.0, max(7.0, 1.7 * len(scales))))
+    norm = Normalize(min(means), max(means))
+    colours = colormaps[COLOUR_MAP if results.minimized else f"{COLOUR_MAP}_r"]
+    for number in range(len(ranked) - 1, -1, -1):  # the best last, so on top
+        quality = 1 - number / max(len(ranked) - 1, 1)
+        axes.plot(
+            range(len(scales)), lines[number], color=colours(norm(means[number])),
+            linewidth=0.6 + 1.6 * quality, alpha=0.35 + 0.65 * quality,
+        )  # fmt: skip
+    if results.judged:
+        best = f"best: {ranked[0].name} with {means[0]:.4g}"
+        axes.plot(
+            range(len(scales)),
+            lines[0],
+            "k-o",
+            linewidth=2.5,
+            markerfacecolor="white",
+            label=shortened(best, 90),
+        )
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False, fontsize="small")
+    _axes_of_keys(
+        axes, [*(shortened(key, 18) for key in keys), metric_label(results).replace(" [", "\n[")], scales
+    )
+    title(axes, results, f"{len(ranked)} settings" + (", means over seeds" if results.has_replicates else ""))
+    return figure
+
+
+class _Scale:
+    """Where the values of one key lie between 0 and 1: numbers by size, or evenly where they are words."""
+
+    def __init__(self, values: Sequence[Value], rounded: bool = False) -> None:
+        found = list(dict.fromkeys(values))
+        self._rounded = rounded
+        self._numeric = is_numeric(found)
+        self._lacks_some = self._numeric and None in found  # which are at the foot, apart from the numbers
+        numbers = [value for value in found if value is not None] if self._numeric else []
+        self._values: list[Value] = [*sorted(numbers)] if self._numeric else found
+
+    def place(self, value: Value) -> float:
+        if not self._numeric:
+            return self._values.index(value) / max(len(self._values) - 1, 1)
+        foot = _FOOT if self._lacks_some else 0.0
+        if value is None:
+            return 0.0
+        low, high = float(self._values[0]), float(self._values[-1])  # type: ignore[arg-type]
+        return foot + (1 - foot) * (float(value) - low) / ((high - low) or 1.0)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Every value where they are few; otherwise some words, or round numbers in their range."""
+        missing = [(0.0, MISSING)] if self._lacks_some else []
+        if self._rounded or (self._numeric and len(self._values) > _MAX_TICKS):
+            return missing + self._round_ticks()
+        stride = math.ceil(len(self._values) / _MAX_WORDS)
+        chosen: list[tuple[float, str]] = []
+        for value in self._values[::stride]:
+            if not chosen or self.place(value) - chosen[-1][0] >= 0.05:
+                chosen.append((self.place(value), shortened(as_text(value) or MISSING, 16)))
+        return missing + chosen
+
+    def _round_ticks(self) -> list[tuple[float, str]]:
+        from matplotlib.ticker import MaxNLocator
+
+        low, high = float(self._values[0]), float(self._values[-1])  # type: ignore[arg-type]
+        ticks = MaxNLocator(5).tick_values(low, high)
+        return [(self.place(float(tick)), as_text(float(tick))) for tick in ticks if low <= tick <= high]
+
+
+def _axes_of_keys(axes: Axes, names: Sequence[str], scales: Sequence[_Scale]) -> None:
+    for number, scale in enumerate(scales):
+        axes.axvline(number, color="black", linewidth=1, zorder=0)
+        for height, text in scale.ticks():
+            axes.annotate(
+                text, (number, height), (6, 0), textcoords="offset points", va="center", fontsize="small",
+                zorder=5, bbox=_ON_WHITE,
+            )  # fmt: skip
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks([])
+    axes.set_xlim(-0.1, len(names) - 1 + 0.25)
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)

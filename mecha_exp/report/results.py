@@ -1,0 +1,306 @@
+"""The results of a sweep: its points, grouped over replicates, judged by the main metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from mecha_exp.runs.record import FAILED, Record
+from mecha_exp.runs.sweep import Sweep
+from mecha_exp.runs.values import Value, as_text, parse_value
+
+REPLICATE_KEY = "seed"
+"""Points that differ in nothing else are replicates of one setting."""
+BLOCK_KEY = "block"
+"""What a block ablation sets apart; the undisturbed point has none."""
+MISSING = "–"
+"""Stands in a table where there is no value."""
+METHOD_KEYS = ("recipe", "recipe.method")
+"""Swept keys that name what is compared; each has a best setting of its own."""
+HIDDEN_PREFIXES = ("time/", "io/", "memory/", "weights/", "nonfinite")
+CONFIDENCE = 0.95
+_ABLATIONS = {"leave_one_block_out": "block left out", "only_one_block": "only block"}
+_FALLBACK_METRIC = "weights/relative_change/"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of a metric over replicates, and how far the true mean may be from it.
+
+    Attributes:
+        mean: of those that are finite; NaN where none is.
+        half_width: of the 95 % confidence interval of the mean (Student's t); None with fewer than two.
+        count: how many of those there are.
+        lost: how many are not finite.
+    """
+
+    mean: float
+    half_width: float | None
+    count: int
+    lost: int = 0
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """The estimate from values; NaN and infinities are left out.
+
+        >>> Estimate.of([1.0, 2.0, 3.0])
+        Estimate(mean=2.0, half_width=2.4841377117503303, count=3, lost=0)
+        """
+        finite = [value for value in values if math.isfinite(value)]
+        count, lost = len(finite), len(values) - len(finite)
+        if not finite:
+            return cls(math.nan, None, 0, lost)
+        mean = math.fsum(finite) / count
+        if count == 1:
+            return cls(mean, None, 1, lost)
+        from scipy.special import stdtrit
+
+        freedom = count - 1
+        if min(finite) == max(finite):  # where the mean's rounding would show
+            return cls(finite[0], 0.0, count, lost)
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in finite) / freedom)
+        quantile = float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+        return cls(mean, quantile * deviation / math.sqrt(count), count, lost)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The points that differ in nothing but their seed.
+
+    Attributes:
+        values: of the swept keys, without the seed.
+        records: the points.
+    """
+
+    values: Mapping[str, Value]
+    records: Sequence[Record]
+
+    @cached_property
+    def finished(self) -> list[Record]:
+        """The points that were merged and measured."""
+        return [record for record in self.records if record.status != FAILED]
+
+    @property
+    def name(self) -> str:
+        """What sets it apart, as in `alpha=0.3,k=0.2`."""
+        shown = [f"{key}={as_text(value)}" for key, value in self.values.items() if value is not None]
+        return ",".join(shown) or (self.records[0].name if len(self.records) == 1 else "all seeds")
+
+    def estimate(self, metric: str | None) -> Estimate:
+        """A metric over the replicates."""
+        return Estimate.of([r.metrics[metric] for r in self.finished if metric and metric in r.metrics])
+
+
+@dataclass(frozen=True)
+class Results:
+    """The points of a sweep, and what was varied.
+
+    Attributes:
+        title: of the sweep.
+        swept: the configuration keys that differ between the points.
+        records: one for each point, in their order.
+        chosen: the metric to sort by, in place of the evaluator's main one.
+        mode: of our sweeper, such as `leave_one_block_out`.
+        by: the keys to group by, in place of all swept ones.
+        shown: the metrics to show, in place of the evaluators'.
+        better: the direction of `chosen`.
+    """
+
+    title: str
+    swept: Sequence[str]
+    records: Sequence[Record]
+    chosen: str | None = None
+    mode: str | None = None
+    by: Sequence[str] = ()
+    shown: Sequence[str] = ()
+    better: str | None = None
+
+    @cached_property
+    def metric(self) -> str | None:
+        """The metric that points are sorted by: the evaluator's main one or, without an evaluator, how far
+        the result is from its first input."""
+        if self.chosen:
+            return self.chosen
+        named = next((r.metric for r in self.finished if r.metric), None)
+        if named or not self.finished:
+            return named
+        return next((m for m in self.finished[0].metrics if m.startswith(_FALLBACK_METRIC)), None)
+
+    @cached_property
+    def direction(self) -> str:
+        """Whether more of the main metric is better."""
+        if self.better:
+            return self.better
+        return next((r.direction for r in self.finished if r.metric and r.metric == self.metric), "minimize")
+
+    @cached_property
+    def judged(self) -> bool:
+        """Whether an evaluator says which way the main metric is better."""
+        return self.better is not None or any(r.metric == self.metric for r in self.finished)
+
+    @cached_property
+    def finished(self) -> list[Record]:
+        """The points that did not fail."""
+        return [record for record in self.records if record.status != FAILED]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The swept keys that tell settings apart: all but the seed, unless there is nothing else."""
+        if self.by:
+            return list(self.by)
+        keys = [key for key in self.swept if key != REPLICATE_KEY]
+        return keys if keys or len(self.records) > 1 else list(self.swept)
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """The points grouped over their seeds, in the order of their first points."""
+        groups: dict[tuple[Value, ...], list[Record]] = {}
+        for record in self.records:
+            groups.setdefault(tuple(self.value(record, key) for key in self.keys), []).append(record)
+        return [
+            Setting(dict(zip(self.keys, values, strict=True)), records) for values, records in groups.items()
+        ]
+
+    @cached_property
+    def ranked(self) -> list[Setting]:
+        """The settings with the best first; those without a number after them, those that failed last."""
+
+        def rank(setting: Setting) -> tuple[bool, bool, float]:
+            mean = setting.estimate(self.metric).mean
+            is_nan = math.isnan(mean)
+            return not setting.finished, is_nan, 0.0 if is_nan else mean if self.minimized else -mean
+
+        return sorted(self.settings, key=rank)
+
+    @property
+    def minimized(self) -> bool:
+        """Whether less of the main metric is better."""
+        return self.direction == "minimize"
+
+    @cached_property
+    def best_setting(self) -> Setting | None:
+        """The setting with the best mean, where an evaluator says which way is better."""
+        if not self.judged or math.isnan(self.ranked[0].estimate(self.metric).mean):
+            return None
+        return self.ranked[0]
+
+    @property
+    def best(self) -> Record | None:
+        """The best point of the best setting."""
+        if self.best_setting is None:
+            return None
+        measured = [
+            r for r in self.best_setting.finished if math.isfinite(r.metrics.get(self._metric, math.nan))
+        ]
+        sign = -1 if self.minimized else 1
+        return max(measured, key=lambda r: sign * r.metrics[self._metric])
+
+    @cached_property
+    def method_key(self) -> str | None:
+        """The swept key that names the methods, where several are compared at several settings."""
+        if self.best_setting is None or len(self.keys) < 2:
+            return None
+        return next((key for key in METHOD_KEYS if key in self.keys), None)
+
+    @cached_property
+    def best_of_each(self) -> Results | None:
+        """The best setting of each method alone, where methods are compared; the best method first."""
+        if self.method_key is None:
+            return None
+        best: dict[Value, Setting] = {}
+        for setting in self.ranked:
+            if setting.estimate(self.metric).count:
+                best.setdefault(setting.values[self.method_key], setting)
+        if len(best) == len(self.settings):  # one setting each: the whole table says it already
+            return None
+        records = [record for setting in best.values() for record in setting.records]
+        return replace(self, title=f"the best of each {self.method_key}", records=records)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said of single points, such as that one was made again since an input has changed."""
+        return list(dict.fromkeys(f"{r.name}: {r.note}" for r in self.records if r.note))
+
+    @property
+    def references(self) -> dict[str, dict[str, float]]:
+        """The metrics of the inputs, by name."""
+        found = {name: values for r in self.records for name, values in r.references.items()}
+        return {name: values for name, values in found.items() if values}
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """The name of every metric, in the order in which they were measured, the main one first."""
+        names = dict.fromkeys(m for r in self.records for m in r.metrics)
+        first = [self.metric] if self.metric in names else []
+        return [*first, *(m for m in names if m != self.metric)]
+
+    @cached_property
+    def shown_metrics(self) -> list[str]:
+        """The metrics that a person wants to see first: those of the evaluators, or else of the weights."""
+        if self.shown:
+            return list(self.shown)
+        shown = [m for m in self.metrics if m == self.metric or not m.startswith(HIDDEN_PREFIXES)]
+        if len(shown) > 1 or self.judged:
+            return shown
+        weights = ("weights/relative_change", "weights/cosine")
+        return [m for m in self.metrics if m.startswith(weights)] or shown
+
+    def heading(self, key: str) -> str:
+        """What a swept key is called above a table's column."""
+        return _ABLATIONS.get(self.mode or "", key) if key == BLOCK_KEY else key
+
+    def cell(self, setting: Setting, key: str) -> str:
+        """A setting's value of a swept key, as it stands in a table."""
+        undisturbed = key == BLOCK_KEY and self.mode in _ABLATIONS
+        return as_text(setting.values[key]) or ("none" if undisturbed else MISSING)
+
+    @property
+    def has_replicates(self) -> bool:
+        """Whether some setting has several points."""
+        return any(len(setting.records) > 1 for setting in self.settings)
+
+    @property
+    def _metric(self) -> str:
+        return self.metric or ""
+
+    def unit(self, metric: str | None) -> str:
+        """What a metric is measured in; nothing where that is not known or it is a plain number."""
+        given = next((r.units[metric] for r in self.finished if metric and metric in r.units), "")
+        return given or next((u for start, u in _UNITS.items() if (metric or "").startswith(start)), "")
+
+    def text(self, record: Record, key: str) -> str:
+        """A point's value of a swept key, as it was typed; nothing where the point does not set it."""
+        for override in record.overrides:
+            name, _, text = override.lstrip("+").partition("=")
+            if name == key:
+                return text
+        return ""
+
+    def value(self, record: Record, key: str) -> Value:
+        """A point's value of a swept key, a number where it is one; None where the point sets none."""
+        return parse_value(self.text(record, key))
+
+
+_UNITS = {
+    "time/": "s",
+    "io/bytes_per_second": "B/s",
+    "io/bytes": "B",
+    "memory/": "B",
+    "weights/relative_change": "fraction of the input's norm",
+    "weights/cosine": "cosine, −1 to 1",
+    "weights/distance": "Euclidean norm",
+}
+
+
+def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
+    """The results of a sweep as far as it has run.
+
+    Args:
+        sweep: what its points share.
+        folder: where its points are.
+        ended: whether it is known to have run: then a point without a record has failed.
+    """
+    return Results(sweep.title, sweep.swept, sweep.all_records(folder, ended=ended), mode=sweep.mode)

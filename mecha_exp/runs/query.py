@@ -1,0 +1,220 @@
+"""Finding runs and sweeps again: by folder, signature, MLflow id, or the words that set a point apart."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.errors import ConfigError
+from mecha_exp.paths import OUTPUTS
+from mecha_exp.runs.record import RUN_FILE, Record
+from mecha_exp.runs.sweep import SWEEP_FILE, Sweep
+from mecha_exp.runs.values import as_text, is_number, parse_value
+
+SHORT = 12
+"""So much of a signature is shown; `MIN_PREFIX` of it is enough to name a run."""
+MIN_PREFIX = 4
+_GATHERED = tuple(OUTPUTS / name for name in ("multiruns", "runs"))
+"""Where folders lie that need no more than their names."""
+_COMPARISONS = ("!=", ">=", "<=", "=", ">", "<")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was found.
+
+    Attributes:
+        folder: of the run.
+        record: what it left there.
+    """
+
+    folder: Path
+    record: Record
+
+    @property
+    def signature(self) -> str:
+        """The hash of what decides its bytes; empty where it failed before that was known."""
+        return self.record.tags.get("signature", "")
+
+    @property
+    def measured(self) -> float | None:
+        """Its main metric."""
+        return self.record.metrics.get(self.record.metric or "")
+
+    def value(self, name: str) -> Any:
+        """What a filter may ask for: `status`, `name`, a parameter, a metric, or a tag; None for others."""
+        record = self.record
+        if name in ("status", "name"):
+            return getattr(record, name)
+        for values in (record.parameters, record.metrics, record.tags):
+            if name in values:
+                return values[name]
+        return parse_value(self._settings[name]) if name in self._settings else None
+
+    @property
+    def names(self) -> set[str]:
+        """What a filter may ask for."""
+        record = self.record
+        return {"status", "name", *record.parameters, *record.metrics, *record.tags, *self._settings}
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        return dict(o.lstrip("+").partition("=")[::2] for o in self.record.overrides)
+
+
+def short_folder(folder: Path) -> str:
+    """A folder as it may be typed: without `outputs/runs` or `outputs/multiruns`."""
+    gathered = next((place for place in _GATHERED if folder.is_relative_to(place)), None)
+    return (folder.relative_to(gathered) if gathered else folder).as_posix()
+
+
+def _folder_named(word: str, marker: str) -> Path | None:
+    """The folder that a word names, at length or as `short_folder` shows it, if it holds that file."""
+    places = [Path(word), *(place / word for place in _GATHERED)] if word else []
+    return next((place for place in places if (place / marker).is_file()), None)
+
+
+def find_runs(folders: Iterable[Path]) -> list[Run]:
+    """Every run below the folders, the newest first; damaged records are left out."""
+    found = [Run(folder, record) for folder in _folders_with(RUN_FILE, folders) if (record := _load(folder))]
+    return sorted(found, key=lambda run: run.record.started, reverse=True)
+
+
+def find_sweeps(folders: Iterable[Path]) -> list[tuple[Path, Sweep]]:
+    """Every sweep below the folders, the newest first."""
+    found = [
+        (folder, sweep) for folder in _folders_with(SWEEP_FILE, folders) if (sweep := _load_sweep(folder))
+    ]
+    return sorted(found, key=lambda pair: (pair[0] / SWEEP_FILE).stat().st_mtime, reverse=True)
+
+
+def find_run(word: str, folders: Sequence[Path] = (OUTPUTS,)) -> Run:
+    """The run that a word means: its folder, the beginning of its signature, its MLflow id, or its name.
+
+    Several runs with one signature have the same result: the newest that finished stands for all.
+
+    Raises:
+        ConfigError: there is none, or the word means several.
+    """
+    if folder := _folder_named(word, RUN_FILE):
+        return Run(folder, Record.load(folder))
+    if _folder_named(word, SWEEP_FILE):
+        raise ConfigError(
+            f"{word} is a sweep. Name one of its points, as in {Path(word) / '0'}; "
+            f"`python -m mecha_exp table {word}` shows all, and compares it with other sweeps."
+        )
+    runs = find_runs(folders)
+    named = [run for run in runs if word in (run.record.name, run_id_of(run.record))]
+    if not named and len(word) >= MIN_PREFIX:
+        named = [run for run in runs if run.signature.startswith(word)]
+    signatures = {run.signature for run in named}
+    if len(signatures) > 1:
+        listed = ", ".join(f"{run.signature[:SHORT]} ({run.folder})" for run in named[:5])
+        raise ConfigError(
+            f"'{word}' means several runs: {listed}. Give more of the signature, or the folder."
+        )
+    if not named:
+        where = ", ".join(map(str, folders))
+        names = [run.record.name for run in runs]
+        raise ConfigError(f"there is no run '{word}' below {where}.{_nearest(word, names, 'ls')}")
+    return next((run for run in named if run.record.status == "FINISHED"), named[0])
+
+
+def _nearest(word: str, names: Iterable[str], verb: str) -> str:
+    """What a wrong word may have meant: names that hold it or look like it, or the verb that lists all."""
+    known = sorted(set(names))
+    near = [name for name in known if word in name] or difflib.get_close_matches(word, known, cutoff=0.6)
+    listed = " or ".join(f"'{name}'" for name in near[:3])
+    return f" Did you mean {listed}?" if near else f" `python -m mecha_exp {verb}` lists what there is."
+
+
+def find_sweep(word: str | None, folders: Sequence[Path] = (OUTPUTS,)) -> tuple[Path, Sweep]:
+    """The sweep that a word means: its folder or its title; without one the newest.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if folder := _folder_named(word or "", SWEEP_FILE):
+        return folder, Sweep.load(folder)
+    sweeps = find_sweeps(folders)
+    found = [pair for pair in sweeps if word in (None, pair[1].title, pair[0].name)]
+    if not found:
+        titles = {sweep.title for _, sweep in sweeps}
+        named = f"sweep '{word}'" if word else "sweep"
+        hint = _nearest(word, titles, "ls --sweeps") if word and titles else ""
+        raise ConfigError(f"there is no {named} below {', '.join(map(str, folders))}.{hint}")
+    return found[0]
+
+
+def run_id_of(record: Record) -> str:
+    """The id of a record's MLflow run; empty where it has none."""
+    return str(getattr(record, "run_id", None) or "")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A condition such as `alpha>0.3`, `method=ties`, `status=FAILED`.
+
+    Attributes:
+        name: of a parameter, a metric, a tag, `status` or `name`.
+        comparison: one of = != < <= > >=.
+        value: what it is compared with.
+    """
+
+    name: str
+    comparison: str
+    value: str
+
+    @classmethod
+    def parse(cls, text: str) -> Filter:
+        """The condition that a word means.
+
+        Raises:
+            ConfigError: it has no comparison.
+        """
+        for comparison in _COMPARISONS:
+            name, found, value = text.partition(comparison)
+            if found and name:
+                return cls(name.strip(), comparison, value.strip())
+        raise ConfigError(f"'{text}' is no condition. Write it as alpha>0.3, method=ties or status=FAILED.")
+
+    def holds(self, run: Run) -> bool:
+        """Whether a run meets it; one that lacks the name does not."""
+        found, wanted = run.value(self.name), parse_value(self.value)
+        if found is None:
+            return False
+        if self.comparison in ("=", "!="):
+            same = found == wanted if is_number(found) and is_number(wanted) else as_text(found) == self.value
+            return same == (self.comparison == "=")
+        if not is_number(found) or not is_number(wanted):
+            return False
+        less, equal = bool(found < wanted), bool(found == wanted)
+        return {"<": less, "<=": less or equal, ">": not less and not equal, ">=": not less}[self.comparison]
+
+
+def _folders_with(name: str, folders: Iterable[Path]) -> Iterator[Path]:
+    seen = set()
+    for start in folders:
+        for place, below, files in os.walk(start):
+            below[:] = [b for b in below if not b.startswith(".") and b not in ("mlartifacts", "store")]
+            if name in files and (folder := Path(place)).resolve() not in seen:
+                seen.add(folder.resolve())
+                yield folder
+
+
+def _load(folder: Path) -> Record | None:
+    try:
+        return Record.load(folder)
+    except ConfigError:
+        return None
+
+
+def _load_sweep(folder: Path) -> Sweep | None:
+    try:
+        return Sweep.load(folder)
+    except ConfigError:
+        return None

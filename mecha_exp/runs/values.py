@@ -1,0 +1,50 @@
+"""Values of records as text and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+Value = float | int | bool | str | None
+
+
+def parse_value(text: str) -> Value:
+    """What an override's value means.
+
+    >>> [parse_value(text) for text in ("0.30", "3", "true", "ties", "")]
+    [0.3, 3, True, 'ties', None]
+    """
+    if not text:
+        return None
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip("'\"")
+
+
+def as_text(value: Any) -> str:
+    """A value for people: floats without noise, nothing for None.
+
+    >>> as_text(0.30000000000000004), as_text(True), as_text(None)
+    ('0.3', 'true', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def is_numeric(values: Iterable[Value]) -> bool:
+    """Whether values can be put on an axis, as far as there are any: some points may set none."""
+    present = [value for value in values if value is not None]
+    return bool(present) and all(map(is_number, present))
+
+
+def is_number(value: Value) -> bool:
+    """Whether a value can be put on an axis."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

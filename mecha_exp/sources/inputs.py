@@ -1,0 +1,38 @@
+"""The models of a recipe, opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mecha_exp.checkpoint import StoredModel, open_stored
+from mecha_exp.errors import CheckpointError, Problems
+from mecha_exp.graph.nodes import InMemory, ModelNode
+from mecha_exp.sources.memory import MemorySource
+from mecha_exp.sources.search import find_model
+from mecha_exp.sources.source import Source
+
+
+@contextmanager
+def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterator[dict[ModelNode, Source]]:
+    """Open every model, or raise one CheckpointError that names all that cannot be opened."""
+    sources: dict[ModelNode, StoredModel | MemorySource] = {}
+    problems = Problems()
+    try:
+        for model in models:
+            try:
+                sources[model] = _open(model, folders)
+            except CheckpointError as error:
+                problems.add(error)
+        problems.raise_as(CheckpointError)
+        yield dict(sources)
+    finally:
+        for source in sources.values():
+            source.close()
+
+
+def _open(model: ModelNode, folders: Sequence[Path]) -> StoredModel | MemorySource:
+    if isinstance(model.source, InMemory):
+        return MemorySource(model.source)
+    return open_stored(find_model(model.source, folders))

@@ -1,0 +1,51 @@
+"""A state dict in memory as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mecha_exp.checkpoint import TensorInfo, dtype_name
+from mecha_exp.checkpoint.positional import Place
+from mecha_exp.graph.nodes import InMemory
+
+
+class MemorySource:
+    """A state dict in memory."""
+
+    path: Path | None = None
+    files: Sequence[Path] = ()
+    identity: tuple[str | int, ...] | None = None
+
+    def __init__(self, model: InMemory) -> None:
+        self.name = model.name
+        self._tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict.items()}
+        self._infos = {
+            key: TensorInfo(dtype_name(t.dtype), tuple(t.shape), 0, t.nbytes)
+            for key, t in self._tensors.items()
+        }
+        self.keys = self._tensors.keys
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._infos
+
+    def info(self, key: str) -> TensorInfo:
+        return self._infos[key]
+
+    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
+        out.copy_(self._tensors[key].view(-1)[start : start + out.numel()])
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        raw = self._tensors[key].reshape(-1).view(torch.uint8)[start : start + len(view)]
+        view[:] = raw.numpy().data
+
+    def place(self, key: str) -> Place | None:
+        return None
+
+    def check_unchanged(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,265 @@
+"""Runs in an MLflow store: a local database or a server.
+
+A run is logged when it is done, from what it left in its folder, in a few batches; so a run that could not
+be logged can be logged later, and none is left half-logged when its process dies.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from mecha_exp.errors import TrackingError
+from mecha_exp.system.imports import import_large
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric, Param, Run, RunTag
+    from mlflow.tracking import MlflowClient
+
+SQLITE = "sqlite:///"
+ARTIFACTS_FOLDER = "mlartifacts"
+PARENT_TAG = "mlflow.parentRunId"
+ANSWER_SECONDS = 5
+MAX_PARAMS_A_BATCH = 100
+MAX_RUNS = 10_000
+MAX_VALUE, MAX_KEY = 6000, 250
+
+# MLflow reports its use to its makers unless told not to, and retries a dead server for minutes.
+_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+class Store:
+    """Where runs are logged.
+
+    Args:
+        uri: `sqlite:///path` (relative to the current folder; created when needed) or a server's address.
+        experiment: the MLflow experiment, created when needed.
+
+    Raises:
+        TrackingError: the store does not answer or cannot be used, from any method.
+    """
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        self.uri = absolute_uri(uri)
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
+        if self.uri.startswith(("http://", "https://")):
+            _require_answer(self.uri)
+        with _explained(self.uri):
+            self._client = _client(self.uri)
+            self._experiment = self._find_experiment(experiment)
+
+    def start(self, name: str, tags: Mapping[str, str]) -> str:
+        """Open a run that others will be children of; returns its id."""
+        with _explained(self.uri):
+            run = self._client.create_run(self._experiment, run_name=name, tags=_tags(tags))
+        return str(run.info.run_id)
+
+    def runs_with(self, tag: str, value: str) -> dict[str, str]:
+        """The statuses of the runs with a tag of that value, by their ids."""
+        quoted = value.replace("'", "\\'")
+        with _explained(self.uri):
+            found = self._client.search_runs(
+                [self._experiment], f"tags.`{_name(tag)}` = '{quoted}'", max_results=MAX_RUNS
+            )
+        return {str(run.info.run_id): str(run.info.status) for run in found}
+
+    def fetch(self, run_id: str, folder: Path) -> Path:
+        """Copy what was kept of a run into a folder, and return where it lies."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with _explained(self.uri):
+            return Path(self._client.download_artifacts(run_id, "", str(folder)))
+
+    def delete(self, run_id: str) -> None:
+        """Remove a run that was not logged to its end."""
+        with _explained(self.uri):
+            self._client.delete_run(run_id)
+
+    def finish(
+        self,
+        run_id: str,
+        status: str,
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        artifacts: Iterable[Path],
+    ) -> None:
+        """Close a run with its last figures."""
+        with _explained(self.uri):
+            self._client.log_batch(run_id, metrics=_metrics(metrics), tags=_run_tags(tags))
+            self._keep(self._client.get_run(run_id), [path for path in artifacts if path.is_file()])
+            self._client.set_terminated(run_id, status)
+
+    def log(
+        self,
+        name: str,
+        status: str,
+        times: tuple[int, int],
+        parameters: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        artifacts: Iterable[Path],
+        parent: str | None = None,
+    ) -> str:
+        """Log a run that is done; returns its id.
+
+        Args:
+            name: of the run.
+            status: `FINISHED` or `FAILED`.
+            times: of its start and its end, in milliseconds since 1970.
+            parameters, metrics, tags: what is logged; parameters that are too many for a batch go in several.
+            artifacts: files to be copied to the store.
+            parent: the id of the sweep's run.
+        """
+        tags = {**tags, **({PARENT_TAG: parent} if parent else {})}
+        with _explained(self.uri):
+            run = self._client.create_run(
+                self._experiment, start_time=times[0], run_name=name, tags=_tags(tags)
+            )
+            run_id = str(run.info.run_id)
+            params = _params(parameters)
+            self._client.log_batch(
+                run_id, metrics=_metrics(metrics, times[1]), params=params[:MAX_PARAMS_A_BATCH]
+            )
+            for start in range(MAX_PARAMS_A_BATCH, len(params), MAX_PARAMS_A_BATCH):
+                self._client.log_batch(run_id, params=params[start : start + MAX_PARAMS_A_BATCH])
+            self._keep(run, artifacts)
+            self._client.set_terminated(run_id, status, end_time=times[1])
+        return run_id
+
+    def _keep(self, run: Run, artifacts: Iterable[Path]) -> None:
+        """Copy files to where a run's artifacts are; Hydra's into `config`.
+
+        MLflow asks its database for that place once for each file, which would take most of the time.
+        """
+        place = str(run.info.artifact_uri)
+        for path in artifacts:
+            folder = "config" if path.parent.name == ".hydra" else None
+            if place.startswith("file:"):
+                target = Path(url2pathname(urlsplit(place).path)) / (folder or "")
+                target.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target / path.name)
+            else:
+                self._client.log_artifact(str(run.info.run_id), str(path), folder)
+
+    def _find_experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        location = None  # a server knows its own
+        if self.uri.startswith(SQLITE):
+            location = (Path(self.uri.removeprefix(SQLITE)).parent / ARTIFACTS_FOLDER).as_uri()
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(self._client.create_experiment(name, artifact_location=location))
+        except MlflowException:
+            found = self._client.get_experiment_by_name(name)  # another process has made it meanwhile
+            if found is None:
+                raise
+            return str(found.experiment_id)
+
+
+def absolute_uri(uri: str) -> str:
+    """A database's address that means the same in any folder; other addresses as they are."""
+    if not uri.startswith(SQLITE):
+        return uri
+    path = Path(uri.removeprefix(SQLITE)).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return SQLITE + path.as_posix()
+
+
+def _client(uri: str) -> MlflowClient:
+    import logging
+
+    for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.utils"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    import_large("mlflow.tracking")
+    from mlflow.tracking import MlflowClient
+
+    if uri.startswith(SQLITE):
+        _create_whole(Path(uri.removeprefix(SQLITE)))
+    return MlflowClient(tracking_uri=uri)
+
+
+def _create_whole(database: Path) -> None:
+    """Make a database that is not there, elsewhere first.
+
+    MLflow takes seconds and many steps for it. A kill in between, or two processes at once, would leave one
+    that no later start can use.
+    """
+    if database.exists():
+        return
+    from mlflow.tracking import MlflowClient
+
+    with tempfile.TemporaryDirectory(dir=database.parent, prefix=f".{database.name}.") as folder:
+        new = Path(folder) / database.name
+        client = MlflowClient(tracking_uri=SQLITE + new.as_posix())
+        client.search_experiments(max_results=1)
+        client._tracking_client.store.engine.dispose()  # which closes the file
+        with suppress(FileExistsError):  # another process was quicker
+            new.rename(database) if sys.platform == "win32" else os.link(new, database)
+
+
+def _require_answer(uri: str) -> None:
+    """Ask once and briefly whether a server is there: MLflow itself would keep trying."""
+    try:
+        urllib.request.urlopen(uri.rstrip("/") + "/health", timeout=ANSWER_SECONDS).close()
+    except urllib.error.HTTPError:
+        return  # it answers; whether it is content is seen when it is used
+    except (OSError, ValueError) as error:
+        raise TrackingError(f"the MLflow server at {uri} does not answer ({error}).") from None
+
+
+@contextmanager
+def _explained(uri: str) -> Iterator[None]:
+    """Whatever MLflow or its database raises becomes one TrackingError."""
+    try:
+        yield
+    except TrackingError:
+        raise
+    except Exception as error:
+        message = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise TrackingError(f"the MLflow store {uri} cannot be used: {message}") from error
+
+
+def _metrics(values: Mapping[str, float], timestamp: int = 0) -> list[Metric]:
+    from mlflow.entities import Metric
+
+    return [Metric(_name(k), float(v), timestamp, 0) for k, v in values.items()]
+
+
+def _params(values: Mapping[str, Any]) -> list[Param]:
+    from mlflow.entities import Param
+
+    return [Param(_name(k), str(v)[:MAX_VALUE]) for k, v in values.items()]
+
+
+def _run_tags(values: Mapping[str, str]) -> list[RunTag]:
+    from mlflow.entities import RunTag
+
+    return [RunTag(_name(k), v) for k, v in values.items()]
+
+
+def _tags(values: Mapping[str, str]) -> dict[str, str]:
+    return {_name(k): v for k, v in values.items()}
+
+
+def _name(text: str) -> str:
+    """A name that MLflow accepts: letters, digits and `_-. :/`."""
+    return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in text)[:MAX_KEY]
