@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 QUICKLY_READ = 100_000_000
 """Bytes that are hashed before anybody looks."""
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
 
 
 def show_error(message: str) -> None:
     """An error, on standard error."""
-    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    stderr.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
 
 
 def show_point(record: Record, number: int, points: int) -> None:
@@ -50,7 +50,7 @@ def show_point(record: Record, number: int, points: int) -> None:
     score = f"{record.metric} {measured:.4g}" if measured is not None else record.status.lower()
     took = (record.ended - record.started) / 1000
     of = f"/{points}" if number <= points else ""  # a sweeper that searches says not how many
-    out.print(f"[{number}{of}] {record.name}: {score}, {took:.1f} s", markup=False, soft_wrap=True)
+    stdout.print(f"[{number}{of}] {record.name}: {score}, {took:.1f} s", markup=False, soft_wrap=True)
 
 
 def progress_bar(planned: Plan) -> AbstractContextManager[Callable[[str, int], None]]:
@@ -72,7 +72,7 @@ def byte_bar(work: str, total: int) -> Iterator[Callable[[str, int], None]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[key]}"),
     )
-    with Progress(*columns, console=err, transient=True) as bar:
+    with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(work, total=total, key="")
         yield lambda key, nbytes: bar.update(task, advance=nbytes, key=key[-SHOWN:])
 
@@ -85,7 +85,7 @@ def hashing_bar(files: Iterable[Path]) -> Iterator[Callable[[int], None]]:
         yield lambda nbytes: None
         return
     columns = (TextColumn("reading the inputs"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
+    with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task("hash", total=total)
         yield lambda nbytes: bar.update(task, advance=nbytes)
 
@@ -116,19 +116,19 @@ def show_plan(
     for way, elements in planned.fused.items():
         ways.add_row(f"{elements:,}", way)
     for table in (inputs, settings, *_value_tables(planned), work, ways):
-        out.print(table)
+        stdout.print(table)
     for job, layout in zip(planned.jobs, planned.layouts, strict=True):
         target = "kept in memory" if isinstance(job.output, dict) else str(job.output)
         dtypes = ", ".join(f"{count} {d}" for d, count in Counter(d for d, _ in layout.values()).items())
-        out.print(f" output   {len(layout)} keys ({dtypes}): {escape(target)}", soft_wrap=True)
-    out.print(f" reads    {human_bytes(planned.bytes_read)}")
-    out.print(f" writes   {human_bytes(planned.bytes_written)}")
-    out.print(
+        stdout.print(f" output   {len(layout)} keys ({dtypes}): {escape(target)}", soft_wrap=True)
+    stdout.print(f" reads    {human_bytes(planned.bytes_read)}")
+    stdout.print(f" writes   {human_bytes(planned.bytes_written)}")
+    stdout.print(
         f" memory   about {human_bytes(planned.memory)} of buffers for {planned.options.threads} workers"
     )
     for warning in planned.warnings:
-        out.print(f" warning  {escape(warning)}", soft_wrap=True)
-    out.print(f" Nothing was merged. {how_to_merge}", markup=False)
+        stdout.print(f" warning  {escape(warning)}", soft_wrap=True)
+    stdout.print(f" Nothing was merged. {how_to_merge}", markup=False)
 
 
 def _value_tables(planned: Plan) -> Iterator[Table]:

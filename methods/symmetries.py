@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError, Return, StateDict, merge_method
-from mecha_exp.architectures import ModelConfig, Place, Symmetry, linked
+from mecha_exp.architectures import AxisSlice, ModelConfig, Symmetry, linked
 from mecha_exp.methods.parameters import Seed
 from mecha_exp.random import uniforms
 
@@ -169,7 +169,7 @@ def _match(symmetry: Symmetry, tensors: Tensors, reference: Tensors, orders: Ord
     return bool(better.any())
 
 
-def _other_axes(tensor: Tensor, place: Place, orders: Orders) -> Tensor:
+def _other_axes(tensor: Tensor, place: AxisSlice, orders: Orders) -> Tensor:
     """A tensor whose units along the other axes are in the order that they have so far."""
     for symmetry, order in orders.items():
         for other in symmetry.places:
@@ -221,13 +221,13 @@ def _of_eigenvalues(values: Tensor, vectors: Tensor) -> Tensor:
     return (vectors * values.unsqueeze(-2)) @ vectors.mT
 
 
-def _units(tensor: Tensor, place: Place, symmetry: Symmetry) -> Tensor:
+def _units(tensor: Tensor, place: AxisSlice, symmetry: Symmetry) -> Tensor:
     """The units at a place as vectors, [heads, width, what else the tensor has]."""
     part = tensor.narrow(place.axis, place.start, symmetry.heads * symmetry.width)
     return part.movedim(place.axis, 0).reshape(symmetry.heads, symmetry.width, -1)
 
 
-def _with_units(tensor: Tensor, place: Place, units: Tensor) -> Tensor:
+def _with_units(tensor: Tensor, place: AxisSlice, units: Tensor) -> Tensor:
     """A copy of a tensor with other units at a place."""
     made = tensor.clone()
     part = made.movedim(place.axis, 0)[place.start : place.start + units.shape[0] * units.shape[1]]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mecha_exp import EngineOptions, Job, Parameter, Return, merge_many, merge_method
 from mecha_exp.checkpoint.transaction import journal
-from mecha_exp.checkpoint.transaction.paths import JOURNAL, beside
+from mecha_exp.checkpoint.transaction.paths import JOURNAL, sibling
 from mecha_exp.method_api.registry import all_methods
 
 SECONDS_A_KEY = 0.003
@@ -46,7 +46,7 @@ def slow_merge(folder: Path, target: Path) -> int:
 
 def finished_keys(target: Path) -> int:
     """How many keys the journal beside the target lists."""
-    path = beside(target, JOURNAL)
+    path = sibling(target, JOURNAL)
     return sum(type(line) is list for line in journal._lines(path.read_bytes())) - 1 if path.exists() else 0
 
 

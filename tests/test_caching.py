@@ -5,26 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from mecha_exp.system.cache import cache_folder, keep, keep_sealed, read_sealed
+from mecha_exp.system.cache import cache_folder, read_checksummed, write_cached, write_checksummed
 
 
 def test_a_sealed_file_is_trusted_only_whole_and_under_its_name(tmp_path):
     path = tmp_path / "folder" / "loop.o"
-    assert read_sealed(path) is None
-    assert keep_sealed(path, b"code")
-    assert read_sealed(path) == b"code"
+    assert read_checksummed(path) is None
+    assert write_checksummed(path, b"code")
+    assert read_checksummed(path) == b"code"
     (tmp_path / "other.o").write_bytes(path.read_bytes())
-    assert read_sealed(tmp_path / "other.o") is None
+    assert read_checksummed(tmp_path / "other.o") is None
     for broken in (b"", b"code", path.read_bytes()[:-1], path.read_bytes() + b"x"):
         path.write_bytes(broken)
-        assert read_sealed(path) is None
+        assert read_checksummed(path) is None
 
 
 def test_what_is_kept_is_the_same_file_for_every_process(tmp_path):
     path = tmp_path / "folder" / "loop.py"
 
-    assert keep(path, b"1")
-    assert keep(path, b"2")
+    assert write_cached(path, b"1")
+    assert write_cached(path, b"2")
 
     assert path.read_bytes() == b"2"
     assert path.stat().st_mtime == 0
@@ -35,7 +35,7 @@ def test_what_is_kept_is_the_same_file_for_every_process(tmp_path):
 def test_where_nothing_can_be_written_nothing_is_kept(tmp_path):
     (tmp_path / "file").touch()
 
-    assert not keep(tmp_path / "file" / "loop.o", b"code")
+    assert not write_cached(tmp_path / "file" / "loop.o", b"code")
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [("off", None), ("here", Path("here"))])

@@ -92,10 +92,10 @@ def test_a_view_has_a_place_where_its_bytes_lie_together(source, target, tmp_pat
         for key in made.keys():
             expected = bytearray(made.info(key).nbytes)
             made.read_bytes_into(key, 0, memoryview(expected))
-            if (place := made.place(key)) is not None:
+            if (place := made.region(key)) is not None:
                 placed += 1
                 assert os.pread(place.descriptor, len(expected), place.offset) == expected, key
-        stacked = [key for key in made.keys() if made.place(key) is None]
+        stacked = [key for key in made.keys() if made.region(key) is None]
     assert placed
     assert all("in_proj" in key or "text_projection" in key for key in stacked)
 

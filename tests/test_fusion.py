@@ -228,7 +228,7 @@ def test_a_sweep_over_fractions_compiles_once():
     def sources(alpha):
         job = mx.Job(mx.add_difference_ties(*M, k=0.2, alpha=alpha), {})
         with mx.plan([job], mx.EngineOptions(fuse="always")) as plan:
-            return {way.structure for way in plan.ways.values()}
+            return {way.structure for way in plan.backends.values()}
 
     assert sources(0.3) == sources(0.7) == sources(1.0)
 
@@ -245,7 +245,7 @@ def test_sweeps_of_different_length_share_their_loops(output):
             for point in range(points)
         ]
         with mx.plan(jobs, mx.EngineOptions(fuse="always")) as plan:
-            return {way.structure for way in plan.ways.values()}
+            return {way.structure for way in plan.backends.values()}
 
     assert sources(9) == sources(20) == sources(50)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mecha_exp.system.imports import import_large
+from mecha_exp.system.imports import import_without_gc
 
 
 def test_the_collector_rests_while_a_large_module_is_imported(
@@ -17,18 +17,18 @@ def test_the_collector_rests_while_a_large_module_is_imported(
     (tmp_path / "large_one.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
 
-    module = import_large("large_one")
+    module = import_without_gc("large_one")
 
     assert not module.was_enabled and gc.isenabled()
     assert gc.get_freeze_count() >= 99
     assert not any(item is module.objects for item in gc.get_objects())
-    assert import_large("large_one") is module
+    assert import_without_gc("large_one") is module
     gc.unfreeze()
 
 
 def test_the_collector_works_again_after_a_module_that_cannot_be_imported():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        import_large("no_such_module")
+        import_without_gc("no_such_module")
 
     assert gc.isenabled()
     gc.unfreeze()
@@ -39,7 +39,7 @@ def test_a_collector_that_rests_is_not_woken(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     gc.disable()
     try:
-        import_large("large_two")
+        import_without_gc("large_two")
         assert not gc.isenabled()
     finally:
         gc.enable()

@@ -12,8 +12,8 @@ from mecha_exp.architectures import (
     resolve,
 )
 from mecha_exp.architectures.config import KeyInfo
-from mecha_exp.architectures.library.prefilter import may_be, outline_of, outlines_of
-from mecha_exp.architectures.library.registry import get_likely
+from mecha_exp.architectures.library.prefilter import may_match, outline_of, outlines_of
+from mecha_exp.architectures.library.registry import plausible_configs
 
 TINY = """
 identifier: tiny-test
@@ -34,7 +34,7 @@ def never():
 def test_a_model_is_likely_what_it_is_and_the_others_do_not_fit(name):
     keys = resolve(name).keys()
 
-    likely = get_likely(keys)
+    likely = plausible_configs(keys)
 
     assert name in [config.identifier for config in likely]
     everything = candidates(keys, [*get_all(), *get_all_adapters()])
@@ -46,28 +46,30 @@ def test_a_model_is_likely_what_it_is_and_the_others_do_not_fit(name):
 def test_an_adapter_is_likely_by_the_names_of_its_modules():
     keys = {f"lora_unet_x.{end}": KeyInfo((4, 4), "float16") for end in ("lora_up.weight", "alpha")}
 
-    found = [config for config in get_likely(keys) if isinstance(config, AdapterConfig)]
+    found = [config for config in plausible_configs(keys) if isinstance(config, AdapterConfig)]
 
     assert found == [config for config in get_all_adapters() if config.prefix == "lora"]
 
 
 def test_what_is_of_no_config_is_like_hardly_any():
     """The head of a Llama has nothing that a file must have, so its names tell nothing."""
-    assert [config.identifier for config in get_likely({"w": KeyInfo((3,), "float32")})] == ["llama-hf"]
+    assert [config.identifier for config in plausible_configs({"w": KeyInfo((3,), "float32")})] == [
+        "llama-hf"
+    ]
 
 
 def test_a_config_of_the_user_s_own_is_likely_too(registries):
     config = register(from_yaml(TINY))
 
-    assert config in get_likely(config.keys())
+    assert config in plausible_configs(config.keys())
 
 
 def test_only_components_that_a_model_must_have_count():
     outline = outline_of(from_yaml(TINY))
 
-    assert may_be({"body.a.weight": KeyInfo((3, 4), "float32")}, outline)
-    assert not may_be({"body.a.weight": KeyInfo((3,), "float32")}, outline)
-    assert not may_be({"head.weight": KeyInfo((2, 3), "float32")}, outline)
+    assert may_match({"body.a.weight": KeyInfo((3, 4), "float32")}, outline)
+    assert not may_match({"body.a.weight": KeyInfo((3,), "float32")}, outline)
+    assert not may_match({"head.weight": KeyInfo((2, 3), "float32")}, outline)
 
 
 def test_outlines_are_kept_until_a_text_changes(monkeypatch, tmp_path):
@@ -81,10 +83,10 @@ def test_outlines_are_kept_until_a_text_changes(monkeypatch, tmp_path):
     kept = outlines_of([text], never)
 
     assert list(kept) == list(made) == ["tiny-test"]
-    assert may_be(keys, kept["tiny-test"])
+    assert may_match(keys, kept["tiny-test"])
     text.write_text(TINY.replace("body.", "trunk."))
     changed = outlines_of([text], lambda: [from_yaml(text.read_text())])
-    assert not may_be(keys, changed["tiny-test"])
+    assert not may_match(keys, changed["tiny-test"])
 
 
 def test_a_broken_file_of_outlines_is_made_again(monkeypatch, tmp_path):

@@ -36,7 +36,7 @@ def test_a_process_that_runs_torch_takes_some_memory():
 def test_a_terminal_has_a_bar_with_bytes_rate_time_left_and_the_end_of_the_key(monkeypatch):
     screen, ticks = io.StringIO(), itertools.count()
     terminal = Console(file=screen, force_terminal=True, width=120, get_time=lambda: next(ticks))
-    monkeypatch.setattr(display, "err", terminal)
+    monkeypatch.setattr(display, "stderr", terminal)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
 
     with display.byte_bar("merging", 4_000_000) as advance:

@@ -261,8 +261,10 @@ def test_statistics_that_mean_something_else_start_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop(20, job(folder, statistics=True))
-    code_of = resumption.code_of
-    monkeypatch.setattr(resumption, "code_of", lambda method: "new" if method is moments else code_of(method))
+    code_of = resumption.code_hash
+    monkeypatch.setattr(
+        resumption, "code_hash", lambda method: "new" if method is moments else code_of(method)
+    )
 
     assert run(job(folder, statistics=True)).resumed_keys == 0
 

@@ -258,7 +258,7 @@ def operations(recipe):
     with mx.plan([Job(recipe, {})], EngineOptions(fuse="always")) as plan:
         if set(plan.fused) != {"fused"}:
             return None
-        return sum(way.operations for way in plan.ways.values())
+        return sum(way.operations for way in plan.backends.values())
 
 
 def test_a_batch_of_eight_in_one_loop_gives_what_torch_gives_alone(files, tmp_path):

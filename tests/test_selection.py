@@ -10,13 +10,13 @@ import mecha_exp as mx
 from mecha_exp.engine.ir import order_statistic
 from mecha_exp.engine.ir.order_statistic import (
     Bracket,
-    Inside,
-    entry,
-    gather,
-    guess,
-    ordered,
+    Candidates,
+    bracket_from_sample,
+    from_sort_key,
+    partition,
+    passes_needed,
     sample_spans,
-    trips,
+    sort_key,
 )
 from mecha_exp.engine.ir.program import Pass
 from mecha_exp.engine.runtime.key_pass import KeyPass
@@ -35,12 +35,12 @@ def search(values: torch.Tensor, rank: int, bracket: Bracket) -> tuple[torch.Ten
     """The entry of a rank, beginning with a bracket, and how many trips that took."""
     everything = Bracket.everything(values.dtype)
     for trip in range(1, 10):
-        inside = Inside(bracket, len(values))
-        for part in ordered(values).split(10_000):
-            inside.add(*gather(part.numpy(), bracket))
+        inside = Candidates(bracket, len(values))
+        for part in sort_key(values).split(10_000):
+            inside.add(*partition(part.numpy(), bracket))
         found = inside.find(rank, everything)
         if isinstance(found, int):
-            return entry(found, values.dtype), trip
+            return from_sort_key(found, values.dtype), trip
         bracket = found
     raise AssertionError("no end")
 
@@ -49,13 +49,13 @@ def search(values: torch.Tensor, rank: int, bracket: Bracket) -> tuple[torch.Ten
 def test_whole_numbers_sort_as_the_floats_do(values):
     for dtype in (F32, F64):
         floats = torch.tensor(values, dtype=dtype)
-        keys = ordered(floats)
+        keys = sort_key(floats)
         assert torch.equal(floats[keys.argsort()], floats.sort().values)
-        assert all(torch.equal(entry(int(k), dtype), f) for k, f in zip(keys, floats, strict=True))
+        assert all(torch.equal(from_sort_key(int(k), dtype), f) for k, f in zip(keys, floats, strict=True))
 
 
 def test_infinity_and_nan_come_last():
-    keys = ordered(torch.tensor([-torch.inf, -1, -0.0, 0.0, 1e-45, 3e38, torch.inf, torch.nan]))
+    keys = sort_key(torch.tensor([-torch.inf, -1, -0.0, 0.0, 1e-45, 3e38, torch.inf, torch.nan]))
     assert torch.equal(keys, keys.sort().values)
     assert keys[-2] < EVERYTHING.high < keys[-1]
 
@@ -67,9 +67,9 @@ def test_any_bracket_leads_to_the_entry(dtype, share, start):
     values = normal(dtype=dtype)
     rank = max(1, int(share * COUNT))
     wanted = values.sort().values[rank - 1]
-    key, everything = int(ordered(wanted.reshape(1))), Bracket.everything(dtype)
+    key, everything = int(sort_key(wanted.reshape(1))), Bracket.everything(dtype)
     bracket = {
-        "a good guess": guess(ordered(values[::5]).numpy(), share, everything),
+        "a good guess": bracket_from_sample(sort_key(values[::5]).numpy(), share, everything),
         "everything": everything,
         "too low": Bracket(everything.low, key - 1),
         "too high": Bracket(key + 1, everything.high),
@@ -78,7 +78,7 @@ def test_any_bracket_leads_to_the_entry(dtype, share, start):
     found, needed = search(values, rank, bracket)
 
     assert torch.equal(found, wanted)
-    assert needed == 1 if start == "a good guess" else needed <= trips(dtype) - 1
+    assert needed == 1 if start == "a good guess" else needed <= passes_needed(dtype) - 1
 
 
 @pytest.mark.parametrize("different", [1, 2, 30])
@@ -86,9 +86,11 @@ def test_where_many_entries_are_equal_they_are_counted(different, monkeypatch):
     monkeypatch.setattr(order_statistic, "_MOST", 1000)
     values = torch.arange(COUNT).remainder(different).to(F32)
     for rank in (1, COUNT // 3, COUNT):
-        found, needed = search(values, rank, guess(ordered(values[::7]).numpy(), rank / COUNT, EVERYTHING))
+        found, needed = search(
+            values, rank, bracket_from_sample(sort_key(values[::7]).numpy(), rank / COUNT, EVERYTHING)
+        )
         assert found == values.sort().values[rank - 1]
-        assert needed <= trips(F32) - 1
+        assert needed <= passes_needed(F32) - 1
 
 
 @given(st.integers(1, 10**9), st.sampled_from([1, 3, 1000, 5000, 70_001]))
@@ -108,8 +110,8 @@ class Trips:
         run = KeyPass.run
 
         def note(key_pass, tile, scratch):
-            if not key_pass._trip.sampled:
-                self.tiles.append(key_pass._trip)
+            if not key_pass._pass.sampled:
+                self.tiles.append(key_pass._pass)
             run(key_pass, tile, scratch)
 
         monkeypatch.setattr(KeyPass, "run", note)
@@ -205,11 +207,11 @@ def test_a_reduction_by_rank_has_no_sums():
 
 
 def test_what_is_collected_may_come_in_any_order():
-    keys = ordered(normal()).numpy()
-    bracket = guess(keys[:: COUNT // order_statistic.SAMPLE], 0.5, EVERYTHING)
-    forwards, backwards = Inside(bracket, COUNT), Inside(bracket, COUNT)
+    keys = sort_key(normal()).numpy()
+    bracket = bracket_from_sample(keys[:: COUNT // order_statistic.SAMPLE], 0.5, EVERYTHING)
+    forwards, backwards = Candidates(bracket, COUNT), Candidates(bracket, COUNT)
     for part in np.array_split(keys, 9):
-        forwards.add(*gather(part, bracket))
+        forwards.add(*partition(part, bracket))
     for part in reversed(np.array_split(keys, 9)):
-        backwards.add(*gather(part, bracket))
+        backwards.add(*partition(part, bracket))
     assert forwards.find(COUNT // 2, EVERYTHING) == backwards.find(COUNT // 2, EVERYTHING)

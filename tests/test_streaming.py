@@ -20,10 +20,10 @@ from mecha_exp.engine.compiler import object_file
 from mecha_exp.engine.ir.reductions import REDUCTION_BLOCK
 from mecha_exp.engine.runtime.kernel_call import Route
 from mecha_exp.engine.runtime.key_pass import KeyPass
-from mecha_exp.engine.runtime.scheduler import Workers
+from mecha_exp.engine.runtime.scheduler import Scheduler
 from mecha_exp.graph.nodes import InMemory
 from mecha_exp.sources.memory import MemorySource
-from mecha_exp.sources.vocabulary import AdaptedSource
+from mecha_exp.sources.vocabulary import VocabularyView
 
 pytestmark = pytest.mark.skipif(not object_file.is_possible(), reason="loops call each other on Linux only")
 
@@ -36,7 +36,7 @@ RECIPES = {
     "ranks": lambda a, b, c: mx.add_difference_ties(a, b, c, alpha=0.7, k=0.2),
     "draws": lambda a, b, c: mx.dare_ties(a, b, c, density=0.5),
 }
-NO_FILE = positional.Place(1_000_000, 0)
+NO_FILE = positional.FileRegion(1_000_000, 0)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def steps(monkeypatch):
         return done
 
     def count_tile(self, tile, scratch):
-        counted["by Python"] += not self._trip.sampled
+        counted["by Python"] += not self._pass.sampled
         run_tile(self, tile, scratch)
 
     monkeypatch.setattr(Route, "stream", count_stream)
@@ -137,9 +137,9 @@ def test_what_cannot_be_moved_is_left_to_python(name, side, paths, tmp_path, ste
         yield NO_FILE
 
     if side == "read":
-        monkeypatch.setattr(Checkpoint, "place", lambda self, offset: NO_FILE)
+        monkeypatch.setattr(Checkpoint, "region", lambda self, offset: NO_FILE)
     else:
-        monkeypatch.setattr(CheckpointWriter, "placed", nowhere)
+        monkeypatch.setattr(CheckpointWriter, "writing_at", nowhere)
     steps.clear()
     assert merged(recipe, tmp_path)[0] == expected
     assert steps["by Python"]
@@ -221,15 +221,15 @@ def test_what_is_no_file_or_no_such_dtype_goes_through_python(case, paths, tmp_p
 def test_places_are_those_of_the_bytes(paths, tmp_path):
     """Of a file, of a key that is lent, and of none that is resized or in memory."""
     with open_stored(tmp_path / "a.safetensors") as stored:
-        adapted = AdaptedSource(stored, {"tied": "half"}, rows={"w": (COUNT + 1, stored)})
+        adapted = VocabularyView(stored, {"tied": "half"}, rows={"w": (COUNT + 1, stored)})
         for source, key in ((stored, "w"), (adapted, "tied")):
-            place = source.place(key)
+            place = source.region(key)
             raw = os.pread(place.descriptor, source.info(key).nbytes, place.offset)
             expected = bytearray(len(raw))
             source.read_bytes_into(key, 0, memoryview(expected))
             assert raw == expected
-        assert adapted.place("w") is None
-    assert MemorySource(InMemory({"w": torch.ones(3)}, "memory")).place("w") is None
+        assert adapted.region("w") is None
+    assert MemorySource(InMemory({"w": torch.ones(3)}, "memory")).region("w") is None
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -237,7 +237,7 @@ def test_one_worker_at_a_time_is_at_small_keys(workers, monkeypatch):
     sizes = {f"{number:04}": COUNT if number % 150 == 149 else 3 for number in range(600)}
     tensors = {key: torch.full((size,), float(key)) for key, size in sizes.items()}
     at_small, most, lock = set(), [0], threading.Lock()
-    advance = Workers._advance
+    advance = Scheduler._advance
 
     def watched(self, run, scratch):
         if run.key.numel == 3:
@@ -249,7 +249,7 @@ def test_one_worker_at_a_time_is_at_small_keys(workers, monkeypatch):
                 at_small.discard(run)
         advance(self, run, scratch)
 
-    monkeypatch.setattr(Workers, "_advance", watched)
+    monkeypatch.setattr(Scheduler, "_advance", watched)
     made = {}
     merge_many([Job(mx.n_average(mx.model(tensors)), made)], EngineOptions(workers=workers))
     assert most == [1]

@@ -18,8 +18,8 @@ from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 import mecha_exp as m
 from mecha_exp.architectures import (
+    AxisSlice,
     ModelConfig,
-    Place,
     Symmetry,
     from_yaml,
     get_all,
@@ -336,7 +336,9 @@ def test_a_dead_head_is_finite():
 def test_balanced_attention_with_alpha_1_is_that_of_sd_mecha():
     golden = load_file(GOLDEN)
     model = {key.removeprefix("in."): x for key, x in golden.items() if key.startswith("in.")}
-    balance = Symmetry(2, 4, ((Place("q", 0, 0), Place("q.bias", 0, 0)), (Place("k", 0, 0),)), linear=True)
+    balance = Symmetry(
+        2, 4, ((AxisSlice("q", 0, 0), AxisSlice("q.bias", 0, 0)), (AxisSlice("k", 0, 0),)), linear=True
+    )
 
     made = balanced(model, [balance], alpha=1.0)
 

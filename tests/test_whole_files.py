@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from mecha_exp.system.atomic_write import appearing, write_whole
+from mecha_exp.system.atomic_write import atomic_write, atomic_write_text
 
 
 def test_a_file_appears_whole_with_ordinary_permissions(tmp_path):
     path = tmp_path / "folder" / "run.json"
-    write_whole(path, "one")
-    write_whole(path, "two")
+    atomic_write_text(path, "one")
+    atomic_write_text(path, "two")
 
     assert path.read_text() == "two\n"
     assert [file.name for file in path.parent.iterdir()] == ["run.json"]
@@ -20,9 +20,9 @@ def test_a_file_appears_whole_with_ordinary_permissions(tmp_path):
 
 def test_after_an_error_what_was_there_is_there_alone(tmp_path):
     path = tmp_path / "run.json"
-    write_whole(path, "before")
+    atomic_write_text(path, "before")
 
-    with pytest.raises(ZeroDivisionError), appearing(path) as file:
+    with pytest.raises(ZeroDivisionError), atomic_write(path) as file:
         file.write_text("half")
         _ = 1 / 0
 

@@ -22,7 +22,7 @@ import torch
 from mecha_exp.app.point import Point
 from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint.shards import Layout
-from mecha_exp.checkpoint.transaction.paths import PARTIAL, beside, disk_bytes
+from mecha_exp.checkpoint.transaction.paths import PARTIAL, disk_bytes, sibling
 from mecha_exp.engine import Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.planner.batches import batches
 from mecha_exp.engine.planner.plan import size_of
@@ -233,7 +233,7 @@ def _lacking_room(planned: Plan) -> CheckpointError | None:
             folder = next(parent for parent in job.output.absolute().parents if parent.exists())
             device = folder.stat().st_dev
             folders[device] = folder
-            done = disk_bytes(beside(job.output, PARTIAL))  # of an interrupted run, which it takes over
+            done = disk_bytes(sibling(job.output, PARTIAL))  # of an interrupted run, which it takes over
             wanted[device] = wanted.get(device, 0) + size_of(layout) - done
     for device, folder in folders.items():
         free = shutil.disk_usage(folder).free

@@ -19,7 +19,7 @@ from mecha_exp.app.sweep.folder import claimed_folder
 from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
 from mecha_exp.app.tracking import how_to_log_later
 from mecha_exp.app.workbench import Workbench, workbench
-from mecha_exp.checkpoint import can_resume, check_writable, find_leftovers
+from mecha_exp.checkpoint import can_resume, check_writable, find_partial_outputs
 from mecha_exp.engine import plan
 from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError
 from mecha_exp.evaluation import Scoring
@@ -28,7 +28,7 @@ from mecha_exp.report import Results, terminal_table
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep, Tracking
 from mecha_exp.system.progress import merge_summary
-from mecha_exp.terminal import out, show_error, show_plan
+from mecha_exp.terminal import show_error, show_plan, stdout
 
 _MAX_NAMED = 3  # recipes in the title of a sweep
 _PLAIN = re.compile(r"[\w./\\:-]+")  # what Hydra reads as it is, without quotes
@@ -123,7 +123,7 @@ def _how_to_go_on(line: CommandLine, folder: Path) -> str:
     """What an interrupt has left of a merge, and the command that takes it up."""
     output = line.config.output
     named = {str(output.path)} if output.save and output.path else set()
-    if not any(map(can_resume, named | {leftover.target for leftover in find_leftovers([folder])})):
+    if not any(map(can_resume, named | {leftover.target for leftover in find_partial_outputs([folder])})):
         return "The same command starts again."
     words = [word for word in line.arguments if not word.startswith("hydra.run.dir=")]
     if not named:
@@ -166,7 +166,7 @@ def _title(line: CommandLine) -> str:
 
 def _say_what_is_left_out(line: CommandLine) -> None:
     for key, recipes in line.left_out.items():
-        out.print(f"{key}: not of {', '.join(recipes)}, which run without it", soft_wrap=True)
+        stdout.print(f"{key}: not of {', '.join(recipes)}, which run without it", soft_wrap=True)
 
 
 def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> int:
@@ -174,23 +174,23 @@ def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> in
         show_error(f"{trouble} {how_to_log_later(folder)}")
         return 1
     if line.config.tracking.uri:
-        out.print("the dashboard python -m mecha_exp ui")
+        stdout.print("the dashboard python -m mecha_exp ui")
     return 0
 
 
 def _show_result(record: Record, folder: Path) -> None:
-    out.print(terminal_table(Results(record.name, [], [record]), out.width))
+    stdout.print(terminal_table(Results(record.name, [], [record]), stdout.width))
     m = record.metrics
     if record.found:
         where = f", the model is {record.model}" if record.model else ""
-        out.print(f"known already: nothing was merged{where}", soft_wrap=True)
-        out.print(f"the run       {folder}", soft_wrap=True)
+        stdout.print(f"known already: nothing was merged{where}", soft_wrap=True)
+        stdout.print(f"the run       {folder}", soft_wrap=True)
         return
     if resumed := m["io/resumed_keys"]:
-        out.print(f"resumed: {resumed:.0f} of {m['io/keys']:.0f} keys were already done")
+        stdout.print(f"resumed: {resumed:.0f} of {m['io/keys']:.0f} keys were already done")
     took = m["time/merge_seconds"], m["io/bytes_read"], m["io/bytes_written"], m["memory/peak_bytes"]
-    out.print(f"merged in {merge_summary(*took)}", soft_wrap=True)
-    out.print(f"the run       {folder}", soft_wrap=True)
+    stdout.print(f"merged in {merge_summary(*took)}", soft_wrap=True)
+    stdout.print(f"the run       {folder}", soft_wrap=True)
 
 
 def _quoted(folder: Path) -> str:

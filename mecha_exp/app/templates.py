@@ -11,7 +11,7 @@ from typing import Any
 
 from mecha_exp.graph.nodes import Node
 from mecha_exp.recipe import build_recipe, deserialize_path, parameters_of
-from mecha_exp.recipe.files import filled, found
+from mecha_exp.recipe.files import fill_from_files, find_recipe
 
 
 def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: Sequence[str]) -> Node:
@@ -28,7 +28,7 @@ def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: S
     recipe = _built(config.get("recipe"), folders)
     names = sorted({parameter.name for parameter in parameters_of(recipe)} - set(reserved))
     given = {name: config[name] for name in names if config.get(name) is not None}
-    return filled(recipe, given, folders)
+    return fill_from_files(recipe, given, folders)
 
 
 def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:
@@ -41,4 +41,4 @@ def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:
 
 
 def _built(recipe: Any, folders: Sequence[Path]) -> Node:
-    return build_recipe(recipe, load_text=lambda path: deserialize_path(found(Path(path), folders)))
+    return build_recipe(recipe, load_text=lambda path: deserialize_path(find_recipe(Path(path), folders)))

@@ -31,7 +31,7 @@ from mecha_exp.evaluation import Evaluation, Scoring
 from mecha_exp.evaluation.scoring import load_state_dict
 from mecha_exp.lab.content_hash import content_of, contents_of, size_of
 from mecha_exp.lab.signature import Signature
-from mecha_exp.lab.store import Kept, ModelFile, ResultStore
+from mecha_exp.lab.store import ModelFile, ResultStore, StoredMerge
 from mecha_exp.system.machine import available_cores
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Result:
         found: whether it was known before.
     """
 
-    kept: Kept
+    kept: StoredMerge
     model: Path | Mapping[str, torch.Tensor] | None
     found: bool
 
@@ -251,7 +251,7 @@ class Workbench:
         output = entry.point.output
         file = ModelFile(str(output), content_of(output), size_of(output)) if output else None
         before = self.store.find(entry.digest) if self.store else None
-        kept = Kept(
+        kept = StoredMerge(
             entry.digest,
             entry.signature.parts,
             list(entry.point.names.values()),

@@ -9,7 +9,14 @@ from mecha_exp.architectures.config import (
     Layout,
     ModelConfig,
 )
-from mecha_exp.architectures.library.detection import Detection, NearMiss, candidates, detect, fit, nearest
+from mecha_exp.architectures.library.detection import (
+    Detection,
+    NearMiss,
+    candidates,
+    closest,
+    detect,
+    sized_for,
+)
 from mecha_exp.architectures.library.registry import (
     from_yaml,
     get_all,
@@ -21,12 +28,13 @@ from mecha_exp.architectures.library.registry import (
 from mecha_exp.architectures.library.yaml_writer import to_yaml
 from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.structural import StructuralConfig
-from mecha_exp.architectures.symmetries import Place, Symmetry, linked
+from mecha_exp.architectures.symmetries import AxisSlice, Symmetry, linked
 from mecha_exp.architectures.views import View, Views, targets_of, views
 
 __all__ = [
     "DEFAULT_CONVENTION",
     "AdapterConfig",
+    "AxisSlice",
     "Component",
     "Detection",
     "KeyInfo",
@@ -34,22 +42,21 @@ __all__ = [
     "Layout",
     "ModelConfig",
     "NearMiss",
-    "Place",
     "StructuralConfig",
     "Symmetry",
     "View",
     "Views",
     "candidates",
+    "closest",
     "detect",
-    "fit",
     "from_yaml",
     "get_all",
     "get_all_adapters",
     "infer_blocks",
     "linked",
-    "nearest",
     "register",
     "resolve",
+    "sized_for",
     "small_files",
     "targets_of",
     "to_yaml",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PART = re.compile(r"(.*\S) +(\d+)/(\d+)")
 
 
-class Place(NamedTuple):
+class AxisSlice(NamedTuple):
     """Where the units of a symmetry are in a tensor: along an axis, from an index on."""
 
     key: str
@@ -50,11 +50,11 @@ class Symmetry:
 
     heads: int
     width: int
-    sides: tuple[tuple[Place, ...], ...]
+    sides: tuple[tuple[AxisSlice, ...], ...]
     linear: bool = False
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[AxisSlice, ...]:
         """Those of all sides."""
         return tuple(place for side in self.sides for place in side)
 
@@ -143,7 +143,7 @@ class SymmetryRule:
     @staticmethod
     def _places(
         side: Side, part: Component, keys: Mapping[str, KeyInfo], begin: str, sizes: Mapping[str, int]
-    ) -> tuple[int, tuple[Place, ...]]:
+    ) -> tuple[int, tuple[AxisSlice, ...]]:
         lengths, places = set(), []
         for name in side.names.expand(sizes):
             key = part.full_name(begin + name)
@@ -155,7 +155,7 @@ class SymmetryRule:
                 raise ConfigError(f"{key!r} of shape {list(shape)} has no {what}")
             length = shape[side.axis] // side.of
             lengths.add(length)
-            places.append(Place(key, side.axis, (side.index - 1) * length))
+            places.append(AxisSlice(key, side.axis, (side.index - 1) * length))
         if len(lengths) > 1:
             raise ConfigError(f"the tensors of '{side}' have different numbers of units: {sorted(lengths)}")
         return lengths.pop(), tuple(places)

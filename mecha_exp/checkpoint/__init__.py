@@ -9,7 +9,7 @@ from mecha_exp.checkpoint.safetensors.reader import Checkpoint
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import is_file_name, parse_size
 from mecha_exp.checkpoint.transaction.journal import Note
-from mecha_exp.checkpoint.transaction.recovery import Leftover, can_resume, find_leftovers
+from mecha_exp.checkpoint.transaction.recovery import PartialOutput, can_resume, find_partial_outputs
 from mecha_exp.checkpoint.transaction.space import check_writable
 
 __all__ = [
@@ -19,8 +19,8 @@ __all__ = [
     "Component",
     "Destination",
     "Header",
-    "Leftover",
     "Note",
+    "PartialOutput",
     "StoredModel",
     "Template",
     "TensorInfo",
@@ -29,7 +29,7 @@ __all__ = [
     "components_of",
     "dtype_name",
     "encode_header",
-    "find_leftovers",
+    "find_partial_outputs",
     "is_arithmetic",
     "is_file_name",
     "load",

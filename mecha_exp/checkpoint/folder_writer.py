@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint.folder import PIPELINE, SAFETENSORS, read_index
-from mecha_exp.checkpoint.positional import Place
+from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Package, Tensors
 from mecha_exp.checkpoint.sidecars import content_of
@@ -81,15 +81,15 @@ class FolderWriter:
         writer, inner = self._places[key]
         writer.write_bytes(inner, start, data)
 
-    def placed(self, key: str) -> AbstractContextManager[Place | None]:
+    def writing_at(self, key: str) -> AbstractContextManager[FileRegion | None]:
         """Where the bytes of a key lie, as `CheckpointWriter.placed` gives it."""
         writer, inner = self._places[key]
-        return writer.placed(inner)
+        return writer.writing_at(inner)
 
-    def wrote(self, key: str, nbytes: int) -> None:
+    def advance(self, key: str, nbytes: int) -> None:
         """So many bytes of a key have been written at its place."""
         writer, inner = self._places[key]
-        writer.wrote(inner, nbytes)
+        writer.advance(inner, nbytes)
 
     def finish(self, key: str, note: Note) -> None:
         """All of a key has been written."""

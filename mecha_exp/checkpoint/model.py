@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, torch_dtype
-from mecha_exp.checkpoint.positional import Place, byte_view
+from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
 from mecha_exp.checkpoint.safetensors.reader import Checkpoint
 from mecha_exp.errors import CheckpointError, did_you_mean
@@ -51,7 +51,7 @@ class StoredModel(ABC):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes of a key from `start` on."""
 
-    def place(self, key: str) -> Place | None:
+    def region(self, key: str) -> FileRegion | None:
         """Where the bytes of a key lie; None where they are not in a file as they are."""
         return None
 
@@ -119,8 +119,8 @@ class SafetensorsModel(StoredModel):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         self._file.read_bytes_into(self.info(key).offset + start, view)
 
-    def place(self, key: str) -> Place | None:
-        return self._file.place(self.info(key).offset)
+    def region(self, key: str) -> FileRegion | None:
+        return self._file.region(self.info(key).offset)
 
     def check_unchanged(self) -> None:
         self._file.check_unchanged()
@@ -163,9 +163,9 @@ class JoinedModel(StoredModel):
         model, inner = self._find(key)
         model.read_bytes_into(inner, start, view)
 
-    def place(self, key: str) -> Place | None:
+    def region(self, key: str) -> FileRegion | None:
         model, inner = self._find(key)
-        return model.place(inner)
+        return model.region(inner)
 
     def check_unchanged(self) -> None:
         for model in self._parts:

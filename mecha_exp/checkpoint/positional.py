@@ -16,7 +16,7 @@ POSITIONAL = hasattr(os, "preadv") and hasattr(os, "pwrite")  # Windows has neit
 _CHUNK = 1 << 30  # more than 2 GiB in one call is cut short on Linux and refused on macOS and Windows
 
 
-class Place(NamedTuple):
+class FileRegion(NamedTuple):
     """Where bytes lie, for machine code that reads or writes them: in an open file, from an offset on."""
 
     descriptor: int
@@ -68,9 +68,9 @@ class PositionalFile:
     def stat(self) -> os.stat_result:
         return os.fstat(self.descriptor)
 
-    def place(self, offset: int) -> Place | None:
+    def region(self, offset: int) -> FileRegion | None:
         """Where a byte lies; None where the system has no calls that take an offset."""
-        return Place(self.descriptor, offset) if self._lock is None else None
+        return FileRegion(self.descriptor, offset) if self._lock is None else None
 
     def read_into(self, offset: int, view: memoryview) -> None:
         """Fill `view` with the bytes that start at `offset`."""

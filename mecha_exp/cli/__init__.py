@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from mecha_exp.system.imports import end_quickly, import_large
+from mecha_exp.system.imports import import_without_gc, skip_gc_at_exit
 
 VERBS = (
     "clean",
@@ -50,7 +50,7 @@ NO_READER = 141
 
 def main() -> int:
     """Run the command line; returns the exit status."""
-    end_quickly()
+    skip_gc_at_exit()
     try:
         status = _run()
         sys.stdout.flush()
@@ -81,7 +81,7 @@ def _run() -> int:
     if arguments == ["--version"]:
         run = _version
     elif arguments and arguments[0] in VERBS:
-        run = import_large(f"{__name__}.{arguments[0]}").main
+        run = import_without_gc(f"{__name__}.{arguments[0]}").main
         arguments = arguments[1:]
     try:
         return run(arguments)
@@ -116,4 +116,4 @@ def _hydra(arguments: list[str]) -> int:
         except ValueError as error:  # flags that exclude each other, such as -m and --cfg
             raise ConfigError(f"{error}.") from None
         return 0
-    return int(import_large("mecha_exp.app.main").main(ordered))
+    return int(import_without_gc("mecha_exp.app.main").main(ordered))

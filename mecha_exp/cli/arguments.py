@@ -10,7 +10,7 @@ from mecha_exp.errors import Problems, RecipeError
 from mecha_exp.graph.nodes import Node
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize_path
-from mecha_exp.recipe.files import filled, found
+from mecha_exp.recipe.files import fill_from_files, find_recipe
 from mecha_exp.recipe.text_writer import CONSTANTS
 
 
@@ -63,7 +63,7 @@ def load_recipe(options: argparse.Namespace) -> Node:
         RecipeError: everything that is wrong with it.
     """
     load_plugins(options.plugin)
-    recipe = deserialize_path(found(options.recipe, options.models_dir))
+    recipe = deserialize_path(find_recipe(options.recipe, options.models_dir))
     given: dict[str, Any] = {}
     problems = Problems()
     for name, word in options.parameter:
@@ -71,7 +71,7 @@ def load_recipe(options: argparse.Namespace) -> Node:
             problems.add(f"the parameter '{name}' is given twice")
         given[name] = _value(word)
     problems.raise_as(RecipeError)
-    return filled(recipe, given, options.models_dir)
+    return fill_from_files(recipe, given, options.models_dir)
 
 
 def _value(word: str) -> Any:

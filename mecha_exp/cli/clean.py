@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from mecha_exp.checkpoint import Leftover, find_leftovers
+from mecha_exp.checkpoint import PartialOutput, find_partial_outputs
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.runs.query import find_runs
 from mecha_exp.runs.record import RUN_FILE
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import out, print_json, show_error
+from mecha_exp.terminal import print_json, show_error, stdout
 
 DEFAULT_FOLDERS = (Path("outputs"), Path())
 STORE = Path("outputs/store")
@@ -50,16 +50,16 @@ def main(arguments: list[str]) -> int:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder.")
     folders = options.folder or DEFAULT_FOLDERS
-    found: list[Thing] = [*find_leftovers(folders), *find_unreferenced(options.store, folders)]
+    found: list[Thing] = [*find_partial_outputs(folders), *find_unreferenced(options.store, folders)]
     if options.json:
         print_json([{"path": str(one.target), "bytes": one.nbytes, "in_use": one.in_use} for one in found])
         return 0
     idle = [one for one in found if not one.in_use]
     for one in found:
         use = ", in use: left alone" if one.in_use else ""
-        out.print(f"{human_bytes(one.nbytes):>10}  {escape(str(one.target))}{use}", soft_wrap=True)
+        stdout.print(f"{human_bytes(one.nbytes):>10}  {escape(str(one.target))}{use}", soft_wrap=True)
     if not idle:
-        out.print("There is nothing to delete.")
+        stdout.print("There is nothing to delete.")
         return 0
     if not (options.yes or _agrees(idle)):
         return 0
@@ -84,7 +84,7 @@ class Unreferenced:
         shutil.rmtree(self.target) if self.target.is_dir() else self.target.unlink(missing_ok=True)
 
 
-Thing = Leftover | Unreferenced
+Thing = PartialOutput | Unreferenced
 
 
 def find_unreferenced(store: Path, folders: Iterable[Path]) -> list[Unreferenced]:
@@ -110,10 +110,10 @@ def _size(place: Path) -> int:
 
 def _agrees(idle: Sequence[Thing]) -> bool:
     if not sys.stdin.isatty():
-        out.print("Nothing was deleted. Add --yes to do it.")
+        stdout.print("Nothing was deleted. Add --yes to do it.")
         return False
     total = human_bytes(sum(leftover.nbytes for leftover in idle))
-    answer = out.input(f"Delete {_things(idle)}, {total}? (y/N) ")
+    answer = stdout.input(f"Delete {_things(idle)}, {total}? (y/N) ")
     return answer.strip().lower() in ("y", "yes")
 
 
@@ -126,13 +126,13 @@ def _delete(idle: Sequence[Thing]) -> int:
         except (CheckpointError, OSError) as error:
             show_error(str(error))
     total = human_bytes(sum(leftover.nbytes for leftover in deleted))
-    out.print(f"Deleted {_things(deleted)}, {total}.")
+    stdout.print(f"Deleted {_things(deleted)}, {total}.")
     return 0 if len(deleted) == len(idle) else 1
 
 
 def _things(things: Sequence[Thing]) -> str:
     """What they are, as in `what is left of 2 merges and 1 stored result`."""
-    merges = sum(isinstance(thing, Leftover) for thing in things)
+    merges = sum(isinstance(thing, PartialOutput) for thing in things)
     results = len(things) - merges
     said = [f"what is left of {merges} merge{'s' * (merges != 1)}"] if merges or not results else []
     said += [f"{results} stored result{'s' * (results != 1)}"] if results else []

@@ -9,7 +9,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import add_recipe, load_recipe
 from mecha_exp.recipe import parameters_of, serialize, serialize_and_save
 from mecha_exp.recipe.templates import describe
-from mecha_exp.terminal import err, out
+from mecha_exp.terminal import stderr, stdout
 
 EXAMPLE = """\
 example: a template with the parameters a, c and alpha
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     if options.output is None:
         sys.stdout.write(serialize(recipe) + "\n")
     else:
-        out.print(str(serialize_and_save(recipe, options.output)), markup=False, soft_wrap=True)
+        stdout.print(str(serialize_and_save(recipe, options.output)), markup=False, soft_wrap=True)
     if left := parameters_of(recipe):
-        err.print(f"still to be filled: {', '.join(map(describe, left))}", markup=False, soft_wrap=True)
+        stderr.print(f"still to be filled: {', '.join(map(describe, left))}", markup=False, soft_wrap=True)
     return 0

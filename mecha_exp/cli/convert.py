@@ -11,14 +11,14 @@ from mecha_exp.architectures import Component as Part
 from mecha_exp.architectures import ModelConfig, resolve, small_files
 from mecha_exp.checkpoint import Component, Destination, StoredModel, Template, open_stored
 from mecha_exp.checkpoint.folder import PIPELINE, SAFETENSORS, STEMS
-from mecha_exp.engine.provenance import MADE_BY
+from mecha_exp.engine.provenance import PROVENANCE_KEYS
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.plugins import load_model_configs
 from mecha_exp.sources.copier import write_source
 from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.search import find_model
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import byte_bar, out
+from mecha_exp.terminal import byte_bar, stdout
 
 EXAMPLE = """\
 examples:
@@ -52,18 +52,18 @@ def main(arguments: list[str]) -> int:
     with open_stored(find_model(str(options.model), options.models_dir)) as model:
         source = convert_source(model, target, config)
         destination = _destination(options, target, source)
-        metadata = {"format": "pt"} | {k: v for k, v in model.metadata.items() if k not in MADE_BY}
+        metadata = {"format": "pt"} | {k: v for k, v in model.metadata.items() if k not in PROVENANCE_KEYS}
         size = sum(source.info(key).nbytes for key in source.keys())
         began = time.monotonic()
         with byte_bar("converting", size) as advance:
             copied = write_source(source, destination, metadata, advance, signature=source.signature)
         _report(model, source, target)
         seconds = time.monotonic() - began
-        out.print(str(copied.path), markup=False, soft_wrap=True)
+        stdout.print(str(copied.path), markup=False, soft_wrap=True)
         resumed = f"; {copied.resumed} of them were there already" if copied.resumed else ""
-        out.print(f"converted {len(source.keys())} keys in {seconds:.2f} s: {human_bytes(size)}{resumed}")
+        stdout.print(f"converted {len(source.keys())} keys in {seconds:.2f} s: {human_bytes(size)}{resumed}")
         if PIPELINE in destination.small_files and destination.is_folder:
-            out.print(f"{NO_TOKENIZER} {TOKENIZERS[target.architecture]}", soft_wrap=True, markup=False)
+            stdout.print(f"{NO_TOKENIZER} {TOKENIZERS[target.architecture]}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -144,10 +144,10 @@ def _folders(parts: Sequence[Part]) -> list[Component]:
 def _report(model: StoredModel, source: ConvertedSource, target: ModelConfig) -> None:
     """Say what has no place in the other format, and what that format has besides."""
     if source.unused:
-        out.print(f"left out: {some(source.unused, 4)}, for which {target.identifier} has no place")
+        stdout.print(f"left out: {some(source.unused, 4)}, for which {target.identifier} has no place")
     lacking = [name for name, keys in target.components().items() if keys.keys().isdisjoint(source.keys())]
     lacking = [
         name for name in lacking if any(not info.optional for info in target.components()[name].values())
     ]
     if lacking:
-        out.print(f"without: {', '.join(lacking)}, which {model.name} does not have")
+        stdout.print(f"without: {', '.join(lacking)}, which {model.name} does not have")

@@ -17,7 +17,7 @@ from mecha_exp.report.table import shortened
 from mecha_exp.runs.query import SHORT, Run, find_run
 from mecha_exp.runs.record import RUN_FILE
 from mecha_exp.runs.values import as_text
-from mecha_exp.terminal import make_table, out, print_json
+from mecha_exp.terminal import make_table, print_json, stdout
 
 EXAMPLE = """\
 examples:
@@ -66,9 +66,9 @@ def _is_model(word: str) -> bool:
 
 
 def _diff_models(options: argparse.Namespace) -> int:
-    from mecha_exp.inspection.model_diff import compare_models, draw_models, show_models
+    from mecha_exp.inspection.model_diff import compare_by_block, draw_models, show_models
 
-    found = compare_models(options.a, options.b)
+    found = compare_by_block(options.a, options.b)
     if options.json:
         print_json(found)
     else:
@@ -125,14 +125,14 @@ def _identity(run: Run) -> dict[str, str]:
 def _show(a: Run, b: Run, found: Mapping[str, Any]) -> None:
     for mark, run in (("a", a), ("b", b)):
         line = f"{mark}  {run.record.name}  {run.signature[:SHORT]}  {run.folder}"
-        out.print(line, markup=False, soft_wrap=True)
+        stdout.print(line, markup=False, soft_wrap=True)
     if not any(found.values()):
-        out.print("They do not differ.")
+        stdout.print("They do not differ.")
         return
     if found["recipe"]:
-        out.print("\nrecipe")
+        stdout.print("\nrecipe")
         for line in found["recipe"]:
-            out.print(f"  {line}", markup=False, soft_wrap=True)
+            stdout.print(f"  {line}", markup=False, soft_wrap=True)
     for part in ("parameters", "inputs", "environment", "metrics"):
         if not found[part]:
             continue
@@ -140,7 +140,7 @@ def _show(a: Run, b: Run, found: Mapping[str, Any]) -> None:
         for name, (left, right) in found[part].items():
             cells = [name.removeprefix(_INPUT), *(shortened(as_text(value), 40) for value in (left, right))]
             table.add_row(*map(Text, [*cells, *([_difference(left, right)] if part == "metrics" else [])]))
-        out.print(table)
+        stdout.print(table)
 
 
 def _difference(a: Any, b: Any) -> str:

@@ -18,10 +18,10 @@ from mecha_exp.architectures import (
     KeyInfo,
     ModelConfig,
     candidates,
+    closest,
     detect,
     get_all,
     get_all_adapters,
-    nearest,
     resolve,
     targets_of,
 )
@@ -35,7 +35,7 @@ from mecha_exp.recipe import deserialize
 from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.sources.search import find_model
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import make_table, out
+from mecha_exp.terminal import make_table, stdout
 
 EXAMPLE = """\
 examples:
@@ -230,7 +230,7 @@ def _odd(infos: Mapping[str, Any], found: Detection) -> list[str]:
 
 def _nearly(infos: Mapping[str, Any]) -> Iterator[str]:
     """What keeps a model of no known config from being of the nearest."""
-    near = nearest(infos)
+    near = closest(infos)
     if near is None:
         return
     differences = [
@@ -265,54 +265,54 @@ def show_configs(data: Mapping[str, Any]) -> None:
             human_count(config["parameters"]),
             str(config["blocks"]),
         )
-    out.print(rows)
+    stdout.print(rows)
 
 
 def show_config(data: Mapping[str, Any]) -> None:
     """A config as tables."""
-    out.print(f"{data['identifier']}: {data['keys']:,} keys, {human_count(data['parameters'])} parameters")
+    stdout.print(f"{data['identifier']}: {data['keys']:,} keys, {human_count(data['parameters'])} parameters")
     if "adds_to" in data:
-        out.print(f"LoRA modules of any rank, which add to the tensors of {data['adds_to']}")
+        stdout.print(f"LoRA modules of any rank, which add to the tensors of {data['adds_to']}")
     if data["sizes"]:
         sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
-        out.print(f"of any size; by default {sizes}")
+        stdout.print(f"of any size; by default {sizes}")
     rows = make_table("component", "keys", "optional", "parameters")
     for name, part in data["components"].items():
         rows.add_row(name, f"{part['keys']:,}", f"{part['optional']:,}", human_count(part["parameters"]))
-    out.print(rows)
-    out.print(f"blocks: {' '.join(data['blocks'][DEFAULT_CONVENTION])}", soft_wrap=True)
+    stdout.print(rows)
+    stdout.print(f"blocks: {' '.join(data['blocks'][DEFAULT_CONVENTION])}", soft_wrap=True)
     for name, moved in data["moved"].items():
         places = ", ".join(f"{block} has {count}" for block, count in Counter(moved.values()).items())
-        out.print(f"convention {name}: {places} keys more, such as {next(iter(moved))}", soft_wrap=True)
-    out.print(f"converts to: {', '.join(data['converts_to']) or 'nothing else'}", soft_wrap=True)
+        stdout.print(f"convention {name}: {places} keys more, such as {next(iter(moved))}", soft_wrap=True)
+    stdout.print(f"converts to: {', '.join(data['converts_to']) or 'nothing else'}", soft_wrap=True)
     if "all_keys" in data:
         keys = make_table("key", "shape", "dtype", "block", "")
         for key, info in data["all_keys"].items():
             shape = "×".join("any" if size < 0 else str(size) for size in info["shape"]) or "scalar"
             keys.add_row(key, shape, info["dtype"], info["block"], "optional" if info["optional"] else "")
-        out.print(keys)
+        stdout.print(keys)
 
 
 def show_model(data: Mapping[str, Any]) -> None:
     """What a model is, as tables."""
     sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
     what = data["config"] or "of no known model config: its components and blocks are those of its names"
-    out.print(f"{data['path']}: {what}{f' ({sizes})' if sizes else ''}", markup=False, soft_wrap=True)
+    stdout.print(f"{data['path']}: {what}{f' ({sizes})' if sizes else ''}", markup=False, soft_wrap=True)
     rows = make_table("component", "keys", "parameters", "size", "dtypes")
     for name, part in data["components"].items():
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in part["dtypes"].items())
         parameters = human_count(part["parameters"])
         rows.add_row(name, f"{part['keys']:,}", parameters, human_bytes(part["bytes"]), dtypes)
-    out.print(rows)
-    out.print(f"blocks: {' '.join(data['blocks'])}", markup=False, soft_wrap=True)
+    stdout.print(rows)
+    stdout.print(f"blocks: {' '.join(data['blocks'])}", markup=False, soft_wrap=True)
     if data["absent"]:
-        out.print(f"without: {', '.join(data['absent'])}", markup=False)
+        stdout.print(f"without: {', '.join(data['absent'])}", markup=False)
     if data["recipe"]:
-        out.print("merged, by this recipe:")
+        stdout.print("merged, by this recipe:")
         for line in _recipe_lines(data["recipe"], data["path"]):
-            out.print(f"  {line}", markup=False, soft_wrap=True)
+            stdout.print(f"  {line}", markup=False, soft_wrap=True)
     for anomaly in data["anomalies"]:
-        out.print(f"odd: {anomaly}", markup=False, soft_wrap=True)
+        stdout.print(f"odd: {anomaly}", markup=False, soft_wrap=True)
 
 
 def _recipe_lines(text: str, path: str) -> list[str]:

@@ -15,10 +15,10 @@ from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.provenance import Origin
 from mecha_exp.errors import ConfigError
 from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
-from mecha_exp.recipe.files import found
+from mecha_exp.recipe.files import find_recipe
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import merge_summary
-from mecha_exp.terminal import out, progress_bar
+from mecha_exp.terminal import progress_bar, stdout
 
 EXAMPLE = """\
 examples:
@@ -44,10 +44,10 @@ def main(arguments: list[str]) -> int:
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance)
     for warning in report.warnings:
-        out.print(f"warning: {warning}", markup=False, soft_wrap=True)
-    out.print(str(job.output), markup=False, soft_wrap=True)
+        stdout.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    stdout.print(str(job.output), markup=False, soft_wrap=True)
     took = merge_summary(report.seconds, report.bytes_read, report.bytes_written, memory.peak)
-    out.print(f"merged {report.keys} keys in {took}", soft_wrap=True)
+    stdout.print(f"merged {report.keys} keys in {took}", soft_wrap=True)
     return 0
 
 
@@ -84,7 +84,7 @@ class _Made:
 
 
 def _as_made_before(options: argparse.Namespace) -> _Made:
-    path = found(options.recipe, options.models_dir)
+    path = find_recipe(options.recipe, options.models_dir)
     if path.suffix == RECIPE_SUFFIX:
         return _Made()
     with open_stored(path) as model:

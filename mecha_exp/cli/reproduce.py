@@ -13,7 +13,7 @@ from mecha_exp.app.reproduction.remake import Outcome, remake
 from mecha_exp.cli.arguments import add_plugins
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.plugins import load_plugins
-from mecha_exp.terminal import out, print_json
+from mecha_exp.terminal import print_json, stdout
 from mecha_exp.tracking.mlflow_store import SQLITE
 
 EXAMPLE = """\
@@ -99,4 +99,4 @@ def _list(heading: str, lines: Sequence[str]) -> None:
 
 
 def _line(text: str) -> None:
-    out.print(text, markup=False, soft_wrap=True)
+    stdout.print(text, markup=False, soft_wrap=True)

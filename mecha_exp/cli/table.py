@@ -17,7 +17,7 @@ from mecha_exp.report.export import write_csv
 from mecha_exp.report.join import joined
 from mecha_exp.report.results import results_of
 from mecha_exp.runs.query import find_sweep, short_folder
-from mecha_exp.terminal import out, print_json
+from mecha_exp.terminal import print_json, stdout
 
 EXAMPLE = """\
 examples:
@@ -62,11 +62,11 @@ def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace
     elif options.csv:
         write_csv(results, sys.stdout)
     else:
-        out.print(*terminal_tables(results, out.width), sep="\n")
+        stdout.print(*terminal_tables(results, stdout.width), sep="\n")
         for note in results.notes:
-            out.print(note, markup=False, soft_wrap=True)
+            stdout.print(note, markup=False, soft_wrap=True)
         for folder in folders:
-            out.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
+            stdout.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
 
 
 def _chosen(results: Results, options: argparse.Namespace) -> Results:

@@ -8,7 +8,7 @@ from pathlib import Path
 from mecha_exp.app.tracking import log_folder, log_sweep
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import SWEEP_FILE
-from mecha_exp.terminal import out
+from mecha_exp.terminal import stdout
 from mecha_exp.tracking import Store
 
 
@@ -32,10 +32,10 @@ def main(arguments: list[str]) -> int:
     store = Store(options.uri, options.experiment)
     for folder, sweep, record in loaded:
         if sweep:
-            out.print(f"{folder}: logged {log_sweep(folder, store)} points")
+            stdout.print(f"{folder}: logged {log_sweep(folder, store)} points")
         elif record is not None:
             log_folder(folder, record, store)
-            out.print(f"{folder}: logged '{record.name}'")
+            stdout.print(f"{folder}: logged '{record.name}'")
     return 0
 
 

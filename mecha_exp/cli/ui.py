@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.terminal import out
+from mecha_exp.terminal import stdout
 from mecha_exp.tracking.mlflow_store import SQLITE, absolute_uri
 
 
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
             f"{options.uri} does not exist here: nothing has been tracked in this folder yet. Run a merge "
             "first, or name the store with --uri."
         )
-    out.print(f"the dashboard is at http://{options.host}:{options.port} (stop it with Ctrl-C)")
+    stdout.print(f"the dashboard is at http://{options.host}:{options.port} (stop it with Ctrl-C)")
     return serve(absolute_uri(options.uri), options.host, options.port)
 
 

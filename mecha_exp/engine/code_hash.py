@@ -19,14 +19,14 @@ from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import MergeMethod
 
 
-def methods_of(recipe: Node) -> dict[str, str]:
+def code_hashes(recipe: Node) -> dict[str, str]:
     """The hash of the code of each merge method of a recipe, and of those that its composites are made of."""
     try:
         expanded = expand(_for_keys(recipe))
     except MechaError:  # which the merge will say
         expanded = ()
     called = {node.method for node in walk(recipe, *expanded) if isinstance(node, MergeNode)}
-    return {method.identifier: code_of(method) for method in called}
+    return {method.identifier: code_hash(method) for method in called}
 
 
 def _for_keys(recipe: Node) -> list[Node]:
@@ -46,14 +46,14 @@ def _for_keys(recipe: Node) -> list[Node]:
 
 
 @cache
-def code_of(method: MergeMethod) -> str:
+def code_hash(method: MergeMethod) -> str:
     """The hash of the file that a method is in, for it may call what stands there, and of what it imports."""
     try:
         path = inspect.getsourcefile(method.__wrapped__)
         if path and Path(path).is_file():
             text = "\n".join(_code_in(file).meaning for file in files_of_code(Path(path)))
         else:
-            text = meaning_of(inspect.getsource(method.__wrapped__))
+            text = normalised_source(inspect.getsource(method.__wrapped__))
         return hashlib.sha256(text.encode()).hexdigest()
     except (OSError, TypeError):  # typed at a prompt
         return hashlib.sha256(repr(_compiled(method.instantiate())).encode()).hexdigest()
@@ -116,7 +116,7 @@ def _parts_of(code: CodeType) -> tuple[Any, ...]:
     return code.co_code, constants, code.co_names
 
 
-def meaning_of(source: str) -> str:
+def normalised_source(source: str) -> str:
     """A program's text without comments, layout and docstrings, none of which changes what it computes."""
     try:
         return _meaning(ast.parse(textwrap.dedent(source)))

@@ -18,10 +18,10 @@ from mecha_exp.engine.planner.plan import Job, Plan
 from mecha_exp.engine.planner.planner import plan
 from mecha_exp.engine.provenance import metadata_of
 from mecha_exp.engine.report import About, MergeReport, Notice
-from mecha_exp.engine.runtime.context import Progress, Tally
+from mecha_exp.engine.runtime.context import MergeStats, Progress
 from mecha_exp.engine.runtime.executor import compile_loops, execute
 from mecha_exp.engine.runtime.overflow import saturates
-from mecha_exp.engine.runtime.resumption import signature_of
+from mecha_exp.engine.runtime.resumption import resume_token
 from mecha_exp.engine.sinks import MemorySink, NoSink, ReceiverSink, Sink
 from mecha_exp.errors import CheckpointError, Problems, some
 from mecha_exp.graph.nodes import ModelNode, Node, models_of
@@ -116,14 +116,14 @@ def _open_sink(planned: Plan, number: int) -> Sink:
         metadata = job.metadata
         if metadata is None:
             metadata = metadata_of(job.recipe, planned.options, job.dtype)
-        return destination.open(metadata, job.durable, signature_of(planned, number))
+        return destination.open(metadata, job.durable, resume_token(planned, number))
     layout = planned.layouts[number]
     if isinstance(job.output, dict):
         return MemorySink(job.output, layout)
     return ReceiverSink(job.output, layout) if callable(job.output) else NoSink()
 
 
-def _moments(planned: Plan, tally: Tally, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:
+def _moments(planned: Plan, tally: MergeStats, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:
     """The moments of a job in the order of the plan, so that sums over keys do not hang on who was first."""
     order = {key.key: place for place, key in enumerate(planned.keys)}
     found = {model: tally.moments[job, model] for model in planned.sources if (job, model) in tally.moments}
@@ -140,7 +140,7 @@ def _or_too_large(layout: Layout) -> str:
     return f", or too large for {' and '.join(cut)}" if cut else ""
 
 
-def _report(planned: Plan, tally: Tally, seconds: float) -> MergeReport:
+def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
     warnings = list(planned.warnings)
     if tally.disagreeing:
         text = (

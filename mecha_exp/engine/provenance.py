@@ -23,7 +23,7 @@ import torch
 
 from mecha_exp._version import __version__
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.engine.code_hash import methods_of
+from mecha_exp.engine.code_hash import code_hashes
 from mecha_exp.engine.options import SETTINGS, EngineOptions
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, Node, models_of
@@ -31,7 +31,7 @@ from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.recipe.text import serialize
 
 KEY = "mecha_origin"
-MADE_BY = (METADATA_KEY, KEY)
+PROVENANCE_KEYS = (METADATA_KEY, KEY)
 """What of a header is no longer true once the tensors are others."""
 _PACKAGES = ("torch", "numpy")
 
@@ -58,7 +58,7 @@ class Origin:
     def of(cls, recipe: Node, options: EngineOptions, dtype: torch.dtype | ByKey | None) -> Origin:
         """That of a merge."""
         output = {"dtype": _dtype_setting(dtype)} if dtype is not None else {}
-        return cls((), settings_of(options), output, methods_of(recipe), versions())
+        return cls((), settings_of(options), output, code_hashes(recipe), versions())
 
     def text(self) -> str:
         """As a model's header holds it."""

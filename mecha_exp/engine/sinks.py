@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from mecha_exp.checkpoint import Note, torch_dtype
-from mecha_exp.checkpoint.positional import Place
+from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.checkpoint.shards import Layout
 
 Receiver: TypeAlias = Callable[[str, torch.Tensor], object]
@@ -31,10 +31,10 @@ class Sink(Protocol):
     def write_bytes(self, key: str, start: int, data: memoryview) -> None:
         """Bytes from `start` on of a key."""
 
-    def placed(self, key: str) -> AbstractContextManager[Place | None]:
+    def writing_at(self, key: str) -> AbstractContextManager[FileRegion | None]:
         """Where the bytes of a key lie, for machine code that writes them meanwhile; None where it cannot."""
 
-    def wrote(self, key: str, nbytes: int) -> None:
+    def advance(self, key: str, nbytes: int) -> None:
         """So many bytes of a key have been written at its place."""
 
     def finish(self, key: str, note: Note) -> None:
@@ -53,10 +53,10 @@ class Sink(Protocol):
 class _Placeless:
     """A sink that is no file."""
 
-    def placed(self, key: str) -> AbstractContextManager[None]:
+    def writing_at(self, key: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def wrote(self, key: str, nbytes: int) -> None:
+    def advance(self, key: str, nbytes: int) -> None:
         pass
 
 

@@ -20,7 +20,7 @@ from mecha_exp.graph.nodes import MergeNode, Node, walk
 from mecha_exp.method_api.method import Kind, MergeMethod
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods, resolve_method
-from mecha_exp.terminal import make_table, out
+from mecha_exp.terminal import make_table, stdout
 
 STREAMING = {
     "whole": "needs whole tensors",
@@ -205,15 +205,15 @@ def show_all(described: list[dict[str, Any]]) -> None:
             table.add_section()
         family = method["family"]
         table.add_row(method["name"], escape(method["formula"]), method["memory"])
-    out.print(table)
-    out.print(f"{len(described)} methods; `python -m mecha_exp info methods NAME` tells more of one.")
+    stdout.print(table)
+    stdout.print(f"{len(described)} methods; `python -m mecha_exp info methods NAME` tells more of one.")
 
 
 def show(method: dict[str, Any]) -> None:
     """All about one method."""
-    out.print(f"[bold]{method['name']}[/]  {escape(method['formula'])}")
+    stdout.print(f"[bold]{method['name']}[/]  {escape(method['formula'])}")
     if method["details"]:
-        out.print(escape(method["details"]))
+        stdout.print(escape(method["details"]))
     table = make_table("parameter", "type", "default", "range", "meaning")
     for spec in method["parameters"]:
         default = spec["default"]
@@ -223,10 +223,10 @@ def show(method: dict[str, Any]) -> None:
         table.add_row(
             *(escape(str(v)) for v in (spec["name"], spec["type"], shown, spec["range"], spec["meaning"]))
         )
-    out.print(table)
+    stdout.print(table)
     for title in ("kind", "memory", "returns", "source", "example"):
         if method[title]:
-            out.print(f"{title:<8} {escape(method[title])}", soft_wrap=True)
+            stdout.print(f"{title:<8} {escape(method[title])}", soft_wrap=True)
 
 
 def markdown(described: list[dict[str, Any]]) -> str:

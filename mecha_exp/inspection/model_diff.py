@@ -20,14 +20,14 @@ from mecha_exp.errors import CheckpointError, some
 from mecha_exp.graph.literals import model
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.source import Source, infos_of
-from mecha_exp.terminal import make_table, out
+from mecha_exp.terminal import make_table, stdout
 
 TILE = 1 << 20
 """So many elements are compared at once: memory does not grow with the models."""
 WORKERS = 2
 
 
-def compare_models(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
+def compare_by_block(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
     """How far b is from a, per block and as a whole, and which keys they do not share.
 
     Models in two formats of one architecture are compared in that of the one which the other fits into.
@@ -118,19 +118,19 @@ def _row(keys: int, changed: int, statistics: Statistics | None) -> dict[str, fl
 def show_models(found: Mapping[str, Any]) -> None:
     """The comparison as a table."""
     for note in found["notes"]:
-        out.print(note, markup=False, soft_wrap=True)
+        stdout.print(note, markup=False, soft_wrap=True)
     table = make_table("block", "keys", "changed", "distance", "relative change", "cosine")
     for name, row in {**found["blocks"], "(all)": found["all"]}.items():
         numbers = (row["distance"], row["relative_change"], row["cosine"])
         cells = ["" if number is None else f"{number:.6g}" for number in numbers]
         table.add_row(*map(Text, [name, str(row["keys"]), str(row["changed"]), *cells]))
-    out.print(table)
+    stdout.print(table)
     for part, what in (("only_a", "only in a"), ("only_b", "only in b"), ("other_shape", "of another shape")):
         if found[part]:
             line = f"{len(found[part])} keys {what}: {some(found[part], 4)}"
-            out.print(line, markup=False, soft_wrap=True)
+            stdout.print(line, markup=False, soft_wrap=True)
     if not any(found[part] for part in ("changed", "only_a", "only_b", "other_shape")):
-        out.print("They do not differ.")
+        stdout.print("They do not differ.")
 
 
 def draw_models(found: Mapping[str, Any], path: Path) -> None:

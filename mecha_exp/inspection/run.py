@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mecha_exp.runs.query import Run, run_id_of
 from mecha_exp.runs.values import as_text
-from mecha_exp.terminal import make_table, out, print_json
+from mecha_exp.terminal import make_table, print_json, stdout
 
 _ENVIRONMENT = ("git/", "version/", "machine/")
 
@@ -38,7 +38,7 @@ def show_run(run: Run, as_json: bool = False) -> None:
         table = make_table("input", "file", "SHA-256")
         for name, path in inputs.items():
             table.add_row(*map(Text, (name, str(path), hashes[name][:16])))
-        out.print(table)
+        stdout.print(table)
     _values("metric", record.metrics)
     _values("environment", {k: v for k, v in record.tags.items() if k.startswith(_ENVIRONMENT)})
     if recipe := _recipe(run):
@@ -75,8 +75,8 @@ def _values(heading: str, values: Mapping[str, Any]) -> None:
     table = make_table(heading, "")
     for name, value in values.items():
         table.add_row(Text(name), Text(as_text(value)))
-    out.print(table)
+    stdout.print(table)
 
 
 def _line(text: str) -> None:
-    out.print(text, markup=False, soft_wrap=True)
+    stdout.print(text, markup=False, soft_wrap=True)

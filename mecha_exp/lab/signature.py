@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mecha_exp.engine.code_hash import methods_of
+from mecha_exp.engine.code_hash import code_hashes
 from mecha_exp.engine.options import SETTINGS, EngineOptions
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
@@ -85,4 +85,4 @@ def signature_of(
     settings = {name: str(getattr(options, name)) for name in SETTINGS}
     settings |= {f"output.{name}": value for name, value in output.items()}
     text = serialize(*rewrite([recipe], by_content))
-    return Signature(text, tuple(contents[m] for m in models), methods_of(recipe), settings)
+    return Signature(text, tuple(contents[m] for m in models), code_hashes(recipe), settings)

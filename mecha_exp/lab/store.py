@@ -3,7 +3,7 @@
 outputs/store/
     store.json                   the format's version
     points/SIGNATURE/
-        merge.json               what the merge gave: see `Kept`
+        merge.json               what the merge gave: see `StoredMerge`
         failure.json             why the last try failed, where it did
         evaluation-HASH.json     what an evaluator measured, by its name, version and parameters
     inputs/SHA256/
@@ -29,7 +29,7 @@ from typing import Any
 
 from mecha_exp.errors import StoreError
 from mecha_exp.lab.content_hash import content_is
-from mecha_exp.system.atomic_write import write_whole
+from mecha_exp.system.atomic_write import atomic_write_text
 
 VERSION = 1
 WEIGHTS = "weights/"
@@ -57,7 +57,7 @@ class ModelFile:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredMerge:
     """What a merge gave, without the model itself.
 
     Attributes:
@@ -84,7 +84,7 @@ class Kept:
     folder: str = ""
     made: int = 0
 
-    def renamed(self, names: Sequence[str]) -> Kept:
+    def renamed(self, names: Sequence[str]) -> StoredMerge:
         """The same with other names for the inputs, which are files that may be called something else now."""
         new = dict(zip(self.names, names, strict=True)) if len(self.names) == len(names) else {}
         if all(old == name for old, name in new.items()):
@@ -121,23 +121,23 @@ class ResultStore:
                 f"{VERSION}). Use that version, or another folder with store=..."
             )
 
-    def __iter__(self) -> Iterator[Kept]:
+    def __iter__(self) -> Iterator[StoredMerge]:
         """Every merge that is kept."""
         for path in sorted((self.folder / "points").glob(f"*/{_MERGE}")):
             kept = self.find(path.parent.name)
             if kept is not None:
                 yield kept
 
-    def find(self, signature: str) -> Kept | None:
+    def find(self, signature: str) -> StoredMerge | None:
         """What the merge of a signature gave, if it is known. The model's file is not looked at."""
         found = _read(self._point(signature) / _MERGE)
         try:
             model = found.pop("model", None)
-            return Kept(**found, model=ModelFile(**model) if model else None)
+            return StoredMerge(**found, model=ModelFile(**model) if model else None)
         except (AttributeError, TypeError):  # not there, or not what we write
             return None
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: StoredMerge) -> None:
         """Remember a merge."""
         self._write(self._point(kept.signature) / _MERGE, asdict(kept))
         self.forgive(kept.signature)
@@ -202,8 +202,8 @@ class ResultStore:
         marker = self.folder / _VERSION_FILE
         try:
             if not marker.exists():
-                write_whole(marker, json.dumps({"version": VERSION}))
-            write_whole(path, json.dumps(value, indent=1, ensure_ascii=False))
+                atomic_write_text(marker, json.dumps({"version": VERSION}))
+            atomic_write_text(path, json.dumps(value, indent=1, ensure_ascii=False))
         except OSError as error:
             cause = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
             raise StoreError(

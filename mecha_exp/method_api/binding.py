@@ -40,7 +40,7 @@ UNKNOWN = _Unknown()
 
 
 @dataclass(frozen=True)
-class Signature(Declaration):
+class MethodSignature(Declaration):
     """The parameters of a merge method in order, and what it returns."""
 
     def __getitem__(self, name: str) -> ParameterSpec:
@@ -186,14 +186,14 @@ class Signature(Declaration):
         return next(iter(groups[self.returned.symbol]), unsaid)
 
 
-def read_signature(function: Callable[..., Any]) -> Signature:
-    """The `Signature` that the annotations of a function, or of a class with `__call__`, declare.
+def read_signature(function: Callable[..., Any]) -> MethodSignature:
+    """The `MethodSignature` that the annotations of a function, or of a class with `__call__`, declare.
 
     Raises:
         RecipeError: a parameter without an annotation, or of a type that cannot be merged.
     """
     declaration = read_declaration(function, getattr(function, "__name__", "merge method"))
-    return Signature(**vars(declaration))
+    return MethodSignature(**vars(declaration))
 
 
 def _with_curves(spec: ParameterSpec, node: Node) -> Node:

@@ -24,7 +24,7 @@ import torch
 
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
-from mecha_exp.method_api.binding import Signature, read_signature
+from mecha_exp.method_api.binding import MethodSignature, read_signature
 
 if TYPE_CHECKING:
     from mecha_exp.architectures import ModelConfig
@@ -88,7 +88,7 @@ class MergeMethod:
         self.__wrapped__ = function
         self.identifier = identifier
         self.kind = kind
-        self.signature: Signature = read_signature(function)
+        self.signature: MethodSignature = read_signature(function)
         self.is_conversion = is_conversion
         self.columns = columns
         self.implementations: list[MergeMethod] = []

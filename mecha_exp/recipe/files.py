@@ -75,7 +75,7 @@ def _embedded(path: Path) -> str:
     return text
 
 
-def filled(recipe: Node, given: Mapping[str, Any], folders: Sequence[Path]) -> Node:
+def fill_from_files(recipe: Node, given: Mapping[str, Any], folders: Sequence[Path]) -> Node:
     """The recipe with parameters replaced by values, of which a `.mecha` path is the recipe in that file."""
     if not given:
         return recipe
@@ -83,13 +83,13 @@ def filled(recipe: Node, given: Mapping[str, Any], folders: Sequence[Path]) -> N
     return fill(
         recipe,
         {
-            name: deserialize_path(found(Path(value), folders)) if is_recipe[name] else value
+            name: deserialize_path(find_recipe(Path(value), folders)) if is_recipe[name] else value
             for name, value in given.items()
         },
     )
 
 
-def found(path: Path, folders: Sequence[Path]) -> Path:
+def find_recipe(path: Path, folders: Sequence[Path]) -> Path:
     """Where a recipe lies: as models, relative to the current folder or to one of the model folders."""
     try:
         return find_model(str(path), folders)

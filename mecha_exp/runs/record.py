@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.system.atomic_write import write_whole
+from mecha_exp.system.atomic_write import atomic_write_text
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
@@ -128,7 +128,7 @@ def load_all(folder: Path) -> dict[Path, Record]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a file that appears whole; NaN and infinities, which JSON lacks, become text."""
-    write_whole(path, json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    atomic_write_text(path, json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

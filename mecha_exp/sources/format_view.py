@@ -18,7 +18,7 @@ from mecha_exp.architectures import (
 )
 from mecha_exp.architectures.views import View
 from mecha_exp.checkpoint import TensorInfo
-from mecha_exp.checkpoint.positional import Place, byte_view
+from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.errors import CheckpointError, Problems, some
 from mecha_exp.sources.source import DerivedSource, Source, infos_of
 
@@ -74,9 +74,9 @@ class ConvertedSource(DerivedSource):
                 done += len(piece)
             start = max(0, start - size)
 
-    def place(self, key: str) -> Place | None:
+    def region(self, key: str) -> FileRegion | None:
         first, *others = self._ranges(key)
-        place = None if others or self._views[key].transposed else self._original.place(first[0])
+        place = None if others or self._views[key].transposed else self._original.region(first[0])
         return place and place._replace(offset=place.offset + first[1])
 
     def _ranges(self, key: str) -> Iterator[tuple[str, int, int]]:

@@ -10,7 +10,7 @@ from mecha_exp.architectures.lora_deltas import Deltas
 from mecha_exp.checkpoint import TensorInfo, dtype_name, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.positional import byte_view
 from mecha_exp.sources.source import DerivedSource, Source, infos_of
-from mecha_exp.system.byte_cache import Kept
+from mecha_exp.system.byte_cache import ByteCache
 
 AT_A_TIME = 4
 """So many of the largest differences are kept: workers share the tiles of a few keys."""
@@ -42,7 +42,7 @@ class AdapterSource(DerivedSource):
         self._changed = dict.fromkeys(deltas.changed(infos))
         self.unused = tuple(deltas.unused(infos))
         largest = max((self.info(key).nbytes for key in self._changed), default=0)
-        self._kept = Kept(min(budget, AT_A_TIME * largest))
+        self._kept = ByteCache(min(budget, AT_A_TIME * largest))
 
     def keys(self) -> Collection[str]:
         return self._changed.keys()

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint import TensorInfo, dtype_name
-from mecha_exp.checkpoint.positional import Place
+from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.graph.nodes import InMemory
 
 
@@ -41,7 +41,7 @@ class MemorySource:
         raw = self._tensors[key].reshape(-1).view(torch.uint8)[start : start + len(view)]
         view[:] = raw.numpy().data
 
-    def place(self, key: str) -> Place | None:
+    def region(self, key: str) -> FileRegion | None:
         return None
 
     def check_unchanged(self) -> None:

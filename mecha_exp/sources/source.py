@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from mecha_exp.checkpoint import TensorInfo
-from mecha_exp.checkpoint.positional import Place
+from mecha_exp.checkpoint.positional import FileRegion
 
 _LOOK = 1 << 20
 
@@ -48,7 +48,7 @@ class Source(Protocol):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes from `start` on."""
 
-    def place(self, key: str) -> Place | None:
+    def region(self, key: str) -> FileRegion | None:
         """Where the bytes of a key lie; None where they are not in a file as they are."""
 
     def check_unchanged(self) -> None:
@@ -75,6 +75,6 @@ class DerivedSource:
         self.check_unchanged = original.check_unchanged
         self.close = original.close
 
-    def place(self, key: str) -> Place | None:
+    def region(self, key: str) -> FileRegion | None:
         """Where the bytes of a key lie, if it has them as the original does."""
         return None

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import TensorInfo, stored_bytes, torch_dtype
-from mecha_exp.checkpoint.positional import Place
+from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.sources.source import Source
 
 
 def as_stored(source: Source) -> Source:
     """A source as its file has it."""
-    return source.original if isinstance(source, AdaptedSource) else source
+    return source.original if isinstance(source, VocabularyView) else source
 
 
-class AdaptedSource:
+class VocabularyView:
     """Another source with keys that it lends a tensor of its own, without some keys, or with other rows.
 
     Args:
@@ -76,5 +76,5 @@ class AdaptedSource:
         self.read_into(key, start // dtype.itemsize, values)
         view[:] = values.view(torch.uint8).numpy().data
 
-    def place(self, key: str) -> Place | None:
-        return None if key in self._rows else self._source.place(self._lent.get(key, key))
+    def region(self, key: str) -> FileRegion | None:
+        return None if key in self._rows else self._source.region(self._lent.get(key, key))

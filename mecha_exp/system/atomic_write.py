@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextmanager
-def appearing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A file to be written, which takes its place at the end; others may write it at the same time."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
@@ -21,8 +21,8 @@ def appearing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write_text(path: Path, text: str) -> None:
     """Write a text, and the folder that it is in."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with appearing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")

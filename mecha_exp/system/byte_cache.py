@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 
 
-class Kept:
+class ByteCache:
     """Results that may be asked for again, the latest ones, up to a number of bytes.
 
     Who asks for one that is being made waits for it; what it is made of never asks for it.

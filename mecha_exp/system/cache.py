@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from mecha_exp.system.atomic_write import appearing
+from mecha_exp.system.atomic_write import atomic_write
 
 CACHE_VARIABLE = "MECHA_EXP_CACHE"
 """Names the folder; `off` keeps nothing."""
@@ -32,13 +32,13 @@ def cache_folder() -> Path | None:
         return None
 
 
-def keep(path: Path, content: bytes) -> bool:
+def write_cached(path: Path, content: bytes) -> bool:
     """Have a file in the cache; whether it could be written."""
     try:
         if path.is_file() and path.read_bytes() == content:
             return True
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with appearing(path) as file:
+        with atomic_write(path) as file:
             file.write_bytes(content)
             os.utime(file, (0, 0))  # numba compares times, and every process is to write the same one
     except OSError as error:
@@ -47,13 +47,13 @@ def keep(path: Path, content: bytes) -> bool:
     return True
 
 
-def keep_sealed(path: Path, content: bytes) -> bool:
+def write_checksummed(path: Path, content: bytes) -> bool:
     """The same, of a file that tells whether it is whole and of that name."""
-    return keep(path, _seal(path, content) + content)
+    return write_cached(path, _seal(path, content) + content)
 
 
-def read_sealed(path: Path) -> bytes | None:
-    """What `keep_sealed` wrote; None where there is nothing that can be trusted."""
+def read_checksummed(path: Path) -> bytes | None:
+    """What `write_checksummed` wrote; None where there is nothing that can be trusted."""
     try:
         whole = path.read_bytes()
     except OSError:

@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 
 
-def import_large(name: str) -> ModuleType:
+def import_without_gc(name: str) -> ModuleType:
     """A module, with whatever it imports; the collector leaves their objects alone from then on.
 
     Args:
@@ -34,7 +34,7 @@ def import_large(name: str) -> ModuleType:
             gc.enable()
 
 
-def end_quickly() -> None:
+def skip_gc_at_exit() -> None:
     """Let the collector rest when Python ends: it would walk through every object a last time."""
     atexit.unregister(gc.freeze)  # twice does no harm
     atexit.register(gc.freeze)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from mecha_exp.errors import TrackingError
-from mecha_exp.system.imports import import_large
+from mecha_exp.system.imports import import_without_gc
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, Run, RunTag
@@ -189,7 +189,7 @@ def _client(uri: str) -> MlflowClient:
 
     for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.utils"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    import_large("mlflow.tracking")
+    import_without_gc("mlflow.tracking")
     from mlflow.tracking import MlflowClient
 
     if uri.startswith(SQLITE):

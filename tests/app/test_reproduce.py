@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mecha_exp.app.provenance import git_changes
-from mecha_exp.app.reproduction.remake import compare_models
+from mecha_exp.app.reproduction.remake import describe_differences
 from mecha_exp.system.machine import machine
 
 MERGE = ("recipe=weighted_sum", "models.base=a.safetensors", "models.experts=[b.safetensors]", "alpha=0.25")
@@ -181,7 +181,7 @@ def test_models_are_compared_key_by_key(tmp_path):
     save_file(a, tmp_path / "a.safetensors")
     save_file(b, tmp_path / "b.safetensors")
 
-    found = compare_models(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    found = describe_differences(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
 
     assert sorted(found) == [
         "keys that are new: w",

@@ -206,7 +206,7 @@ def test_a_store_on_a_full_disk_costs_no_result(app, folder, monkeypatch):
     def full(path: Path, text: str) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("mecha_exp.lab.store.write_whole", full)
+    monkeypatch.setattr("mecha_exp.lab.store.atomic_write_text", full)
 
     outcome = app("alpha=0.3,0.5", *NONE)
 

@@ -70,7 +70,7 @@ def test_ls_lists_sweeps_and_points(verb):
 
 
 def test_ls_fits_a_narrow_terminal_and_its_words_name_runs_and_sweeps(verb, monkeypatch):
-    monkeypatch.setattr(terminal.out, "_width", 80)
+    monkeypatch.setattr(terminal.stdout, "_width", 80)
 
     lines = verb("ls").splitlines()
 

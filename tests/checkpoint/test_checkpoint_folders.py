@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from state_dicts import StateDict, contents, random_model
 
 from mecha_exp import Job, merge, merge_many, weighted_sum
-from mecha_exp.checkpoint import find_leftovers, load, parse_size
+from mecha_exp.checkpoint import find_partial_outputs, load, parse_size
 from mecha_exp.errors import CheckpointError, ConfigError
 
 SIZE = 700
@@ -153,13 +153,13 @@ def test_an_interrupted_merge_into_shards_goes_on_where_it_stopped(tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         merge_many([job], progress=interrupt)
     assert not (tmp_path / "merged" / "model.safetensors.index.json").exists()
-    assert find_leftovers([tmp_path])
+    assert find_partial_outputs([tmp_path])
 
     report = merge_many([job])
 
     assert report.resumed_keys > 0
     assert contents(load(tmp_path / "merged")) == contents(merge(job.recipe))
-    assert not find_leftovers([tmp_path])
+    assert not find_partial_outputs([tmp_path])
 
 
 @pytest.mark.parametrize(

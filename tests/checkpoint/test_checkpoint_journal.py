@@ -17,12 +17,12 @@ from mecha_exp.checkpoint import (
     CheckpointWriter,
     can_resume,
     check_writable,
-    find_leftovers,
+    find_partial_outputs,
     positional,
 )
 from mecha_exp.checkpoint.safetensors import writer
 from mecha_exp.checkpoint.transaction import journal, space
-from mecha_exp.checkpoint.transaction.paths import JOURNAL, LOCK, PARTIAL, beside, disk_bytes, target_of
+from mecha_exp.checkpoint.transaction.paths import JOURNAL, LOCK, PARTIAL, disk_bytes, sibling, target_of
 from mecha_exp.errors import CheckpointError
 
 LAYOUT = dict.fromkeys(("a", "b", "c"), ("F32", (4,)))
@@ -58,7 +58,7 @@ def stopped(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def journal_file(stopped: Path) -> Path:
-    return beside(stopped / "model.safetensors", JOURNAL)
+    return sibling(stopped / "model.safetensors", JOURNAL)
 
 
 @pytest.fixture
@@ -114,14 +114,14 @@ def test_something_else_starts_anew(stopped: Path, changes: dict[str, object]) -
 
 
 def test_a_journal_without_its_file_starts_anew(stopped: Path) -> None:
-    beside(stopped / "model.safetensors", PARTIAL).unlink()
+    sibling(stopped / "model.safetensors", PARTIAL).unlink()
     with open_writer(stopped) as writer:
         assert not writer.finished
 
 
 @pytest.mark.parametrize("damage", ["shorter", "longer", "replaced", "another header"])
 def test_a_file_that_the_journal_does_not_mean_starts_anew(stopped: Path, damage: str) -> None:
-    partial = beside(stopped / "model.safetensors", PARTIAL)
+    partial = sibling(stopped / "model.safetensors", PARTIAL)
     content = partial.read_bytes()
     if damage == "replaced":
         other = stopped / "other"
@@ -146,7 +146,7 @@ def test_a_journal_that_makes_no_sense_starts_anew(stopped: Path, journal_file: 
 
 def test_a_torn_journal_is_good_up_to_the_tear(stopped: Path, journal_file: Path) -> None:
     content = journal_file.read_bytes()
-    inode = beside(stopped / "model.safetensors", PARTIAL).stat().st_ino
+    inode = sibling(stopped / "model.safetensors", PARTIAL).stat().st_ino
     for size in range(len(content)):
         journal_file.write_bytes(content[:size])
         found = journal.read_journal(journal_file, "same", inode)
@@ -276,7 +276,7 @@ def test_the_room_of_the_partial_file_is_not_asked_for_twice(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = stopped / "model.safetensors"
-    held = disk_bytes(beside(target, PARTIAL))
+    held = disk_bytes(sibling(target, PARTIAL))
     usage = space.shutil.disk_usage(stopped)
     monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage._replace(free=0))
     check_writable(target, held)
@@ -302,24 +302,24 @@ def test_a_writer_is_left_only_when_nobody_writes_any_more(tmp_path: Path) -> No
 
 def test_hidden_files_are_known_by_their_names() -> None:
     target = Path("out") / "model.safetensors"
-    assert {target_of(beside(target, kind)) for kind in (PARTIAL, JOURNAL, LOCK)} == {target}
+    assert {target_of(sibling(target, kind)) for kind in (PARTIAL, JOURNAL, LOCK)} == {target}
     for other in ("model.safetensors", ".model.lock", ".x.mecha-else", "x.mecha-lock", ".mecha-lock"):
         assert target_of(Path("out", other)) is None
 
 
 def test_leftovers_are_found_and_removed(stopped: Path) -> None:
-    (leftover,) = find_leftovers([stopped, stopped / ".." / stopped.name])
+    (leftover,) = find_partial_outputs([stopped, stopped / ".." / stopped.name])
     assert leftover.target == stopped.resolve() / "model.safetensors"
     assert leftover.nbytes == sum(disk_bytes(path) for path in stopped.iterdir())
     assert not leftover.in_use
     leftover.remove()
     assert names(stopped) == []
-    assert find_leftovers([stopped]) == []
+    assert find_partial_outputs([stopped]) == []
 
 
 def test_what_a_living_process_writes_is_not_removed(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
-        (leftover,) = find_leftovers([tmp_path])
+        (leftover,) = find_partial_outputs([tmp_path])
         assert leftover.in_use
         with pytest.raises(CheckpointError, match="is being written"):
             leftover.remove()
@@ -334,8 +334,8 @@ def test_hidden_folders_and_environments_are_left_alone(tmp_path: Path, where: s
     interrupt(folder, "a")
     if where == "environment":
         (folder / "pyvenv.cfg").touch()
-    assert find_leftovers([tmp_path]) == []
-    assert len(find_leftovers([folder])) == 1
+    assert find_partial_outputs([tmp_path]) == []
+    assert len(find_partial_outputs([folder])) == 1
 
 
 KILLED = """
@@ -351,7 +351,7 @@ os._exit(9)
 def test_a_killed_writer_is_gone_on_with(tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
     assert subprocess.run([sys.executable, "-c", KILLED, target], check=False).returncode == 9
-    assert not find_leftovers([tmp_path])[0].in_use
+    assert not find_partial_outputs([tmp_path])[0].in_use
     with CheckpointWriter(target, dict.fromkeys("ab", ("F32", (4,))), {}, signature="same") as writer:
         assert list(writer.finished) == ["a"]
         writer.write("b", 0, torch.ones(4))
@@ -360,7 +360,7 @@ def test_a_killed_writer_is_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_an_old_empty_lock_is_of_a_process_that_was_killed_while_it_made_it(tmp_path: Path) -> None:
-    lock = beside(tmp_path / "model.safetensors", LOCK)
+    lock = sibling(tmp_path / "model.safetensors", LOCK)
     lock.touch()
     with pytest.raises(CheckpointError, match="being written"):
         open_writer(tmp_path)
@@ -379,7 +379,7 @@ def test_a_writer_that_is_stopped_while_it_renews_the_journal_keeps_the_old_one(
         patch.setattr(Path, "replace", stopped)
         open_writer(tmp_path)
 
-    beside(tmp_path / "model.safetensors", LOCK).unlink(missing_ok=True)  # as when its process is gone
+    sibling(tmp_path / "model.safetensors", LOCK).unlink(missing_ok=True)  # as when its process is gone
     with open_writer(tmp_path) as again:
         assert set(again.finished) == {"a", "b"}
         make(again, "c")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from mecha_exp import EngineOptions, add_difference_ties, model, weighted_sum
-from mecha_exp.engine.code_hash import meaning_of, methods_of
+from mecha_exp.engine.code_hash import code_hashes, normalised_source
 from mecha_exp.errors import CheckpointError, RecipeError
 from mecha_exp.graph.nodes import Node, models_of
 from mecha_exp.lab.content_hash import content_of, contents_of, size_of, unread_bytes
@@ -68,8 +68,8 @@ def test_comments_and_docstrings_of_a_method_do_not_count():
     code = "def f(a):\n    return a + 1\n"
     commented = 'def f(a):\n    """Adds one."""\n    # quickly\n    return a  +  1\n'
 
-    assert meaning_of(commented) == meaning_of(code)
-    assert meaning_of(code.replace("1", "2")) != meaning_of(code)
+    assert normalised_source(commented) == normalised_source(code)
+    assert normalised_source(code.replace("1", "2")) != normalised_source(code)
 
 
 def test_a_model_in_memory_has_no_signature():
@@ -131,7 +131,7 @@ class twice:
         return {body}
 """
         exec(text, scope)
-        return methods_of(scope["twice"]("a"))["twice"]
+        return code_hashes(scope["twice"]("a"))["twice"]
 
     assert typed("a * 2") == typed("a * 2")
     assert len({typed("a * 2"), typed("a * 3"), typed("a + 2"), typed("a.abs()"), typed("a.neg()")}) == 5
@@ -167,7 +167,7 @@ def test_the_files_that_a_method_imports_from_its_folder_count(
             method = importlib.import_module("doubled").doubled
             for name in ("doubled", "factors", "numbers_here"):
                 patch.delitem(sys.modules, name, raising=False)
-        return methods_of(method("a"))["doubled"]
+        return code_hashes(method("a"))["doubled"]
 
     first = code_in("first")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mecha_exp.errors import StoreError
-from mecha_exp.lab.store import Kept, ModelFile, ResultStore, write_whole
+from mecha_exp.lab.store import ModelFile, ResultStore, StoredMerge, atomic_write_text
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def model_file(path: Path, content: bytes = b"weights") -> ModelFile:
 
 
 def test_what_is_kept_is_found_by_its_signature(store, tmp_path):
-    kept = Kept("a1", {"recipe": "r"}, ["base"], {"x": 0.1}, model=model_file(tmp_path / "m.safetensors"))
+    kept = StoredMerge(
+        "a1", {"recipe": "r"}, ["base"], {"x": 0.1}, model=model_file(tmp_path / "m.safetensors")
+    )
 
     store.keep(kept)
 
@@ -57,20 +59,20 @@ def test_a_failure_is_remembered_until_the_point_succeeds(store):
     store.fail("a1", "it broke")
     assert store.failure("a1") == "it broke"
 
-    store.keep(Kept("a1", {}))
+    store.keep(StoredMerge("a1", {}))
     assert store.failure("a1") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"unknown": 1}', "null"])
 def test_a_damaged_file_is_no_result(store, text):
-    store.keep(Kept("a1", {}))
+    store.keep(StoredMerge("a1", {}))
     (store.folder / "points" / "a1" / "merge.json").write_text(text)
 
     assert store.find("a1") is None
 
 
 def test_a_store_of_a_newer_version_is_refused(store):
-    write_whole(store.folder / "store.json", '{"version": 2}')
+    atomic_write_text(store.folder / "store.json", '{"version": 2}')
 
     with pytest.raises(StoreError, match=r"written by a newer mecha_exp \(format 2; this one reads 1\)"):
         ResultStore(store.folder)
@@ -89,7 +91,7 @@ def test_a_store_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(StoreError, match="cannot be written"):
-        ResultStore(tmp_path / "file").keep(Kept("a1", {}))
+        ResultStore(tmp_path / "file").keep(StoredMerge("a1", {}))
 
 
 def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
@@ -99,5 +101,5 @@ def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", full)
 
     with pytest.raises(StoreError, match="the disk is full"):
-        ResultStore(tmp_path / "store").keep(Kept("a1", {}))
+        ResultStore(tmp_path / "store").keep(StoredMerge("a1", {}))
     assert not list((tmp_path / "store").rglob("*.partial"))

@@ -25,7 +25,7 @@ from mecha_exp.errors import CheckpointError, ConfigError, MechaError
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.runs.record import Record
-from mecha_exp.terminal import hashing_bar, out, progress_bar
+from mecha_exp.terminal import hashing_bar, progress_bar, stdout
 
 
 class OnePassLauncher(Launcher):
@@ -53,7 +53,7 @@ class OnePassLauncher(Launcher):
             if (done := job.returned_before(bench)) is not None:
                 returned[number] = done
         if returned:
-            out.print(f"{len(returned)} of {len(jobs)} points are there already")
+            stdout.print(f"{len(returned)} of {len(jobs)} points are there already")
         waiting = [number for number in range(len(jobs)) if number not in returned]
         for number, prepared in _make(jobs, waiting, bench):
             returned[number] = self._run(jobs[number], prepared)

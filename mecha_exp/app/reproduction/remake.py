@@ -17,7 +17,7 @@ from mecha_exp.app.provenance import environment
 from mecha_exp.app.reproduction.original import Original
 from mecha_exp.checkpoint import Checkpoint
 from mecha_exp.engine import plan, run_plan
-from mecha_exp.engine.code_hash import methods_of
+from mecha_exp.engine.code_hash import code_hashes
 from mecha_exp.engine.options import SETTINGS
 from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import CheckpointError, some
@@ -126,7 +126,7 @@ def _other_environment(original: Original, recipe: Node) -> list[str]:
         for name, then in original.versions.items()
         if now.get(name) != then and not name.startswith("git/diff")
     ]
-    code = methods_of(recipe)
+    code = code_hashes(recipe)
     changed = [name for name, then in original.methods.items() if code.get(name) != then]
     return found + [f"the code of the method '{name}'" for name in changed]
 
@@ -178,10 +178,10 @@ def _compare_bytes(original: Original, point: Point, target: Path, outcome: Outc
         return
     outcome.differences.append(f"the file: SHA-256 was {original.sha256}, is {now}")
     if original.model is not None and original.model.is_file():
-        outcome.differences += compare_models(original.model, target)
+        outcome.differences += describe_differences(original.model, target)
 
 
-def compare_models(a: Path, b: Path) -> list[str]:
+def describe_differences(a: Path, b: Path) -> list[str]:
     """What differs between two models: keys, shapes, dtypes, and how many values by how much."""
     found: list[str] = []
     with Checkpoint(a) as first, Checkpoint(b) as second:

@@ -74,7 +74,7 @@ def recipe_of(setting: Setting, config: DictConfig) -> str:
     return setting.get(GROUP, str(config.hydra.runtime.choices.get(GROUP)))
 
 
-def fit(
+def drop_unused(
     settings: Sequence[Setting], fixed: Sequence[Override], varied: Sequence[str], config: DictConfig
 ) -> Fitted:
     """Take from each point what its recipe has no use for, where another one of the sweep has it.

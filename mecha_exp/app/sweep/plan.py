@@ -13,7 +13,7 @@ from mecha_exp.app.point import prepare, resolve
 from mecha_exp.app.workbench import Entry, Workbench
 from mecha_exp.errors import MechaError
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import make_table, out, show_error
+from mecha_exp.terminal import make_table, show_error, stdout
 
 
 @dataclass
@@ -76,16 +76,16 @@ def show_sweep_plan(plan: SweepPlan, swept: Sequence[str]) -> None:
         sizes = (human_bytes(size) for size in (wave.read, wave.written, wave.held))
         passes.add_row(str(number), str(len(wave.numbers)), *sizes)
     if plan.waves:
-        out.print(passes)
-    out.print(f" points   {plan.points}; swept: {', '.join(swept)}", markup=False, soft_wrap=True)
-    out.print(f" known    {plan.known}: nothing is computed for them")
+        stdout.print(passes)
+    stdout.print(f" points   {plan.points}; swept: {', '.join(swept)}", markup=False, soft_wrap=True)
+    stdout.print(f" known    {plan.known}: nothing is computed for them")
     if plan.repeated:
-        out.print(f" repeated {plan.repeated}: the same merge as another point")
+        stdout.print(f" repeated {plan.repeated}: the same merge as another point")
     made = sum(len(wave.numbers) for wave in plan.waves)
-    out.print(
+    stdout.print(
         f" to make  {made} in {len(plan.waves)} passes: {human_bytes(sum(w.read for w in plan.waves))} read, "
         f"{human_bytes(sum(w.written for w in plan.waves))} written"
     )
     for number, error in sorted(plan.failing.items()):
         show_error(f"point {number}: {error}")
-    out.print(" Nothing was merged. Leave out debug=plan to do it.", markup=False)
+    stdout.print(" Nothing was merged. Leave out debug=plan to do it.", markup=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
-from mecha_exp.app.sweep.hyperparameters import RecipeFile, fit, recipe_of
+from mecha_exp.app.sweep.hyperparameters import RecipeFile, drop_unused, recipe_of
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import Axis, Setting
@@ -76,7 +76,7 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
     swept = [key.lstrip("+") for key in swept] or [key.lstrip("+") for key in keys]
     if len({recipe_of(setting, config) for setting in made}) < 2:
         return Points(swept, _lines(fixed), lab.shared(made, settings.share))
-    fitted = fit(made, fixed, list(listed), config)
+    fitted = drop_unused(made, fixed, list(listed), config)
     points = lab.shared(lab.unique(fitted.settings), settings.share)
     return Points(swept, _lines(fitted.fixed), points, fitted.own, fitted.left_out)
 

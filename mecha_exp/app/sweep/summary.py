@@ -13,7 +13,7 @@ from mecha_exp.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal
 from mecha_exp.report.results import results_of
 from mecha_exp.runs.record import FAILED, FINISHED
 from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep, Tracking
-from mecha_exp.terminal import out
+from mecha_exp.terminal import stdout
 from mecha_exp.tracking import Store
 from mecha_exp.tracking.mlflow_store import PARENT_TAG
 
@@ -82,8 +82,8 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     """
     results = results_of(sweep, folder, ended=True)
     if sweep.complete and _is_as_before(results, folder):
-        out.print(*terminal_tables(results, out.width), sep="\n")
-        out.print(f"nothing to do: every point is in {folder}", soft_wrap=True)
+        stdout.print(*terminal_tables(results, stdout.width), sep="\n")
+        stdout.print(f"nothing to do: every point is in {folder}", soft_wrap=True)
         return True
     return _summarise(sweep, folder, tracking, results)
 
@@ -98,19 +98,19 @@ def _is_as_before(results: Results, folder: Path) -> bool:
 
 
 def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results) -> bool:
-    out.print(*terminal_tables(results, out.width), sep="\n")
+    stdout.print(*terminal_tables(results, stdout.width), sep="\n")
     written = write_all(results, sweep.command, folder)
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
-        out.print(f"[red]{len(failed)} of {len(results.records)} points failed[/]")
+        stdout.print(f"[red]{len(failed)} of {len(results.records)} points failed[/]")
         for record in failed:
-            out.print(f"  {escape(record.name)}: {escape(_last_line(record.error))}", soft_wrap=True)
+            stdout.print(f"  {escape(record.name)}: {escape(_last_line(record.error))}", soft_wrap=True)
     for note in results.notes:
-        out.print(note, markup=False, soft_wrap=True)
-    out.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
+        stdout.print(note, markup=False, soft_wrap=True)
+    stdout.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
     if folder / MAIN_FILE in written:
-        out.print(f"the figure    {folder / MAIN_FILE}", soft_wrap=True)
-    out.print(f"the report    {folder / REPORT_FILE}", soft_wrap=True)
+        stdout.print(f"the figure    {folder / MAIN_FILE}", soft_wrap=True)
+    stdout.print(f"the report    {folder / REPORT_FILE}", soft_wrap=True)
     if sweep.tracking_error:
         raise TrackingError(sweep.tracking_error)
     if sweep.parent_run:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mecha_exp.architectures.config import KeyPattern, ModelConfig
-from mecha_exp.architectures.library.prefilter import ENOUGH, first_in, is_adapter, looks_like
-from mecha_exp.architectures.library.registry import get_all, get_likely
+from mecha_exp.architectures.library.prefilter import ENOUGH, first_in, is_adapter, starts_like
+from mecha_exp.architectures.library.registry import get_all, plausible_configs
 from mecha_exp.architectures.lora import AdapterConfig, fault_of
 from mecha_exp.architectures.patterns import Range
 from mecha_exp.architectures.structural import HasShape, StructuralConfig
@@ -72,7 +72,7 @@ def detect(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> Detectio
 
 def candidates(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> list[Detection]:
     """The configs that fit best: those that explain the most keys, and of these the whole ones if any is."""
-    known = get_likely(keys) if configs is None else configs
+    known = plausible_configs(keys) if configs is None else configs
     found = [d for config in known if (d := match(keys, config)) is not None]
     best = max((d.matched for d in found), default=0)
     found = [d for d in found if d.matched == best]
@@ -96,10 +96,10 @@ class NearMiss:
     extra: tuple[str, ...]
 
 
-def nearest(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> NearMiss | None:
+def closest(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> NearMiss | None:
     """For a file that no config fits the one that has most of its keys and shapes, if that is over half."""
     known = get_all() if configs is None else configs
-    ranked = ((_alike(keys, fitted), fitted) for fitted in (fit(keys, config) for config in known))
+    ranked = ((_alike(keys, fitted), fitted) for fitted in (sized_for(keys, config) for config in known))
     alike, config = max(ranked, key=lambda found: found[0], default=(0, None))
     if config is None or 2 * alike <= len(keys):
         return None
@@ -134,10 +134,10 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
     """
     if isinstance(config, AdapterConfig):
         return _match_adapter(keys, config)
-    parts = [part for part in config.parts if looks_like(keys, part.beginnings)]
+    parts = [part for part in config.parts if starts_like(keys, part.beginnings)]
     if all(part.optional is True for part in parts):
         return None
-    fitted = fit(keys, config)
+    fitted = sized_for(keys, config)
     if 2 * sum(part.count(fitted.sizes) for part in parts) <= len(keys):
         return None
     renamed = {alias: key for alias, key in fitted.aliases().items() if alias in keys and key not in keys}
@@ -176,7 +176,7 @@ def _match_adapter(keys: Keys, config: AdapterConfig) -> Detection | None:
     return Detection(config, matched, extra=extra) if 2 * matched > len(keys) else None
 
 
-def fit(keys: Keys, config: ModelConfig) -> ModelConfig:
+def sized_for(keys: Keys, config: ModelConfig) -> ModelConfig:
     """A config as it is for a file: the member of a family that has the file's sizes."""
     return config.with_sizes(_find_sizes(keys, config))
 

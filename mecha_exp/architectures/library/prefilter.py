@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from mecha_exp.architectures.config import Beginnings, ModelConfig
 from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.structural import HasShape
-from mecha_exp.system.cache import cache_folder, keep_sealed, read_sealed
+from mecha_exp.system.cache import cache_folder, read_checksummed, write_checksummed
 
 ENOUGH = 0.8
 """The share of a component's keys that a file must have for it to be that component with keys missing."""
@@ -47,11 +47,11 @@ def outline_of(config: ModelConfig) -> Outline:
     return Outline([part.beginnings for part in config.parts if part.optional is not True])
 
 
-def may_be(keys: Mapping[str, HasShape], outline: Outline) -> bool:
+def may_match(keys: Mapping[str, HasShape], outline: Outline) -> bool:
     """Whether a file may be of the config with that outline."""
     if outline.prefix is not None:
         return is_adapter(keys, outline.prefix)
-    return any(looks_like(keys, beginnings) for beginnings in outline.parts)
+    return any(starts_like(keys, beginnings) for beginnings in outline.parts)
 
 
 def is_adapter(keys: Iterable[str], prefix: str) -> bool:
@@ -60,7 +60,7 @@ def is_adapter(keys: Iterable[str], prefix: str) -> bool:
     return 2 * sum(ours) > len(ours)
 
 
-def looks_like(keys: Mapping[str, HasShape], beginnings: Beginnings) -> bool:
+def starts_like(keys: Mapping[str, HasShape], beginnings: Beginnings) -> bool:
     """Whether the file has much of what a component begins with: enough to look closer, cheaply."""
     may_lack = len(beginnings) - ENOUGH / 2 * len(beginnings)
     lacking = 0
@@ -88,10 +88,10 @@ def outlines_of(texts: Iterable[Path], configs: Callable[[], Iterable[ModelConfi
     content = [FORMAT, *((path.name, path.read_text(encoding="utf-8")) for path in sorted(texts))]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     path = folder / f"configs-{digest[:32]}.json" if folder else None
-    kept = read_sealed(path) if path else None
+    kept = read_checksummed(path) if path else None
     if kept is not None:
         return {name: Outline(*outline) for name, outline in json.loads(kept).items()}
     outlines = {config.identifier: outline_of(config) for config in configs()}
     if path:
-        keep_sealed(path, json.dumps(outlines).encode())
+        write_checksummed(path, json.dumps(outlines).encode())
     return outlines

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from mecha_exp.architectures.config import Layout, ModelConfig
-from mecha_exp.architectures.library.prefilter import Outlines, may_be, outline_of, outlines_of
+from mecha_exp.architectures.library.prefilter import Outlines, may_match, outline_of, outlines_of
 from mecha_exp.architectures.library.yaml_reader import load_yaml, read_config, read_layout
 from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.rules import Conversion
@@ -79,10 +79,10 @@ def get_all_adapters() -> list[AdapterConfig]:
     return [config for config in _known() if isinstance(config, AdapterConfig)]
 
 
-def get_likely(keys: Mapping[str, HasShape]) -> list[ModelConfig]:
+def plausible_configs(keys: Mapping[str, HasShape]) -> list[ModelConfig]:
     """The known configs that a file may be of, by its keys and shapes; the others are not even read."""
     outlines = {**_builtin_outlines(), **{name: outline_of(config) for name, config in _REGISTERED.items()}}
-    return [resolve(name) for name in sorted(outlines) if may_be(keys, outlines[name])]
+    return [resolve(name) for name in sorted(outlines) if may_match(keys, outlines[name])]
 
 
 def _known() -> list[ModelConfig]:

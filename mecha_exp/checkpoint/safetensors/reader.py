@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, torch_dtype
-from mecha_exp.checkpoint.positional import Place, byte_view, require_little_endian
+from mecha_exp.checkpoint.positional import FileRegion, byte_view, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, open_regular, parse_header
 from mecha_exp.errors import CheckpointError, did_you_mean
 
@@ -82,9 +82,9 @@ class Checkpoint:
         """Fill `view` (bytes) from the absolute `offset` in the file, whatever lies there."""
         self._file.read_into(offset, view)
 
-    def place(self, offset: int) -> Place | None:
+    def region(self, offset: int) -> FileRegion | None:
         """Where the bytes from an absolute offset on lie; None where machine code cannot read them."""
-        return self._file.place(offset)
+        return self._file.region(offset)
 
     def unchanged(self) -> bool:
         """Whether the file at `path` is still the one that was opened: same inode, size and time."""

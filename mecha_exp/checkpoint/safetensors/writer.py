@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
-from mecha_exp.checkpoint.positional import Place, PositionalFile, byte_view, require_little_endian
+from mecha_exp.checkpoint.positional import FileRegion, PositionalFile, byte_view, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import encode_header
 from mecha_exp.checkpoint.transaction.journal import Finished, Journal, Note, read_journal
 from mecha_exp.checkpoint.transaction.lock import TargetLock
-from mecha_exp.checkpoint.transaction.paths import JOURNAL, PARTIAL, beside
+from mecha_exp.checkpoint.transaction.paths import JOURNAL, PARTIAL, sibling
 from mecha_exp.checkpoint.transaction.recovery import remove_beside
-from mecha_exp.checkpoint.transaction.space import allocate, cannot_write, check_writable
+from mecha_exp.checkpoint.transaction.space import cannot_write, check_writable, preallocate
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 
 FLUSH_SECONDS = 5.0
@@ -106,19 +106,19 @@ class CheckpointWriter:
             return
         with self._explained(), self._in_use() as file:
             file.write(self._offsets[key] + byte_start, view)
-        self.wrote(key, len(view))
+        self.advance(key, len(view))
 
     @contextlib.contextmanager
-    def placed(self, key: str) -> Iterator[Place | None]:
+    def writing_at(self, key: str) -> Iterator[FileRegion | None]:
         """Where the bytes of a key lie, for machine code that writes them meanwhile; `wrote` is to be told.
 
         None where it cannot, or need not.
         """
         self._require(key)
         with self._in_use() as file:
-            yield None if key in self.finished else file.place(self._offsets[key])
+            yield None if key in self.finished else file.region(self._offsets[key])
 
-    def wrote(self, key: str, nbytes: int) -> None:
+    def advance(self, key: str, nbytes: int) -> None:
         """So many bytes of a key have been written at its place."""
         with self._changed:
             self._written[key] += nbytes
@@ -193,11 +193,11 @@ class CheckpointWriter:
             if self._file is None:
                 remove_beside(self.path)  # of a writer that was killed: we hold the lock now
                 self._file = PositionalFile(self._partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-                allocate(self._file, self.nbytes)
+                preallocate(self._file, self.nbytes)
                 self._file.write(0, memoryview(header))
             if self._signature is not None:
                 inode = self._file.stat().st_ino
-                self._journal = Journal(beside(self.path, JOURNAL), self._signature, inode, finished)
+                self._journal = Journal(sibling(self.path, JOURNAL), self._signature, inode, finished)
         self.finished = finished.keys
         self._written |= {key: self._sizes[key] for key in self.finished}
 
@@ -208,7 +208,7 @@ class CheckpointWriter:
         file = PositionalFile(self._partial, os.O_RDWR)
         try:
             status = file.stat()
-            finished = read_journal(beside(self.path, JOURNAL), self._signature, status.st_ino)
+            finished = read_journal(sibling(self.path, JOURNAL), self._signature, status.st_ino)
             is_whole = status.st_size == self.nbytes and _begins_with(file, header)
             if is_whole and finished.keys and finished.keys.keys() <= self._sizes.keys():
                 self._file = file
@@ -220,7 +220,7 @@ class CheckpointWriter:
 
     @property
     def _partial(self) -> Path:
-        return beside(self.path, PARTIAL)
+        return sibling(self.path, PARTIAL)
 
     def _flush(self) -> None:
         """Put on the disk what is finished; the other threads go on meanwhile."""

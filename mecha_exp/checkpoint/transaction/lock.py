@@ -14,7 +14,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.checkpoint.transaction.paths import LOCK, beside
+from mecha_exp.checkpoint.transaction.paths import LOCK, sibling
 from mecha_exp.errors import CheckpointError
 
 # A process id alone is not enough: in a restarted container it may be ours again, or a parent's.
@@ -27,7 +27,7 @@ class TargetLock:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._path = beside(target, LOCK)
+        self._path = sibling(target, LOCK)
         self._text = json.dumps(
             {"pid": os.getpid(), "host": platform.node(), "process": _THIS_PROCESS, "id": uuid.uuid4().hex}
         )
@@ -72,7 +72,7 @@ class TargetLock:
 
 def is_in_use(target: Path) -> bool:
     """Whether somebody holds the lock of an output, as far as can be told."""
-    path = beside(target, LOCK)
+    path = sibling(target, LOCK)
     return path.exists() and not _is_stale(path, _read(path))
 
 

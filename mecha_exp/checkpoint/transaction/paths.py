@@ -10,7 +10,7 @@ NEW = "-new"
 _NAME = re.compile(rf"\.(?P<target>.+)\.mecha-({PARTIAL}|{JOURNAL}({NEW})?|{LOCK})", re.DOTALL)
 
 
-def beside(target: Path, kind: str) -> Path:
+def sibling(target: Path, kind: str) -> Path:
     """The file of that kind that belongs to an output.
 
     >>> beside(Path("out/model.safetensors"), PARTIAL)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.checkpoint.transaction.lock import TargetLock, is_in_use
-from mecha_exp.checkpoint.transaction.paths import JOURNAL, LOCK, NEW, PARTIAL, beside, disk_bytes, target_of
+from mecha_exp.checkpoint.transaction.paths import JOURNAL, LOCK, NEW, PARTIAL, disk_bytes, sibling, target_of
 
 
 @dataclass(frozen=True)
-class Leftover:
+class PartialOutput:
     """The hidden files beside one output.
 
     Attributes:
@@ -40,25 +40,25 @@ class Leftover:
 def remove_beside(target: Path) -> None:
     """Delete the partial file and its journal; for whoever holds the lock."""
     for kind in (JOURNAL + NEW, JOURNAL, PARTIAL):  # in this order: a journal without its file means nothing
-        beside(target, kind).unlink(missing_ok=True)
+        sibling(target, kind).unlink(missing_ok=True)
 
 
 def can_resume(path: str | os.PathLike[str]) -> bool:
     """Whether an interrupted writer has left something at `path`, a file or a folder, to go on with."""
     if Path(path).is_dir():
-        return any(beside(target, JOURNAL).is_file() for target in _targets_below(Path(path)))
-    return beside(Path(path).absolute(), JOURNAL).is_file()
+        return any(sibling(target, JOURNAL).is_file() for target in _targets_below(Path(path)))
+    return sibling(Path(path).absolute(), JOURNAL).is_file()
 
 
-def find_leftovers(folders: Iterable[Path]) -> list[Leftover]:
+def find_partial_outputs(folders: Iterable[Path]) -> list[PartialOutput]:
     """Everything below the folders, by path; hidden folders and virtual environments are left alone."""
     targets = {target.resolve() for folder in folders for target in _targets_below(folder)}
     return [_leftover(target) for target in sorted(targets)]
 
 
-def _leftover(target: Path) -> Leftover:
-    files = [beside(target, kind) for kind in (PARTIAL, JOURNAL, JOURNAL + NEW, LOCK)]
-    return Leftover(target, sum(map(disk_bytes, files)), is_in_use(target))
+def _leftover(target: Path) -> PartialOutput:
+    files = [sibling(target, kind) for kind in (PARTIAL, JOURNAL, JOURNAL + NEW, LOCK)]
+    return PartialOutput(target, sum(map(disk_bytes, files)), is_in_use(target))
 
 
 def _targets_below(folder: Path) -> Iterator[Path]:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from mecha_exp.checkpoint.positional import PositionalFile
-from mecha_exp.checkpoint.transaction.paths import PARTIAL, beside, disk_bytes
+from mecha_exp.checkpoint.transaction.paths import PARTIAL, disk_bytes, sibling
 from mecha_exp.errors import CheckpointError
 
 _NO_PREALLOCATION = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -35,14 +35,14 @@ def check_writable(path: str | os.PathLike[str], nbytes: int) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         with tempfile.TemporaryFile(dir=folder):
             pass  # asking for access rights tells little as root, on Windows and on network drives
-        room = shutil.disk_usage(folder).free + disk_bytes(beside(target, PARTIAL))  # which it takes over
+        room = shutil.disk_usage(folder).free + disk_bytes(sibling(target, PARTIAL))  # which it takes over
         if room < nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise cannot_write(target, nbytes, error) from error
 
 
-def allocate(file: PositionalFile, nbytes: int) -> None:
+def preallocate(file: PositionalFile, nbytes: int) -> None:
     """Give a file its size, and the room for it where the platform can.
 
     On a disk that is a note of which blocks are the file's. In memory it is a page at a time, which takes

@@ -46,9 +46,9 @@ import numpy as np
 import torch
 
 from mecha_exp.engine.compiler.jit import LoopText, converts_half
-from mecha_exp.engine.compiler.loop_body import Wanted, Words
+from mecha_exp.engine.compiler.loop_body import LoopBody, LoopSpec
 from mecha_exp.engine.compiler.ops import NUMBERS, STORED
-from mecha_exp.engine.compiler.partition import divide
+from mecha_exp.engine.compiler.partition import split_loops
 from mecha_exp.engine.compiler.trace import Ref, Trace
 from mecha_exp.engine.ir.reductions import LANES, REDUCTION_BLOCK, STRIP
 from mecha_exp.graph.nodes import MergeNode
@@ -83,16 +83,16 @@ class LoopWriter:
         self._ranks = len(ranked)
         read = read or [compute_dtype] * len(trace.inputs)
         written = written or [compute_dtype] * len(trace.outputs)
-        parts = divide(trace, self._summed, ranked, read)
-        self._wanted = Wanted(trace, compute_dtype, read, written, self._summed, ranked, parts)
+        parts = split_loops(trace, self._summed, ranked, read)
+        self._wanted = LoopSpec(trace, compute_dtype, read, written, self._summed, ranked, parts)
         self._key_type = self._wanted.key_type
         self._length = STRIP if len(parts) == 1 else SHORT
         lanes = [self._wanted.lane_dtype(place) for place in range(len(self._summed))]
         self._slots = [lanes[:place].count(dtype) for place, dtype in enumerate(lanes)]
         self._lanes = {dtype: lanes.count(dtype) for dtype in sorted(set(lanes), key=str)}
-        families: dict[object, list[Words]] = {}
+        families: dict[object, list[LoopBody]] = {}
         for part in parts:
-            words = Words(part, self._wanted)
+            words = LoopBody(part, self._wanted)
             families.setdefault(words.meaning, []).append(words)
         self._families = [*families.values()]
         self._order: list[int] = []
@@ -233,7 +233,7 @@ class LoopWriter:
 
     # a loop
 
-    def _family(self, members: Sequence[Words]) -> Iterator[str]:
+    def _family(self, members: Sequence[LoopBody]) -> Iterator[str]:
         """The loop of parts that do the same; it is told where each has arguments, outputs and sums."""
         words, inputs = members[0], len(self._trace.inputs)
         places = [self._places(member) for member in members]
@@ -256,7 +256,7 @@ class LoopWriter:
         for own in range(len(words.part.outputs)):
             yield f"    peaks[peak{own}] = max(peaks[peak{own}], int64(q{own}))"
 
-    def _places(self, words: Words) -> list[int]:
+    def _places(self, words: LoopBody) -> list[int]:
         """Where a part has its arguments, outputs and sums."""
         kinds = [dtype.is_floating_point for _, dtype in self._trace.arguments]
         arguments = [kinds[:number].count(kinds[number]) for number in words.arguments]
@@ -264,12 +264,12 @@ class LoopWriter:
         return [*arguments, *words.part.outputs, *slots] or [0]
 
 
-def _flat(words: Words) -> Iterator[str]:
+def _flat(words: LoopBody) -> Iterator[str]:
     yield "for j in range(size):"
     yield from _indented(1, words.lines)
 
 
-def _rows(words: Words) -> Iterator[str]:
+def _rows(words: LoopBody) -> Iterator[str]:
     """Where lanes are added to: a row of an entry for each, and what is left in the end."""
     yield f"whole = size // {LANES} * {LANES}"
     for rows, lanes in (("0, whole", f"{LANES}"), ("whole, size", "size - row")):

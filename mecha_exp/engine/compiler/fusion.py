@@ -90,7 +90,7 @@ class FusedPass:
         return floats, integers
 
 
-def choose_ways(elements: Mapping[Program, int], options: EngineOptions) -> dict[Pass, FusedPass | str]:
+def choose_backends(elements: Mapping[Program, int], options: EngineOptions) -> dict[Pass, FusedPass | str]:
     """How each pass of the programs is run: as a loop, or eagerly for the reason given.
 
     Args:
@@ -101,20 +101,22 @@ def choose_ways(elements: Mapping[Program, int], options: EngineOptions) -> dict
     reason = _reason_against(node_elements, options)
     if reason:
         return {p: reason for program in elements for stage in program.stages for p in stage.passes}
-    ways: dict[Pass, FusedPass | str] = {}
+    backends: dict[Pass, FusedPass | str] = {}
     work: dict[str, int] = {}
     for program, count in elements.items():
-        for trip, trace in trace_program(program, options.compute_dtype).items():
-            way = trace if isinstance(trace, str) else FusedPass(trace, program, options.compute_dtype)
-            ways[trip] = way
-            if isinstance(way, FusedPass):
-                work.setdefault(way.structure, 0)
-                work[way.structure] += count * way.operations if trip.is_full else 0
+        for pass_, trace in trace_program(program, options.compute_dtype).items():
+            backend = trace if isinstance(trace, str) else FusedPass(trace, program, options.compute_dtype)
+            backends[pass_] = backend
+            if isinstance(backend, FusedPass):
+                work.setdefault(backend.structure, 0)
+                work[backend.structure] += count * backend.operations if pass_.is_full else 0
     if options.fuse == "always":
-        return ways
+        return backends
     return {
-        trip: way if isinstance(way, str) or work[way.structure] >= WORTH_COMPILING else TOO_SMALL
-        for trip, way in ways.items()
+        pass_: backend
+        if isinstance(backend, str) or work[backend.structure] >= WORTH_COMPILING
+        else TOO_SMALL
+        for pass_, backend in backends.items()
     }
 
 
@@ -129,12 +131,12 @@ def _reason_against(node_elements: int, options: EngineOptions) -> str | None:
     return None if can_compile() else "numba is not installed"
 
 
-def how_run(program: Program, ways: Mapping[Pass, FusedPass | str]) -> list[str]:
+def describe_backends(program: Program, backends: Mapping[Pass, FusedPass | str]) -> list[str]:
     """How each pass and each whole-tensor method of a program is run, in words."""
     words = ["whole" for stage in program.stages for n in stage.before if program.extents[n] is Extent.WHOLE]
-    for trip in program.full_passes:
-        way = ways.get(trip, TOO_SMALL)
-        words.append(f"eager: {way}" if isinstance(way, str) else "fused")
+    for pass_ in program.full_passes:
+        backend = backends.get(pass_, TOO_SMALL)
+        words.append(f"eager: {backend}" if isinstance(backend, str) else "fused")
     return words
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from mecha_exp.engine.compiler import object_file
 from mecha_exp.engine.compiler.object_file import Loop
-from mecha_exp.system.cache import cache_folder, keep, keep_sealed, read_sealed
+from mecha_exp.system.cache import cache_folder, read_checksummed, write_cached, write_checksummed
 
 LOOPS = "loops"
 """The folder of compiled loops in the user's cache folder."""
@@ -93,11 +93,11 @@ def _compiled(text: LoopText) -> Loop | None:
 def _object(text: LoopText, folder: Path | None) -> Loop:
     """A loop that does without numba once it is on disk."""
     path = folder / f"{_name(text)}.o" if folder else None
-    code = read_sealed(path) if path else None
+    code = read_checksummed(path) if path else None
     if code is None:
         code = object_file.build(_function(text, "<fused loop>"))
         if path is not None:
-            keep_sealed(path, code)
+            write_checksummed(path, code)
     return object_file.NativeLoop(code)
 
 
@@ -112,7 +112,7 @@ def _by_numba(text: LoopText, folder: Path | None) -> Loop:
         return loop
 
     path = folder / f"{_name(text)}.py" if folder else None
-    if path is not None and keep(path, text.source.encode()):
+    if path is not None and write_cached(path, text.source.encode()):
         try:
             return jit(str(path), cache=True)
         except Exception as error:  # whatever a broken file makes pickle, the loader or the system raise

@@ -13,13 +13,13 @@ import torch
 
 from mecha_exp.engine.compiler.jit import converts_half
 from mecha_exp.engine.compiler.ops import NUMBERS, OPERATIONS, STORED, bits_dtype
-from mecha_exp.engine.compiler.partition import Part
+from mecha_exp.engine.compiler.partition import SubLoop
 from mecha_exp.engine.compiler.trace import DRAW, INPUT, Argument, Expression, Operand, Ref, Trace
 from mecha_exp.engine.ir.reductions import lane_dtype
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LoopSpec:
     """What a loop is written for.
 
     Attributes:
@@ -37,7 +37,7 @@ class Wanted:
     written: Sequence[torch.dtype | None]
     summed: Sequence[Ref]
     ranked: Sequence[Ref]
-    parts: Sequence[Part]
+    parts: Sequence[SubLoop]
 
     @property
     def key_type(self) -> str:
@@ -75,7 +75,7 @@ class Wanted:
         return f"{sum(before) + place}, {sum(counts.values())}"
 
 
-class Words:
+class LoopBody:
     """The words of a part.
 
     Attributes:
@@ -84,7 +84,7 @@ class Words:
         lines: what is done to the element `j` of a strip, which is of the lane `lane`.
     """
 
-    def __init__(self, part: Part, wanted: Wanted) -> None:
+    def __init__(self, part: SubLoop, wanted: LoopSpec) -> None:
         self.part = part
         self.arguments: list[int] = []
         self._wanted, self._trace = wanted, wanted.trace

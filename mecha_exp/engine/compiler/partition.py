@@ -22,7 +22,7 @@ FEW = 3
 
 
 @dataclass(frozen=True)
-class Part:
+class SubLoop:
     """A loop over a strip. Expressions and what is wanted go by their numbers.
 
     Attributes:
@@ -42,9 +42,9 @@ class Part:
     peaks: tuple[int, ...] = ()
 
 
-def divide(
+def split_loops(
     trace: Trace, sums: Sequence[Ref], ranks: Sequence[Ref], read: Sequence[torch.dtype]
-) -> list[Part]:
+) -> list[SubLoop]:
     """The parts of a trace, in order.
 
     Args:
@@ -56,14 +56,14 @@ def divide(
     groups = division.groups()
     if len(groups) == 1 and not sums:
         everything = tuple(range(len(trace.expressions)))
-        whole = Part(everything, peaks=tuple(division.inputs))
+        whole = SubLoop(everything, peaks=tuple(division.inputs))
         return [_wanting(whole, groups[0], len(trace.outputs), len(sums))]
     shared = division.shared(groups)
     first = [place for place, number in enumerate(division.wanted) if number in shared]
     groups = [[place for place in group if place not in first] for group in groups]
     rest = [division.part(group, shared) for group in groups if group]
     left = tuple(sorted({number for part, _ in rest for number in part.taken}))
-    parts = [(Part(tuple(sorted(shared)), left=left, peaks=tuple(division.inputs)), first), *rest]
+    parts = [(SubLoop(tuple(sorted(shared)), left=left, peaks=tuple(division.inputs)), first), *rest]
     return [_wanting(part, places, len(trace.outputs), len(sums)) for part, places in parts]
 
 
@@ -106,7 +106,7 @@ class _Division:
         several = {n for n, users in enumerate(self._users) if len({group_of[p] for p in users}) > 1}
         return several | {*self.inputs}
 
-    def part(self, places: list[int], shared: set[int]) -> tuple[Part, list[int]]:
+    def part(self, places: list[int], shared: set[int]) -> tuple[SubLoop, list[int]]:
         """A part for these wanted values, which takes from the first part what is not had as fast again.
 
         The order follows from what is wanted, so that parts that do the same do it in the same order.
@@ -127,7 +127,7 @@ class _Division:
                     continue
                 computed[number] = None
             ahead.pop()
-        return Part(tuple(computed), tuple(taken)), places
+        return SubLoop(tuple(computed), tuple(taken)), places
 
     def _is_light(self, number: int) -> bool:
         """Whether a value is as fast computed again as read again: an input that lies there, or a cast.
@@ -141,7 +141,7 @@ def _operands(expression: Expression) -> list[int]:
     return [operand.number for operand in expression.operands if isinstance(operand, Ref)]
 
 
-def _wanting(part: Part, places: Sequence[int], outputs: int, sums: int) -> Part:
+def _wanting(part: SubLoop, places: Sequence[int], outputs: int, sums: int) -> SubLoop:
     """The part with what is wanted of it, which is numbered through: outputs, then sums, then ranks."""
     return replace(
         part,

@@ -50,38 +50,38 @@ class _ToyRun:
         for node in stage.before:
             if self._program.extents[node] is Extent.SMALL:
                 self._values[node] = self._program.calls[node](self._values, self._tile).to(torch.float64)
-        for trip in stage.passes:
-            yield trip, self._trace(trip)
+        for pass_ in stage.passes:
+            yield pass_, self._trace(pass_)
         for node, total in [(n, self._reduce(p, n)) for p in stage.passes for n, _ in p.reductions]:
             self._values[node] = total
 
-    def _trace(self, trip: Pass) -> Trace | str:
-        if trip.by_rows:
+    def _trace(self, pass_: Pass) -> Trace | str:
+        if pass_.by_rows:
             return "it works on rows"
         recorder = Recorder(self._values, _TOY_SIZE)
         try:
             with Guard(), recorder:
-                values = self._tiles(trip, recorder)
+                values = self._tiles(pass_, recorder)
                 terms = [
-                    (node, self._terms(node, values)) for node, _ in trip.reductions if is_by_entry(node)
+                    (node, self._terms(node, values)) for node, _ in pass_.reductions if is_by_entry(node)
                 ]
-            wanted = [*trip.kept, *(node for _, node in trip.outputs)]
-            for node, _ in trip.reductions:
+            wanted = [*pass_.kept, *(node for _, node in pass_.outputs)]
+            for node, _ in pass_.reductions:
                 if not is_by_entry(node):
                     wanted += [c for c in node.children if self._program.extents[c] is not Extent.SMALL]
             return recorder.trace({node: values[node] for node in wanted}, terms)
         except MechaError as error:
             return str(error)
 
-    def _reduce(self, trip: Pass, node: MergeNode) -> torch.Tensor:
+    def _reduce(self, pass_: Pass, node: MergeNode) -> torch.Tensor:
         partials = open_partials(node, self._values.get(node), _TOY_SIZE, _TOY_SIZE, self._dtype)
-        values = self._tiles(trip, None)
+        values = self._tiles(pass_, None)
         partials.add(0, self._terms(node, values))
         return partials.finish(self._program.calls[node].hyperparameters, self._dtype)
 
-    def _tiles(self, trip: Pass, recorder: Recorder | None) -> dict[Node, torch.Tensor]:
+    def _tiles(self, pass_: Pass, recorder: Recorder | None) -> dict[Node, torch.Tensor]:
         values = dict(self._values)
-        for node in trip.nodes:
+        for node in pass_.nodes:
             if isinstance(node, MergeNode) and self._program.extents[node] is Extent.TILE:
                 values[node] = self._call(node, values, recorder)
             elif self._program.extents[node] is not Extent.SMALL:

@@ -1,11 +1,11 @@
-"""The entry of a given rank among many, exactly, and most of the time in one trip over them.
+"""The entry of a given rank among many, exactly, and most of the time in one pass over them.
 
-A sample tells a bracket that the wanted entry is almost certainly in. One trip then counts the entries below
+A sample tells a bracket that the wanted entry is almost certainly in. One pass then counts the entries below
 the bracket and collects those inside it, a percent or so, and the wanted one is among them. The sample never
 decides what is found: where the counts say that the entry lies elsewhere, or where so many are equal that
-they cannot be collected, further trips go on from what is known, 16 bits of the entry in each.
+they cannot be collected, further passes go on from what is known, 16 bits of the entry in each.
 
-Floats are compared as whole numbers that sort as they do (`ordered`). What is not a number is not counted.
+Floats are compared as whole numbers that sort as they do (`sort_key`). What is not a number is not counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUN = 1 << 10
 """Neighbours that are sampled together: reading them apart would cost more than the sample is worth."""
 
 DIGIT_BITS = 16
-"""What a trip adds to the bits that are known, where entries are counted because they are too many."""
+"""What a pass adds to the bits that are known, where entries are counted because they are too many."""
 
 _PARTS = 64  # of a sample
 _SURE = 3.0  # standard deviations between the guess and the end of the bracket
@@ -47,13 +47,13 @@ class Bracket(NamedTuple):
         return cls(-half, half - 2)
 
 
-def ordered(values: torch.Tensor) -> torch.Tensor:
+def sort_key(values: torch.Tensor) -> torch.Tensor:
     """Whole numbers that sort as the floats do, the largest one for what is not a number."""
     whole = torch.int32 if values.dtype.itemsize == 4 else torch.int64
     return _turned(values.view(whole)).masked_fill(values.isnan(), torch.iinfo(whole).max)
 
 
-def entry(key: int, dtype: torch.dtype) -> torch.Tensor:
+def from_sort_key(key: int, dtype: torch.dtype) -> torch.Tensor:
     """The float that a whole number stands for."""
     whole = torch.int32 if dtype.itemsize == 4 else torch.int64
     return _turned(torch.tensor(key, dtype=whole)).view(dtype)
@@ -65,8 +65,8 @@ def _turned(bits: torch.Tensor) -> torch.Tensor:
     return bits ^ (sign & torch.iinfo(bits.dtype).max)
 
 
-def trips(dtype: torch.dtype) -> int:
-    """How many trips find any entry: the sample, the bracket, and as many as its bits take."""
+def passes_needed(dtype: torch.dtype) -> int:
+    """How many passes find any entry: the sample, the bracket, and as many as its bits take."""
     return 2 + -(-8 * dtype.itemsize // DIGIT_BITS)
 
 
@@ -81,7 +81,7 @@ def sample_spans(count: int, block: int) -> list[tuple[int, int]]:
     return [(start, start + run) for start in starts]
 
 
-def guess(sample: Keys, share: float, everything: Bracket) -> Bracket:
+def bracket_from_sample(sample: Keys, share: float, everything: Bracket) -> Bracket:
     """Where the entry at that share of all of them lies, going by a sample.
 
     Neighbours resemble each other, so the error is told by how much parts of the sample differ.
@@ -108,8 +108,8 @@ def _ranked(keys: Keys, place: int) -> int:
     return int(np.partition(keys, place)[place])
 
 
-class Inside:
-    """What a trip finds of a bracket; in any order.
+class Candidates:
+    """What a pass finds of a bracket; in any order.
 
     Attributes:
         below: how many entries lie below it.
@@ -163,7 +163,7 @@ class Inside:
         self._bins, self._held = bins, []
 
 
-def gather(keys: Keys, bracket: Bracket) -> tuple[int, int, Keys]:
+def partition(keys: Keys, bracket: Bracket) -> tuple[int, int, Keys]:
     """How many keys lie below a bracket, how many are of no number, and those inside it."""
     no_numbers = int((keys == np.iinfo(keys.dtype).max).sum())
     inside = keys[(keys >= bracket.low) & (keys <= bracket.high)]
@@ -171,8 +171,10 @@ def gather(keys: Keys, bracket: Bracket) -> tuple[int, int, Keys]:
 
 
 def as_state(found: int | Bracket, dtype: torch.dtype) -> torch.Tensor:
-    """What one trip leaves for the next: the entry, or the ends of the bracket."""
-    return torch.tensor(found, dtype=torch.int64) if isinstance(found, Bracket) else entry(found, dtype)
+    """What one pass leaves for the next: the entry, or the ends of the bracket."""
+    return (
+        torch.tensor(found, dtype=torch.int64) if isinstance(found, Bracket) else from_sort_key(found, dtype)
+    )
 
 
 def is_found(state: torch.Tensor) -> bool:
@@ -181,5 +183,5 @@ def is_found(state: torch.Tensor) -> bool:
 
 
 def from_state(state: torch.Tensor) -> Bracket | None:
-    """The bracket that a trip has left; None where the entry is found."""
+    """The bracket that a pass has left; None where the entry is found."""
     return None if is_found(state) else Bracket(*state.tolist())

@@ -30,11 +30,11 @@ from mecha_exp.method_api.method import Factor, Kind, MergeMethod, Reduction, Ro
 
 
 @dataclass(frozen=True, eq=False)
-class LazyNode(Node):
+class DeferredCall(Node):
     """A leaf that no pass computes: a call of a method that asks for other keys, run by `owner`."""
 
     call: MergeNode
-    owner: LazyOwner
+    owner: DeferredRunner
 
     def identity(self) -> tuple[Any, ...]:
         return (self.call, id(self.owner))
@@ -52,18 +52,18 @@ class LazyNode(Node):
         return repr(self.call)
 
 
-class LazyOwner(Protocol):
+class DeferredRunner(Protocol):
     """What runs lazy nodes; see `lazy`."""
 
     def whole(
-        self, node: LazyNode, key: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+        self, node: DeferredCall, key: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """The result of a lazy node for a key of a shape."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One trip over a key's data.
+    """One pass over a key's data.
 
     Attributes:
         by_rows: whether tiles hold whole rows.
@@ -113,7 +113,7 @@ class Pass:
 class Stage:
     """Small and whole-tensor values that can be computed now, then passes over the data."""
 
-    before: tuple[MergeNode | LazyNode, ...]
+    before: tuple[MergeNode | DeferredCall, ...]
     passes: tuple[Pass, ...]
 
 
@@ -146,8 +146,8 @@ class Program:
         for index, stage in enumerate(self.stages):
             for node in stage.before:
                 last |= dict.fromkeys(node.children, (index, node))
-            for trip in stage.passes:  # which computes its tiles anew, and reads whole tensors
-                read = (node for node in trip.nodes if self.extents[node] is Extent.WHOLE)
+            for pass_ in stage.passes:  # which computes its tiles anew, and reads whole tensors
+                read = (node for node in pass_.nodes if self.extents[node] is Extent.WHOLE)
                 last |= dict.fromkeys(read, (index, None))
         released: dict[tuple[int, Node | None], list[Node]] = {}
         for child, moment in last.items():
@@ -166,7 +166,7 @@ class Program:
         most = 0
         for index, stage in enumerate(self.stages):
             for moment in (*stage.before, None):
-                held.update([moment] if moment else (node for trip in stage.passes for node in trip.kept))
+                held.update([moment] if moment else (node for pass_ in stage.passes for node in pass_.kept))
                 most = max(most, sum(self._elements(node, shape) for node in held))
                 held.difference_update(self.released.get((index, moment), ()))
         return most
@@ -211,7 +211,7 @@ class _Layout:
         extent = Extent.TILE if large else Extent.SMALL
         if isinstance(node, ModelNode):
             extent = Extent.TILE
-        elif isinstance(node, LazyNode):
+        elif isinstance(node, DeferredCall):
             extent = Extent.WHOLE
         elif isinstance(node, LiteralNode):
             is_large = isinstance(node.value, torch.Tensor) and node.value.numel() != 1
@@ -262,7 +262,7 @@ def _stage(index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _La
     before = [
         node
         for node in nodes
-        if isinstance(node, MergeNode | LazyNode)
+        if isinstance(node, MergeNode | DeferredCall)
         and not isinstance(node.method, Reduction)
         and layout.ready[node] == index
         and layout.extents[node] is not Extent.TILE
@@ -280,11 +280,11 @@ def _stage(index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _La
         if layout.extents[root] is not Extent.SMALL and layout.ready[root] == index
     ]
     passes = []
-    for way in product((True, False), (False, True)):
-        sampled, by_rows = way
+    for backend in product((True, False), (False, True)):
+        sampled, by_rows = backend
 
-        def here(*targets: Node, in_sample: bool = False, way: tuple[bool, bool] = way) -> bool:
-            return way == (in_sample, any(map(has_rows, (*targets, *layout.tiles_of(targets)))))
+        def here(*targets: Node, in_sample: bool = False, backend: tuple[bool, bool] = backend) -> bool:
+            return backend == (in_sample, any(map(has_rows, (*targets, *layout.tiles_of(targets)))))
 
         chosen = Pass(
             by_rows,

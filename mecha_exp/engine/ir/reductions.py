@@ -20,15 +20,15 @@ import torch
 
 from mecha_exp.engine.ir.order_statistic import (
     Bracket,
-    Inside,
+    Candidates,
     Keys,
     as_state,
+    bracket_from_sample,
     from_state,
-    gather,
-    guess,
     is_found,
-    ordered,
-    trips,
+    partition,
+    passes_needed,
+    sort_key,
 )
 from mecha_exp.graph.nodes import MergeNode
 from mecha_exp.method_api.method import Reduction
@@ -36,10 +36,10 @@ from mecha_exp.method_api.method import Reduction
 REDUCTION_BLOCK = 1 << 16
 """Elements in a block of a reduction. It is no setting: the partial sums, so the bits, depend on it."""
 
-TOGETHER = 64
+SIMD_MULTIPLE = 64
 """A multiple of what any kernel computes at a time."""
 
-WIDE = 1 << 14
+WIDE_COLUMNS = 1 << 14
 """Columns from which on a block has fewer rows: it must fit into memory."""
 
 STRIP = 1 << 11
@@ -49,7 +49,7 @@ LANES = 1 << 6
 """Running sums in a strip. No setting either."""
 
 
-class Partials(ABC):
+class Accumulator(ABC):
     """The partial results of one round of a reduction on one key; tiles come in any order, from any thread.
 
     Attributes:
@@ -73,7 +73,7 @@ class Partials(ABC):
         """The state for the next round, or the value of the reduction."""
 
 
-class Totals(Partials):
+class SumAccumulator(Accumulator):
     """Partial results that come to a total, of which the method's `finish` makes the result."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Totals(Partials):
         return self._method.finish(total, state=self.state, count=self._count, dtype=dtype, **hyperparameters)
 
 
-class Sums(Totals):
+class Sums(SumAccumulator):
     """Terms of sums, one or several for each entry.
 
     Attributes:
@@ -145,7 +145,7 @@ class SumTable:
         return total
 
 
-class Ranked(Partials):
+class Ranked(Accumulator):
     """Entries of which the one of a certain rank is wanted; see `selection`.
 
     Attributes:
@@ -159,11 +159,11 @@ class Ranked(Partials):
         self._dtype = dtype
         self._everything = Bracket.everything(dtype)
         self.bracket = self._everything if state is None else from_state(state) or Bracket(0, -1)
-        self._inside = Inside(self.bracket, count)
+        self._inside = Candidates(self.bracket, count)
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
         (values,) = results
-        self.collect(*gather(ordered(values.to(self._dtype)).cpu().numpy(), self.bracket))
+        self.collect(*partition(sort_key(values.to(self._dtype)).cpu().numpy(), self.bracket))
 
     def collect(self, below: int, no_numbers: int, keys: Keys) -> None:
         """Of a tile so many entries below the bracket, so many that are not a number, and these inside."""
@@ -179,13 +179,15 @@ class Ranked(Partials):
         numbers = self._count - round(inside.no_numbers * (self._count / seen))
         rank = max(self._method.rank(numbers, **hyperparameters), 1)
         if seen < self._count:
-            return as_state(guess(inside.collected(), rank / max(numbers, 1), self._everything), dtype)
+            return as_state(
+                bracket_from_sample(inside.collected(), rank / max(numbers, 1), self._everything), dtype
+            )
         if rank > numbers:
             return torch.tensor(torch.inf, dtype=dtype)
         return as_state(inside.find(rank, self._everything), dtype)
 
 
-class Blocks(Totals):
+class BlockAccumulator(SumAccumulator):
     """One small tensor for each block, of any shape; those that come too early wait for their turn."""
 
     def __init__(self, node: MergeNode, state: torch.Tensor | None, count: int, block: int) -> None:
@@ -209,10 +211,10 @@ def block_of(columns: int, reduces: bool) -> int:
     """The elements in a block of a pass: whole rows, and for reductions about `REDUCTION_BLOCK` of them.
 
     Kernels compute the last few entries of a tensor one by one, where exp, say, may round differently, so
-    a block is of `TOGETHER` entries or rows: which ones are the last does not depend on the size of tiles.
+    a block has `SIMD_MULTIPLE` entries or rows: which ones are the last does not depend on the tile size.
     """
-    rows = TOGETHER if columns <= WIDE else max(1, TOGETHER * WIDE // columns)
-    if reduces and columns <= WIDE:
+    rows = SIMD_MULTIPLE if columns <= WIDE_COLUMNS else max(1, SIMD_MULTIPLE * WIDE_COLUMNS // columns)
+    if reduces and columns <= WIDE_COLUMNS:
         rows = max(rows, REDUCTION_BLOCK // columns // rows * rows)
     return rows * columns
 
@@ -224,12 +226,12 @@ def is_by_entry(node: MergeNode) -> bool:
 
 def open_partials(
     node: MergeNode, state: torch.Tensor | None, count: int, block: int, dtype: torch.dtype
-) -> Partials:
+) -> Accumulator:
     """For the next round of a reduction on a key of `count` elements, in the arithmetic of `dtype`."""
     assert isinstance(node.method, Reduction)
     if node.method.rank:
         return Ranked(node, state, count, block, dtype)
-    return (Sums if node.method.sums else Blocks)(node, state, count, block)
+    return (Sums if node.method.sums else BlockAccumulator)(node, state, count, block)
 
 
 def is_ranked(node: MergeNode) -> bool:
@@ -243,8 +245,8 @@ def is_known(node: MergeNode, state: torch.Tensor | None) -> bool:
 
 
 def rounds_of(method: Reduction, dtype: torch.dtype) -> int:
-    """How many trips over the data a reduction takes at most."""
-    return trips(dtype) if method.rank else method.rounds(dtype)
+    """How many passes over the data a reduction takes at most."""
+    return passes_needed(dtype) if method.rank else method.rounds(dtype)
 
 
 def lane_dtype(terms: torch.dtype) -> torch.dtype:

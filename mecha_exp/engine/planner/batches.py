@@ -14,7 +14,7 @@ from mecha_exp.checkpoint import is_arithmetic
 from mecha_exp.conversion.formats import FormatConversion
 from mecha_exp.conversion.lora import AdapterConversion
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.planner.keys.dependence import is_lazy
+from mecha_exp.engine.planner.keys.dependence import reads_other_keys
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.method_api.method import Kind
@@ -67,7 +67,7 @@ def _own(recipe: Node) -> tuple[tuple[ModelNode, ...], tuple[str, ...]]:
 def _decides_keys(node: MergeNode) -> bool:
     """Whether a call may give other keys than its models have, or in another order."""
     method = node.method
-    if is_lazy(node) or method.kind is Kind.INTERFACE or method.identifier == OMIT_NON_FINITE:
+    if reads_other_keys(node) or method.kind is Kind.INTERFACE or method.identifier == OMIT_NON_FINITE:
         return True
     return isinstance(method, FormatConversion | AdapterConversion)
 

@@ -14,7 +14,7 @@ import torch
 from mecha_exp.architectures import DEFAULT_CONVENTION, ModelConfig, candidates, resolve
 from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint import TensorInfo, dtype_name, parse_dtype, torch_dtype
-from mecha_exp.engine.planner.keys.dependence import is_lazy
+from mecha_exp.engine.planner.keys.dependence import reads_other_keys
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
@@ -91,7 +91,7 @@ class Binder:
         def bound(child: Node, spec: ParameterSpec) -> Node:
             if not isinstance(child, LiteralNode) or not isinstance(child.value, ByKey):
                 return child
-            if is_lazy(node) and spec.is_state_dict and not (child.config or spec.config):
+            if reads_other_keys(node) and spec.is_state_dict and not (child.config or spec.config):
                 return child  # the method asks it for keys of its own
             whose = child.config or spec.config or beside
             return replace(child, value=child.value.over(self._anatomy(whose, child.value.convention)))

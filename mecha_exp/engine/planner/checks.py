@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mecha_exp.architectures import resolve
 from mecha_exp.checkpoint import Destination, is_arithmetic
-from mecha_exp.engine.planner.keys.specialisation import KeyedGraph, Situation
+from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
@@ -19,7 +19,7 @@ SHOWN_KEYS = 10
 Sources = Mapping[ModelNode, Source]
 
 
-def mismatched_configs(graph: KeyedGraph) -> Iterator[str]:
+def mismatched_configs(graph: PerKeyGraph) -> Iterator[str]:
     """State dicts of another model config than is declared, or than the values beside them are for."""
     calls = [node for node in walk(*graph.roots) if isinstance(node, MergeNode)]
     for node in calls:
@@ -32,7 +32,7 @@ def mismatched_configs(graph: KeyedGraph) -> Iterator[str]:
                 yield f"{node.method.identifier}: {name}: {wrong}"
 
 
-def _not_of(wanted: str, node: Node, graph: KeyedGraph) -> str | None:
+def _not_of(wanted: str, node: Node, graph: PerKeyGraph) -> str | None:
     """Why a node is not of a model config."""
     if isinstance(node, LiteralNode) and node.config is None:
         if not isinstance(node.value, ByKey):
@@ -47,7 +47,7 @@ def _not_of(wanted: str, node: Node, graph: KeyedGraph) -> str | None:
     return f"expected '{wanted}', got {node!r} of {named}. Try convert(..., '{wanted}')."
 
 
-def _for_other_keys(value: Node, beside: Sequence[Node], graph: KeyedGraph) -> str | None:
+def _for_other_keys(value: Node, beside: Sequence[Node], graph: PerKeyGraph) -> str | None:
     """Why values are not for the keys of the state dicts that they are used with."""
     if not isinstance(value, LiteralNode) or not isinstance(value.value, ByKey) or not value.config:
         return None
@@ -75,7 +75,7 @@ def unmatched_patterns(values: Iterable[ByKey], keys: Sequence[str]) -> Iterator
         yield from value.unmatched(keys)
 
 
-def missing_values(situations: Mapping[str, Situation]) -> Iterator[str]:
+def missing_values(situations: Mapping[str, Specialisation]) -> Iterator[str]:
     """Values by key that have none for a key of the models that they are used with."""
     told: set[Node] = set()
     for key, situation in situations.items():

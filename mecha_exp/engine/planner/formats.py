@@ -39,7 +39,7 @@ def in_one_format(
         target = fitting[0].config
         conversions = _conversions_into(target, found) if len(fitting) == 1 else None
         if conversions is not None:
-            read = {model: ConvertedSource(sources[model], way) for model, way in conversions.items()}
+            read = {model: ConvertedSource(sources[model], backend) for model, backend in conversions.items()}
             was = {model: found[model][0].config.identifier for model in read}
             notes = [f"{read[m].name} is {was[m]}: read as {target.identifier}" for m in read]
             return {**sources, **read}, notes
@@ -59,8 +59,8 @@ def _conversions_into(
     for model, fitting in found.items():
         if any(one.config == target and not one.renamed for one in fitting):
             continue
-        ways = (_lossless(one, target) for one in fitting)
-        conversion = next((way for way in ways if way is not None), None)
+        backends = (_lossless(one, target) for one in fitting)
+        conversion = next((backend for backend in backends if backend is not None), None)
         if conversion is None:
             return None
         conversions[model] = conversion

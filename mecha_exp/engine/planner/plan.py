@@ -14,11 +14,11 @@ import torch
 
 from mecha_exp.checkpoint import Destination, Template, stored_bytes
 from mecha_exp.checkpoint.shards import Layout
-from mecha_exp.engine.compiler.fusion import FusedPass, how_run
-from mecha_exp.engine.ir.program import LazyNode, Pass, Program
+from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
+from mecha_exp.engine.ir.program import DeferredCall, Pass, Program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import effective_values_of
-from mecha_exp.engine.planner.resolution import ConvertedModel
+from mecha_exp.engine.planner.resolution import ModelView
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.sinks import Receiver
 from mecha_exp.errors import MergeError
@@ -95,7 +95,7 @@ class KeyPlan:
     program: Program | None
     outputs: tuple[Output, ...]
     statistics: tuple[tuple[int, ModelNode, int], ...] = ()
-    copies: tuple[tuple[int, ModelNode | LazyNode], ...] = ()
+    copies: tuple[tuple[int, ModelNode | DeferredCall], ...] = ()
 
     @property
     def numel(self) -> int:
@@ -134,12 +134,12 @@ class Plan:
     keys: tuple[KeyPlan, ...]
     layouts: tuple[Layout, ...]
     warnings: tuple[Notice, ...]
-    ways: Mapping[Pass, FusedPass | str] = field(default_factory=dict, repr=False)
+    backends: Mapping[Pass, FusedPass | str] = field(default_factory=dict, repr=False)
 
     @property
     def inputs(self) -> Mapping[ModelNode, Source]:
         """The models that the recipes name; `sources` has them in other formats, too."""
-        return {m: source for m, source in self.sources.items() if not isinstance(m, ConvertedModel)}
+        return {m: source for m, source in self.sources.items() if not isinstance(m, ModelView)}
 
     @property
     def bytes_read(self) -> int:
@@ -164,7 +164,7 @@ class Plan:
         """How the elements go through the passes: "fused", "eager: why" or "whole", and how many do."""
         counts: dict[str, int] = {}
         for key in self.keys:
-            for how in how_run(key.program, self.ways) if key.program else ():
+            for how in describe_backends(key.program, self.backends) if key.program else ():
                 counts[how] = counts.get(how, 0) + key.numel
         return counts
 
@@ -205,11 +205,11 @@ class Plan:
         if key.program is None:
             held = [source for source in self.sources.values() if key.key in source]
             return sum(source.info(key.key).nbytes for source in held) if key.copies else 0
-        return sum(self.bytes_of_pass(key, trip) for trip in key.program.full_passes)
+        return sum(self.bytes_of_pass(key, pass_) for pass_ in key.program.full_passes)
 
-    def bytes_of_pass(self, key: KeyPlan, trip: Pass) -> int:
+    def bytes_of_pass(self, key: KeyPlan, pass_: Pass) -> int:
         """How many bytes of a key one pass reads."""
-        return sum(self.sources[model].info(key.key).nbytes for model in trip.models)
+        return sum(self.sources[model].info(key.key).nbytes for model in pass_.models)
 
     def bytes_written_of(self, key: KeyPlan) -> int:
         """How many bytes of all outputs a key makes up."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, parse_dtype, torch_dtype
 from mecha_exp.checkpoint.shards import Layout
-from mecha_exp.engine.compiler.fusion import choose_ways
+from mecha_exp.engine.compiler.fusion import choose_backends
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.expansion import expand
-from mecha_exp.engine.ir.program import LazyNode, Program, compile_program
+from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner import checks
 from mecha_exp.engine.planner.batches import OMIT_NON_FINITE, groups_of
@@ -20,10 +20,10 @@ from mecha_exp.engine.planner.by_key import INPUT, Binder
 from mecha_exp.engine.planner.formats import in_one_format
 from mecha_exp.engine.planner.keys.extra_keys import converted, find_extras, left_out, notices_of, problems_of
 from mecha_exp.engine.planner.keys.missing_parts import Parts
-from mecha_exp.engine.planner.keys.specialisation import KeyedGraph, Situation
+from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
 from mecha_exp.engine.planner.plan import Job, KeyPlan, Output, Plan
-from mecha_exp.engine.planner.resolution import ConvertedModel
-from mecha_exp.engine.planner.vocabulary import adapt
+from mecha_exp.engine.planner.resolution import ModelView
+from mecha_exp.engine.planner.vocabulary import unify_vocabularies
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.statistics import statistics_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
@@ -59,7 +59,7 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
         finite = {model: FiniteSource(sources[model]) for model in looked_through}
         notes += [Notice(line) for line in _spoilt(finite.values())]
         sources |= finite
-        sources = adapt(sources, options)
+        sources = unify_vocabularies(sources, options)
         yield _Planner(tuple(_bound(jobs, Binder(sources))), options, sources, notes, extra).plan()
 
 
@@ -145,12 +145,12 @@ class _Planner:
         self._jobs = jobs
         self._options = options
         caches = {node: cache for job in jobs for node, cache in job.caches.items()}
-        self._graph = KeyedGraph([job.recipe for job in jobs], sources, options, caches)
+        self._graph = PerKeyGraph([job.recipe for job in jobs], sources, options, caches)
         self._sources = self._graph.sources
         self._parts = Parts(self._sources)
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[Node, ...], Program] = {}
-        self._leaves: dict[Node | None, ModelNode | LazyNode | None] = {}
+        self._leaves: dict[Node | None, ModelNode | DeferredCall | None] = {}
         self._extra = extra
         self._warnings: list[Notice] = list(notes)
 
@@ -168,9 +168,9 @@ class _Planner:
         for key in plans:
             if key.program:
                 elements[key.program] = elements.get(key.program, 0) + key.numel
-        ways = choose_ways(elements, self._options)
+        backends = choose_backends(elements, self._options)
         layouts = self._layouts(plans)
-        made = Plan(self._jobs, self._options, self._sources, plans, layouts, tuple(self._warnings), ways)
+        made = Plan(self._jobs, self._options, self._sources, plans, layouts, tuple(self._warnings), backends)
         self._check_room(made)
         return made
 
@@ -182,7 +182,7 @@ class _Planner:
         problems.add_all(checks.mismatched_configs(self._graph))
         problems.raise_as(RecipeError)
 
-    def _check_values(self, situations: Mapping[str, Situation]) -> None:
+    def _check_values(self, situations: Mapping[str, Specialisation]) -> None:
         """Values by key name keys that there are, and have one for every key."""
         problems = Problems()
         values = [atom for atom in self._graph.atoms(self._graph.roots) if isinstance(atom, LiteralNode)]
@@ -192,7 +192,7 @@ class _Planner:
         problems.add_all(checks.missing_values(situations))
         problems.raise_as(RecipeError)
 
-    def _check_inputs(self, situations: Mapping[str, Situation]) -> None:
+    def _check_inputs(self, situations: Mapping[str, Specialisation]) -> None:
         """Keys, shapes and paths; everything that is wrong with any of them at once."""
         problems = Problems()
         before: Mapping[str, Sequence[ModelNode]] | None = None
@@ -226,15 +226,15 @@ class _Planner:
                     f"that they change: {some(source.unused, 5)}"
                 )
 
-    def _models(self, number: int, situation: Situation) -> Sequence[ModelNode]:
+    def _models(self, number: int, situation: Specialisation) -> Sequence[ModelNode]:
         """The models that a job merges at a key; where one is missing, all that there are."""
         return situation.held[number] if situation.lacking[number] else situation.models[number]
 
-    def _inputs(self, number: int, situation: Situation) -> list[ModelNode]:
+    def _inputs(self, number: int, situation: Specialisation) -> list[ModelNode]:
         """The models that the result is compared with: those that are named in the recipe."""
-        return [m for m in self._models(number, situation) if not isinstance(m, ConvertedModel)]
+        return [m for m in self._models(number, situation) if not isinstance(m, ModelView)]
 
-    def _root(self, number: int, situation: Situation) -> Node | None:
+    def _root(self, number: int, situation: Specialisation) -> Node | None:
         """What a job makes of a key, after `on_missing`; what is an error was raised before."""
         if not situation.lacking[number]:
             return situation.roots[number]
@@ -254,7 +254,7 @@ class _Planner:
         problems.add_all(checks.unwritable_outputs(map(made.destination, range(len(self._jobs)))))
         problems.raise_as(CheckpointError)
 
-    def _plan_key(self, key: str, situation: Situation) -> KeyPlan:
+    def _plan_key(self, key: str, situation: Specialisation) -> KeyPlan:
         first = [self._first_leaf(self._root(n, situation)) for n in range(len(self._jobs))]
         infos = [self._graph.lazy.info(leaf, key) if leaf else None for leaf in first]
         shape = next((i.shape for i in infos if i), ())
@@ -274,7 +274,9 @@ class _Planner:
                 )
         return KeyPlan(key, shape, program, roots.outputs, roots.statistics)
 
-    def _dtype_at(self, number: int, key: str, situation: Situation, info: TensorInfo | None) -> str | None:
+    def _dtype_at(
+        self, number: int, key: str, situation: Specialisation, info: TensorInfo | None
+    ) -> str | None:
         """How a job's result is stored: as the job says, or the recipe's last cast, or the first input."""
         if info is None:
             return None
@@ -287,21 +289,21 @@ class _Planner:
         root = self._root(number, situation)
         return (root and _dtype_of_cast(root)) or info.dtype
 
-    def _first_leaf(self, root: Node | None) -> ModelNode | LazyNode | None:
+    def _first_leaf(self, root: Node | None) -> ModelNode | DeferredCall | None:
         """What the shape and the dtype of a result are those of: the first input."""
         if root not in self._leaves:
-            leaves = (n for n in walk(root) if isinstance(n, ModelNode | LazyNode)) if root else iter(())
+            leaves = (n for n in walk(root) if isinstance(n, ModelNode | DeferredCall)) if root else iter(())
             self._leaves[root] = next(leaves, None)
         return self._leaves[root]
 
-    def _roots_at(self, situation: Situation, dtypes: tuple[str | None, ...]) -> _Roots:
+    def _roots_at(self, situation: Specialisation, dtypes: tuple[str | None, ...]) -> _Roots:
         """The expanded graphs, and what becomes of each; the same for keys of one situation and dtypes."""
         kind = (situation, dtypes)
         if kind not in self._roots:
             self._roots[kind] = self._build_roots(situation, dtypes)
         return self._roots[kind]
 
-    def _build_roots(self, situation: Situation, dtypes: tuple[str | None, ...]) -> _Roots:
+    def _build_roots(self, situation: Specialisation, dtypes: tuple[str | None, ...]) -> _Roots:
         nodes: list[Node] = []
         outputs: list[Output] = []
         statistics: list[tuple[int, ModelNode, int]] = []

@@ -23,7 +23,7 @@ from mecha_exp.sources.source import Source
 
 
 @dataclass(frozen=True, eq=False)
-class ConvertedModel(ModelNode):
+class ModelView(ModelNode):
     """A model that is read as if it had the format of another model config, its own `config`.
 
     Attributes:
@@ -38,7 +38,7 @@ class ConvertedModel(ModelNode):
         return (*super().identity(), self.adapter, self.declared)
 
 
-def settle(
+def resolve_recipes(
     roots: Sequence[Node], configs: NodeConfigs, budget: int, settled: dict[Node, Node]
 ) -> tuple[Node, ...]:
     """The recipes as they are merged; what the new leaves are read from is added to `configs.sources`.
@@ -50,10 +50,10 @@ def settle(
     Raises:
         RecipeError: an interface that no method implements for the model configs that are there.
     """
-    return rewrite(roots, _Settler(configs, budget).settle, settled)
+    return rewrite(roots, _Resolver(configs, budget).settle, settled)
 
 
-class _Settler:
+class _Resolver:
     def __init__(self, configs: NodeConfigs, budget: int) -> None:
         self._configs = configs
         self._sources = configs.sources
@@ -125,7 +125,7 @@ class _Settler:
         if not isinstance(model, ModelNode):
             return node
         deltas = node.method.deltas
-        leaf = ConvertedModel(model.source, node.space, deltas.target.identifier, deltas.config.identifier)
+        leaf = ModelView(model.source, node.space, deltas.target.identifier, deltas.config.identifier)
         self._adapters[leaf] = node
         if leaf not in self._sources:
             self._sources[leaf] = AdapterSource(self._sources[model], deltas, self._budget)
@@ -135,7 +135,7 @@ class _Settler:
         (model,) = node.children
         if not isinstance(model, ModelNode):
             return node
-        leaf = ConvertedModel(model.source, model.space, conversion.target, declared=model.config)
+        leaf = ModelView(model.source, model.space, conversion.target, declared=model.config)
         self._sources[leaf] = self._read_in_format(model, conversion)
         return leaf
 

@@ -8,7 +8,7 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.source import Source
-from mecha_exp.sources.vocabulary import AdaptedSource
+from mecha_exp.sources.vocabulary import VocabularyView
 
 Sources = Mapping[ModelNode, Source]
 
@@ -37,7 +37,7 @@ _VOCABULARY = (
 """What the keys end in that have a row for each token."""
 
 
-def adapt(sources: Sources, options: EngineOptions) -> dict[ModelNode, Source]:
+def unify_vocabularies(sources: Sources, options: EngineOptions) -> dict[ModelNode, Source]:
     """The inputs with one vocabulary, as `on_tied` and `resize_embeddings` want it.
 
     Raises:
@@ -64,9 +64,9 @@ def _settle_ties(sources: Sources, options: EngineOptions, problems: Problems) -
         if not having or not tied:
             continue
         if options.on_tied == "tie":
-            settled = {model: AdaptedSource(source, hidden=[head]) for model, source in settled.items()}
+            settled = {model: VocabularyView(source, hidden=[head]) for model, source in settled.items()}
         elif options.on_tied == "untie":
-            settled |= {model: AdaptedSource(settled[model], {head: key}) for model, key in tied.items()}
+            settled |= {model: VocabularyView(settled[model], {head: key}) for model, key in tied.items()}
         elif options.on_missing == "error":
             names = ", ".join(sources[model].name for model in tied)
             problems.add(
@@ -100,7 +100,7 @@ def _settle_sizes(sources: Sources, options: EngineOptions, problems: Problems) 
         problems.add(_different_sizes(found, sources))
         return dict(sources)
     return {
-        model: AdaptedSource(source, rows=rows[model]) if model in rows else source
+        model: VocabularyView(source, rows=rows[model]) if model in rows else source
         for model, source in sources.items()
     }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mecha_exp.engine.planner.plan import KeyPlan, Plan
-from mecha_exp.engine.runtime.kernels import Kinds
+from mecha_exp.engine.runtime.kernels import Kernels
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.graph.nodes import ModelNode
 
@@ -18,7 +18,7 @@ Progress = Callable[[str, int], None]
 
 
 @dataclass
-class Tally:
+class MergeStats:
     """What a merge has met so far; the workers share it.
 
     Attributes:
@@ -36,11 +36,11 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Work:
+class MergeContext:
     """What all tiles of a merge have in common."""
 
     plan: Plan
     sinks: Mapping[int, Sink]
-    tally: Tally
+    tally: MergeStats
     progress: Progress
-    kinds: Kinds
+    kinds: Kernels

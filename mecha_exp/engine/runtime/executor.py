@@ -17,15 +17,15 @@ from mecha_exp.checkpoint.positional import byte_view
 from mecha_exp.engine.compiler.jit import compile_ahead
 from mecha_exp.engine.devices import CPU, moved
 from mecha_exp.engine.ir.calls import Extent, changed_shape
-from mecha_exp.engine.ir.program import LazyNode, Pass, Program
-from mecha_exp.engine.ir.reductions import Partials, block_of, is_known, open_partials
+from mecha_exp.engine.ir.program import DeferredCall, Pass, Program
+from mecha_exp.engine.ir.reductions import Accumulator, block_of, is_known, open_partials
 from mecha_exp.engine.planner.plan import KeyPlan, Plan
 from mecha_exp.engine.runtime.buffers import Scratch
-from mecha_exp.engine.runtime.context import Progress, Tally, Work
-from mecha_exp.engine.runtime.kernels import Kinds
+from mecha_exp.engine.runtime.context import MergeContext, MergeStats, Progress
+from mecha_exp.engine.runtime.kernels import Kernels
 from mecha_exp.engine.runtime.key_pass import KeyPass
 from mecha_exp.engine.runtime.resumption import Resumption
-from mecha_exp.engine.runtime.scheduler import Run, Task, Workers
+from mecha_exp.engine.runtime.scheduler import KeyTask, Scheduler, TileTask
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.errors import MergeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
@@ -37,23 +37,23 @@ SMALL_KEY = 1 << 14
 takes a few microseconds, about as long as calling it."""
 
 
-def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key, nbytes: None) -> Tally:
+def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key, nbytes: None) -> MergeStats:
     """Run a plan into the sinks of its jobs (by index). Commits nothing.
 
     Raises:
         MergeError: a value that is not finite, a method that failed; the first one, where there are many.
         CheckpointError: reading or writing failed.
     """
-    work = Work(plan, sinks, Tally(), progress, Kinds(plan))
+    work = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan))
     resumption = Resumption(plan, sinks, work.tally, progress)
 
-    def runs(small: bool) -> Iterator[Run]:
+    def runs(small: bool) -> Iterator[KeyTask]:
         for key in plan.keys:
             wanted = key.numel and (key.outputs or key.copies or key.statistics)
             if wanted and _is_small(plan, key) is small and not resumption.skips(key):
-                yield _KeyRun(key, work) if key.program is not None else _CopyRun(key, work)
+                yield _ComputeKey(key, work) if key.program is not None else _CopyKey(key, work)
 
-    Workers(runs(small=False), runs(small=True), plan.options, resumption.finish).run()
+    Scheduler(runs(small=False), runs(small=True), plan.options, resumption.finish).run()
     for source in plan.sources.values():
         source.check_unchanged()
     return work.tally
@@ -66,20 +66,20 @@ def _is_small(plan: Plan, key: KeyPlan) -> bool:
 
 def compile_loops(plan: Plan) -> None:
     """Begin to compile what a plan needs, while its outputs are being opened."""
-    kinds = Kinds(plan)
+    kinds = Kernels(plan)
     compile_ahead(
         fused.text
         for key in plan.keys
         for stage in (key.program.stages if key.program else ())
-        for trip in stage.passes
-        if (fused := kinds.of(key, trip).fused) is not None
+        for pass_ in stage.passes
+        if (fused := kinds.of(key, pass_).fused) is not None
     )
 
 
-class _CopyRun(Run):
+class _CopyKey(KeyTask):
     """A key that is not arithmetic: the bytes of the first input, compared with those of the others."""
 
-    def __init__(self, key: KeyPlan, work: Work) -> None:
+    def __init__(self, key: KeyPlan, work: MergeContext) -> None:
         self.key = key
         self._key, self._work = key.key, work
         sources = work.plan.sources
@@ -88,11 +88,11 @@ class _CopyRun(Run):
         self._sinks = {
             model: [work.sinks[job] for job, node in taken if node is model] for model in self._sizes
         }
-        self._made = [(job, node) for job, node in taken if isinstance(node, LazyNode)]
+        self._made = [(job, node) for job, node in taken if isinstance(node, DeferredCall)]
         self._differs = len(set(self._sizes.values())) > 1
         self._begun = False
 
-    def advance(self) -> Sequence[Task] | None:
+    def advance(self) -> Sequence[TileTask] | None:
         if not self._begun:
             self._begun = True
             made = [partial(self._make, job, node) for job, node in self._made]
@@ -120,17 +120,17 @@ class _CopyRun(Run):
             elif not torch.equal(buffer.tensor, first):
                 self._differs = True
 
-    def _make(self, job: int, node: LazyNode, scratch: Scratch) -> None:
+    def _make(self, job: int, node: DeferredCall, scratch: Scratch) -> None:
         """All of the key, as a method that asks for other keys gives it: float32 would round it."""
         dtype, shape = self._work.plan.layouts[job][self._key]
         made = node.owner.whole(node, self._key, shape, torch_dtype(dtype))
         self._work.sinks[job].write_bytes(self._key, 0, byte_view(made.reshape(-1)))
 
 
-class _KeyRun(Run):
+class _ComputeKey(KeyTask):
     """A key that is computed by its program."""
 
-    def __init__(self, key: KeyPlan, work: Work) -> None:
+    def __init__(self, key: KeyPlan, work: MergeContext) -> None:
         assert key.program is not None
         self.key = key
         self._key, self._work = key, work
@@ -139,13 +139,13 @@ class _KeyRun(Run):
         self._tile = Tile(key.key, 0, key.numel, key.shape)  # all of it
         self._stage = -1
         self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node
-        self._partials: dict[MergeNode, Partials] = {}
+        self._partials: dict[MergeNode, Accumulator] = {}
         self.whole_bytes = work.plan.whole_bytes_of(key)
         for node in self._program.extents:
             if isinstance(node, LiteralNode) and isinstance(node.value, torch.Tensor):
                 self._values[node] = self._whole_literal(node.value)
 
-    def advance(self) -> Sequence[Task] | None:
+    def advance(self) -> Sequence[TileTask] | None:
         """End the stage that has run, and begin the next one that has tiles."""
         while True:
             for node, partials in self._partials.items():
@@ -161,42 +161,42 @@ class _KeyRun(Run):
             if tiles:
                 return tiles
 
-    def _begin(self) -> list[Task]:
+    def _begin(self) -> list[TileTask]:
         stage = self._program.stages[self._stage]
         for node in stage.before:
             self._values[node] = self._run_whole(node)
             self._release(node)
-        tasks: list[Task] = []
-        for trip in stage.passes:
-            if self._is_needless(trip):
-                if trip.is_full:
-                    self._work.progress(self._key.key, self._work.plan.bytes_of_pass(self._key, trip))
+        tasks: list[TileTask] = []
+        for pass_ in stage.passes:
+            if self._is_needless(pass_):
+                if pass_.is_full:
+                    self._work.progress(self._key.key, self._work.plan.bytes_of_pass(self._key, pass_))
                 continue
-            block = block_of(trip.columns(self._key.shape), bool(trip.reductions))
-            for node, _ in trip.reductions:
+            block = block_of(pass_.columns(self._key.shape), bool(pass_.reductions))
+            for node, _ in pass_.reductions:
                 state = self._values.get(node)
                 self._partials[node] = open_partials(node, state, self._key.numel, block, self._dtype)
-            for kept in trip.kept:
+            for kept in pass_.kept:
                 self._values[kept] = torch.empty(self._key.shape, dtype=self._dtype)
-            run = KeyPass(self._work, self._key, trip, self._values, self._partials)
+            run = KeyPass(self._work, self._key, pass_, self._values, self._partials)
             tasks += [partial(run.run, tile) for tile in run.tiles()]
         return tasks
 
-    def _release(self, node: MergeNode | LazyNode | None) -> None:
+    def _release(self, node: MergeNode | DeferredCall | None) -> None:
         """Make room: what is not needed after a node of this stage, or after its passes, is gone."""
         for needless in self._program.released.get((self._stage, node), ()):
             self._values.pop(needless, None)
 
-    def _is_needless(self, trip: Pass) -> bool:
+    def _is_needless(self, pass_: Pass) -> bool:
         """Whether all that a pass is for is known already, as the entry of a rank is after a lucky guess."""
-        if trip.kept or trip.outputs:
+        if pass_.kept or pass_.outputs:
             return False
-        return all(is_known(node, self._values.get(node)) for node, _ in trip.reductions)
+        return all(is_known(node, self._values.get(node)) for node, _ in pass_.reductions)
 
-    def _run_whole(self, node: MergeNode | LazyNode) -> torch.Tensor:
+    def _run_whole(self, node: MergeNode | DeferredCall) -> torch.Tensor:
         """A small value, a factor, or a method of whole tensors."""
         extent = self._program.extents[node]
-        if isinstance(node, LazyNode):
+        if isinstance(node, DeferredCall):
             result = node.owner.whole(node, self._key.key, self._key.shape)
         else:
             call, arguments = self._program.calls[node], self._arguments(node)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mecha_exp.checkpoint.positional import Place
+from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.engine.compiler.object_file import Loop
-from mecha_exp.engine.ir.reductions import Partials, Ranked, Sums, SumTable
+from mecha_exp.engine.ir.reductions import Accumulator, Ranked, Sums, SumTable
 from mecha_exp.engine.runtime.buffers import Buffer, Scratch
-from mecha_exp.engine.runtime.context import Work
-from mecha_exp.engine.runtime.kernels import FusedKind, PassKind
+from mecha_exp.engine.runtime.context import MergeContext
+from mecha_exp.engine.runtime.kernels import Kernel, PassSpec
 from mecha_exp.engine.runtime.stream import LoopTable, Stream, run_stream
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.graph.nodes import MergeNode, Node
@@ -34,12 +34,12 @@ class KeyLoop:
 
     def __init__(
         self,
-        kind: FusedKind,
+        kind: Kernel,
         code: Loop,
         small: tuple[array[float], array[int]],
-        partials: Mapping[MergeNode, Partials],
+        partials: Mapping[MergeNode, Accumulator],
     ) -> None:
-        self.kind, self.trace = kind, kind.way.trace
+        self.kind, self.trace = kind, kind.backend.trace
         self.read, self.written = kind.read, kind.written
         self._code, self._room = code, kind.text.room
         self._small = (*small, kind.order)  # whose memory the loop reads
@@ -99,7 +99,7 @@ class KeyLoop:
 
 
 def loop_for(
-    kind: PassKind, key: str, values: Mapping[Node, torch.Tensor], partials: Mapping[MergeNode, Partials]
+    kind: PassSpec, key: str, values: Mapping[Node, torch.Tensor], partials: Mapping[MergeNode, Accumulator]
 ) -> KeyLoop | None:
     """The loop for a pass over a key, whose small values are known; None where the pass runs eagerly.
 
@@ -108,7 +108,7 @@ def loop_for(
     fused = kind.fused
     if fused is None or fused.loop is None:
         return None
-    small = fused.way.arguments(values, key)
+    small = fused.backend.arguments(values, key)
     return KeyLoop(fused, fused.loop, small, partials) if small else None
 
 
@@ -123,7 +123,7 @@ class Route:
     """
 
     loop: KeyLoop
-    sources: Sequence[Place]
+    sources: Sequence[FileRegion]
     targets: Sequence[tuple[int, Sink]]
     limits: array[int]
 
@@ -137,7 +137,7 @@ class Route:
         with ExitStack() as open_files:
             writes = []
             for number, sink in self.targets:
-                place, buffer = open_files.enter_context(sink.placed(tile.key)), outputs[number]
+                place, buffer = open_files.enter_context(sink.writing_at(tile.key)), outputs[number]
                 if place is None or buffer is None:
                     return 0
                 writes.append((place, buffer))
@@ -146,16 +146,16 @@ class Route:
                 tile, Stream(length, reads, writes, [*inputs, *outputs], self.limits), scratch
             )
         for (_, sink), (_, buffer) in zip(self.targets, writes, strict=True):
-            sink.wrote(tile.key, done * buffer.tensor.itemsize)
+            sink.advance(tile.key, done * buffer.tensor.itemsize)
         return done
 
 
-def find_route(work: Work, key: str, loop: KeyLoop) -> Route | None:
+def find_route(work: MergeContext, key: str, loop: KeyLoop) -> Route | None:
     """The route of a pass; None where something is left to do for Python with every tile."""
     kind = loop.kind
     if not kind.does_all:
         return None
-    sources = [place for node in kind.sources if (place := work.plan.sources[node].place(key)) is not None]
+    sources = [place for node in kind.sources if (place := work.plan.sources[node].region(key)) is not None]
     if len(sources) < len(kind.sources) or not kind.can_stream:
         return None
     return Route(loop, sources, [(number, work.sinks[job]) for number, job in kind.targets], kind.limits)

@@ -25,56 +25,56 @@ from mecha_exp.graph.nodes import ModelNode, Node
 _NO_LIMIT = 2**63 - 1
 
 
-class Kinds:
+class Kernels:
     """The kinds of keys that the passes of a plan meet."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._known: dict[object, PassKind] = {}
+        self._known: dict[object, PassSpec] = {}
 
-    def of(self, key: KeyPlan, trip: Pass) -> PassKind:
+    def of(self, key: KeyPlan, pass_: Pass) -> PassSpec:
         """What a pass is for a key."""
         sources = self._plan.sources
-        dtypes = tuple(sources[model].info(key.key).dtype for model in trip.models)
-        name = (trip, key.outputs, dtypes)
+        dtypes = tuple(sources[model].info(key.key).dtype for model in pass_.models)
+        name = (pass_, key.outputs, dtypes)
         if name not in self._known:
-            stored = dict(zip(trip.models, map(torch_dtype, dtypes), strict=True))
+            stored = dict(zip(pass_.models, map(torch_dtype, dtypes), strict=True))
             outputs = tuple(
                 (node, tuple(output for output in key.outputs if output.root == root))
-                for root, node in trip.outputs
+                for root, node in pass_.outputs
             )
-            self._known[name] = PassKind(self._plan, trip, stored, outputs)
+            self._known[name] = PassSpec(self._plan, pass_, stored, outputs)
         return self._known[name]
 
 
 @dataclass(frozen=True, eq=False)
-class PassKind:
+class PassSpec:
     """A pass over keys of one kind.
 
     Attributes:
-        plan, trip: the pass, and what it is part of.
+        plan, pass: the pass, and what it is part of.
         stored: the dtype of each input.
         outputs: (node, outputs): where what is finished here goes.
     """
 
     plan: Plan
-    trip: Pass
+    pass_: Pass
     stored: Mapping[ModelNode, torch.dtype]
     outputs: Sequence[tuple[Node, Sequence[Output]]]
 
     @cached_property
     def item_bytes(self) -> int:
         """What is read of an element."""
-        return sum(dtype.itemsize for dtype in self.stored.values()) if self.trip.is_full else 0
+        return sum(dtype.itemsize for dtype in self.stored.values()) if self.pass_.is_full else 0
 
     @cached_property
-    def fused(self) -> FusedKind | None:
+    def fused(self) -> Kernel | None:
         """Its loop; None where it runs eagerly."""
-        way = self.plan.ways.get(self.trip)
-        return FusedKind(self, way) if isinstance(way, FusedPass) else None
+        backend = self.plan.backends.get(self.pass_)
+        return Kernel(self, backend) if isinstance(backend, FusedPass) else None
 
 
-class FusedKind:
+class Kernel:
     """The loop of a pass for keys of one kind.
 
     Attributes:
@@ -89,21 +89,21 @@ class FusedKind:
         limits: of its inputs and outputs the magnitudes, in their bits, from which on Python is to look.
     """
 
-    def __init__(self, kind: PassKind, way: FusedPass) -> None:
-        self.way, self._kind = way, kind
-        compute = way.compute_dtype
+    def __init__(self, kind: PassSpec, backend: FusedPass) -> None:
+        self.backend, self._kind = backend, kind
+        compute = backend.compute_dtype
         self.is_single = compute.itemsize == 4
         stored: dict[Node, torch.dtype] = dict(kind.stored.items())
-        going = [self._going(node) for node, _ in way.trace.outputs]
+        going = [self._going(node) for node, _ in backend.trace.outputs]
         given = [[output for output in outputs if kind.plan.keeps(output)] for outputs in going]
-        self.read = tuple(loop_dtype(stored.get(node, compute), compute) for node in way.trace.inputs)
+        self.read = tuple(loop_dtype(stored.get(node, compute), compute) for node in backend.trace.inputs)
         self.written = tuple(
-            compute if node in kind.trip.used_here else self._written_as(outputs)
-            for (node, _), outputs in zip(way.trace.outputs, given, strict=True)
+            compute if node in kind.pass_.used_here else self._written_as(outputs)
+            for (node, _), outputs in zip(backend.trace.outputs, given, strict=True)
         )
-        self.text = way.typed((self.read, self.written))
+        self.text = backend.typed((self.read, self.written))
         self.order = array("q", self.text.order)
-        self.sources = [node for node in way.trace.inputs if isinstance(node, ModelNode)]
+        self.sources = [node for node in backend.trace.inputs if isinstance(node, ModelNode)]
         self.targets = [(number, o.job) for number, outputs in enumerate(given) for o in outputs]
         self.limits = array("q", [self._input_limit] * len(self.read) + [*map(self._limit, going)])
         self._given = given
@@ -121,8 +121,8 @@ class FusedKind:
     @cached_property
     def does_all(self) -> bool:
         """Whether it does all there is to do with a tile whose inputs and outputs are in files."""
-        trip, stored = self._kind.trip, self._kind.stored
-        if trip.sampled or trip.kept or not all(is_by_entry(node) for node, _ in trip.reductions):
+        pass_, stored = self._kind.pass_, self._kind.stored
+        if pass_.sampled or pass_.kept or not all(is_by_entry(node) for node, _ in pass_.reductions):
             return False
         as_read = tuple(stored[node] for node in self.sources) == self.read
         as_written = all(
@@ -139,15 +139,15 @@ class FusedKind:
     def _written_as(self, given: Sequence[Output]) -> torch.dtype | None:
         wanted = {torch_dtype(output.dtype) for output in given}
         if len(wanted) > 1:
-            return self.way.compute_dtype
-        return loop_dtype(wanted.pop(), self.way.compute_dtype) if wanted else None
+            return self.backend.compute_dtype
+        return loop_dtype(wanted.pop(), self.backend.compute_dtype) if wanted else None
 
     @property
     def _input_limit(self) -> int:
         return self._bits(np.inf) if self._kind.plan.options.on_nonfinite == "error" else _NO_LIMIT
 
     def _limit(self, outputs: Sequence[Output]) -> int:
-        fits = (overflows_from(torch_dtype(output.dtype), self.way.compute_dtype) for output in outputs)
+        fits = (overflows_from(torch_dtype(output.dtype), self.backend.compute_dtype) for output in outputs)
         return self._bits(min(fits, default=np.inf))
 
     def _bits(self, magnitude: float) -> int:

@@ -14,10 +14,10 @@ from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.order_statistic import sample_spans
 from mecha_exp.engine.ir.program import Pass
-from mecha_exp.engine.ir.reductions import WIDE, Partials, block_of, is_by_entry
+from mecha_exp.engine.ir.reductions import WIDE_COLUMNS, Accumulator, block_of, is_by_entry
 from mecha_exp.engine.planner.plan import KeyPlan, Output
 from mecha_exp.engine.runtime.buffers import Buffer, Scratch, widen
-from mecha_exp.engine.runtime.context import Work
+from mecha_exp.engine.runtime.context import MergeContext
 from mecha_exp.engine.runtime.kernel_call import KeyLoop, Route, find_route, loop_for
 from mecha_exp.engine.runtime.overflow import count_lost, overflows_from, saturates, unify_nan
 from mecha_exp.errors import MergeError
@@ -44,21 +44,21 @@ class KeyPass:
 
     def __init__(
         self,
-        work: Work,
+        work: MergeContext,
         key: KeyPlan,
-        trip: Pass,
+        pass_: Pass,
         values: dict[Node, torch.Tensor],
-        partials: Mapping[MergeNode, Partials],
+        partials: Mapping[MergeNode, Accumulator],
     ) -> None:
         assert key.program is not None
-        kind = work.kinds.of(key, trip)
-        self._work, self._plan, self._key, self._trip, self._kind = work, work.plan, key, trip, kind
+        kind = work.kinds.of(key, pass_)
+        self._work, self._plan, self._key, self._pass, self._kind = work, work.plan, key, pass_, kind
         self._program = key.program
         self._dtype = work.plan.options.compute_dtype
         self._device = work.plan.options.device
         self._values, self._partials = values, partials
-        self._checked = work.plan.options.on_nonfinite == "error" and not trip.sampled
-        self._columns = trip.columns(key.shape)
+        self._checked = work.plan.options.on_nonfinite == "error" and not pass_.sampled
+        self._columns = pass_.columns(key.shape)
         self._loop = loop_for(kind, key.key, values, partials)
         self._route = find_route(work, key.key, self._loop) if self._loop else None
         self._length = self._tile_length()
@@ -66,12 +66,12 @@ class KeyPass:
     @property
     def block(self) -> int:
         """What the boundaries of tiles are multiples of."""
-        return block_of(self._columns, bool(self._trip.reductions))
+        return block_of(self._columns, bool(self._pass.reductions))
 
     def tiles(self) -> list[Tile]:
         """What workers take at a time, in order: tiles, or several together where they need no Python."""
         size = self._length * (max(1, STREAMED_TOGETHER // self._length) if self._route else 1)
-        count = self._length if self._trip.sampled else self._key.numel
+        count = self._length if self._pass.sampled else self._key.numel
         return [
             Tile(self._key.key, start, min(start + size, count), self._key.shape)
             for start in range(0, count, size)
@@ -79,10 +79,10 @@ class KeyPass:
 
     def _tile_length(self) -> int:
         """The elements of a tile; a sample is a tile of its own."""
-        if self._trip.sampled:
+        if self._pass.sampled:
             return sum(stop - start for start, stop in self._spans)
         block = self.block
-        if self._columns > WIDE:
+        if self._columns > WIDE_COLUMNS:
             return block
         size = self._plan.options.tile_size
         size = min(size, STREAMED_TILE) if self._route else size
@@ -116,7 +116,7 @@ class KeyPass:
             values, peaks = self._run_loop(self._loop, tile, scratch)
         else:
             values, peaks = self._run_methods(tile, scratch), {}
-        for node in self._trip.kept:
+        for node in self._pass.kept:
             self._values[node].view(-1)[tile.start : tile.stop] = values[node]
         for node, outputs in self._kind.outputs:
             self._write(node, outputs, values.get(node), peaks.get(node), tile, scratch)
@@ -140,7 +140,7 @@ class KeyPass:
             self._check(node, buffer.tensor, peak, tile)
         nodes = [node for node, _ in trace.outputs]
         values = {node: buffer.tensor for node, buffer in zip(nodes, outputs, strict=True) if buffer}
-        self._reduce(tile, values, [n for n, _ in self._trip.reductions if not is_by_entry(n)])
+        self._reduce(tile, values, [n for n, _ in self._pass.reductions if not is_by_entry(n)])
         return values, dict(zip(nodes, largest[len(inputs) :], strict=True))
 
     def _read_as(self, dtype: torch.dtype, node: Node, place: int, tile: Tile, scratch: Scratch) -> Buffer:
@@ -154,13 +154,13 @@ class KeyPass:
     def _run_methods(self, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
         """Every value of the pass for one tile, which is added to the reductions."""
         values = self._values_of(tile, scratch)
-        self._reduce(tile, values, [node for node, _ in self._trip.reductions])
+        self._reduce(tile, values, [node for node, _ in self._pass.reductions])
         return values
 
     def _values_of(self, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
         """Every value of the pass for one tile, flat; small values as they are."""
         values = self._small_values()
-        for place, node in enumerate(self._trip.nodes):
+        for place, node in enumerate(self._pass.nodes):
             if isinstance(node, MergeNode) and self._program.extents[node] is Extent.TILE:
                 result = self._program.calls[node](values, tile)
                 values[node] = self._flat(node, result, tile)
@@ -235,7 +235,7 @@ class KeyPass:
 
     def _places(self, tile: Tile) -> list[tuple[int, int]]:
         """Which elements of the key a tile has; a sample has many apart."""
-        return self._spans if self._trip.sampled else [(tile.start, tile.stop)]
+        return self._spans if self._pass.sampled else [(tile.start, tile.stop)]
 
     def _check(self, node: Node, values: torch.Tensor, peak: float, tile: Tile) -> None:
         if self._checked and isinstance(node, ModelNode) and not np.isfinite(peak):

@@ -12,7 +12,7 @@ import torch
 
 from mecha_exp._version import __version__
 from mecha_exp.checkpoint import Note
-from mecha_exp.engine.code_hash import code_of
+from mecha_exp.engine.code_hash import code_hash
 from mecha_exp.engine.planner.plan import KeyPlan, Plan
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.graph.nodes import MergeNode, models_of, walk
@@ -20,10 +20,10 @@ from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.recipe.text import serialize
 
 if TYPE_CHECKING:
-    from mecha_exp.engine.runtime.context import Progress, Tally
+    from mecha_exp.engine.runtime.context import MergeStats, Progress
 
 
-def signature_of(planned: Plan, number: int) -> str | None:
+def resume_token(planned: Plan, number: int) -> str | None:
     """The hash of all that decides the bytes of a job's output, without reading the contents of its inputs.
 
     An input is known by its path, size, time of change and inode, and a merge method by its code. None where
@@ -34,7 +34,7 @@ def signature_of(planned: Plan, number: int) -> str | None:
     inputs = [planned.sources[model].identity for model in models]
     if None in inputs:
         return None
-    code = sorted({code_of(method) for method in _methods(planned, number)})
+    code = sorted({code_hash(method) for method in _methods(planned, number)})
     settings = [
         options.device,
         options.compute_dtype,
@@ -60,7 +60,7 @@ class Resumption:
 
     plan: Plan
     sinks: Mapping[int, Sink]
-    tally: Tally
+    tally: MergeStats
     progress: Progress
 
     def skips(self, key: KeyPlan) -> bool:

@@ -21,7 +21,7 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.plan import KeyPlan
 from mecha_exp.engine.runtime.buffers import Scratch
 
-Task: TypeAlias = Callable[[Scratch], None]
+TileTask: TypeAlias = Callable[[Scratch], None]
 """Done by a worker, with the worker's buffers."""
 
 INTERRUPT_SECONDS = 0.5
@@ -31,7 +31,7 @@ WORKER_NAME = "mecha_exp worker"
 """Of the threads."""
 
 
-class Run(ABC):
+class KeyTask(ABC):
     """One key on its way through its stages.
 
     Attributes:
@@ -42,11 +42,11 @@ class Run(ABC):
     whole_bytes = 0
 
     @abstractmethod
-    def advance(self) -> Sequence[Task] | None:
+    def advance(self) -> Sequence[TileTask] | None:
         """The tiles of the next stage; None after the last one."""
 
 
-class Workers:
+class Scheduler:
     """Threads that take a large key each, and when there are no more of them tiles of each other's.
 
     So one reads while another writes: were all at tiles of one key, they would wait for each other, since a
@@ -62,8 +62,8 @@ class Workers:
 
     def __init__(
         self,
-        large: Iterator[Run],
-        small: Iterator[Run],
+        large: Iterator[KeyTask],
+        small: Iterator[KeyTask],
         options: EngineOptions,
         finished: Callable[[KeyPlan], None],
     ) -> None:
@@ -72,9 +72,9 @@ class Workers:
         self._threads = options.threads
         self._budget = options.memory_budget
         self._device = options.device
-        self._queues: dict[int, deque[Task]] = {}  # of each worker the tiles of the key that it is at
+        self._queues: dict[int, deque[TileTask]] = {}  # of each worker the tiles of the key that it is at
         self._next_large, self._next_small = next(large, None), next(small, None)
-        self._small_run: Run | None = None  # that one worker is at
+        self._small_run: KeyTask | None = None  # that one worker is at
         self._active = 0  # keys that have begun and not ended
         self._whole_bytes = 0
         self._error: BaseException | None = None
@@ -125,7 +125,7 @@ class Workers:
                 except BaseException as error:
                     self._fail(error)
 
-    def _take(self) -> Task | None:
+    def _take(self) -> TileTask | None:
         with self._changed:
             mine = self._queues.setdefault(threading.get_ident(), deque())
             while self._error is None:
@@ -146,7 +146,7 @@ class Workers:
                 self._changed.wait()
             return None
 
-    def _begun(self, run: Run) -> Task:
+    def _begun(self, run: KeyTask) -> TileTask:
         self._active += 1
         self._whole_bytes += run.whole_bytes
         return partial(self._advance, run)
@@ -155,14 +155,14 @@ class Workers:
     def _is_done(self) -> bool:
         return self._next_large is None and self._next_small is None and not self._active
 
-    def _admits(self, run: Run) -> bool:
+    def _admits(self, run: KeyTask) -> bool:
         return (
             not run.whole_bytes
             or not self._whole_bytes
             or (self._whole_bytes + run.whole_bytes <= self._budget)
         )
 
-    def _advance(self, run: Run, scratch: Scratch) -> None:
+    def _advance(self, run: KeyTask, scratch: Scratch) -> None:
         tiles = run.advance()
         while tiles is not None and len(tiles) == 1 and self._error is None:
             tiles[0](scratch)  # nobody can help with it: no other worker is woken for small keys
@@ -181,7 +181,7 @@ class Workers:
             if tiles or run.whole_bytes or self._is_done:  # for what others may be waiting
                 self._changed.notify_all()
 
-    def _tile(self, run: Run, tile: Task, left: list[int], scratch: Scratch) -> None:
+    def _tile(self, run: KeyTask, tile: TileTask, left: list[int], scratch: Scratch) -> None:
         tile(scratch)
         with self._changed:
             left[0] -= 1

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from mecha_exp.checkpoint.positional import Place
+from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.engine.compiler.jit import LoopText, compiled
 from mecha_exp.engine.compiler.object_file import Loop, NativeLoop
 from mecha_exp.engine.runtime.buffers import Buffer
@@ -31,7 +31,7 @@ STREAM_TEXT = LoopText(
 )
 """What goes from tile to tile; the same for every loop."""
 
-Move: TypeAlias = tuple[Place, Buffer]
+Move: TypeAlias = tuple[FileRegion, Buffer]
 """Where a key begins in a file, and the room for a tile of it."""
 
 

@@ -23,7 +23,7 @@ MISSING = _Missing()
 """What an atom is at a key for which it has no value."""
 
 
-def is_lazy(node: Node) -> bool:
+def reads_other_keys(node: Node) -> bool:
     """Whether a node's method sees state dicts and so may ask for any key."""
     return (
         isinstance(node, MergeNode)
@@ -32,10 +32,10 @@ def is_lazy(node: Node) -> bool:
     )
 
 
-def is_atom(node: Node) -> bool:
+def varies_by_key(node: Node) -> bool:
     """Whether a node may be something else at another key; see the module."""
     if isinstance(node, MergeNode):
-        return node.method.signature.wants_key or node.method.kind is Kind.CHOICE or is_lazy(node)
+        return node.method.signature.wants_key or node.method.kind is Kind.CHOICE or reads_other_keys(node)
     return isinstance(node, ModelNode) or (isinstance(node, LiteralNode) and isinstance(node.value, ByKey))
 
 

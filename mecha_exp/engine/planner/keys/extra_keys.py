@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mecha_exp.architectures import AdapterConfig, ModelConfig, candidates, fit, resolve
+from mecha_exp.architectures import AdapterConfig, ModelConfig, candidates, resolve, sized_for
 from mecha_exp.engine.report import About, Notice
 from mecha_exp.errors import some
 from mecha_exp.graph.nodes import ModelNode
@@ -50,7 +50,7 @@ def find_extras(sources: Mapping[ModelNode, Source], of_relatives: bool = False)
     for model, source in sources.items():
         infos = infos_of(source)
         if model.config is not None:
-            config: ModelConfig | None = fit(infos, resolve(model.config))
+            config: ModelConfig | None = sized_for(infos, resolve(model.config))
         else:
             shapes = frozenset((key, info.shape) for key, info in infos.items())
             if shapes not in known:

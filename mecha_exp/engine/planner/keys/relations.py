@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mecha_exp.architectures import ModelConfig, resolve
-from mecha_exp.engine.planner.keys.dependence import is_lazy
+from mecha_exp.engine.planner.keys.dependence import reads_other_keys
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import MergeNode, Node
 from mecha_exp.method_api.key_map import KeyMap, KeyRelation
 
 if TYPE_CHECKING:
-    from mecha_exp.engine.planner.keys.specialisation import KeyedGraph
+    from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
 
 
 class Relations:
     """The key relations of the calls in some recipes: by `map_keys`, elsewhere a key needs the same key."""
 
-    def __init__(self, graph: KeyedGraph) -> None:
+    def __init__(self, graph: PerKeyGraph) -> None:
         self._graph = graph
         self._maps: dict[MergeNode, KeyMap | None] = {}
 
@@ -28,7 +28,9 @@ class Relations:
         given = dict(node.arguments)
         if relations is None:
             names = {name: (key,) for name, child in given.items()}
-            gives = not is_lazy(node) or self._may_give(node, key)  # others are asked when all below is there
+            gives = not reads_other_keys(node) or self._may_give(
+                node, key
+            )  # others are asked when all below is there
             return KeyRelation((key,), names) if gives else None
 
         def has(name: str, wanted: str) -> bool:

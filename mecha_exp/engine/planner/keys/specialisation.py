@@ -1,7 +1,7 @@
 """What a recipe is at one key: which keys its nodes have, and the plain graph that is left there.
 
 The answers of a recipe's atoms (see `atoms`) at a key decide everything else, so keys with the same answers
-share one graph, in which only models, values and ordinary methods are left, and `LazyNode`s.
+share one graph, in which only models, values and ordinary methods are left, and `DeferredCall`s.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mecha_exp.engine.ir.program import LazyNode
+from mecha_exp.engine.ir.program import DeferredCall
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.configs import NodeConfigs
-from mecha_exp.engine.planner.keys.dependence import MISSING, is_atom, is_lazy, value_at
-from mecha_exp.engine.planner.keys.state_dicts import Lazy, View
-from mecha_exp.engine.planner.resolution import settle
+from mecha_exp.engine.planner.keys.dependence import MISSING, reads_other_keys, value_at, varies_by_key
+from mecha_exp.engine.planner.keys.state_dicts import ArgumentView, StateDictCalls
+from mecha_exp.engine.planner.resolution import resolve_recipes
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
@@ -23,13 +23,13 @@ from mecha_exp.method_api.method import Kind
 from mecha_exp.method_api.state_dict import StateDictKeyError
 from mecha_exp.sources.source import Source
 
-Answers = Mapping[Node, Any]
+KeyFacts = Mapping[Node, Any]
 """Of each atom what it is at a key: of a model whether it has it, of a value the value, of `a | b` the one
 that is taken; MISSING where there is nothing."""
 
 
 @dataclass(frozen=True, eq=False)
-class Situation:
+class Specialisation:
     """The recipes at the keys of one kind.
 
     Attributes:
@@ -45,7 +45,7 @@ class Situation:
     held: tuple[tuple[ModelNode, ...], ...]
 
 
-class KeyedGraph:
+class PerKeyGraph:
     """Answers what recipes are at each key; see the module.
 
     Attributes:
@@ -66,11 +66,11 @@ class KeyedGraph:
         self.configs = NodeConfigs(sources)
         self.sources = self.configs.sources
         self.caches = dict(caches)
-        self.lazy = Lazy(self, options)
+        self.lazy = StateDictCalls(self, options)
         self._atoms: dict[tuple[Node, ...], list[Node]] = {}
-        self._situations: dict[tuple[Any, ...], Situation] = {}
+        self._situations: dict[tuple[Any, ...], Specialisation] = {}
         settled: dict[Node, Node] = {}
-        self.roots = settle(roots, self.configs, self.lazy.budget, settled)
+        self.roots = resolve_recipes(roots, self.configs, self.lazy.budget, settled)
         self.carry_caches(settled)
 
     def carry_caches(self, new: Mapping[Node, Node]) -> None:
@@ -79,10 +79,10 @@ class KeyedGraph:
 
     # what is asked
 
-    def at(self, roots: tuple[Node, ...], key: str) -> Situation:
+    def at(self, roots: tuple[Node, ...], key: str) -> Specialisation:
         """The graphs at a key; the same object for keys with the same answers."""
         answers = self._answers(roots, key)
-        kind = (roots, tuple(map(_told_apart, answers.values())))
+        kind = (roots, tuple(map(_comparable, answers.values())))
         found = self._situations.get(kind)
         if found is None:
             found = self._situations[kind] = _Builder(self, answers).build(roots)
@@ -116,7 +116,7 @@ class KeyedGraph:
         """The nodes of the graphs that differ from key to key, arguments before their users."""
         if roots not in self._atoms:
             nodes = walk(*roots, children=_streamed)
-            self._atoms[roots] = [node for node in nodes if is_atom(node)]
+            self._atoms[roots] = [node for node in nodes if varies_by_key(node)]
         return self._atoms[roots]
 
     def _answers(self, roots: tuple[Node, ...], key: str) -> dict[Node, Any]:
@@ -125,7 +125,7 @@ class KeyedGraph:
             answers[atom] = self._answer(atom, key, answers)
         return answers
 
-    def _answer(self, atom: Node, key: str, answers: Answers) -> Any:
+    def _answer(self, atom: Node, key: str, answers: KeyFacts) -> Any:
         if isinstance(atom, ModelNode):
             return True if key in self.sources[atom] else MISSING
         if isinstance(atom, LiteralNode):
@@ -133,17 +133,17 @@ class KeyedGraph:
         assert isinstance(atom, MergeNode)
         if atom.method.kind is Kind.CHOICE:
             return self._choose(atom, key, answers)
-        if not self.missing_below(atom.children if not is_lazy(atom) else (), answers):
+        if not self.missing_below(atom.children if not reads_other_keys(atom) else (), answers):
             return self.lazy.answer(atom, key)
         return MISSING
 
-    def _choose(self, node: MergeNode, key: str, answers: Answers) -> Any:
+    def _choose(self, node: MergeNode, key: str, answers: KeyFacts) -> Any:
         """Which argument of a choice is taken: the argument, or MISSING."""
 
         def has(child: Node, asked: str) -> bool:
             return not self.missing_below((child,), answers) if asked == key else self.has(child, asked)
 
-        views = {child: View(self, child, has) for child in node.children}
+        views = {child: ArgumentView(self, child, has) for child in node.children}
         try:
             chosen = self.lazy.call(node, key, views)
         except StateDictKeyError:
@@ -156,10 +156,10 @@ class KeyedGraph:
             )
         return MISSING if self.missing_below((taken,), answers) else taken
 
-    def missing_below(self, nodes: Sequence[Node], answers: Answers) -> list[Node]:
+    def missing_below(self, nodes: Sequence[Node], answers: KeyFacts) -> list[Node]:
         """The atoms that nodes need at once and that have no value."""
-        found = walk(*nodes, children=lambda node: () if is_atom(node) else node.children)
-        return [node for node in found if is_atom(node) and answers[node] is MISSING]
+        found = walk(*nodes, children=lambda node: () if varies_by_key(node) else node.children)
+        return [node for node in found if varies_by_key(node) and answers[node] is MISSING]
 
     def _keys_of_atom(self, atom: Node) -> Collection[str]:
         if isinstance(atom, ModelNode):
@@ -167,25 +167,25 @@ class KeyedGraph:
         if isinstance(atom, LiteralNode):
             assert isinstance(atom.value, ByKey)
             return [pattern for pattern, _ in atom.value.patterns]
-        return self.lazy.keys_of(atom) if isinstance(atom, MergeNode) and is_lazy(atom) else ()
+        return self.lazy.keys_of(atom) if isinstance(atom, MergeNode) and reads_other_keys(atom) else ()
 
 
 class _Builder:
     """Makes the graphs that are left where the atoms have given answers."""
 
-    def __init__(self, graph: KeyedGraph, answers: Answers) -> None:
+    def __init__(self, graph: PerKeyGraph, answers: KeyFacts) -> None:
         self._graph = graph
         self._answers = answers
         self._new: dict[Node, Node | None] = {}
         self._lacking: dict[Node, tuple[Node, ...]] = {}
 
-    def build(self, roots: tuple[Node, ...]) -> Situation:
+    def build(self, roots: tuple[Node, ...]) -> Specialisation:
         for node in walk(*roots, children=_streamed):
             self._new[node] = left = self._left(node)
             if left is not None and node in self._graph.caches:
                 self._graph.caches.setdefault(left, self._graph.caches[node])
         left_over = tuple(self._new[root] for root in roots)
-        return Situation(
+        return Specialisation(
             left_over,
             tuple(self._lacking.get(root, ()) for root in roots),
             tuple(tuple(models_of(root)) if root else () for root in left_over),
@@ -194,7 +194,7 @@ class _Builder:
 
     def _left(self, node: Node) -> Node | None:
         answer = self._answers.get(node, True)
-        if isinstance(node, MergeNode) and not is_lazy(node):
+        if isinstance(node, MergeNode) and not reads_other_keys(node):
             return self._left_of_call(node, answer)
         if answer is MISSING:
             return None
@@ -202,7 +202,7 @@ class _Builder:
             return LiteralNode(answer, node.space)
         if isinstance(node, MergeNode):
             settled = self._graph.lazy.is_settled(node)
-            return LiteralNode(answer, node.space) if settled else LazyNode(node, self._graph.lazy)
+            return LiteralNode(answer, node.space) if settled else DeferredCall(node, self._graph.lazy)
         return node
 
     def _left_of_call(self, node: MergeNode, answer: Any) -> Node | None:
@@ -238,7 +238,7 @@ class _Builder:
                 yield atom
 
 
-def _told_apart(answer: Any) -> Any:
+def _comparable(answer: Any) -> Any:
     """An answer that is equal to no other: 1, 1.0 and True are, and so are 0.0 and -0.0."""
     is_value = isinstance(answer, int | float | tuple) and answer is not True
     return (type(answer), repr(answer)) if is_value else answer
@@ -246,7 +246,7 @@ def _told_apart(answer: Any) -> Any:
 
 def _streamed(node: Node) -> Sequence[Node]:
     """The children whose value at the same key is wanted."""
-    return () if is_lazy(node) else node.children
+    return () if reads_other_keys(node) else node.children
 
 
 def _check_values(node: MergeNode) -> None:

@@ -22,26 +22,26 @@ from mecha_exp.conversion.lora import AdapterConversion
 from mecha_exp.engine.ir.calls import changed_shape, run_method, skipped_too_late
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.engine.ir.interpreter import run_eagerly
-from mecha_exp.engine.ir.program import LazyNode, Program, compile_program
+from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.planner.keys.dependence import MISSING, is_atom, is_lazy
+from mecha_exp.engine.planner.keys.dependence import MISSING, reads_other_keys, varies_by_key
 from mecha_exp.engine.planner.keys.relations import Relations, asked_at, keys_of_group
 from mecha_exp.errors import MergeError, RecipeError, some
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.method_api.key_map import KeyRelation
 from mecha_exp.method_api.state_dict import StateDict, StateDictKeyError
-from mecha_exp.system.byte_cache import Kept
+from mecha_exp.system.byte_cache import ByteCache
 
 if TYPE_CHECKING:
-    from mecha_exp.engine.planner.keys.specialisation import KeyedGraph
+    from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
 
 
-class View(StateDict[Any]):
+class ArgumentView(StateDict[Any]):
     """What a method sees of an argument: its keys, and its values when it asks for them."""
 
     def __init__(
         self,
-        graph: KeyedGraph,
+        graph: PerKeyGraph,
         node: Node,
         has: Callable[[Node, str], bool] | None = None,
         value: Callable[[Node, str], Any] | None = None,
@@ -69,7 +69,7 @@ class View(StateDict[Any]):
         return self._graph.configs.of(self._node) or StructuralConfig({})
 
 
-class Lazy:
+class StateDictCalls:
     """Runs the methods with `StateDict` parameters of some recipes.
 
     Attributes:
@@ -77,7 +77,7 @@ class Lazy:
         budget: how many bytes of results are kept.
     """
 
-    def __init__(self, graph: KeyedGraph, options: EngineOptions) -> None:
+    def __init__(self, graph: PerKeyGraph, options: EngineOptions) -> None:
         self.graph = graph
         self._options = options
         self._relations = Relations(graph)
@@ -85,7 +85,7 @@ class Lazy:
         self._checked: dict[MergeNode, set[tuple[str, ...]]] = {}
         self._programs: dict[Node, Program] = {}
         self.budget = options.memory_budget // 4
-        self._kept = Kept(self.budget)
+        self._kept = ByteCache(self.budget)
 
     # when a merge is planned
 
@@ -101,7 +101,7 @@ class Lazy:
     def is_settled(self, node: MergeNode) -> bool:
         """Whether a call is known when a merge is planned: no model is read for it."""
         says_a_word = node.method.signature.returned.interface is str
-        return is_lazy(node) and (says_a_word or self.graph.is_constant(node))
+        return reads_other_keys(node) and (says_a_word or self.graph.is_constant(node))
 
     def _said_of(self, node: MergeNode, key: str) -> Any:
         """What a method says of tensors that have no values, but the dtypes of those in the files."""
@@ -115,7 +115,7 @@ class Lazy:
             info = self._known_info(child, wanted)
             return torch.empty(info.shape, dtype=torch_dtype(info.dtype), device="meta")
 
-        return _picked(self._call(node, key, relation, View, value, {}), relation, key, node)
+        return _picked(self._call(node, key, relation, ArgumentView, value, {}), relation, key, node)
 
     def _known_info(self, node: Node, key: str) -> TensorInfo:
         info = self.info(node, key)
@@ -144,14 +144,16 @@ class Lazy:
         return self._infos[node, key]
 
     def _find_info(self, node: Node, key: str) -> TensorInfo | None:
-        if isinstance(node, LazyNode):
+        if isinstance(node, DeferredCall):
             return self.info(node.call, key)
         if isinstance(node, ModelNode):
             return self.graph.sources[node].info(key)
-        if isinstance(node, MergeNode) and is_atom(node):
+        if isinstance(node, MergeNode) and varies_by_key(node):
             return self._try_out(node, key)
         left = self.graph.at((node,), key).roots[0]
-        leaf = next((n for n in walk(left) if isinstance(n, ModelNode | LazyNode)), None) if left else None
+        leaf = (
+            next((n for n in walk(left) if isinstance(n, ModelNode | DeferredCall)), None) if left else None
+        )
         return self.info(leaf, key) if leaf is not None else None
 
     def _try_out(self, node: MergeNode, key: str) -> TensorInfo | None:
@@ -170,7 +172,7 @@ class Lazy:
             return torch.empty(info.shape, dtype=self._dtype(info), device="meta")
 
         try:
-            result = self._call(node, key, relation, View, value, {})
+            result = self._call(node, key, relation, ArgumentView, value, {})
             shape = tuple(_picked(result, relation, key, node).shape)
         except StateDictKeyError:
             return None
@@ -234,12 +236,13 @@ class Lazy:
         if len(relation.outputs) == 1:
             return self._picked_run(node, key, relation)
         group = self._kept.get(
-            (node, relation.outputs), lambda: self._call(node, key, relation, View, None, self._cache(node))
+            (node, relation.outputs),
+            lambda: self._call(node, key, relation, ArgumentView, None, self._cache(node)),
         )
         return _picked(group, relation, key, node)
 
     def whole(
-        self, node: LazyNode, key: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+        self, node: DeferredCall, key: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """The result of a lazy node; one number stands for a tensor of the key's shape.
 
@@ -262,11 +265,11 @@ class Lazy:
         return tensor
 
     def _picked_run(self, node: MergeNode, key: str, relation: KeyRelation) -> Any:
-        result = self._call(node, key, relation, View, None, self._cache(node))
+        result = self._call(node, key, relation, ArgumentView, None, self._cache(node))
         return _picked(result, relation, key, node)
 
     def _compute(self, left: Node, key: str) -> Any:
-        if isinstance(left, LazyNode):
+        if isinstance(left, DeferredCall):
             return self.run(left.call, key)
         if left not in self._programs:
             self._programs[left] = compile_program(
@@ -278,7 +281,7 @@ class Lazy:
         leaves: dict[Node, torch.Tensor] = {
             node: self._read(node, key) if isinstance(node, ModelNode) else self.whole(node, key, shape)
             for node in program.extents
-            if isinstance(node, ModelNode | LazyNode)
+            if isinstance(node, ModelNode | DeferredCall)
         }
         return run_eagerly(program, key, shape, leaves, self._options.compute_dtype)
 
