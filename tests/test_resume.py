@@ -261,10 +261,12 @@ def test_statistics_that_mean_something_else_start_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop(20, job(folder, statistics=True))
-    code_of = resumption.code_hash
-    monkeypatch.setattr(
-        resumption, "code_hash", lambda method: "new" if method is moments else code_of(method)
-    )
+    true_hash = resumption.code_hash
+
+    def of_changed(method):
+        return "new" if method is moments else true_hash(method)
+
+    monkeypatch.setattr(resumption, "code_hash", of_changed)
 
     assert run(job(folder, statistics=True)).resumed_keys == 0
 
