@@ -21,10 +21,11 @@ demo: .venv/.app ## install into .venv, then run an ablation on the bundled mode
 test: .venv/.test lint ## install with the test extras, then run everything CI checks
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8
 
-lint: .venv/.test ## check style and types
+lint: .venv/.test ## check style, types and layers
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-logo
 
 hf: .venv/.test ## install transformers and diffusers, then load and run merged models with them
 	@$(INSTALL) -e '.[hub,hf-test]'
@@ -51,7 +52,7 @@ constraints: .venv/.test ## choose the newest versions for constraints.txt (need
 	$(BIN)/python .ci/constraints.py $(PYTHONS)
 
 clean: ## remove the environments and what building and testing left; outputs/ is kept
-	rm -rf .venv .parity build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .parity build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.python:
