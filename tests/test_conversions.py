@@ -310,7 +310,7 @@ def test_an_interrupted_conversion_goes_on_where_it_stopped(clip, tmp_path, name
 
         def write(source, at: str):
             target = Destination(tmp_path / at, layout, **folders)
-            return write_source(source, target, {}, signature=source.signature, workers=1)
+            return write_source(source, target, {}, signature=source.resume_token, workers=1)
 
         with pytest.raises(KeyboardInterrupt):
             write(Interrupted(source, 100), name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from mecha_exp.checkpoint.model import JoinedModel, SafetensorsModel, StoredModel
+from mecha_exp.checkpoint.model import JoinedModel, SafetensorsModel, StateDictSource
 from mecha_exp.checkpoint.safetensors.header import cannot_open, open_regular
 from mecha_exp.checkpoint.torch_pickle import PickledModel, is_pickle
 from mecha_exp.errors import CheckpointError, some
@@ -55,7 +55,7 @@ class Component:
         return STEMS[1] if self.weights.name.startswith(STEMS[1]) else STEMS[0]
 
 
-def open_stored(path: Path) -> StoredModel:
+def open_stored(path: Path) -> StateDictSource:
     """Open a model, whatever its format.
 
     A folder is a model (its weights: one file, or shards with an index) or a pipeline of components, whose
@@ -101,9 +101,9 @@ def components_of(folder: Path) -> list[Component]:
     return found
 
 
-def _open_folder(folder: Path) -> StoredModel:
+def _open_folder(folder: Path) -> StateDictSource:
     components = components_of(folder)
-    opened: list[tuple[str, StoredModel, Collection[str] | None]] = []
+    opened: list[tuple[str, StateDictSource, Collection[str] | None]] = []
     try:
         for component in components:
             opened.append((component.prefix, open_stored(component.weights), None))
@@ -114,9 +114,9 @@ def _open_folder(folder: Path) -> StoredModel:
         raise
 
 
-def _open_shards(index: Path) -> StoredModel:
+def _open_shards(index: Path) -> StateDictSource:
     shards = read_index(index)
-    opened: list[tuple[str, StoredModel, Collection[str] | None]] = []
+    opened: list[tuple[str, StateDictSource, Collection[str] | None]] = []
     try:
         for name, keys in shards.items():
             shard = open_stored(index.parent / name)

@@ -1,4 +1,4 @@
-"""A model as it is stored, whatever the format: one way to read files, shards, pickles and folders."""
+"""The interface of a readable state dict, and those that safetensors files and sets of files have."""
 
 from __future__ import annotations
 
@@ -16,54 +16,51 @@ from mecha_exp.checkpoint.safetensors.reader import Checkpoint
 from mecha_exp.errors import CheckpointError, did_you_mean
 
 
-class StoredModel(ABC):
-    """Named tensors on a disk, read by parts: any number of threads may read at once.
+class StateDictSource(ABC):
+    """Named tensors, read in parts from files or memory. Any number of threads may read at once.
 
     Attributes:
-        path: what the user named: a file, or a folder.
+        name: the name of the source in messages.
+        path: the file or folder that the user named; None for a state dict in memory.
         files: the files that hold the tensors.
-        identity: what is another one when a file was changed or replaced.
+        identity: a value that differs once a file was changed or replaced; None where nothing tells.
     """
 
-    path: Path
+    name: str
+    path: Path | None
     files: tuple[Path, ...]
-    identity: tuple[str | int, ...]
-
-    @property
-    def name(self) -> str:
-        """How messages call it."""
-        return str(self.path)
+    identity: tuple[str | int, ...] | None
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the file says of itself, as the recipe that made it."""
+        """The metadata of its file, such as the recipe that made it."""
         return {}
 
     @abstractmethod
     def keys(self) -> Collection[str]:
-        """The keys in the order in which they are best read."""
+        """The keys, in the order in which they are best read."""
 
     @abstractmethod
     def info(self, key: str) -> TensorInfo:
-        """The dtype and the shape of a key; CheckpointError where there is none of that name."""
+        """The dtype and the shape of a key. Raises CheckpointError for an unknown key."""
 
     @abstractmethod
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes of a key from `start` on."""
 
     def region(self, key: str) -> FileRegion | None:
-        """Where the bytes of a key lie; None where they are not in a file as they are."""
+        """The place of a key's bytes in a file; None where no file holds them unchanged."""
         return None
 
     @abstractmethod
     def check_unchanged(self) -> None:
-        """CheckpointError where a file was changed, replaced or removed since it was opened."""
+        """Raise CheckpointError where a file was changed, replaced or removed since it was opened."""
 
     @abstractmethod
     def close(self) -> None:
         """Close the files. Idempotent."""
 
-    def __enter__(self) -> StoredModel:
+    def __enter__(self) -> StateDictSource:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,11 +70,15 @@ class StoredModel(ABC):
         return key in self.keys()
 
     def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
-        """Fill `out` (1-D, contiguous, the key's dtype) with the flattened elements from `start` on."""
+        """Fill `out` (1-D, contiguous, the key's dtype) with the flattened elements from `start` on.
+
+        Raises:
+            CheckpointError: the key is unknown, or the range or the dtype does not fit.
+        """
         info = self.info(key)
         if out.dtype is not number_format(info.dtype).torch or out.ndim != 1:
-            found = f"{key} is {info.dtype}, which cannot fill a {out.ndim}-D tensor of {out.dtype}"
-            raise CheckpointError(f"{self.name}: {found}.")
+            wrong = f"{key} is {info.dtype}, which cannot fill a {out.ndim}-D tensor of {out.dtype}"
+            raise CheckpointError(f"{self.name}: {wrong}.")
         if not 0 <= start <= start + len(out) <= info.numel:
             span = f"[{start}, {start + len(out)})"
             raise CheckpointError(f"{self.name}: {key} has {info.numel:,} elements, not {span}.")
@@ -94,11 +95,12 @@ class StoredModel(ABC):
         return CheckpointError(f"{self.name} has no key {key!r}.{did_you_mean(key, self.keys())}")
 
 
-class SafetensorsModel(StoredModel):
+class SafetensorsModel(StateDictSource):
     """One safetensors file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.name = str(self.path)
         self.files = (self.path,)
         self._file = Checkpoint(path)
         self.identity = (str(self.path.resolve()), *self._file.identity)
@@ -129,60 +131,62 @@ class SafetensorsModel(StoredModel):
         self._file.close()
 
 
-class JoinedModel(StoredModel):
-    """Several stored models as one: the shards of a model, or the components of a pipeline.
+class JoinedModel(StateDictSource):
+    """Several models as one: the shards of a model, or the components of a pipeline.
 
     Args:
-        path: of the whole, as the user named it.
-        parts: each with what its keys are prefixed with, and those that count (None: all).
+        path: the path of the whole, as the user named it.
+        parts: each model with the prefix that its keys get, and the keys that count (None: all).
     """
 
-    def __init__(self, path: Path, parts: Sequence[tuple[str, StoredModel, Collection[str] | None]]) -> None:
-        self.path = path
-        self._parts = [model for _, model, _ in parts]
-        self.files = tuple(file for model in self._parts for file in model.files)
-        self.identity = tuple(item for model in self._parts for item in model.identity)
-        self._places: dict[str, tuple[StoredModel, str]] = {}
-        for prefix, model, wanted in parts:
+    def __init__(
+        self, path: Path, parts: Sequence[tuple[str, StateDictSource, Collection[str] | None]]
+    ) -> None:
+        self.path, self.name = path, str(path)
+        self._models = [model for _, model, _ in parts]
+        self.files = tuple(file for model in self._models for file in model.files)
+        self.identity = tuple(item for model in self._models for item in model.identity or ())
+        self._origins: dict[str, tuple[StateDictSource, str]] = {}
+        for prefix, model, selected in parts:
             for key in model.keys():
-                if wanted is None or key in wanted:
-                    self._place(prefix + key, model, key)
+                if selected is None or key in selected:
+                    self._add(prefix + key, model, key)
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        return self._parts[0].metadata if self._parts else {}
+        return self._models[0].metadata if self._models else {}
 
     def keys(self) -> Collection[str]:
-        return self._places.keys()
+        return self._origins.keys()
 
     def info(self, key: str) -> TensorInfo:
-        model, inner = self._find(key)
+        model, inner = self._origin(key)
         return model.info(inner)
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
-        model, inner = self._find(key)
+        model, inner = self._origin(key)
         model.read_bytes_into(inner, start, view)
 
     def region(self, key: str) -> FileRegion | None:
-        model, inner = self._find(key)
+        model, inner = self._origin(key)
         return model.region(inner)
 
     def check_unchanged(self) -> None:
-        for model in self._parts:
+        for model in self._models:
             model.check_unchanged()
 
     def close(self) -> None:
-        for model in self._parts:
+        for model in self._models:
             model.close()
 
-    def _place(self, key: str, model: StoredModel, inner: str) -> None:
-        if key in self._places:
-            other = self._places[key][0].name
+    def _add(self, key: str, model: StateDictSource, inner: str) -> None:
+        if key in self._origins:
+            other = self._origins[key][0].name
             raise CheckpointError(f"{self.name}: the key {key!r} is in {other} and in {model.name}.")
-        self._places[key] = (model, inner)
+        self._origins[key] = (model, inner)
 
-    def _find(self, key: str) -> tuple[StoredModel, str]:
+    def _origin(self, key: str) -> tuple[StateDictSource, str]:
         try:
-            return self._places[key]
+            return self._origins[key]
         except KeyError:
             raise self._unknown(key) from None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint.dtypes import dtype_name
-from mecha_exp.checkpoint.model import StoredModel
+from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.positional import require_little_endian
 from mecha_exp.checkpoint.safetensors.header import TensorInfo, open_regular
 from mecha_exp.checkpoint.safetensors.reader import identity_of
@@ -38,7 +38,7 @@ def is_pickle(path: str | os.PathLike[str]) -> bool:
     return bool(_MAGIC.match(start)) and start[8:9] != b"{"  # of a safetensors header
 
 
-class PickledModel(StoredModel):
+class PickledModel(StateDictSource):
     """A state dict that `torch.save` wrote. Files of torch 1.6 and later are mapped: a tensor is read when it
     is wanted. Older ones are loaded whole, since they cannot be mapped.
 
@@ -49,9 +49,12 @@ class PickledModel(StoredModel):
             is why only tensors and plain containers are accepted.
     """
 
+    path: Path
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         require_little_endian()
         self.path = Path(path)
+        self.name = str(self.path)
         self.files = (self.path,)
         self._status = identity_of(self.path.stat())
         self.identity = (str(self.path.resolve()), *self._status)

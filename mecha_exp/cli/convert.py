@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mecha_exp.architectures import Component as Part
 from mecha_exp.architectures import ModelConfig, resolve, small_files
-from mecha_exp.checkpoint import Component, Destination, StoredModel, Template, open_stored
+from mecha_exp.checkpoint import Component, Destination, StateDictSource, Template, open_stored
 from mecha_exp.checkpoint.folder import PIPELINE, SAFETENSORS, STEMS
 from mecha_exp.engine.provenance import PROVENANCE_KEYS
 from mecha_exp.errors import CheckpointError, some
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
         size = sum(source.info(key).nbytes for key in source.keys())
         began = time.monotonic()
         with byte_bar("converting", size) as advance:
-            copied = write_source(source, destination, metadata, advance, signature=source.signature)
+            copied = write_source(source, destination, metadata, advance, signature=source.resume_token)
         _report(model, source, target)
         seconds = time.monotonic() - began
         stdout.print(str(copied.path), markup=False, soft_wrap=True)
@@ -109,9 +109,10 @@ def _destination(options: argparse.Namespace, target: ModelConfig, source: Conve
     if options.like is None:
         beside = _small_files(target, present)
         return Destination(options.output, tensors, components=folders, small_files=beside)
-    with open_stored(find_model(str(options.like), options.models_dir)) as other:
+    like = find_model(str(options.like), options.models_dir)
+    with open_stored(like) as other:
         theirs = {key: other.info(key) for key in other.keys()}
-        template = Template(other.path, {key: (info.dtype, info.shape) for key, info in theirs.items()})
+        template = Template(like, {key: (info.dtype, info.shape) for key, info in theirs.items()})
     if not template.fits(tensors):
         raise CheckpointError(
             f"--like {options.like} is no {target.identifier}: most of its keys are others."
@@ -141,7 +142,7 @@ def _folders(parts: Sequence[Part]) -> list[Component]:
     return found
 
 
-def _report(model: StoredModel, source: ConvertedSource, target: ModelConfig) -> None:
+def _report(model: StateDictSource, source: ConvertedSource, target: ModelConfig) -> None:
     """Say what has no place in the other format, and what that format has besides."""
     if source.unused:
         stdout.print(f"left out: {some(source.unused, 4)}, for which {target.identifier} has no place")

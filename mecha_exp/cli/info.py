@@ -26,7 +26,7 @@ from mecha_exp.architectures import (
     targets_of,
 )
 from mecha_exp.architectures.lora import ANY_SHAPE
-from mecha_exp.checkpoint import StoredModel, is_arithmetic, open_stored, torch_dtype
+from mecha_exp.checkpoint import StateDictSource, is_arithmetic, open_stored, torch_dtype
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, did_you_mean, some
 from mecha_exp.inspection import methods
 from mecha_exp.inspection.recipe_tree import tree_of
@@ -134,7 +134,7 @@ def describe_config(config: ModelConfig, verbose: bool = False) -> dict[str, Any
     return data
 
 
-def describe_model(model: StoredModel, deep: bool = False) -> dict[str, Any]:
+def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]:
     """What a model is: its config, its components, and what is odd about it."""
     infos = {key: model.info(key) for key in model.keys()}
     anomalies: list[str] = []
@@ -242,7 +242,7 @@ def _nearly(infos: Mapping[str, Any]) -> Iterator[str]:
     yield f"nearly {near.config.identifier}, but {'; '.join(parts)}"
 
 
-def _nonfinite(model: StoredModel) -> list[str]:
+def _nonfinite(model: StateDictSource) -> list[str]:
     """The tensors with NaN or infinity in them, read one after the other."""
     bad = []
     for key in model.keys():

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Collection
 
 import torch
 
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
-from mecha_exp.sources.source import _LOOK, Source
+from mecha_exp.sources.source import Source, SourceView
+
+_SCANNED_ELEMENTS = 1 << 20  # are read at once
 
 
-class FiniteSource:
-    """The keys of another source whose values are all finite; made by looking at all of them.
+class FiniteSource(SourceView):
+    """The keys of another source whose values are all finite. All of them are read to find out.
 
     Attributes:
         spoilt: the other keys.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._finite = {key: None for key in source.keys() if _is_finite(source, key)}
-        self.spoilt = frozenset(source.keys()) - self._finite.keys()
-        self.keys = self._finite.keys
+    def __init__(self, original: Source) -> None:
+        super().__init__(original)
+        self._finite = {key: None for key in original.keys() if _is_finite(original, key)}
+        self.spoilt = frozenset(original.keys()) - self._finite.keys()
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._finite
+    def keys(self) -> Collection[str]:
+        return self._finite.keys()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
+        self._original.read_into(key, start, out)
 
 
 def _is_finite(source: Source, key: str) -> bool:
@@ -36,9 +37,9 @@ def _is_finite(source: Source, key: str) -> bool:
     if not is_arithmetic(info.dtype):
         return True
     count = math.prod(info.shape)
-    tile = torch.empty(min(count, _LOOK), dtype=torch_dtype(info.dtype))
-    for start in range(0, count, _LOOK):
-        part = tile[: min(_LOOK, count - start)]
+    tile = torch.empty(min(count, _SCANNED_ELEMENTS), dtype=torch_dtype(info.dtype))
+    for start in range(0, count, _SCANNED_ELEMENTS):
+        part = tile[: min(_SCANNED_ELEMENTS, count - start)]
         source.read_into(key, start, part)
         if not (part if part.dtype.itemsize > 1 else part.float()).isfinite().all():
             return False

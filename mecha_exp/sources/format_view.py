@@ -20,10 +20,10 @@ from mecha_exp.architectures.views import View
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.errors import CheckpointError, Problems, some
-from mecha_exp.sources.source import DerivedSource, Source, infos_of
+from mecha_exp.sources.source import Source, SourceView, infos_of
 
 
-class ConvertedSource(DerivedSource):
+class ConvertedSource(SourceView):
     """A source whose keys are views of another's.
 
     A stacked or a split tensor is still a sequence of ranges of the original, so tiles are read from there
@@ -42,8 +42,8 @@ class ConvertedSource(DerivedSource):
         self.unused = tuple(key for key in original.keys() if key not in used)
 
     @property
-    def signature(self) -> str | None:
-        """The hash of what decides its bytes, without reading them; None where nothing tells that."""
+    def resume_token(self) -> str | None:
+        """A hash of all that decides the bytes, computed without reading them; None without an identity."""
         if self.identity is None:
             return None
         made_of = [(key, repr(view)) for key, view in self._views.items()]
@@ -52,14 +52,8 @@ class ConvertedSource(DerivedSource):
     def keys(self) -> Collection[str]:
         return self._infos.keys()
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._infos
-
     def info(self, key: str) -> TensorInfo:
         return self._infos[key]
-
-    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
-        self.read_bytes_into(key, start * out.element_size(), byte_view(out))
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         made_of = self._views[key]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mecha_exp.checkpoint import StoredModel, open_stored
+from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import CheckpointError, Problems
 from mecha_exp.graph.nodes import InMemory, ModelNode
 from mecha_exp.sources.memory import MemorySource
@@ -17,7 +17,7 @@ from mecha_exp.sources.source import Source
 @contextmanager
 def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterator[dict[ModelNode, Source]]:
     """Open every model, or raise one CheckpointError that names all that cannot be opened."""
-    sources: dict[ModelNode, StoredModel | MemorySource] = {}
+    sources: dict[ModelNode, Source] = {}
     problems = Problems()
     try:
         for model in models:
@@ -32,7 +32,7 @@ def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterat
             source.close()
 
 
-def _open(model: ModelNode, folders: Sequence[Path]) -> StoredModel | MemorySource:
+def _open(model: ModelNode, folders: Sequence[Path]) -> Source:
     if isinstance(model.source, InMemory):
         return MemorySource(model.source)
     return open_stored(find_model(model.source, folders))

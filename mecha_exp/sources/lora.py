@@ -8,28 +8,28 @@ import torch
 
 from mecha_exp.architectures.lora_deltas import Deltas
 from mecha_exp.checkpoint import TensorInfo, dtype_name, stored_bytes, torch_dtype
-from mecha_exp.checkpoint.positional import byte_view
-from mecha_exp.sources.source import DerivedSource, Source, infos_of
+from mecha_exp.checkpoint.positional import FileRegion, byte_view
+from mecha_exp.sources.source import Source, SourceView, infos_of
 from mecha_exp.system.byte_cache import ByteCache
 
-AT_A_TIME = 4
-"""So many of the largest differences are kept: workers share the tiles of a few keys."""
+CACHED_DELTAS = 4
+"""How many of the largest differences the cache has room for: workers share the tiles of a few keys."""
 
 
-class AdapterSource(DerivedSource):
-    """A source whose keys are tensors of a model, and whose values what a LoRA adds to them.
+class AdapterSource(SourceView):
+    """A source with a model's keys, whose values are what a LoRA adds to the model's tensors.
 
-    Its keys are those that it changes; asked for any other tensor of the model it gives zeros. A difference
-    is made as a whole, in float32 or in what is finer in the file, and kept until others need the room.
+    `keys()` are the keys that the LoRA changes. Any other key of the model reads as zeros. A difference is
+    computed as a whole, in float32 (float64 if the file holds float64), and cached.
 
     Attributes:
         unused: keys of modules that change nothing that the model has, such as a text encoder beside a UNet.
 
     Args:
-        budget: how many bytes of differences are kept at most.
+        budget: the largest size of the cache in bytes.
 
     Raises:
-        CheckpointError: the file has keys of no module, or modules that do not fit the model.
+        CheckpointError: the file has keys that belong to no module, or modules that do not fit the model.
     """
 
     def __init__(self, original: Source, deltas: Deltas, budget: int) -> None:
@@ -37,17 +37,17 @@ class AdapterSource(DerivedSource):
         deltas.check({key: info.shape for key, info in infos.items()}, original.name)
         super().__init__(original)
         self._deltas = deltas
-        finer = any(torch_dtype(info.dtype) == torch.float64 for info in infos.values())
-        self._dtype = torch.float64 if finer else torch.float32
+        is_double = any(torch_dtype(info.dtype) == torch.float64 for info in infos.values())
+        self._dtype = torch.float64 if is_double else torch.float32
         self._changed = dict.fromkeys(deltas.changed(infos))
         self.unused = tuple(deltas.unused(infos))
         largest = max((self.info(key).nbytes for key in self._changed), default=0)
-        self._kept = ByteCache(min(budget, AT_A_TIME * largest))
+        self._cache = ByteCache(min(budget, CACHED_DELTAS * largest))
 
     def keys(self) -> Collection[str]:
         return self._changed.keys()
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._deltas
 
     def info(self, key: str) -> TensorInfo:
@@ -56,8 +56,8 @@ class AdapterSource(DerivedSource):
 
     def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
         if key in self._changed:
-            made = self._kept.get(key, lambda: self._make(key))
-            out.copy_(made[start : start + out.numel()])
+            delta = self._cache.get(key, lambda: self._delta(key))
+            out.copy_(delta[start : start + out.numel()])
         else:
             out.zero_()
 
@@ -66,12 +66,11 @@ class AdapterSource(DerivedSource):
         self.read_into(key, start // self._dtype.itemsize, values)
         view[:] = byte_view(values)
 
-    def _make(self, key: str) -> torch.Tensor:
+    def region(self, key: str) -> FileRegion | None:
+        return None
+
+    def _delta(self, key: str) -> torch.Tensor:
         return self._deltas.delta(key, self._original.__contains__, self._read).to(self._dtype).reshape(-1)
 
     def _read(self, key: str) -> torch.Tensor:
-        info = self._original.info(key)
-        stored = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
-        if stored.numel():
-            self._original.read_into(key, 0, stored.view(-1))
-        return stored.to(self._dtype)
+        return self._original.read(key).to(self._dtype)

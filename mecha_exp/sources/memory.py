@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, dtype_name
-from mecha_exp.checkpoint.positional import FileRegion
+from mecha_exp.checkpoint import StateDictSource, TensorInfo, dtype_name
 from mecha_exp.graph.nodes import InMemory
 
 
-class MemorySource:
+class MemorySource(StateDictSource):
     """A state dict in memory."""
 
-    path: Path | None = None
-    files: Sequence[Path] = ()
-    identity: tuple[str | int, ...] | None = None
+    path = None
+    files = ()
+    identity = None
 
     def __init__(self, model: InMemory) -> None:
         self.name = model.name
@@ -26,10 +24,9 @@ class MemorySource:
             key: TensorInfo(dtype_name(t.dtype), tuple(t.shape), 0, t.nbytes)
             for key, t in self._tensors.items()
         }
-        self.keys = self._tensors.keys
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._infos
+    def keys(self) -> Collection[str]:
+        return self._tensors.keys()
 
     def info(self, key: str) -> TensorInfo:
         return self._infos[key]
@@ -41,11 +38,8 @@ class MemorySource:
         raw = self._tensors[key].reshape(-1).view(torch.uint8)[start : start + len(view)]
         view[:] = raw.numpy().data
 
-    def region(self, key: str) -> FileRegion | None:
-        return None
-
     def check_unchanged(self) -> None:
-        pass
+        """Nothing to check: the tensors are held here."""
 
     def close(self) -> None:
-        pass
+        """Nothing to close."""

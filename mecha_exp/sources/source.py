@@ -1,80 +1,45 @@
-"""The inputs of a merge: where a path is looked for, and one way to read files and in-memory models."""
+"""A source made of another one: the base of all that read a model otherwise than it is stored."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Collection
 
-import torch
-
-from mecha_exp.checkpoint import TensorInfo
+from mecha_exp.checkpoint import StateDictSource, TensorInfo
 from mecha_exp.checkpoint.positional import FileRegion
 
-_LOOK = 1 << 20
-
-
-class Source(Protocol):
-    """A state dict that is read by parts of flattened tensors."""
-
-    @property
-    def name(self) -> str:
-        """How messages call it."""
-
-    @property
-    def path(self) -> Path | None:
-        """Its file or folder, if it has one."""
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """The files that hold its tensors."""
-
-    @property
-    def identity(self) -> tuple[str | int, ...] | None:
-        """What is another one when the data may be; None where nothing tells."""
-
-    def keys(self) -> Collection[str]:
-        """The keys in the order in which they are best read."""
-
-    def __contains__(self, key: str) -> bool:
-        """Whether it has a key."""
-
-    def info(self, key: str) -> TensorInfo:
-        """The dtype and the shape of a key."""
-
-    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
-        """Fill `out` with the elements from `start` on."""
-
-    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
-        """Fill `view` with the bytes from `start` on."""
-
-    def region(self, key: str) -> FileRegion | None:
-        """Where the bytes of a key lie; None where they are not in a file as they are."""
-
-    def check_unchanged(self) -> None:
-        """CheckpointError where the data is no longer what the plan saw."""
-
-    def close(self) -> None:
-        """Nothing is read from it any more. Idempotent."""
+Source = StateDictSource
+"""The short name of the interface in signatures."""
 
 
 def infos_of(source: Source) -> dict[str, TensorInfo]:
-    """The dtype and the shape of every key: what a model is recognised by."""
+    """The dtype and the shape of every key, by which a model is recognised."""
     return {key: source.info(key) for key in source.keys()}
 
 
-class DerivedSource:
-    """What is read from another source: it has the same files, under the same name."""
+class SourceView(StateDictSource):
+    """Another source under the same name, with the same files. Subclasses change what is read."""
 
     def __init__(self, original: Source) -> None:
         self._original = original
         self.name = original.name
-        self.path: Path | None = original.path
-        self.files: Sequence[Path] = original.files
+        self.path = original.path
+        self.files = original.files
         self.identity = original.identity
-        self.check_unchanged = original.check_unchanged
-        self.close = original.close
+
+    def keys(self) -> Collection[str]:
+        return self._original.keys()
+
+    def info(self, key: str) -> TensorInfo:
+        return self._original.info(key)
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        self._original.read_bytes_into(key, start, view)
 
     def region(self, key: str) -> FileRegion | None:
-        """Where the bytes of a key lie, if it has them as the original does."""
-        return None
+        return self._original.region(key)
+
+    def check_unchanged(self) -> None:
+        self._original.check_unchanged()
+
+    def close(self) -> None:
+        self._original.close()

@@ -1,7 +1,9 @@
 """A writer that is stopped: what the next one finds, and what it must not trust."""
 
 import errno
+import json
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -22,6 +24,7 @@ from mecha_exp.checkpoint import (
 )
 from mecha_exp.checkpoint.safetensors import writer
 from mecha_exp.checkpoint.transaction import journal, space
+from mecha_exp.checkpoint.transaction.lock import TargetLock, is_in_use
 from mecha_exp.checkpoint.transaction.paths import JOURNAL, LOCK, PARTIAL, disk_bytes, sibling, target_of
 from mecha_exp.errors import CheckpointError
 
@@ -385,3 +388,56 @@ def test_a_writer_that_is_stopped_while_it_renews_the_journal_keeps_the_old_one(
         make(again, "c")
         again.commit()
     assert names(tmp_path) == ["model.safetensors"]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from mecha_exp.checkpoint.transaction.lock import TargetLock
+lock = TargetLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_holder_that_is_killed_frees_the_lock(tmp_path: Path) -> None:
+    target = tmp_path / "model.safetensors"
+    command = [sys.executable, "-c", HOLDER, target]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert is_in_use(target)
+        with pytest.raises(CheckpointError, match=f"is being written by process {holder.pid} on "):
+            TargetLock(target)
+        holder.kill()
+    assert not is_in_use(target)
+    TargetLock(target).release()
+    assert names(tmp_path) == []
+
+
+CONTENDER = """
+import sys
+from pathlib import Path
+from mecha_exp.checkpoint.transaction.lock import TargetLock
+from mecha_exp.errors import CheckpointError
+target, holders = Path(sys.argv[1]), Path(sys.argv[2])
+held = 0
+while held < 300:
+    try:
+        lock = TargetLock(target)
+    except CheckpointError:
+        continue
+    held += 1
+    holders.mkdir()  # an error where another process holds the lock too
+    holders.rmdir()
+    lock.release()
+"""
+
+
+def test_of_two_processes_that_contend_one_holds_the_lock(tmp_path: Path) -> None:
+    target = tmp_path / "model.safetensors"
+    sibling(target, LOCK).write_text(json.dumps({"pid": 2**31 - 1, "host": platform.node()}))  # left behind
+    command = [sys.executable, "-c", CONTENDER, target, tmp_path / "holders"]
+    contenders = [subprocess.Popen(command) for _ in range(2)]
+    assert [contender.wait(60) for contender in contenders] == [0, 0]
+    assert names(tmp_path) == []

@@ -1,134 +1,164 @@
-"""One writer per output file: a small lock file beside it that says who is writing.
+"""One writer per output file: a lock file beside it, locked by the operating system, that names the holder.
 
-A plain file rather than a lock of the operating system, so that it works alike on Windows and on network
-folders, and can be read. A writer that was killed leaves its lock behind: the next one on the same machine
-sees that the process is gone and takes over.
+The system frees the lock when its holder dies, so a lock file that is left behind is simply taken over. The
+file is deleted only by its holder; a process that had opened it before finds it without a name, and opens the
+next one. A lock file that names another machine is respected, since not every network folder shares locks.
 """
 
+import contextlib
+import errno
 import json
 import os
 import platform
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.checkpoint.positional import PositionalFile
 from mecha_exp.checkpoint.transaction.paths import LOCK, sibling
 from mecha_exp.errors import CheckpointError
 
-# A process id alone is not enough: in a restarted container it may be ours again, or a parent's.
-_THIS_PROCESS = uuid.uuid4().hex
-_EMPTY_SECONDS = 10  # a lock that is empty for so long is of a process that was killed while it made it
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+_EMPTY_SECONDS = 10  # an empty lock file that is older belongs to a process that was killed while it made it
+_WAIT_SECONDS, _PAUSE_SECONDS = 0.1, 0.01  # another process may hold the lock only to see whether it is free
+_LOCKED_BYTE = 1 << 30  # where Windows locks: the text before it can be read meanwhile
+
+_HELD = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class TargetLock:
-    """Held from construction to `release`. CheckpointError where another writer holds it."""
+    """The lock of an output, held from construction to `release`.
+
+    Raises:
+        CheckpointError: another writer holds it.
+    """
 
     def __init__(self, target: Path) -> None:
         self._target = target
         self._path = sibling(target, LOCK)
-        self._text = json.dumps(
-            {"pid": os.getpid(), "host": platform.node(), "process": _THIS_PROCESS, "id": uuid.uuid4().hex}
-        )
-        if not self._create():
-            self._remove_if_stale()
-            if not self._create():  # another writer was quicker
-                raise self._taken(_read(self._path))
+        self._file: PositionalFile | None = self._acquire()
+        text = json.dumps({"pid": os.getpid(), "host": platform.node()}).encode()
+        try:
+            os.ftruncate(self._file.descriptor, 0)
+            self._file.write(0, memoryview(text))
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
-        """Give the lock back; nothing where it has been taken away."""
-        if _read(self._path) == self._text:
-            self._path.unlink(missing_ok=True)
+        """Delete the lock file and free the lock. Idempotent."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        with file:
+            is_named = _is_at(file, self._path)  # unless a user has deleted it
+            if is_named and sys.platform != "win32":
+                self._path.unlink(missing_ok=True)
+        if is_named and sys.platform == "win32":  # which does not delete an open file: of the next holder
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
 
-    def _create(self) -> bool:
-        try:
-            file = self._path.open("x", encoding="utf-8")
-        except FileExistsError:
-            return False
-        try:
-            with file:
-                file.write(self._text)
-        except OSError:  # a full disk: an empty lock would be nobody's, and never go
-            self._path.unlink(missing_ok=True)
-            raise
-        return True
+    def _acquire(self) -> PositionalFile:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while not _is_foreign(self._path):
+            try:
+                file = PositionalFile(self._path, os.O_RDWR | os.O_CREAT)
+            except PermissionError:
+                if self._path.exists():  # another user's
+                    break
+                raise
+            if _try_lock(file) and _is_at(file, self._path):
+                return file
+            file.close()
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE_SECONDS)
+        raise self._held_error()
 
-    def _remove_if_stale(self) -> None:
-        found = _read(self._path)
-        if not _is_stale(self._path, found):
-            raise self._taken(found)
-        if _read(self._path) == found:  # and not replaced in the meantime by whoever saw the same
-            self._path.unlink(missing_ok=True)
-
-    def _taken(self, found: str) -> CheckpointError:
-        owner = _owner(found)
-        who = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
+    def _held_error(self) -> CheckpointError:
+        owner = _owner(_read(self._path))
+        holder = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
         return CheckpointError(
-            f"{self._target} is being written by {who}. Wait for it, choose another output, "
+            f"{self._target} is being written by {holder}. Wait for it, choose another output, "
             f"or delete {self._path} if that process is gone."
         )
 
 
 def is_in_use(target: Path) -> bool:
-    """Whether somebody holds the lock of an output, as far as can be told."""
+    """Whether a process holds the lock of an output. A lock of another machine counts as held."""
     path = sibling(target, LOCK)
-    return path.exists() and not _is_stale(path, _read(path))
+    if _is_foreign(path):
+        return True
+    try:
+        with PositionalFile(path, os.O_RDWR) as file:
+            return not _try_lock(file)
+    except OSError:
+        return path.exists()
 
 
-def _is_stale(path: Path, text: str) -> bool:
-    return _is_gone(_owner(text)) or (not text and _age(path) > _EMPTY_SECONDS)
+def _try_lock(file: PositionalFile) -> bool:
+    """Lock an open file until it is closed. Returns whether that succeeded.
+
+    Where the file system has no locks, a file with text counts as locked.
+    """
+    try:
+        if sys.platform == "win32":
+            os.lseek(file.descriptor, _LOCKED_BYTE, os.SEEK_SET)
+            msvcrt.locking(file.descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return file.stat().st_size == 0
+        if error.errno in _HELD:
+            return False
+        raise
+    return True
 
 
-def _age(path: Path) -> float:
+def _is_at(file: PositionalFile, path: Path) -> bool:
+    """Whether a path names this open file."""
+    try:
+        return os.path.samestat(file.stat(), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a lock file belongs to another machine, or to a writer that has not written its text yet."""
+    text = _read(path)
+    if not text:
+        return _is_new_and_empty(path)
+    owner = _owner(text)
+    return not owner or owner["host"] != platform.node()
+
+
+def _is_new_and_empty(path: Path) -> bool:
     try:
         status = path.stat()
     except OSError:
-        return 0
-    return 0 if status.st_size else time.time() - status.st_mtime
+        return False
+    return not status.st_size and time.time() - status.st_mtime < _EMPTY_SECONDS
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return ""
 
 
 def _owner(text: str) -> dict[str, Any]:
-    """Who holds a lock, or an empty dict where that cannot be told: then it is not ours to remove."""
+    """The `pid` and `host` in the text of a lock file; an empty dict for any other text."""
     try:
         owner = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    known = isinstance(owner, dict) and type(owner.get("pid")) is int and 0 < owner["pid"] < 2**31
-    return owner if known and {"host", "process"} <= owner.keys() else {}
-
-
-def _is_gone(owner: dict[str, Any]) -> bool:
-    if not owner or owner["host"] != platform.node():
-        return False
-    if owner["pid"] == os.getpid():
-        return bool(owner["process"] != _THIS_PROCESS)
-    return not _is_running(owner["pid"])
-
-
-def _is_running(pid: int) -> bool:
-    if sys.platform == "win32":  # where os.kill(pid, 0) is not a question but Ctrl-C
-        import ctypes
-
-        synchronize, wait_timeout, access_denied = 0x00100000, 0x102, 5
-        kernel = ctypes.windll.kernel32
-        handle = kernel.OpenProcess(synchronize, False, pid)
-        if not handle:
-            return bool(kernel.GetLastError() == access_denied)
-        running = kernel.WaitForSingleObject(handle, 0) == wait_timeout
-        kernel.CloseHandle(handle)
-        return bool(running)
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
+    is_owner = isinstance(owner, dict) and type(owner.get("pid")) is int and 0 < owner["pid"] < 2**31
+    return owner if is_owner and "host" in owner else {}

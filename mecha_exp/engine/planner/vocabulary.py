@@ -64,7 +64,7 @@ def _settle_ties(sources: Sources, options: EngineOptions, problems: Problems) -
         if not having or not tied:
             continue
         if options.on_tied == "tie":
-            settled = {model: VocabularyView(source, hidden=[head]) for model, source in settled.items()}
+            settled = {model: VocabularyView(source, dropped=[head]) for model, source in settled.items()}
         elif options.on_tied == "untie":
             settled |= {model: VocabularyView(settled[model], {head: key}) for model, key in tied.items()}
         elif options.on_missing == "error":
