@@ -17,7 +17,7 @@ from mecha_exp.report.results import results_of
 from mecha_exp.runs.query import SHORT, Filter, Run, find_runs, find_sweeps, short_folder
 from mecha_exp.runs.record import FAILED
 from mecha_exp.runs.sweep import Sweep
-from mecha_exp.terminal import make_table, print_json, stdout
+from mecha_exp.terminal import make_table, print_json, print_table, stdout
 
 EXAMPLE = """\
 examples:
@@ -102,12 +102,12 @@ def _show(sweeps: Sequence[tuple[Path, Sweep]], runs: Sequence[Run], limit: int)
             best = data["best"]
             value = f"{best['name']}: {best['value']:.4g}" if best else ""
             table.add_row(*map(Text, (data["title"], points, value, short_folder(folder))))
-        stdout.print(table)
+        print_table(table)
     if runs:
         table = _list("point", "signature", "result", "folder", wrapped=("point",))
         for run in runs[: limit or None]:
             table.add_row(*map(Text, _cells(run)), style="red" if run.record.status == FAILED else None)
-        stdout.print(table)
+        print_table(table)
         if limit and len(runs) > limit:
             stdout.print(f"... and {len(runs) - limit} more: --limit 0 shows all")
     if not sweeps and not runs:
