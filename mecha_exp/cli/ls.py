@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.inspection.run import run_data
 from mecha_exp.paths import OUTPUTS
@@ -32,11 +32,10 @@ A condition compares a hyperparameter, a metric, a tag, `status` or `name` with 
 
 def main(arguments: list[str]) -> int:
     """List sweeps, and the points that meet every condition."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp ls",
-        description="List what was run here: sweeps and points, the newest first.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = make_parser(
+        "ls",
+        "List what was run here: sweeps and points, the newest first.",
+        EXAMPLE,
     )
     parser.add_argument("condition", nargs="*", help="which points")
     parser.add_argument(
