@@ -13,7 +13,7 @@ from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.plugins import load_plugins
 from mecha_exp.terminal import print_json, stdout
-from mecha_exp.tracking.mlflow_store import SQLITE
+from mecha_exp.tracking.database import SQLITE
 
 EXAMPLE = """\
 examples:

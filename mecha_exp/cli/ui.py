@@ -10,7 +10,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError
 from mecha_exp.terminal import stdout
-from mecha_exp.tracking.mlflow_store import SQLITE, absolute_uri
+from mecha_exp.tracking.database import SQLITE, absolute_uri
 
 
 def main(arguments: list[str]) -> int:
