@@ -1,10 +1,9 @@
-"""What a person sees on the terminal: progress, plans, results, errors."""
+"""Output for people: progress bars, plans, tables, errors; and JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -24,43 +24,46 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from mecha_exp.engine import Plan
 from mecha_exp.engine.ir.program import Program
 from mecha_exp.lab.content_hash import unread_bytes
-from mecha_exp.runs.record import Record
+from mecha_exp.runs.record import Record, json_ready
 from mecha_exp.system.progress import SHOWN, LoggedProgress, human_bytes
 
 log = logging.getLogger(__name__)
 QUICKLY_READ = 100_000_000
-"""Bytes that are hashed before anybody looks."""
+"""Fewer bytes than this are hashed without a progress bar."""
+_UNLIMITED = 1 << 16
+"""A width that no table reaches."""
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
 
 def show_error(message: str) -> None:
-    """An error, on standard error."""
+    """Print an error to standard error."""
     stderr.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
 
 
 def show_point(record: Record, number: int, points: int) -> None:
-    """A line for a point of a sweep that is done."""
+    """Print a line for a finished point of a sweep."""
     measured = record.metrics.get(record.metric or "")
     score = f"{record.metric} {measured:.4g}" if measured is not None else record.status.lower()
-    took = (record.ended - record.started) / 1000
-    of = f"/{points}" if number <= points else ""  # a sweeper that searches says not how many
-    stdout.print(f"[{number}{of}] {record.name}: {score}, {took:.1f} s", markup=False, soft_wrap=True)
+    seconds = (record.ended - record.started) / 1000
+    total = f"/{points}" if number <= points else ""  # a searching sweeper does not know the total
+    stdout.print(f"[{number}{total}] {record.name}: {score}, {seconds:.1f} s", markup=False, soft_wrap=True)
 
 
 def progress_bar(planned: Plan) -> AbstractContextManager[Callable[[str, int], None]]:
-    """The progress of a merge."""
+    """A progress bar for a merge."""
     return byte_bar("merging", planned.bytes_read)
 
 
 @contextmanager
 def byte_bar(work: str, total: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar with bytes, rate, time left and the current key on a terminal; elsewhere lines in the log."""
+    """A progress bar with bytes, rate, time left and the current key; without a terminal, log lines."""
     if not sys.stderr.isatty():
         yield LoggedProgress(total)
         return
@@ -79,7 +82,7 @@ def byte_bar(work: str, total: int) -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def hashing_bar(files: Iterable[Path]) -> Iterator[Callable[[int], None]]:
-    """A bar while files are read for their hashes; nothing where they are remembered."""
+    """A progress bar while files are hashed; none where the hashes are cached."""
     total = unread_bytes(files)
     if total < QUICKLY_READ or not sys.stderr.isatty():
         yield lambda nbytes: None
@@ -96,26 +99,15 @@ def show_plan(
     hyperparameters: dict[str, Any],
     how_to_merge: str = "Leave out debug=plan to do it.",
 ) -> None:
-    """What a merge would do."""
-    inputs = make_table("input", "keys", "bytes", "file")
-    for name, source in zip(names, planned.inputs.values(), strict=True):
-        size = sum(source.info(key).nbytes for key in source.keys())
-        inputs.add_row(name, str(len(source.keys())), human_bytes(size), source.name)
+    """Print what a merge would do: inputs, hyperparameters, work, outputs, bytes, memory, warnings."""
     settings = make_table("hyperparameter", "value")
     for name, value in hyperparameters.items():
         settings.add_row(name, str(value))
-    work = make_table("keys", "stages", "passes over the data", "whole tensors, at most")
-    amounts: dict[tuple[int, int], list[int]] = {}
-    for key in planned.keys:
-        amounts.setdefault(_amount_of_work(key.program), []).append(planned.whole_bytes_of(key))
-    for (stages, passes), whole in amounts.items():
-        work.add_row(
-            str(len(whole)), str(stages), str(passes), human_bytes(max(whole)) if any(whole) else "-"
-        )
     ways = make_table("elements", "each pass over them is run")
     for way, elements in planned.fused.items():
         ways.add_row(f"{elements:,}", way)
-    for table in (inputs, settings, *_value_tables(planned), work, ways):
+    print_table(_input_table(planned, names))
+    for table in (settings, *_value_tables(planned), _work_table(planned), ways):
         stdout.print(table)
     for job, layout in zip(planned.jobs, planned.layouts, strict=True):
         target = "kept in memory" if isinstance(job.output, dict) else str(job.output)
@@ -131,13 +123,33 @@ def show_plan(
     stdout.print(f" Nothing was merged. {how_to_merge}", markup=False)
 
 
+def _input_table(planned: Plan, names: Sequence[str]) -> Table:
+    table = make_table("input", "keys", "bytes", "file")
+    for name, source in zip(names, planned.inputs.values(), strict=True):
+        size = sum(source.info(key).nbytes for key in source.keys())
+        table.add_row(name, str(len(source.keys())), human_bytes(size), PathCell(source.name))
+    return table
+
+
+def _work_table(planned: Plan) -> Table:
+    """The keys by how much work they need."""
+    table = make_table("keys", "stages", "passes over the data", "whole tensors, at most")
+    whole_bytes: dict[tuple[int, int], list[int]] = {}
+    for key in planned.keys:
+        whole_bytes.setdefault(_amount_of_work(key.program), []).append(planned.whole_bytes_of(key))
+    for (stages, passes), sizes in whole_bytes.items():
+        largest = human_bytes(max(sizes)) if any(sizes) else "-"
+        table.add_row(str(len(sizes)), str(stages), str(passes), largest)
+    return table
+
+
 def _value_tables(planned: Plan) -> Iterator[Table]:
-    """The value of each block, for every hyperparameter that has several."""
+    """A table of values by block for every hyperparameter that has several values."""
     for name, values in planned.effective_values().items():
         table = make_table("block", name, "keys", "component")
         for value in values:
-            said = " ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in value.values)
-            table.add_row(value.block, said, str(value.keys), value.component)
+            numbers = " ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in value.values)
+            table.add_row(value.block, numbers, str(value.keys), value.component)
         yield table
 
 
@@ -149,21 +161,48 @@ def make_table(*headings: str) -> Table:
     return table
 
 
+def print_table(table: Table) -> None:
+    """Print a table; where standard output is not a terminal, with no path shortened or folded."""
+    if not stdout.is_terminal:
+        natural = Measurement.get(stdout, stdout.options.update(max_width=_UNLIMITED), table).maximum
+        table.width = natural if natural > stdout.width else None
+    stdout.print(table, crop=False, no_wrap=True)
+
+
+class PathCell:
+    """A path in a table, shortened in its middle to the width of its column."""
+
+    def __init__(self, path: object) -> None:
+        self._path = str(path)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(shortened_path(self._path, options.max_width), overflow="fold", no_wrap=False)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(len(self._path), options.max_width), len(self._path))
+
+
+def shortened_path(path: str, width: int) -> str:
+    """A path with its middle left out where it is longer than `width`; the file's name stays whole.
+
+    >>> shortened_path("/data/models/of/last/year/base.safetensors", 30)
+    '/data/mod…ear/base.safetensors'
+    >>> shortened_path("/data/models/of/last/year/base.safetensors", 10)
+    '…/base.safetensors'
+    """
+    if len(path) <= width:
+        return path
+    tail = max(width - 1 - (width - 1) // 3, len(Path(path).name) + 1)
+    head = max(width - 1 - tail, 0)
+    return f"{path[:head]}…{path[-tail:]}" if head + tail + 1 < len(path) else path
+
+
 def print_json(value: Any) -> None:
-    """Data for other programs, on standard output; what JSON lacks, such as NaN, is null."""
-    sys.stdout.write(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, float | int | bool | str | None) else str(value)
+    """Print data for other programs to standard output; NaN and infinities, which JSON lacks, become null."""
+    data = json_ready(value, lambda number: None)
+    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _amount_of_work(program: Program | None) -> tuple[int, int]:
-    """Stages, and passes over the data; a key that is copied takes one pass."""
+    """The number of stages and of passes over the data; a copied key takes one pass."""
     return (len(program.stages), sum(len(stage.passes) for stage in program.stages)) if program else (0, 1)

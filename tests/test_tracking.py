@@ -7,7 +7,7 @@ from mlflow.tracking import MlflowClient
 
 from mecha_exp.errors import TrackingError
 from mecha_exp.tracking import Store
-from mecha_exp.tracking.mlflow_store import absolute_uri
+from mecha_exp.tracking.database import absolute_uri
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
-"""What the verbs on recipe files share: their arguments, and the recipe that these name."""
+"""The arguments that verbs share, and the recipe that they name."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,27 @@ from mecha_exp.recipe.files import fill_from_files, find_recipe
 from mecha_exp.recipe.text_writer import CONSTANTS
 
 
-def add_recipe(parser: argparse.ArgumentParser, or_else: str = "") -> None:
-    """The arguments that name a recipe, or something else that a verb takes, and fill its parameters."""
+def make_parser(verb: str, summary: str, examples: str) -> argparse.ArgumentParser:
+    """The parser of a verb, still without arguments; its examples keep their lines."""
+    return argparse.ArgumentParser(
+        prog=f"python -m mecha_exp {verb}",
+        description=textwrap.fill(summary, max(shutil.get_terminal_size().columns - 2, 20)),
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_recipe(parser: argparse.ArgumentParser, alternatives: str = "") -> None:
+    """Add the arguments that name a recipe and fill its parameters.
+
+    Args:
+        parser: of the verb.
+        alternatives: what else the verb takes instead of a recipe, for the help.
+    """
     parser.add_argument(
         "recipe",
         type=Path,
-        help="a .mecha file, or a merged model, which carries its recipe in its header" + or_else,
+        help="a .mecha file, or a merged model, which carries its recipe in its header" + alternatives,
     )
     parser.add_argument(
         "-p",
@@ -31,21 +48,21 @@ def add_recipe(parser: argparse.ArgumentParser, or_else: str = "") -> None:
         help="fill a parameter of the recipe with a model's path, another .mecha file, or a number; may be "
         "repeated",
     )
-    parser.add_argument(
-        "--models-dir",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="DIR",
-        help="where models and recipes are looked for, after the current folder and before those that the "
+    add_models_dir(
+        parser,
+        "where models and recipes are looked for, after the current folder and before those that the "
         "environment variable MECHA_MODELS_DIR lists; may be repeated",
     )
-
     add_plugins(parser)
 
 
+def add_models_dir(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add the argument that names folders of models, `models_dir`."""
+    parser.add_argument("--models-dir", action="append", type=Path, default=[], metavar="DIR", help=meaning)
+
+
 def add_plugins(parser: argparse.ArgumentParser) -> None:
-    """The argument that names plugins."""
+    """Add the argument that names plugins."""
     parser.add_argument(
         "--plugin",
         action="append",
@@ -60,22 +77,22 @@ def load_recipe(options: argparse.Namespace) -> Node:
     """The recipe that the arguments name, with its parameters filled.
 
     Raises:
-        RecipeError: everything that is wrong with it.
+        RecipeError: all problems of the recipe.
     """
     load_plugins(options.plugin)
     recipe = deserialize_path(find_recipe(options.recipe, options.models_dir))
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     problems = Problems()
     for name, word in options.parameter:
-        if name in given:
+        if name in arguments:
             problems.add(f"the parameter '{name}' is given twice")
-        given[name] = _value(word)
+        arguments[name] = _value(word)
     problems.raise_as(RecipeError)
-    return fill_from_files(recipe, given, options.models_dir)
+    return fill_from_files(recipe, arguments, options.models_dir)
 
 
 def _value(word: str) -> Any:
-    """What a word of the command line means: a number, true, false, null, or else a path."""
+    """The value of a word of the command line: a number, true, false, null, or else a path."""
     if word in CONSTANTS:
         return CONSTANTS[word]
     for kind in (int, float):

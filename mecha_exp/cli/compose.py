@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from mecha_exp.cli.arguments import add_recipe, load_recipe
+from mecha_exp.cli.arguments import add_recipe, load_recipe, make_parser
 from mecha_exp.recipe import parameters_of, serialize, serialize_and_save
 from mecha_exp.recipe.templates import describe
 from mecha_exp.terminal import stderr, stdout
@@ -30,11 +29,10 @@ Parameters that are not given stay open, and those of other.mecha become paramet
 
 def main(arguments: list[str]) -> int:
     """Compose, and write the text to a file or to standard output."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp compose",
-        description="Fill parameters of a recipe with models, other recipes and numbers; no model is read.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = make_parser(
+        "compose",
+        "Fill parameters of a recipe with models, other recipes and numbers; no model is read.",
+        EXAMPLE,
     )
     add_recipe(parser)
     parser.add_argument(
@@ -46,6 +44,8 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(serialize(recipe) + "\n")
     else:
         stdout.print(str(serialize_and_save(recipe, options.output)), markup=False, soft_wrap=True)
-    if left := parameters_of(recipe):
-        stderr.print(f"still to be filled: {', '.join(map(describe, left))}", markup=False, soft_wrap=True)
+    if unfilled := parameters_of(recipe):
+        stderr.print(
+            f"still to be filled: {', '.join(map(describe, unfilled))}", markup=False, soft_wrap=True
+        )
     return 0

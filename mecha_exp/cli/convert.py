@@ -11,6 +11,7 @@ from mecha_exp.architectures import Component as Part
 from mecha_exp.architectures import ModelConfig, resolve, small_files
 from mecha_exp.checkpoint import Component, Destination, StateDictSource, Template, open_stored
 from mecha_exp.checkpoint.folder import PIPELINE, SAFETENSORS, STEMS
+from mecha_exp.cli.arguments import add_models_dir, make_parser
 from mecha_exp.engine.provenance import PROVENANCE_KEYS
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.plugins import load_model_configs
@@ -68,12 +69,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp convert",
-        description="Write a model in another format. The numbers are copied as they are: converting back "
+    parser = make_parser(
+        "convert",
+        "Write a model in another format. The numbers are copied as they are: converting back "
         "gives the same bytes.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLE,
     )
     parser.add_argument("model", type=Path, help="a file or a folder")
     parser.add_argument(
@@ -90,14 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a model of the same format, whose small files (config.json, tokenizer, ...) are copied along; "
         "without it the configurations of the built-in formats are written",
     )
-    parser.add_argument(
-        "--models-dir",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="DIR",
-        help="where the model is looked for, after the current folder; may be repeated",
-    )
+    add_models_dir(parser, "where the model is looked for, after the current folder; may be repeated")
     return parser
 
 

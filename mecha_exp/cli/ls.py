@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.inspection.run import run_data
 from mecha_exp.paths import OUTPUTS
@@ -17,7 +17,7 @@ from mecha_exp.report.results import results_of
 from mecha_exp.runs.query import SHORT, Filter, Run, find_runs, find_sweeps, short_folder
 from mecha_exp.runs.record import FAILED
 from mecha_exp.runs.sweep import Sweep
-from mecha_exp.terminal import make_table, print_json, stdout
+from mecha_exp.terminal import make_table, print_json, print_table, stdout
 
 EXAMPLE = """\
 examples:
@@ -32,11 +32,10 @@ A condition compares a hyperparameter, a metric, a tag, `status` or `name` with 
 
 def main(arguments: list[str]) -> int:
     """List sweeps, and the points that meet every condition."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp ls",
-        description="List what was run here: sweeps and points, the newest first.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = make_parser(
+        "ls",
+        "List what was run here: sweeps and points, the newest first.",
+        EXAMPLE,
     )
     parser.add_argument("condition", nargs="*", help="which points")
     parser.add_argument(
@@ -102,12 +101,12 @@ def _show(sweeps: Sequence[tuple[Path, Sweep]], runs: Sequence[Run], limit: int)
             best = data["best"]
             value = f"{best['name']}: {best['value']:.4g}" if best else ""
             table.add_row(*map(Text, (data["title"], points, value, short_folder(folder))))
-        stdout.print(table)
+        print_table(table)
     if runs:
         table = _list("point", "signature", "result", "folder", wrapped=("point",))
         for run in runs[: limit or None]:
             table.add_row(*map(Text, _cells(run)), style="red" if run.record.status == FAILED else None)
-        stdout.print(table)
+        print_table(table)
         if limit and len(runs) > limit:
             stdout.print(f"... and {len(runs) - limit} more: --limit 0 shows all")
     if not sweeps and not runs:

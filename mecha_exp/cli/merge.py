@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.cli.arguments import add_recipe, load_recipe
+from mecha_exp.cli.arguments import add_recipe, load_recipe, make_parser
 from mecha_exp.engine import EngineOptions, Job, plan, run_plan
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.provenance import Origin
@@ -52,11 +52,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp merge",
-        description="Merge models as a recipe file says.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = make_parser(
+        "merge",
+        "Merge models as a recipe file says.",
+        EXAMPLE,
     )
     add_recipe(parser)
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mecha_exp.cli.arguments import add_recipe, load_recipe
+from mecha_exp.cli.arguments import add_recipe, load_recipe, make_parser
 from mecha_exp.engine import EngineOptions, Job, plan
 
 EXAMPLE = """\
@@ -19,12 +19,11 @@ examples:
 
 def main(arguments: list[str]) -> int:
     """Check a merge and print what it would do."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp plan",
-        description="Say what a merge would do, and what is wrong with it, without doing it: inputs, keys, "
+    parser = make_parser(
+        "plan",
+        "Say what a merge would do, and what is wrong with it, without doing it: inputs, keys, "
         "bytes, passes over the data, memory. Reads the headers of the models only.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLE,
     )
     add_recipe(parser)
     if not _names_a_file(arguments):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any
 
 from mecha_exp.app.reproduction.original import Original, read_original
 from mecha_exp.app.reproduction.remake import Outcome, remake
-from mecha_exp.cli.arguments import add_plugins
+from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.plugins import load_plugins
 from mecha_exp.terminal import print_json, stdout
-from mecha_exp.tracking.mlflow_store import SQLITE
+from mecha_exp.tracking.database import SQLITE
 
 EXAMPLE = """\
 examples:
@@ -30,17 +29,14 @@ every byte is the same.
 
 def main(arguments: list[str]) -> int:
     """Make a result again; returns 0 if it is the same."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp reproduce",
-        description="Make a run's model again, on this or another machine, and compare the bytes; where that "
+    parser = make_parser(
+        "reproduce",
+        "Make a run's model again, on this or another machine, and compare the bytes; where that "
         "cannot be done, or they differ, say what is different.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLE,
     )
     parser.add_argument("what", help="a run (folder, signature, name, MLflow id) or a merged model")
-    parser.add_argument(
-        "--models-dir", type=Path, action="append", default=[], metavar="DIR", help="where inputs lie now"
-    )
+    add_models_dir(parser, "where inputs lie now")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="keep the model that is made (default: do not)"
     )

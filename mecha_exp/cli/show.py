@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from mecha_exp.cli.arguments import add_recipe, load_recipe
+from mecha_exp.cli.arguments import add_recipe, load_recipe, make_parser
 from mecha_exp.graph.nodes import Node
 from mecha_exp.inspection.recipe_tree import data_of, tree_of
 from mecha_exp.inspection.run import show_run
@@ -33,11 +33,10 @@ A part that is used several times is drawn once, with a number, and then named: 
 
 def main(arguments: list[str]) -> int:
     """Print a recipe as a tree, as text, or as JSON; or a run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp show",
-        description="Show a recipe as a tree, or what is known of a run. Of models only headers are read.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = make_parser(
+        "show",
+        "Show a recipe as a tree, or what is known of a run. Of models only headers are read.",
+        EXAMPLE,
     )
     add_recipe(parser, "; or a run: its folder, signature, name, or MLflow id")
     form = parser.add_mutually_exclusive_group()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation.registry import DIRECTIONS
 from mecha_exp.paths import OUTPUTS
@@ -32,11 +33,10 @@ With --by, points that agree in these keys are one row: their mean, and its 95 %
 
 def main(arguments: list[str]) -> int:
     """Print a sweep's table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp table",
-        description="Show the table of a sweep that has run, or is running; of several, one table for all.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = make_parser(
+        "table",
+        "Show the table of a sweep that has run, or is running; of several, one table for all.",
+        EXAMPLE,
     )
     parser.add_argument("sweep", nargs="*", help="its folder or its title (default: the newest); or several")
     parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where sweeps are looked for")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from mecha_exp.app.tracking import log_folder, log_sweep
+from mecha_exp.cli.arguments import make_parser
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import SWEEP_FILE
 from mecha_exp.terminal import stdout
@@ -14,10 +14,10 @@ from mecha_exp.tracking import Store
 
 def main(arguments: list[str]) -> int:
     """`python -m mecha_exp track FOLDER...`"""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp track",
-        description="Log finished runs or sweeps to MLflow, for instance after the server was away.",
-        epilog="example: python -m mecha_exp track outputs/multiruns/2026-01-31_12-00-00",
+    parser = make_parser(
+        "track",
+        "Log finished runs or sweeps to MLflow, for instance after the server was away.",
+        "example: python -m mecha_exp track outputs/multiruns/2026-01-31_12-00-00",
     )
     parser.add_argument("folder", nargs="+", type=Path, help="of a run or of a sweep")
     parser.add_argument(

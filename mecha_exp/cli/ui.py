@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError
 from mecha_exp.terminal import stdout
-from mecha_exp.tracking.mlflow_store import SQLITE, absolute_uri
+from mecha_exp.tracking.database import SQLITE, absolute_uri
 
 
 def main(arguments: list[str]) -> int:
     """Serve the dashboard until it is interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp ui",
-        description="Open the MLflow dashboard of the tracked runs.",
-        epilog="example: python -m mecha_exp ui --port 5001",
+    parser = make_parser(
+        "ui",
+        "Open the MLflow dashboard of the tracked runs.",
+        "example: python -m mecha_exp ui --port 5001",
     )
     parser.add_argument(
         "--uri", default="sqlite:///outputs/mlflow.db", help="the store (default: %(default)s)"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.resources
 import inspect
-import json
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +16,7 @@ from mecha_exp.graph.literals import model
 from mecha_exp.graph.nodes import MergeNode, Node, walk
 from mecha_exp.method_api.method import Kind, MergeMethod
 from mecha_exp.method_api.parameters import ParameterSpec
-from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods, resolve_method
+from mecha_exp.method_api.registry import BUILTIN_METHODS
 from mecha_exp.terminal import make_table, stdout
 
 STREAMING = {
@@ -31,31 +28,6 @@ STREAMING = {
     "node": "depends on its arguments",
 }
 """What a method costs in memory."""
-
-
-def main(arguments: list[str]) -> int:
-    """Print a table of the methods, or all about one."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mecha_exp info methods",
-        description="List the merge methods, or say what one computes, with its parameters and its source.",
-        epilog="example: python -m mecha_exp info methods slerp",
-    )
-    parser.add_argument("name", nargs="?", help="of a method; nothing lists them all")
-    shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="as JSON, for other programs")
-    shape.add_argument("--markdown", action="store_true", help="the list as in docs/methods.md")
-    options = parser.parse_args(arguments)
-    chosen = [resolve_method(options.name)] if options.name else all_methods()
-    described = [describe(method) for method in chosen]
-    if options.json:
-        sys.stdout.write(json.dumps(described[0] if options.name else described, indent=2) + "\n")
-    elif options.markdown:
-        sys.stdout.write(markdown(described))
-    elif options.name:
-        show(described[0])
-    else:
-        show_all(described)
-    return 0
 
 
 def describe(method: MergeMethod) -> dict[str, Any]:

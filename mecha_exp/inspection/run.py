@@ -1,4 +1,4 @@
-"""What is known of a run: `show` for a signature, a folder, a name, or an MLflow id."""
+"""Everything that is known about a run, as text and as data."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from rich.text import Text
 
 from mecha_exp.runs.query import Run, run_id_of
 from mecha_exp.runs.values import as_text
-from mecha_exp.terminal import make_table, print_json, stdout
+from mecha_exp.terminal import PathCell, make_table, print_json, print_table, stdout
 
 _ENVIRONMENT = ("git/", "version/", "machine/")
 
 
 def show_run(run: Run, as_json: bool = False) -> None:
-    """Print a run: its state, its recipe, its inputs, what was measured, and what it was made with."""
+    """Print a run: state, hyperparameters, inputs, metrics, environment and recipe."""
     record = run.record
     if as_json:
         more = {"tags": record.tags, "overrides": record.overrides, "recipe": _recipe(run)}
         print_json({**run_data(run), **more})
         return
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started / 1000))
-    took = (record.ended - record.started) / 1000
-    _line(f"{record.name}: {record.status.lower()}, {when}, {took:.1f} s")
+    seconds = (record.ended - record.started) / 1000
+    _line(f"{record.name}: {record.status.lower()}, {when}, {seconds:.1f} s")
     _line(f"signature  {run.signature or 'none: it failed before its inputs were read'}")
     _line(f"folder     {run.folder}")
     if run_id := run_id_of(record):
@@ -37,8 +37,8 @@ def show_run(run: Run, as_json: bool = False) -> None:
     if inputs:
         table = make_table("input", "file", "SHA-256")
         for name, path in inputs.items():
-            table.add_row(*map(Text, (name, str(path), hashes[name][:16])))
-        stdout.print(table)
+            table.add_row(Text(name), PathCell(path), Text(hashes[name][:16]))
+        print_table(table)
     _values("metric", record.metrics)
     _values("environment", {k: v for k, v in record.tags.items() if k.startswith(_ENVIRONMENT)})
     if recipe := _recipe(run):

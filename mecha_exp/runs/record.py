@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,15 +128,17 @@ def load_all(folder: Path) -> dict[Path, Record]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a file that appears whole; NaN and infinities, which JSON lacks, become text."""
-    atomic_write_text(path, json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    """Write a JSON file atomically; NaN and infinities, which JSON lacks, become text."""
+    data = json_ready(value, repr)
+    atomic_write_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def json_ready(value: Any, nonfinite: Callable[[float], Any]) -> Any:
+    """Nested data as JSON has it: other types as text, and NaN and infinities as `nonfinite` returns them."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(key): json_ready(item, nonfinite) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [json_ready(item, nonfinite) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
+        return nonfinite(value)
     return value if isinstance(value, float | int | bool | str | None) else str(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.runs.record import FAILED, Record, load_all, write_json
-from mecha_exp.tracking.mlflow_store import SQLITE
+from mecha_exp.tracking.database import SQLITE
 
 SWEEP_FILE = "sweep.json"
 FOLDER_TAG = "folder"

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,12 +19,12 @@ from urllib.request import url2pathname
 
 from mecha_exp.errors import TrackingError
 from mecha_exp.system.imports import import_without_gc
+from mecha_exp.tracking.database import SQLITE, absolute_uri, create_database
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, Run, RunTag
     from mlflow.tracking import MlflowClient
 
-SQLITE = "sqlite:///"
 ARTIFACTS_FOLDER = "mlartifacts"
 PARENT_TAG = "mlflow.parentRunId"
 ANSWER_SECONDS = 5
@@ -175,15 +173,6 @@ class Store:
             return str(found.experiment_id)
 
 
-def absolute_uri(uri: str) -> str:
-    """A database's address that means the same in any folder; other addresses as they are."""
-    if not uri.startswith(SQLITE):
-        return uri
-    path = Path(uri.removeprefix(SQLITE)).absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return SQLITE + path.as_posix()
-
-
 def _client(uri: str) -> MlflowClient:
     import logging
 
@@ -193,27 +182,8 @@ def _client(uri: str) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
     if uri.startswith(SQLITE):
-        _create_whole(Path(uri.removeprefix(SQLITE)))
+        create_database(Path(uri.removeprefix(SQLITE)))
     return MlflowClient(tracking_uri=uri)
-
-
-def _create_whole(database: Path) -> None:
-    """Make a database that is not there, elsewhere first.
-
-    MLflow takes seconds and many steps for it. A kill in between, or two processes at once, would leave one
-    that no later start can use.
-    """
-    if database.exists():
-        return
-    from mlflow.tracking import MlflowClient
-
-    with tempfile.TemporaryDirectory(dir=database.parent, prefix=f".{database.name}.") as folder:
-        new = Path(folder) / database.name
-        client = MlflowClient(tracking_uri=SQLITE + new.as_posix())
-        client.search_experiments(max_results=1)
-        client._tracking_client.store.engine.dispose()  # which closes the file
-        with suppress(FileExistsError):  # another process was quicker
-            new.rename(database) if sys.platform == "win32" else os.link(new, database)
 
 
 def _require_answer(uri: str) -> None:

@@ -249,6 +249,15 @@ def test_help_shows_how_to_begin_and_what_there_is_to_choose(as_a_user, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_explains_itself(app, verb):
+    outcome = app(verb, "--help")
+
+    assert outcome.status == 0
+    assert outcome.out.startswith(f"usage: python -m mecha_exp {verb} ")
+    assert f"python -m mecha_exp {verb} " in outcome.out.partition("example")[2], "an example of its use"
+
+
 def test_the_configuration_can_be_shown(as_a_user, tmp_path):
     outcome = as_a_user("recipe=slerp", "--cfg", "job", "--resolve", cwd=tmp_path)
 

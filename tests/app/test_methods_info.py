@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from mecha_exp import cli
 from mecha_exp.architectures import resolve
 from mecha_exp.architectures.library import registry
+from mecha_exp.cli import info
 from mecha_exp.errors import RecipeError
 from mecha_exp.inspection import methods
 from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods
@@ -20,7 +21,7 @@ BUILT_IN = [method for method in all_methods() if method.__wrapped__.__module__.
 
 
 def told(capsys, *arguments: str) -> str:
-    assert methods.main(list(arguments)) == 0
+    assert info.main(["methods", *arguments]) == 0
     return capsys.readouterr().out
 
 
@@ -187,4 +188,4 @@ def test_a_person_sees_tables(capsys, monkeypatch):
 
 def test_a_method_that_is_none_is_met_with_the_nearest():
     with pytest.raises(RecipeError, match=r"unknown merge method 'karchr'\. Did you mean 'karcher'"):
-        methods.main(["karchr"])
+        info.main(["methods", "karchr"])

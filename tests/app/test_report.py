@@ -451,6 +451,25 @@ def test_the_page_has_everything_in_it_and_asks_for_nothing(tmp_path: Path):
     assert "http:" not in page and "https:" not in page and 'src="sweep' not in page
 
 
+def test_hostile_names_are_text_on_the_page(tmp_path):
+    hostile = "</script></pre>\"'><img src=x onerror=alert(1)>{{ 7 * 7 }}"
+    records = [record(0.5, alpha=hostile), record(status=FAILED, alpha=0.5)]
+    for each in records:
+        each.parameters = {f"input/{hostile}": f"/models/{hostile}", "compute_dtype": hostile}
+        each.tags = {f"version/{hostile}": hostile, "git/commit": hostile}
+        each.references = {hostile: {"accuracy": 0.4}}
+        each.units = {"accuracy": hostile}
+        each.note = hostile
+    records[1].error = hostile
+
+    write_all(Results(hostile, ["alpha"], records), [*COMMAND, hostile], tmp_path)
+
+    page = (tmp_path / "report.html").read_text()
+    assert "<img src=x" not in page
+    assert page.count("<script>") == page.count("</script>") == 1
+    assert "{{ 7 * 7 }}" in page
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_the_page_sorts_itself_and_shows_its_figures_in_a_browser(tmp_path: Path):
     write_all(CURVE, COMMAND, tmp_path)

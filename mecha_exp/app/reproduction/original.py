@@ -17,7 +17,7 @@ from mecha_exp.runs.query import Run, find_run
 from mecha_exp.runs.record import FAILED, RUN_FILE, Record
 from mecha_exp.sources.search import PACKAGE_SCHEME, packaged
 from mecha_exp.tracking import Store
-from mecha_exp.tracking.mlflow_store import SQLITE
+from mecha_exp.tracking.database import SQLITE
 
 RECIPE_KEY = "mecha_recipe"
 _FORMAT = {"format": "pt"}

@@ -1,0 +1,139 @@
+"""A model as data and as tables: its config, components, recipe, and anomalies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mecha_exp.architectures import Detection, candidates, closest, detect
+from mecha_exp.checkpoint import StateDictSource, is_arithmetic, torch_dtype
+from mecha_exp.errors import ConfigError, MechaError, some
+from mecha_exp.inspection.model_config import human_count
+from mecha_exp.inspection.recipe_tree import tree_of
+from mecha_exp.recipe import deserialize
+from mecha_exp.recipe.files import METADATA_KEY
+from mecha_exp.system.progress import human_bytes
+from mecha_exp.terminal import make_table, stdout
+
+LONGEST_RECIPE = 12
+"""So many lines of a recipe are shown; `show` has all."""
+
+
+def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]:
+    """What a model is: its config, its components, and what is odd about it."""
+    infos = {key: model.info(key) for key in model.keys()}
+    anomalies: list[str] = []
+    found = _detected(infos, anomalies)
+    config = found.config
+    names = {key: found.renamed.get(key, key) for key in infos}
+    parts: dict[str, list[str]] = {}
+    for key, name in names.items():
+        part = config.component_of(name) if name in config.keys() else "(unknown)"
+        parts.setdefault(part, []).append(key)
+    components = {
+        part: {
+            "keys": len(keys),
+            "parameters": sum(infos[key].numel for key in keys),
+            "bytes": sum(infos[key].nbytes for key in keys),
+            "dtypes": dict(Counter(infos[key].dtype for key in keys)),
+        }
+        for part, keys in parts.items()
+    }
+    blocks = {config.block_of(name) for name in names.values() if name in config.keys()}
+    anomalies += _odd(infos, found)
+    if deep:
+        anomalies += _nonfinite(model)
+    return {
+        "path": str(model.path),
+        "config": config.identifier if found.is_known else None,
+        "sizes": config.sizes,
+        "keys": len(infos),
+        "bytes": sum(info.nbytes for info in infos.values()),
+        "components": components,
+        "absent": list(found.absent),
+        "missing": list(found.missing),
+        "extra": list(found.extra),
+        "renamed": len(found.renamed),
+        "blocks": [block for block in config.blocks() if block in blocks],
+        "recipe": model.metadata.get(METADATA_KEY),
+        "anomalies": anomalies,
+    }
+
+
+def _detected(infos: Mapping[str, Any], anomalies: list[str]) -> Detection:
+    try:
+        return detect(infos)
+    except ConfigError as error:
+        anomalies.append(str(error))
+        return candidates(infos)[0]
+
+
+def _odd(infos: Mapping[str, Any], found: Detection) -> list[str]:
+    odd = [] if found.is_known else list(_nearly(infos))
+    if found.missing:
+        odd.append(f"{len(found.missing)} keys are missing: {some(found.missing, 3)}")
+    if found.extra:
+        odd.append(f"{len(found.extra)} keys do not belong to it: {some(found.extra, 3)}")
+    empty = [key for key, info in infos.items() if info.numel == 0]
+    if empty:
+        odd.append(f"{len(empty)} tensors are empty: {some(empty, 3)}")
+    return odd
+
+
+def _nearly(infos: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps a model of no known config from being of the nearest."""
+    near = closest(infos)
+    if near is None:
+        return
+    differences = [
+        f"{key} is {list(own)} instead of {list(wanted)}" for key, (own, wanted) in near.other_shape.items()
+    ]
+    parts = [some(differences, 3)] if differences else []
+    parts += [f"{len(near.missing)} keys are missing: {some(near.missing, 3)}"] if near.missing else []
+    parts += [f"{len(near.extra)} keys are others: {some(near.extra, 3)}"] if near.extra else []
+    yield f"nearly {near.config.identifier}, but {'; '.join(parts)}"
+
+
+def _nonfinite(model: StateDictSource) -> list[str]:
+    """The tensors with NaN or infinity in them, read one after the other."""
+    bad = []
+    for key in model.keys():
+        if is_arithmetic(model.info(key).dtype) and torch_dtype(model.info(key).dtype) is not None:
+            count = int((~model.read(key).float().isfinite()).sum())
+            if count:
+                bad.append(f"{key} ({count:,})")
+    return [f"NaN or infinity in {len(bad)} tensors: {some(bad, 5)}"] if bad else []
+
+
+def show_model(data: Mapping[str, Any]) -> None:
+    """What a model is, as tables."""
+    sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
+    what = data["config"] or "of no known model config: its components and blocks are those of its names"
+    stdout.print(f"{data['path']}: {what}{f' ({sizes})' if sizes else ''}", markup=False, soft_wrap=True)
+    rows = make_table("component", "keys", "parameters", "size", "dtypes")
+    for name, part in data["components"].items():
+        dtypes = ", ".join(f"{count} {dtype}" for dtype, count in part["dtypes"].items())
+        parameters = human_count(part["parameters"])
+        rows.add_row(name, f"{part['keys']:,}", parameters, human_bytes(part["bytes"]), dtypes)
+    stdout.print(rows)
+    stdout.print(f"blocks: {' '.join(data['blocks'])}", markup=False, soft_wrap=True)
+    if data["absent"]:
+        stdout.print(f"without: {', '.join(data['absent'])}", markup=False)
+    if data["recipe"]:
+        stdout.print("merged, by this recipe:")
+        for line in _recipe_lines(data["recipe"], data["path"]):
+            stdout.print(f"  {line}", markup=False, soft_wrap=True)
+    for anomaly in data["anomalies"]:
+        stdout.print(f"odd: {anomaly}", markup=False, soft_wrap=True)
+
+
+def _recipe_lines(text: str, path: str) -> list[str]:
+    """The recipe that a model carries, as a tree; where it is long or of unknown methods how to see it."""
+    try:
+        lines = list(tree_of(deserialize(text)))
+    except MechaError:
+        lines = text.splitlines()
+    shown = lines[:LONGEST_RECIPE]
+    more = len(lines) - len(shown)
+    return [*shown, f"... {more} lines more: python -m mecha_exp show {path}"] if more else shown

@@ -1,0 +1,116 @@
+"""A model config as data and as tables: components, blocks, keys, and what it converts to."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from mecha_exp.architectures import DEFAULT_CONVENTION, AdapterConfig, KeyInfo, ModelConfig, targets_of
+from mecha_exp.architectures.lora import ANY_SHAPE
+from mecha_exp.terminal import make_table, stdout
+
+
+def summary_of(config: ModelConfig) -> dict[str, Any]:
+    """A config in short."""
+    return {
+        "identifier": config.identifier,
+        "components": list(config.components()),
+        "keys": len(config.keys()),
+        "parameters": sum(_numbers(info) for info in config.keys().values() if not info.optional),
+        "blocks": len(config.blocks()),
+        "sizes": config.sizes,
+    }
+
+
+def describe_config(config: ModelConfig, verbose: bool = False) -> dict[str, Any]:
+    """All of a config: its components, its blocks in each convention and, when verbose, its keys."""
+    data = summary_of(config)
+    data["components"] = {name: _component(keys) for name, keys in config.components().items()}
+    data["blocks"] = {name: list(config.blocks(name)) for name in config.conventions}
+    data["moved"] = {
+        name: {
+            key: config.block_of(key, name)
+            for key in config.keys()
+            if config.block_of(key, name) != config.block_of(key)
+        }
+        for name in config.conventions
+        if name != DEFAULT_CONVENTION
+    }
+    data["converts_to"] = targets_of(config)
+    if isinstance(config, AdapterConfig):
+        data["adds_to"] = config.base.identifier
+    if verbose:
+        data["all_keys"] = {
+            key: {
+                "shape": list(info.shape),
+                "dtype": info.dtype,
+                "block": config.block_of(key),
+                "optional": info.optional,
+            }
+            for key, info in config.keys().items()
+        }
+    return data
+
+
+def _component(keys: Mapping[str, KeyInfo]) -> dict[str, int]:
+    return {
+        "keys": len(keys),
+        "optional": sum(info.optional for info in keys.values()),
+        "parameters": sum(map(_numbers, keys.values())),
+    }
+
+
+def _numbers(info: KeyInfo) -> int:
+    """How many a key has; none where files have as many as they like."""
+    return 0 if info.shape == ANY_SHAPE else math.prod(info.shape)
+
+
+def show_configs(data: Mapping[str, Any]) -> None:
+    """The list of configs as a table."""
+    rows = make_table("model config", "components", "keys", "parameters", "blocks")
+    for config in data["configs"]:
+        family = " (any size)" if config["sizes"] else ""
+        rows.add_row(
+            config["identifier"] + family,
+            ", ".join(config["components"]),
+            f"{config['keys']:,}",
+            human_count(config["parameters"]),
+            str(config["blocks"]),
+        )
+    stdout.print(rows)
+
+
+def show_config(data: Mapping[str, Any]) -> None:
+    """A config as tables."""
+    stdout.print(f"{data['identifier']}: {data['keys']:,} keys, {human_count(data['parameters'])} parameters")
+    if "adds_to" in data:
+        stdout.print(f"LoRA modules of any rank, which add to the tensors of {data['adds_to']}")
+    if data["sizes"]:
+        sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
+        stdout.print(f"of any size; by default {sizes}")
+    rows = make_table("component", "keys", "optional", "parameters")
+    for name, part in data["components"].items():
+        rows.add_row(name, f"{part['keys']:,}", f"{part['optional']:,}", human_count(part["parameters"]))
+    stdout.print(rows)
+    stdout.print(f"blocks: {' '.join(data['blocks'][DEFAULT_CONVENTION])}", soft_wrap=True)
+    for name, moved in data["moved"].items():
+        places = ", ".join(f"{block} has {count}" for block, count in Counter(moved.values()).items())
+        stdout.print(f"convention {name}: {places} keys more, such as {next(iter(moved))}", soft_wrap=True)
+    stdout.print(f"converts to: {', '.join(data['converts_to']) or 'nothing else'}", soft_wrap=True)
+    if "all_keys" in data:
+        keys = make_table("key", "shape", "dtype", "block", "")
+        for key, info in data["all_keys"].items():
+            shape = "×".join("any" if size < 0 else str(size) for size in info["shape"]) or "scalar"
+            keys.add_row(key, shape, info["dtype"], info["block"], "optional" if info["optional"] else "")
+        stdout.print(keys)
+
+
+def human_count(count: float) -> str:
+    """A number of parameters for people: 2.57 B."""
+    for unit in ("", " k", " M"):
+        if count < 1000:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g} B"

@@ -1,0 +1,61 @@
+"""Paths in the tables of the terminal."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from mecha_exp import terminal
+
+PATH = "/home/a researcher/models of this year/by method/expert.safetensors"
+
+
+@pytest.mark.parametrize("width", [20, 25, 30, 40, 60])
+def test_a_path_is_shortened_in_its_middle(width):
+    shortened = terminal.shortened_path(PATH, width)
+
+    beginning, ending = shortened.split("…")
+    assert len(shortened) == width
+    assert PATH.startswith(beginning)
+    assert PATH.endswith(ending)
+    assert ending.endswith("/expert.safetensors")
+
+
+def test_a_path_that_fits_stays():
+    assert terminal.shortened_path(PATH, len(PATH)) == PATH
+
+
+@pytest.mark.parametrize("width", [1, 5, 19])
+def test_the_file_s_name_stays_whole_however_narrow_the_column(width):
+    assert terminal.shortened_path(PATH, width) == "…/expert.safetensors"
+
+
+@pytest.mark.parametrize("path", ["/a", "a.safetensors", ""])
+def test_a_path_is_never_made_longer(path):
+    assert terminal.shortened_path(path, 1) == path
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, width: int, is_terminal: bool) -> list[str]:
+    output = io.StringIO()
+    console = Console(file=output, width=width, force_terminal=is_terminal, highlight=False, no_color=True)
+    monkeypatch.setattr(terminal, "stdout", console)
+    table = terminal.make_table("input", "file")
+    table.add_row("base", terminal.PathCell(PATH))
+    terminal.print_table(table)
+    return output.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
+def test_a_terminal_shows_the_file_s_name_within_its_width(monkeypatch, width):
+    lines = printed(monkeypatch, width, is_terminal=True)
+
+    (row,) = (line for line in lines if line.strip().startswith("base"))
+    assert "/expert.safetensors" in row
+    assert len(row) <= width
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_elsewhere_a_path_stands_whole_on_its_line(monkeypatch, width):
+    lines = printed(monkeypatch, width, is_terminal=False)
+
+    assert sum(PATH in line for line in lines) == 1
