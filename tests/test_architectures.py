@@ -168,7 +168,7 @@ components:
         ("[4, 4]", "4", r"\['layers.\{0..2\}.weight'\]: expected a mapping, got 4"),
         ("[4, 4]", "{dtype: float32}", r"shape: it is missing"),
         ("[4, 4]", "{shape: [4], dtype: flaot32}", r"unknown dtype 'flaot32'. Did you mean 'float32'"),
-        ("[4, 4]", "[4, -4]", r"shape: -4 is no size"),
+        ("[4, 4]", "[4, -4]", r"shape: -4 is not a size"),
         ("[4, 4]", "[hidden]", r"shape: there is no size 'hidden'. Add it under 'sizes'"),
         ("[4, 4]", "{shape: [4], optional: maybe}", r"optional: expected true or false, got 'maybe'"),
         ("[4, 4]", "{shape: [4], aliases: x}", r"aliases: expected a list of texts, got 'x'"),
