@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mecha_exp.architectures import (
+    Component,
     KeyInfo,
+    KeyPattern,
     ModelConfig,
     StructuralConfig,
     detect,
@@ -17,7 +19,6 @@ from mecha_exp.architectures import (
     to_yaml,
     views,
 )
-from mecha_exp.architectures.config import Component, KeyPattern
 from mecha_exp.architectures.patterns import Pattern
 from mecha_exp.errors import ConfigError
 

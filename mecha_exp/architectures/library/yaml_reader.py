@@ -24,7 +24,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from mecha_exp.architectures.config import Component, KeyPattern, Layout, ModelConfig
+from mecha_exp.architectures.components import Component, Layout
+from mecha_exp.architectures.config import ModelConfig
+from mecha_exp.architectures.keys import KeyPattern
 from mecha_exp.architectures.library.fields import FieldReader, Readers, load_yaml
 from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.patterns import Pattern
