@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mecha_exp.architectures import (
+    Component,
     KeyInfo,
+    KeyPattern,
     ModelConfig,
     StructuralConfig,
     detect,
@@ -17,7 +19,6 @@ from mecha_exp.architectures import (
     to_yaml,
     views,
 )
-from mecha_exp.architectures.config import Component, KeyPattern
 from mecha_exp.architectures.patterns import Pattern
 from mecha_exp.errors import ConfigError
 
@@ -168,7 +169,7 @@ components:
         ("[4, 4]", "4", r"\['layers.\{0..2\}.weight'\]: expected a mapping, got 4"),
         ("[4, 4]", "{dtype: float32}", r"shape: it is missing"),
         ("[4, 4]", "{shape: [4], dtype: flaot32}", r"unknown dtype 'flaot32'. Did you mean 'float32'"),
-        ("[4, 4]", "[4, -4]", r"shape: -4 is no size"),
+        ("[4, 4]", "[4, -4]", r"shape: -4 is not a size"),
         ("[4, 4]", "[hidden]", r"shape: there is no size 'hidden'. Add it under 'sizes'"),
         ("[4, 4]", "{shape: [4], optional: maybe}", r"optional: expected true or false, got 'maybe'"),
         ("[4, 4]", "{shape: [4], aliases: x}", r"aliases: expected a list of texts, got 'x'"),

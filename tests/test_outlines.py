@@ -11,7 +11,7 @@ from mecha_exp.architectures import (
     register,
     resolve,
 )
-from mecha_exp.architectures.config import KeyInfo
+from mecha_exp.architectures.keys import KeyInfo
 from mecha_exp.architectures.library.prefilter import may_match, outline_of, outlines_of
 from mecha_exp.architectures.library.registry import plausible_configs
 

@@ -368,7 +368,7 @@ def test_the_symmetries_of_a_built_in_config_fit_its_keys(config):
     for part in config.parts:
         for rule in part.all_symmetries:
             keys = config.components()[part.name]
-            for symmetry in rule.symmetries(part, keys, part.all_sizes(config.sizes)):
+            for symmetry in rule.symmetries(part.full_name, keys, part.all_sizes(config.sizes)):
                 for key, axis, start in symmetry.places:
                     assert 0 <= start <= keys[key].shape[axis] - symmetry.heads * symmetry.width
 
@@ -497,7 +497,7 @@ RULES = "{rows: x.weight, columns: y.weight}"
         ("{rows: x.weight 1/4, columns: y.weight}", r"'x\.weight' of shape \[6, 4\] has no 4 equal parts"),
         ("{rows: x.weight 1/2, columns: y.weight}", r"different numbers of units: \[3, 6\]"),
         ('{rows: "{x,y}.weight"}', r"the tensors of '\{x,y\}\.weight' have different numbers of units"),
-        ("{head: 4, rows: x.weight, columns: y.weight}", "6 units are no whole number of heads of 4"),
+        ("{head: 4, rows: x.weight, columns: y.weight}", "6 units are not a whole number of heads of 4"),
         ("{rows: x.weight 3/2, columns: y.weight}", "there is no part 3 of 2"),
         ("{head: 0, rows: x.weight, columns: y.weight}", r"\.head: expected a positive number, got 0"),
         ("{head: 2, rows: x.weight}", "a rule with 'head' has two sides, and this one has 1"),

@@ -1,14 +1,9 @@
 """What a checkpoint is a checkpoint of: model configs, their components and blocks, and detection."""
 
 from mecha_exp.architectures.blocks import infer_blocks
-from mecha_exp.architectures.config import (
-    DEFAULT_CONVENTION,
-    Component,
-    KeyInfo,
-    KeyPattern,
-    Layout,
-    ModelConfig,
-)
+from mecha_exp.architectures.components import Component, Layout
+from mecha_exp.architectures.config import DEFAULT_CONVENTION, ModelConfig
+from mecha_exp.architectures.keys import KeyInfo, KeyPattern
 from mecha_exp.architectures.library.detection import (
     Detection,
     NearMiss,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mecha_exp.architectures import DEFAULT_CONVENTION, ModelConfig, StructuralConfig, detect
-from mecha_exp.architectures.structural import HasShape
+from mecha_exp.architectures.keys import HasShape
 from mecha_exp.errors import ConfigError
 
 _BEFORE = re.compile(r"(^|[._])(\w*embed\w*|wte|wpe|conv_in|proj_in|img_in|txt_in|x_embedder)([._]|$)")

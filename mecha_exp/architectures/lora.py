@@ -13,7 +13,8 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from mecha_exp.architectures.config import DEFAULT_CONVENTION, KeyInfo, ModelConfig
+from mecha_exp.architectures.config import DEFAULT_CONVENTION, ModelConfig
+from mecha_exp.architectures.keys import KeyInfo
 from mecha_exp.errors import ConfigError, some
 
 Shape = tuple[int, ...]

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Protocol
 
 from mecha_exp.architectures.blocks import in_order, infer_blocks
-from mecha_exp.architectures.config import DEFAULT_CONVENTION, KeyInfo, ModelConfig
+from mecha_exp.architectures.config import DEFAULT_CONVENTION, ModelConfig
+from mecha_exp.architectures.keys import HasShape, KeyInfo
 
 STRUCTURAL = "structural"
 MAX_COMPONENTS = 32
 """More first words than this are no components: a file of LoRA modules has hundreds."""
-
-
-class HasShape(Protocol):
-    """What a key is described by: a `TensorInfo`, a `KeyInfo`, a tensor."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
-
-    @property
-    def dtype(self) -> object:
-        """Its number format."""
 
 
 class StructuralConfig(ModelConfig):

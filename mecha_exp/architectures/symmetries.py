@@ -16,15 +16,13 @@ with its inverse on the other.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from mecha_exp.architectures.keys import KeyInfo
 from mecha_exp.architectures.patterns import Pattern
 from mecha_exp.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from mecha_exp.architectures.config import Component, KeyInfo
 
 _PART = re.compile(r"(.*\S) +(\d+)/(\d+)")
 
@@ -103,6 +101,23 @@ class Side:
     def __str__(self) -> str:
         return str(self.names) if self.of == 1 else f"{self.names} {self.index}/{self.of}"
 
+    def slices(self, names: Iterable[str], keys: Mapping[str, KeyInfo]) -> tuple[int, tuple[AxisSlice, ...]]:
+        """The number of units, and where they are in the tensors of these names."""
+        lengths, slices = set(), []
+        for name in names:
+            if name not in keys:
+                raise ConfigError(f"there is no key {name!r}.{did_you_mean(name, keys)}")
+            shape = keys[name].shape
+            if len(shape) <= self.axis or shape[self.axis] % self.of:
+                lacking = f"{self.of} equal parts" if len(shape) > self.axis else "columns"
+                raise ConfigError(f"{name!r} of shape {list(shape)} has no {lacking}")
+            length = shape[self.axis] // self.of
+            lengths.add(length)
+            slices.append(AxisSlice(name, self.axis, (self.index - 1) * length))
+        if len(lengths) > 1:
+            raise ConfigError(f"the tensors of '{self}' have different numbers of units: {sorted(lengths)}")
+        return lengths.pop(), tuple(slices)
+
 
 @dataclass(frozen=True, slots=True)
 class SymmetryRule:
@@ -119,46 +134,31 @@ class SymmetryRule:
     head: int | None = None
 
     def symmetries(
-        self, part: Component, keys: Mapping[str, KeyInfo], sizes: Mapping[str, int]
+        self, full_name: Callable[[str], str], keys: Mapping[str, KeyInfo], sizes: Mapping[str, int]
     ) -> Iterator[Symmetry]:
         """The symmetries of a component that has these keys.
 
+        Args:
+            full_name: (name in the rule) -> the key.
+
         Raises:
-            ConfigError: a key that there is not, sizes that differ or do not divide.
+            ConfigError: a key that does not exist, sizes that differ or do not divide.
         """
-        for name in self.below.expand(sizes):
-            begin = f"{name}." if name else ""
-            found = [self._places(side, part, keys, begin, sizes) for side in self.sides]
-            lengths = {length for length, _ in found}
+        for module in self.below.expand(sizes):
+            prefix = f"{module}." if module else ""
+            names = [
+                [full_name(prefix + tensor) for tensor in side.names.expand(sizes)] for side in self.sides
+            ]
+            slices = [side.slices(of_side, keys) for side, of_side in zip(self.sides, names, strict=True)]
+            lengths = {length for length, _ in slices}
             if len(lengths) > 1:
                 raise ConfigError(f"its tensors have different numbers of units: {sorted(lengths)}")
             (length,) = lengths
             width = self.head or length
             if length % width:
-                raise ConfigError(f"{length} units are no whole number of heads of {width}")
-            yield Symmetry(
-                length // width, width, tuple(places for _, places in found), self.head is not None
-            )
-
-    @staticmethod
-    def _places(
-        side: Side, part: Component, keys: Mapping[str, KeyInfo], begin: str, sizes: Mapping[str, int]
-    ) -> tuple[int, tuple[AxisSlice, ...]]:
-        lengths, places = set(), []
-        for name in side.names.expand(sizes):
-            key = part.full_name(begin + name)
-            if key not in keys:
-                raise ConfigError(f"there is no key {key!r}.{did_you_mean(key, keys)}")
-            shape = keys[key].shape
-            if len(shape) <= side.axis or shape[side.axis] % side.of:
-                what = f"{side.of} equal parts" if len(shape) > side.axis else "columns"
-                raise ConfigError(f"{key!r} of shape {list(shape)} has no {what}")
-            length = shape[side.axis] // side.of
-            lengths.add(length)
-            places.append(AxisSlice(key, side.axis, (side.index - 1) * length))
-        if len(lengths) > 1:
-            raise ConfigError(f"the tensors of '{side}' have different numbers of units: {sorted(lengths)}")
-        return lengths.pop(), tuple(places)
+                raise ConfigError(f"{length} units are not a whole number of heads of {width}")
+            sides = tuple(side for _, side in slices)
+            yield Symmetry(length // width, width, sides, linear=self.head is not None)
 
 
 def linked(symmetries: Iterable[Symmetry]) -> list[tuple[Symmetry, ...]]:

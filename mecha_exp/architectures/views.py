@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from mecha_exp.architectures.config import DEFAULT_CONVENTION, Component, ModelConfig, names_of
+from mecha_exp.architectures.components import Component, names_of
+from mecha_exp.architectures.config import DEFAULT_CONVENTION, ModelConfig
 from mecha_exp.architectures.library.registry import get_all, resolve
 from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.rules import Link

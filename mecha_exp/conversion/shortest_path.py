@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mecha_exp.architectures import AdapterConfig, ModelConfig, candidates, detect, get_all, resolve
+from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.lora import other_kind
-from mecha_exp.architectures.structural import STRUCTURAL, HasShape
+from mecha_exp.architectures.structural import STRUCTURAL
 from mecha_exp.architectures.views import BLOCKS
 from mecha_exp.conversion.formats import format_conversion
 from mecha_exp.conversion.lora import adapter_conversion

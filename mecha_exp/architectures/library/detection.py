@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mecha_exp.architectures.config import KeyPattern, ModelConfig
+from mecha_exp.architectures.config import ModelConfig
+from mecha_exp.architectures.keys import HasShape, KeyPattern
 from mecha_exp.architectures.library.prefilter import ENOUGH, first_in, is_adapter, starts_like
 from mecha_exp.architectures.library.registry import get_all, plausible_configs
 from mecha_exp.architectures.lora import AdapterConfig, fault_of
 from mecha_exp.architectures.patterns import Range
-from mecha_exp.architectures.structural import HasShape, StructuralConfig
+from mecha_exp.architectures.structural import StructuralConfig
 from mecha_exp.errors import ConfigError, some
 
 Keys = Mapping[str, HasShape]

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from mecha_exp.architectures.config import Beginnings, ModelConfig
+from mecha_exp.architectures.components import Beginnings
+from mecha_exp.architectures.config import ModelConfig
+from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.lora import AdapterConfig
-from mecha_exp.architectures.structural import HasShape
 from mecha_exp.system.cache import cache_folder, read_checksummed, write_checksummed
 
 ENOUGH = 0.8

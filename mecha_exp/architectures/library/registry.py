@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from mecha_exp.architectures.config import Layout, ModelConfig
+from mecha_exp.architectures.components import Layout
+from mecha_exp.architectures.config import ModelConfig
+from mecha_exp.architectures.keys import HasShape
+from mecha_exp.architectures.library.fields import load_yaml
 from mecha_exp.architectures.library.prefilter import Outlines, may_match, outline_of, outlines_of
-from mecha_exp.architectures.library.yaml_reader import load_yaml, read_config, read_layout
+from mecha_exp.architectures.library.yaml_reader import read_config, read_layout
 from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.rules import Conversion
-from mecha_exp.architectures.structural import HasShape
 from mecha_exp.errors import ConfigError, did_you_mean
 
 CONVERSIONS = "conversions"

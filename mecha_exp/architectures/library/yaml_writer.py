@@ -1,4 +1,4 @@
-"""Model configs as YAML: writing one as `schema` reads it."""
+"""Model configs as YAML: writing one as `yaml_reader` reads it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import yaml
 
-from mecha_exp.architectures.config import Component, KeyPattern, ModelConfig
+from mecha_exp.architectures.components import Component
+from mecha_exp.architectures.config import ModelConfig
+from mecha_exp.architectures.keys import KeyPattern
 from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.rules import Rules
 from mecha_exp.architectures.symmetries import SymmetryRule

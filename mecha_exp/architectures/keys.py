@@ -1,0 +1,52 @@
+"""A key of a model config: its shape and dtype, alone or as one of the names of a brace pattern."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from mecha_exp.architectures.patterns import Pattern
+
+
+class HasShape(Protocol):
+    """The description of a key: a `TensorInfo`, a `KeyInfo`, a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+
+    @property
+    def dtype(self) -> object:
+        """The number format."""
+
+
+class KeyInfo(NamedTuple):
+    """What a config says of a key.
+
+    Attributes:
+        shape: the sizes.
+        dtype: how it is usually stored, by torch's name: `float32`.
+        optional: whether a file of this config may lack it.
+        aliases: other names under which files have it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    optional: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPattern:
+    """Keys that are written as one: a brace pattern, without the component's prefix.
+
+    Attributes:
+        shape: numbers, and names of sizes that are inferred from a file.
+        aliases: patterns whose groups correspond to those of `names`.
+    """
+
+    names: Pattern
+    shape: tuple[int | str, ...]
+    dtype: str
+    optional: bool = False
+    aliases: tuple[Pattern, ...] = ()
