@@ -1,20 +1,20 @@
-"""From one model config to another: the shortest way over conversions of formats and those of methods."""
+"""Converts recipes between model configs, by the shortest path over conversions of formats and methods."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mecha_exp.architectures import AdapterConfig, ModelConfig, candidates, detect, get_all, resolve
-from mecha_exp.architectures.keys import HasShape
+from mecha_exp.architectures import AdapterConfig, ModelConfig, get_all, resolve
 from mecha_exp.architectures.lora import other_kind
 from mecha_exp.architectures.structural import STRUCTURAL
 from mecha_exp.architectures.views import BLOCKS
 from mecha_exp.conversion.formats import format_conversion
+from mecha_exp.conversion.inference import ConfigInference, Keys
 from mecha_exp.conversion.lora import adapter_conversion
 from mecha_exp.errors import CheckpointError, RecipeError, some
 from mecha_exp.graph.by_key import CONVENTION, DEFAULT, ByKey
 from mecha_exp.graph.literals import as_node, node_by_key
-from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node
+from mecha_exp.graph.nodes import InMemory, LiteralNode, ModelNode, Node
 from mecha_exp.graph.selectors import mapping_of
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.method_api.registry import conversions
@@ -29,141 +29,109 @@ def convert(recipe: Any, config: str | ModelConfig | Node) -> Node:
     Args:
         recipe: a node, a model's path, a state dict, or a dictionary of values by the keys of some config,
             such as the weights of blocks.
-        config: the wanted model config, its identifier, or a node that has it.
+        config: the target: a model config, its identifier, or a node that has it.
 
     Returns:
-        calls of as few conversions as lead there; the recipe itself where nothing is to be done. They may be
-        looked up in other files: the header of a model without a declared config is read.
+        calls of as few conversions as lead there; the recipe itself where nothing needs conversion. The
+        header of a model without a declared config is read.
 
     Raises:
-        RecipeError: no conversions lead there, or it cannot be told what the recipe is.
+        RecipeError: no conversions lead there, or the config of the recipe is unknown.
 
     >>> weighted_sum(a, b, alpha=convert({"IN00": 0.3, "OUT08": 0.7}, a))
     """
     node = as_node(recipe)
-    wanted = _config_of_target(config)
-    choice = mapping_of(node)
-    sources = _configs_of(node) if choice is None else _configs_with(choice[0])
-    for source in sources:
-        path = _shortest_path(source, wanted)
-        if path is not None:
-            if choice is not None:
-                node = node_by_key(choice[0], source)
-            elif isinstance(node, ModelNode) and len(sources) > 1:  # nothing else tells what it is
-                node = ModelNode(node.source, node.space, source)
-            for method in path:
-                node = method(node)
-            return node
-    named = " or ".join(map(repr, sources)) or "these keys"
+    configs = ConfigInference(_keys_of)
+    target = _target_of(config, configs)
+    mapping = mapping_of(node)
+    starts = _starts_of(node, configs) if mapping is None else _starts_with(mapping[0])
+    for start in starts:
+        path = _shortest_path(start, target)
+        if path is None:
+            continue
+        if mapping is not None:
+            node = node_by_key(mapping[0], start)
+        elif isinstance(node, ModelNode) and len(starts) > 1:  # the path is what decides between them
+            node = ModelNode(node.source, node.space, start)
+        for method in path:
+            node = method(node)
+        return node
+    named = " or ".join(map(repr, starts)) or "these keys"
     raise RecipeError(
-        f"no conversions lead from {named} to '{wanted}'.{_unknown_keys(node, sources)} A conversion of your "
+        f"no conversions lead from {named} to '{target}'.{_unknown_keys(node, starts)} A conversion of your "
         "own is a method declared with `@merge_method(is_conversion=True)`."
     )
 
 
-def _unknown_keys(node: Node, sources: Sequence[str]) -> str:
-    """What is said of a model that is of no known config."""
-    if not isinstance(node, ModelNode) or list(sources) != [STRUCTURAL]:
+def _unknown_keys(node: Node, starts: Sequence[str]) -> str:
+    """A sentence about the keys of a model without a known config; empty for all others."""
+    if not isinstance(node, ModelNode) or list(starts) != [STRUCTURAL]:
         return ""
-    keys = _infos_of(node)
+    keys = _keys_of(node)
     return f" Its keys ({some(keys, 3)}) are of no known model config.{other_kind(keys)}"
 
 
-def identifier_of(node: Node) -> str | None:
-    """The model config of a node, as far as it can be told without merging; None for plain values.
-
-    Raises:
-        RecipeError: a model's file is not where it is looked for, so that nothing tells.
-    """
-    told_by = _told_by(node)
-    if isinstance(told_by, MergeMethod):
-        return told_by.signature.returned.config
-    if isinstance(told_by, ModelNode) and told_by.config is None:
-        return detect(_infos_of(told_by)).config.identifier
-    return getattr(told_by, "config", None)
-
-
-def _told_by(node: Node) -> MergeMethod | Node | None:
-    """What tells the config of a node: the method that makes it, if that says, or else the first model."""
-    while isinstance(node, MergeNode):
-        if node.method.choose is not None:
-            return _chosen(node)
-        if node.method.signature.returned.config:
-            return node.method
-        children = [child for child in node.children if not isinstance(child, LiteralNode)]
-        if not children:
-            return None
-        node = children[0]
-    return node
-
-
-def _chosen(node: MergeNode) -> MergeMethod:
-    """The method that an interface stands for, as far as it can be told without merging."""
-    assert node.method.choose is not None
-    configs = {
-        name: [resolve(found) for found in _configs_of(child)]
-        for name, child in node.arguments
-        if isinstance(child, Node) and node.method.signature[name].is_state_dict
-    }
-    return node.method.choose(configs)
-
-
-def _infos_of(node: ModelNode) -> Mapping[str, HasShape]:
-    """The keys of a model, and their shapes."""
-    if isinstance(node.source, InMemory):
-        return node.source.state_dict
+def _keys_of(model: ModelNode) -> Keys:
+    """The keys and shapes of a model, read from its header."""
+    if isinstance(model.source, InMemory):
+        return model.source.state_dict
     try:
-        with open_sources([node], search_path.get_all()) as sources:
-            return infos_of(sources[node])
+        with open_sources([model], search_path.get_all()) as sources:
+            return infos_of(sources[model])
     except CheckpointError as error:
         raise RecipeError(
-            f"convert: the model config of '{node.source}' cannot be told, since {error} Say which it is: "
-            f"model('{node.source}', 'sdxl-sgm')."
+            f"convert: the model config of '{model.source}' cannot be told, since {error} Say which it is: "
+            f"model('{model.source}', 'sdxl-sgm')."
         ) from error
 
 
-def _config_of_target(config: str | ModelConfig | Node) -> str:
-    if isinstance(config, Node):
-        found = identifier_of(config)
-        if found is None:
-            raise RecipeError(
-                f"convert: {config!r} has no model config that the recipe could be converted to"
-            )
-        return found
-    return resolve(config).identifier if isinstance(config, str) else config.identifier
+def _target_of(config: str | ModelConfig | Node, configs: ConfigInference) -> str:
+    """The identifier of the config to convert to."""
+    if not isinstance(config, Node):
+        return resolve(config).identifier if isinstance(config, str) else config.identifier
+    identifier = _identifier_of(config, configs)
+    if identifier is None:
+        raise RecipeError(f"convert: {config!r} has no model config that the recipe could be converted to")
+    return identifier
 
 
-def _configs_of(node: Node) -> list[str]:
-    """What a node may be: for a dictionary of values every config that has its keys and leads somewhere.
+def _identifier_of(node: Node, configs: ConfigInference) -> str | None:
+    possible = configs.possible(node)
+    if len(possible) == 1:
+        return possible[0]
+    config = configs.of(node)
+    return config.identifier if config else None
 
-    Names of modules may be the same for several models, so that a LoRA of few is of several configs.
+
+def _starts_of(node: Node, configs: ConfigInference) -> list[str]:
+    """The configs that a node may have; for a dictionary of values all that have its keys.
+
+    Models may share names of modules, so a LoRA of few modules fits several configs.
     """
     if isinstance(node, LiteralNode) and node.config is None:
         if not isinstance(node.value, ByKey):
             raise RecipeError(
                 f"convert: {node.value!r} is the same for every key: nothing is to be converted"
             )
-        return _configs_with(dict(node.value.patterns))
-    told_by = _told_by(node)
-    if isinstance(told_by, ModelNode) and told_by.config is None:
-        fitting = [found.config for found in candidates(_infos_of(told_by))]
-        if len(fitting) > 1 and all(isinstance(config, AdapterConfig) for config in fitting):
-            return [config.identifier for config in fitting]
-    found = identifier_of(node)
-    return [] if found is None else [found]
+        return _starts_with(dict(node.value.patterns))
+    possible = configs.possible(node)
+    if len(possible) > 1 and all(isinstance(resolve(name), AdapterConfig) for name in possible):
+        return possible
+    identifier = _identifier_of(node, configs)
+    return [] if identifier is None else [identifier]
 
 
-def _configs_with(named: Iterable[str]) -> list[str]:
-    """The model configs that lead somewhere and have all of these keys."""
-    keys = set(named) - {DEFAULT, CONVENTION}
+def _starts_with(selectors: Iterable[str]) -> list[str]:
+    """The model configs that some conversion starts from and that have all of these keys."""
+    keys = set(selectors) - {DEFAULT, CONVENTION}
     blocks = [config.identifier for config in get_all() if [p.name for p in config.parts] == [BLOCKS]]
-    starts = dict.fromkeys([*(_source_of(method) for method in conversions()), *blocks])
-    having = [start for start in starts if keys <= resolve(start).keys().keys()]
-    if not having:
+    sources = dict.fromkeys([*(_source_of(method) for method in conversions()), *blocks])
+    starts = [source for source in sources if keys <= resolve(source).keys().keys()]
+    if not starts:
         raise RecipeError(
             f"convert: no conversion starts from a model config with the keys {', '.join(sorted(keys))}"
         )
-    return having
+    return starts
 
 
 def _source_of(method: MergeMethod) -> str:
@@ -172,23 +140,30 @@ def _source_of(method: MergeMethod) -> str:
 
 def _shortest_path(source: str, target: str) -> list[MergeMethod] | None:
     """The fewest conversions that lead from one config to another, or None."""
-    methods = conversions()
-    waiting, paths = deque([source]), {source: list[MergeMethod]()}
-    stops = dict.fromkeys([target, *map(_source_of, methods)])  # where a conversion of formats may be of use
-    while waiting:
-        at = waiting.popleft()
-        if at == target:
-            return paths[at]
-        own = [(method.signature.returned.config, method) for method in methods if _source_of(method) == at]
-        formats = [(stop, format_conversion(at, stop)) for stop in stops]
-        for end, method in (*own, *_to_the_base(at), *formats):
-            if end is not None and method is not None and end not in paths:
-                paths[end] = [*paths[at], method]
-                waiting.append(end)
+    queue, paths = deque([source]), {source: list[MergeMethod]()}
+    stops = dict.fromkeys([target, *map(_source_of, conversions())])
+    while queue:
+        config = queue.popleft()
+        if config == target:
+            return paths[config]
+        for end, method in _steps_from(config, stops):
+            if end not in paths:
+                paths[end] = [*paths[config], method]
+                queue.append(end)
     return None
 
 
-def _to_the_base(source: str) -> list[tuple[str, MergeMethod]]:
-    """The conversion of LoRA files to differences to the models that they are for."""
-    method = adapter_conversion(source)
-    return [] if method is None else [(method.deltas.target.identifier, method)]
+def _steps_from(source: str, stops: Iterable[str]) -> Iterator[tuple[str, MergeMethod]]:
+    """The conversions from a config, each with the config that it leads to.
+
+    Args:
+        stops: the configs where a conversion of formats may lead.
+    """
+    for method in conversions():
+        if _source_of(method) == source and method.signature.returned.config:
+            yield method.signature.returned.config, method
+    if adapter := adapter_conversion(source):
+        yield adapter.deltas.target.identifier, adapter
+    for stop in stops:
+        if conversion := format_conversion(source, stop):
+            yield stop, conversion

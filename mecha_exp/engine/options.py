@@ -52,7 +52,7 @@ class EngineOptions:
         memory_budget: bytes that the tensors of whole-tensor methods may take at once.
         on_missing: a key that one of the inputs lacks is an error, or left out of the output (`skip`), or
             taken unchanged from the first input that has it (`base`). Where it is an error, parts that an
-            input lacks as a whole (see `Parts`) are taken unchanged nevertheless.
+            input lacks as a whole (see `MissingKeys`) are taken unchanged nevertheless.
         on_extra: keys of an input that are not in its model config are left out of the output with a warning
             (`skip`), or an error, or merged like the others (`keep`). A model of no known config has none,
             one that was found to be of a family (llama-hf and so on) has some only for `error`.

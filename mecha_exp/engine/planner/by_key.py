@@ -1,4 +1,4 @@
-"""Binding values by key to the models that they are used with, before a merge is planned."""
+"""Binds values by key to the models that they are used with, before a merge is planned."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from mecha_exp.architectures import DEFAULT_CONVENTION, ModelConfig, candidates, resolve
+from mecha_exp.architectures import DEFAULT_CONVENTION, StructuralConfig, resolve
 from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint import TensorInfo, dtype_name, parse_dtype, torch_dtype
+from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values
@@ -21,14 +22,13 @@ from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, model
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.sources.inputs import open_sources
-from mecha_exp.sources.source import Source, infos_of
+from mecha_exp.sources.source import Source
 
-_Whose: TypeAlias = "str | tuple[ModelNode, ...]"
-"""The name of a model config, or models."""
-
+_Owner: TypeAlias = "str | tuple[ModelNode, ...]"
+"""What values by key belong to: the identifier of a model config, or models."""
 
 INPUT = "input"
-"""The word for the dtype that a key has in the first input."""
+"""The name for the dtype that a key has in the first input."""
 
 
 def parse_output_dtype(value: Any) -> torch.dtype | ByKey | None:
@@ -41,19 +41,19 @@ def parse_output_dtype(value: Any) -> torch.dtype | ByKey | None:
             (see `ByKey`) to these, whose `default` is `input`.
 
     Raises:
-        ConfigError: a name that is no dtype.
-        RecipeError: a selector that makes no sense.
+        ConfigError: an unknown name of a dtype.
+        RecipeError: an invalid selector.
     """
     if not isinstance(value, Mapping):
         name = _dtype_word(value)
         return None if name == INPUT else torch_dtype(name)
-    words = {str(selector): _dtype_word(dtype) for selector, dtype in value.items()}
-    wanted = by_key({DEFAULT: INPUT, **words})
-    return wanted if isinstance(wanted, ByKey) else parse_output_dtype(wanted)
+    names = {str(selector): _dtype_word(dtype) for selector, dtype in value.items()}
+    dtypes = by_key({DEFAULT: INPUT, **names})
+    return dtypes if isinstance(dtypes, ByKey) else parse_output_dtype(dtypes)
 
 
 def output_dtype_words(dtype: torch.dtype | ByKey | None) -> str:
-    """An output's dtype in words, the same for the same."""
+    """An output's dtype as text; equal dtypes have equal texts."""
     if isinstance(dtype, ByKey):
         return ", ".join(f"{selector}: {name}" for selector, name in dtype.words)
     return dtype_name(dtype) if dtype else INPUT
@@ -68,102 +68,86 @@ def _dtype_word(value: Any) -> str:
 class Binder:
     """Binds the values by key of recipes: each to the keys of the models that are merged beside it."""
 
-    def __init__(self, sources: Mapping[ModelNode, Source]) -> None:
+    def __init__(self, sources: Mapping[ModelNode, Source], configs: ConfigInference | None = None) -> None:
         self._sources = sources
+        self._configs = configs or ConfigInference.over(sources)
         self._anatomies: dict[tuple[object, str], Anatomy] = {}
 
     def bind(self, roots: Sequence[Node], new: dict[Node, Node] | None = None) -> tuple[Node, ...]:
-        """The graphs with every value bound; `new` is told what became of each node."""
+        """The graphs with every value bound; `new` is filled with the new node of each node."""
         if not any(map(is_by_key, walk(*roots))):
             return tuple(roots)
-        everything = self._beside(roots)
+        everything = self._owner_of(roots)
         return rewrite(roots, lambda node: self._bind_arguments(node, everything), new)
 
     def bind_beside(self, value: ByKey, roots: Sequence[Node]) -> ByKey:
         """A value bound to the models of recipes."""
-        return value.over(self._anatomy(self._beside(roots), value.convention))
+        return value.over(self._anatomy(self._owner_of(roots), value.convention))
 
-    def _bind_arguments(self, node: Node, everything: _Whose) -> Node:
+    def _bind_arguments(self, node: Node, everything: _Owner) -> Node:
+        """A call whose values by key are bound to the models among its arguments, or else to `everything`."""
         if not isinstance(node, MergeNode) or not any(map(is_by_key, node.children)):
             return node
-        beside = self._beside(node.children) or everything
+        beside = self._owner_of(node.children) or everything
 
         def bound(child: Node, spec: ParameterSpec) -> Node:
             if not isinstance(child, LiteralNode) or not isinstance(child.value, ByKey):
                 return child
             if reads_other_keys(node) and spec.is_state_dict and not (child.config or spec.config):
-                return child  # the method asks it for keys of its own
-            whose = child.config or spec.config or beside
-            return replace(child, value=child.value.over(self._anatomy(whose, child.value.convention)))
+                return child  # the method reads it at keys of its own choice
+            owner = child.config or spec.config or beside
+            return replace(child, value=child.value.over(self._anatomy(owner, child.value.convention)))
 
-        arguments = tuple(
-            (
-                name,
-                tuple(bound(one, node.method.signature[name]) for one in value)
-                if isinstance(value, tuple)
-                else bound(value, node.method.signature[name]),
-            )
-            for name, value in node.arguments
-        )
+        def bound_argument(name: str, value: Node | tuple[Node, ...]) -> Node | tuple[Node, ...]:
+            spec = node.method.signature[name]
+            return tuple(bound(v, spec) for v in value) if isinstance(value, tuple) else bound(value, spec)
+
+        arguments = tuple((name, bound_argument(name, value)) for name, value in node.arguments)
         return replace(node, arguments=arguments)
 
-    def _beside(self, nodes: Sequence[Node]) -> _Whose:
+    def _owner_of(self, nodes: Sequence[Node]) -> _Owner:
         """The model config that nodes are converted to, or else the models that they read."""
-        found: dict[ModelNode, None] = {}
-        waiting = list(reversed(nodes))
-        while waiting:
-            node = waiting.pop()
+        models: dict[ModelNode, None] = {}
+        stack = list(reversed(nodes))
+        while stack:
+            node = stack.pop()
             if isinstance(node, ModelNode):
-                found[node] = None
+                models[node] = None
             elif isinstance(node, MergeNode):
                 if (declared := self._declared(node)) is None:
-                    waiting.extend(reversed(node.children))
-                elif not found:
+                    stack.extend(reversed(node.children))
+                elif not models:
                     return declared
-        return tuple(found)
+        return tuple(models)
 
     def _declared(self, node: MergeNode) -> str | None:
-        """The config that a call says it gives; where the method depends on the models', that of theirs."""
-        if node.method.choose is None:
-            return node.method.signature.returned.config
-        whose = {
-            name: self._beside([child])
-            for name, child in node.arguments
-            if isinstance(child, Node) and node.method.signature[name].is_state_dict
-        }
+        """The config that the result of a call declares; for an interface, that of the chosen method."""
         try:
-            chosen = node.method.choose({name: self._configs(them) for name, them in whose.items()})
-        except MechaError:
-            return None  # which the plan says
-        return chosen.signature.returned.config
+            method = node.method if node.method.choose is None else self._configs.chosen(node)
+        except MechaError:  # planning reports it
+            return None
+        return method.signature.returned.config
 
-    def _configs(self, whose: _Whose) -> list[ModelConfig]:
-        """What models may be, by the first of them."""
-        if isinstance(whose, str):
-            return [resolve(whose)]
-        if not whose:
-            return []
-        first = whose[0]
-        if first.config is not None:
-            return [resolve(first.config)]
-        return [found.config for found in candidates(infos_of(self._sources[first]))]
+    def _anatomy(self, owner: _Owner, convention: str | None) -> Anatomy:
+        owner_and_convention = (owner, convention or DEFAULT_CONVENTION)
+        if owner_and_convention not in self._anatomies:
+            self._anatomies[owner_and_convention] = self._make_anatomy(*owner_and_convention)
+        return self._anatomies[owner_and_convention]
 
-    def _anatomy(self, whose: _Whose, convention: str | None) -> Anatomy:
-        wanted = (whose, convention or DEFAULT_CONVENTION)
-        if wanted not in self._anatomies:
-            self._anatomies[wanted] = self._make_anatomy(*wanted)
-        return self._anatomies[wanted]
-
-    def _make_anatomy(self, whose: _Whose, convention: str) -> Anatomy:
-        if isinstance(whose, str):
-            config = resolve(whose)
-            config.blocks(convention)  # which says what is wrong with a convention
-            return Anatomy(tuple(config.keys()), config, convention)
-        infos: dict[str, TensorInfo] = {}
-        for source in (self._sources[model] for model in whose):
-            for key in source.keys():
-                infos.setdefault(key, source.info(key))
-        return Anatomy.of(infos, convention)
+    def _make_anatomy(self, owner: _Owner, convention: str) -> Anatomy:
+        if isinstance(owner, str):
+            config = resolve(owner)
+            keys = tuple(config.keys())
+        else:
+            infos: dict[str, TensorInfo] = {}
+            for source in (self._sources[model] for model in owner):
+                for key in source.keys():
+                    infos.setdefault(key, source.info(key))
+            fits = self._configs.fits_of_keys(infos)
+            config = fits[0].config if len(fits) == 1 else StructuralConfig(infos)
+            keys = tuple(infos)
+        config.blocks(convention)  # raises for a convention that the config does not have
+        return Anatomy(keys, config, convention)
 
 
 def is_by_key(node: Node) -> bool:
@@ -172,7 +156,7 @@ def is_by_key(node: Node) -> bool:
 
 
 def effective_values_in(recipe: Node, folders: Sequence[Path]) -> dict[str, list[BlockValue]]:
-    """`effective_values_of` a recipe whose models are opened for that; nothing where it has no value by key.
+    """Open the models of a recipe for its `effective_values_of`; empty if it has no value by key.
 
     Raises:
         CheckpointError: a model cannot be opened.
@@ -191,27 +175,26 @@ def values_table(values: Mapping[str, Sequence[BlockValue]]) -> str:
     rows.writerow(["hyperparameter", "component", "block", "keys", "value"])
     for name, blocks in values.items():
         for block in blocks:
-            said = " ".join(map(str, block.values))
-            rows.writerow([name, block.component, block.block, block.keys, said])
+            values_text = " ".join(map(str, block.values))
+            rows.writerow([name, block.component, block.block, block.keys, values_text])
     return text.getvalue()
 
 
 def effective_values_of(bound: Node) -> dict[str, list[BlockValue]]:
-    """What each value by key of a bound recipe comes to, block by block.
+    """The values of each hyperparameter by key of a bound recipe, block by block.
 
-    They are called after the method and the argument: `slerp.alpha`; where several calls have different ones
-    they are numbered.
+    Their names are the method and the argument: `slerp.alpha`; different ones of several calls are numbered.
     """
-    found: dict[str, list[BlockValue]] = {}
+    by_name: dict[str, list[BlockValue]] = {}
     for name, value in _named_values(bound):
         values = effective_values(value)
         number = 1
         label = name
-        while label in found and found[label] != values:
+        while label in by_name and by_name[label] != values:
             number += 1
             label = f"{name} ({number})"
-        found[label] = values
-    return found
+        by_name[label] = values
+    return by_name
 
 
 def _named_values(recipe: Node) -> Iterator[tuple[str, ByKey]]:

@@ -11,7 +11,6 @@ from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisa
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
-from mecha_exp.sources.finite_keys import FiniteSource
 from mecha_exp.sources.source import Source
 
 SHOWN_KEYS = 10
@@ -86,39 +85,6 @@ def missing_values(situations: Mapping[str, Specialisation]) -> Iterator[str]:
                     node.value(key)
                 except NoValueError as error:
                     yield str(error)
-
-
-def missing_keys(lacking: Mapping[str, Sequence[Node]], sources: Sources, total: int) -> Iterator[str]:
-    """Inputs of one recipe that lack keys which what they are merged with has.
-
-    Args:
-        lacking: by key what has no value for it.
-        total: how many keys the recipe is about.
-    """
-    by_node: dict[Node, list[str]] = {}
-    for key, nodes in lacking.items():
-        for node in nodes:
-            by_node.setdefault(node, []).append(key)
-    for node, keys in by_node.items():
-        if isinstance(node, ModelNode):
-            yield (
-                f"{sources[node].name} lacks {len(keys)} of the {total} keys that the other "
-                f"inputs have: {some(keys, SHOWN_KEYS)}. {_why_missing(sources[node], keys)} "
-                "on_missing=skip leaves such keys out, on_missing=base takes them from the first input that "
-                "has them."
-            )
-        else:
-            yield (
-                f"the result of {node!r} lacks {len(keys)} of the {total} keys of what it is merged with: "
-                f"{some(keys, SHOWN_KEYS)}. Say what to take instead (`node | model`), or leave such keys "
-                "out with on_missing=skip."
-            )
-
-
-def _why_missing(source: Source, keys: Sequence[str]) -> str:
-    if isinstance(source, FiniteSource) and source.spoilt.issuperset(keys):
-        return "Their values are not finite, so they count as missing."
-    return "Are these models of one architecture?"
 
 
 def different_shapes(models: Mapping[str, Sequence[ModelNode]], sources: Sources) -> Iterator[str]:

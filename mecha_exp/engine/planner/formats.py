@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mecha_exp.architectures import (
-    AdapterConfig,
-    Detection,
-    ModelConfig,
-    Views,
-    candidates,
-    views,
-)
+from mecha_exp.architectures import AdapterConfig, Detection, ModelConfig, Views, views
+from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
 from mecha_exp.sources.format_view import ConvertedSource
-from mecha_exp.sources.source import Source, infos_of
+from mecha_exp.sources.source import Source
 
 
 def in_one_format(
-    recipes: Sequence[Node], sources: Mapping[ModelNode, Source]
+    recipes: Sequence[Node], sources: Mapping[ModelNode, Source], configs: ConfigInference | None = None
 ) -> tuple[dict[ModelNode, Source], list[str]]:
-    """The inputs of a merge with the keys of one of them, where one architecture is there in several formats.
+    """The inputs of a merge with the keys of one of them, if one architecture is there in several formats.
 
-    The format is that of the first input that all others fit into without a loss. Inputs are left as they are
-    where they have a config declared, where a method that takes them asks for one, and where they are not
-    known or there is no such format: if that is wrong the merge says so by their keys.
+    The format is that of the first input that all others convert to without a loss. Inputs stay as they are
+    if their config is declared, if a method that takes them declares one, if they are of no known config, or
+    if there is no such format: where that is wrong, the merge reports it by their keys.
+
+    Args:
+        configs: infers the configs of the sources.
 
     Returns:
         the sources, and a line about each that is read as another format.
@@ -33,34 +30,38 @@ def in_one_format(
     free = [model for model in sources if model.config is None and model not in _asked_for(recipes)]
     if len({frozenset(sources[model].keys()) for model in free}) < 2:
         return dict(sources), []
-    fitting_each = {model: candidates(infos_of(sources[model])) for model in free}
-    found = {model: each for model, each in fitting_each.items() if each and not _is_adapter(each)}
-    for fitting in found.values():
-        target = fitting[0].config
-        conversions = _conversions_into(target, found) if len(fitting) == 1 else None
+    configs = configs or ConfigInference.over(sources)
+    models = {model: fits for model in free if (fits := configs.fits(model)) and not _is_adapter(fits)}
+    for fits in models.values():
+        target = fits[0].config
+        conversions = _conversions_into(target, models) if len(fits) == 1 else None
         if conversions is not None:
-            read = {model: ConvertedSource(sources[model], backend) for model, backend in conversions.items()}
-            was = {model: found[model][0].config.identifier for model in read}
-            notes = [f"{read[m].name} is {was[m]}: read as {target.identifier}" for m in read]
-            return {**sources, **read}, notes
+            readers = {model: ConvertedSource(sources[model], table) for model, table in conversions.items()}
+            formats = {model: models[model][0].config.identifier for model in readers}
+            notes = [f"{readers[m].name} is {formats[m]}: read as {target.identifier}" for m in readers]
+            return {**sources, **readers}, notes
     return dict(sources), []
 
 
-def _is_adapter(fitting: Sequence[Detection]) -> bool:
-    """Whether a file is a LoRA, which is no model in another format."""
-    return all(isinstance(found.config, AdapterConfig) for found in fitting)
+def _is_adapter(fits: Sequence[Detection]) -> bool:
+    """Whether a file is a LoRA, which is not a model in another format."""
+    return all(isinstance(fit.config, AdapterConfig) for fit in fits)
 
 
 def _conversions_into(
-    target: ModelConfig, found: Mapping[ModelNode, Sequence[Detection]]
+    target: ModelConfig, models: Mapping[ModelNode, Sequence[Detection]]
 ) -> dict[ModelNode, Views] | None:
-    """For each model that is not of the config the conversion into it; None where one of them has none."""
+    """The conversion of each model of another config; None if one of them has none.
+
+    Args:
+        models: the configs that each model fits.
+    """
     conversions: dict[ModelNode, Views] = {}
-    for model, fitting in found.items():
-        if any(one.config == target and not one.renamed for one in fitting):
+    for model, fits in models.items():
+        if any(fit.config == target and not fit.renamed for fit in fits):
             continue
-        backends = (_lossless(one, target) for one in fitting)
-        conversion = next((backend for backend in backends if backend is not None), None)
+        tables = (_lossless(fit, target) for fit in fits)
+        conversion = next((table for table in tables if table is not None), None)
         if conversion is None:
             return None
         conversions[model] = conversion
@@ -68,7 +69,7 @@ def _conversions_into(
 
 
 def _asked_for(recipes: Sequence[Node]) -> set[ModelNode]:
-    """The models that some method takes in a config of its own choice."""
+    """The models that some method takes in a declared config."""
     return {
         child
         for node in walk(*recipes)
@@ -78,12 +79,12 @@ def _asked_for(recipes: Sequence[Node]) -> set[ModelNode]:
     }
 
 
-def _lossless(found: Detection, target: ModelConfig) -> Views | None:
-    """The conversion, unless it loses keys that the model's own config requires, or there is none."""
+def _lossless(fit: Detection, target: ModelConfig) -> Views | None:
+    """The conversion to a config; None if there is none, or if it loses keys that the model requires."""
     try:
-        conversion = views(found.config, target)
+        conversion = views(fit.config, target)
     except ConfigError:
         return None
-    if any(not found.config.keys()[key].optional for key in conversion.lost):
+    if any(not fit.config.keys()[key].optional for key in conversion.lost):
         return None
-    return conversion.named({name: key for key, name in found.renamed.items()})
+    return conversion.named({name: key for key, name in fit.renamed.items()})

@@ -1,6 +1,6 @@
-"""Recipes as they are merged: methods in the place of interfaces, and of converted models leaves.
+"""Resolves recipes for planning: interfaces become methods, and conversions of models become views of them.
 
-Both depend on the model configs of the files and not on the key, so this comes before `keys`.
+Both depend on the model configs of the files and not on the key, so this comes before specialisation by key.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from mecha_exp.architectures import resolve, views
 from mecha_exp.conversion.formats import FormatConversion
+from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion, adapter_conversion
-from mecha_exp.engine.planner.configs import NodeConfigs
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.graph.rewrite import rewrite
@@ -27,8 +27,8 @@ class ModelView(ModelNode):
     """A model that is read as if it had the format of another model config, its own `config`.
 
     Attributes:
-        adapter: of differences that a LoRA file makes, the config of the file.
-        declared: the config that the file was said to be of.
+        adapter: the config of the LoRA file whose differences these are.
+        declared: the config that was declared for the file.
     """
 
     adapter: str | None = None
@@ -39,29 +39,35 @@ class ModelView(ModelNode):
 
 
 def resolve_recipes(
-    roots: Sequence[Node], configs: NodeConfigs, budget: int, settled: dict[Node, Node]
+    roots: Sequence[Node],
+    sources: dict[ModelNode, Source],
+    configs: ConfigInference,
+    budget: int,
+    resolved: dict[Node, Node],
 ) -> tuple[Node, ...]:
-    """The recipes as they are merged; what the new leaves are read from is added to `configs.sources`.
+    """Replace interfaces by methods, and conversions of models by views of these models.
 
     Args:
-        budget: how many bytes of a LoRA file's results are kept.
-        settled: is told what became of each node.
+        sources: the opened models; the views are added.
+        configs: infers the model configs of the sources.
+        budget: how many bytes of a LoRA file's results are cached.
+        resolved: is filled with the new node of each node.
 
     Raises:
-        RecipeError: an interface that no method implements for the model configs that are there.
+        RecipeError: an interface without an implementation for the model configs of its arguments.
     """
-    return rewrite(roots, _Resolver(configs, budget).settle, settled)
+    return rewrite(roots, _Resolver(sources, configs, budget).resolve, resolved)
 
 
 class _Resolver:
-    def __init__(self, configs: NodeConfigs, budget: int) -> None:
+    def __init__(self, sources: dict[ModelNode, Source], configs: ConfigInference, budget: int) -> None:
+        self._sources = sources
         self._configs = configs
-        self._sources = configs.sources
         self._budget = budget
         self._adapters: dict[Node, MergeNode] = {}
 
-    def settle(self, node: Node) -> Node:
-        """What a node becomes whose children are settled."""
+    def resolve(self, node: Node) -> Node:
+        """The new node for a node whose children are resolved."""
         if not isinstance(node, MergeNode):
             return node
         return self._converted(self._implemented(node) if node.method.kind is Kind.INTERFACE else node)
@@ -69,31 +75,26 @@ class _Resolver:
     # interfaces
 
     def _implemented(self, node: MergeNode) -> MergeNode:
-        """A call of an interface as one of the method that it stands for here."""
+        """The call of the method that an interface stands for."""
         if node.method.choose is None:
             return _called(self._implementation(node), node)
-        models = {name: child for name, child in node.arguments if isinstance(child, Node)}
-        configs = {
-            name: [resolve(found) for found in self._configs.possible(child)]
-            for name, child in models.items()
-            if not self._configs.is_constant(child)
-        }
         try:
-            method = node.method.choose(configs)
+            method = self._configs.chosen(node)
         except MechaError as error:
             raise RecipeError(f"{node.method.identifier}: {error}") from error
         return _called(method, node)
 
     def _implementation(self, node: MergeNode) -> MergeMethod:
-        found = {name: self._identifier(child) for name, child in node.arguments if isinstance(child, Node)}
+        """The first implementation whose declared configs are those of the arguments."""
+        configs = {name: self._identifier(child) for name, child in node.arguments if isinstance(child, Node)}
         for method in node.method.implementations:
             declared = {p.name: p.config for p in method.signature.parameters if p.config}
-            if all(found.get(name) == config for name, config in declared.items()):
+            if all(configs.get(name) == config for name, config in declared.items()):
                 return method
         known = ", ".join(m.identifier for m in node.method.implementations) or "none"
         raise RecipeError(
             f"no method implements '{node.method.identifier}' for the model configs "
-            f"{', '.join(f'{name}: {config}' for name, config in found.items())}. Implemented: {known}."
+            f"{', '.join(f'{name}: {config}' for name, config in configs.items())}. Implemented: {known}."
         )
 
     def _identifier(self, node: Node) -> str | None:
@@ -103,7 +104,7 @@ class _Resolver:
     # conversions
 
     def _converted(self, node: MergeNode) -> Node:
-        """A converted model is a leaf that is read where it lies; of a merge the node stays."""
+        """A view, if the node converts a model; the node itself, if it converts a merge."""
         method = node.method
         if isinstance(method, FormatConversion):
             adapters = self._adapters_below(node, method)
@@ -111,7 +112,7 @@ class _Resolver:
         return self._with_deltas(node) if isinstance(method, AdapterConversion) else node
 
     def _adapters_below(self, node: MergeNode, conversion: FormatConversion) -> MergeNode | None:
-        """LoRA files whose differences are converted to another format, as one conversion."""
+        """One conversion of a LoRA file to differences in another format, instead of two in a row."""
         (below,) = (self._adapters.get(child, child) for child in node.children)
         if not isinstance(below, MergeNode) or not isinstance(below.method, AdapterConversion):
             return None
@@ -119,7 +120,7 @@ class _Resolver:
         return None if direct is None else MergeNode(direct, below.arguments, below.space)
 
     def _with_deltas(self, node: MergeNode) -> Node:
-        """The differences that a LoRA file makes."""
+        """A view of a LoRA file as the differences that it stands for."""
         (model,) = node.children
         assert isinstance(node.method, AdapterConversion)
         if not isinstance(model, ModelNode):
@@ -143,16 +144,16 @@ class _Resolver:
         source = self._sources[model]
         if model.config is None:
             return convert_source(source, conversion.target)
-        declared = resolve(model.config)  # the file need not be a whole model
+        declared = resolve(model.config)  # the file may be only a part of a model
         names = {key: alias for alias, key in declared.aliases().items() if alias in source}
         return ConvertedSource(source, views(declared, conversion.target).named(names))
 
 
 def _called(method: MergeMethod, node: MergeNode) -> MergeNode:
-    """A call of what an interface stands for, with what the call of the interface gives and its defaults."""
-    given = dict(node.arguments)
+    """A call of a method with the arguments of a call of its interface, and the defaults of the interface."""
+    arguments = dict(node.arguments)
     for spec in node.method.signature.parameters:
-        if spec.name not in given and not spec.required and isinstance(spec.default, int | float | str):
-            given[spec.name] = LiteralNode(spec.default)
-    arguments = tuple((name, given[name]) for name in method.signature.names if name in given)
-    return MergeNode(method, arguments, node.space)
+        if spec.name not in arguments and not spec.required and isinstance(spec.default, int | float | str):
+            arguments[spec.name] = LiteralNode(spec.default)
+    named = tuple((name, arguments[name]) for name in method.signature.names if name in arguments)
+    return MergeNode(method, named, node.space)

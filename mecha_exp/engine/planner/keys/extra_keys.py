@@ -1,31 +1,35 @@
 """Keys of inputs that their model configs do not know: states of an optimiser, counters, leftovers.
 
-A config that describes a family of models (any depth and width: Llama and what is built like it) is also
-found for its relatives, whose further keys - the biases of Qwen, the norms of Gemma - are no less part of the
-model. So what a file has beside such a config is extra only where the config is declared, or where the caller
-wants to know of all of it. It is the same with LoRA files, whose modules may be of more kinds than are known.
+A config that describes a family of models (any depth and width, such as Llama) also fits relatives with
+further keys: the biases of Qwen, the norms of Gemma. Those keys belong to the model. So keys beside such a
+config count as extra only if the config is declared, or with `on_extra=error`. The same holds for LoRA files,
+which may have modules of unknown kinds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mecha_exp.architectures import AdapterConfig, ModelConfig, candidates, resolve, sized_for
+from mecha_exp.architectures import AdapterConfig, ModelConfig, resolve, sized_for
+from mecha_exp.conversion.inference import ConfigInference
+from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.report import About, Notice
-from mecha_exp.errors import some
+from mecha_exp.errors import CheckpointError, Problems, some
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.source import Source, infos_of
 
+Sources = Mapping[ModelNode, Source]
+
 
 @dataclass(frozen=True)
-class Extras:
+class ExtraKeys:
     """The keys of one input that are not in its model config.
 
     Attributes:
-        name: what messages call the input.
-        config: what it is: the declared config, or the only one that it fits.
-        keys: which are not in that.
+        name: the name of the input in messages.
+        config: the declared config of the input, or the only one that it fits.
+        keys: the keys of the input that are not in the config.
     """
 
     name: str
@@ -39,39 +43,62 @@ class Extras:
         )
 
 
-def find_extras(sources: Mapping[ModelNode, Source], of_relatives: bool = False) -> dict[ModelNode, Extras]:
-    """What each input has beside its model config; an input of no known config has nothing else.
+def drop_extra_keys(
+    opened: Sources, views: Sources, configs: ConfigInference, options: EngineOptions
+) -> tuple[frozenset[str], list[Notice]]:
+    """The extra keys that are left out of the outputs, and notices about them.
 
     Args:
-        of_relatives: whether that is also told where a family's config was found by the keys.
+        opened: the inputs as they are stored.
+        views: the inputs as they are read, some of them in another format.
+        configs: infers the configs of the opened inputs.
+
+    Raises:
+        CheckpointError: there are extra keys, and `on_extra` is "error".
     """
-    known: dict[frozenset[tuple[str, tuple[int, ...]]], ModelConfig | None] = {}
-    found: dict[ModelNode, Extras] = {}
+    extras = find_extra_keys(opened, configs, of_relatives=options.on_extra == "error")
+    if options.on_extra == "keep":
+        converted = (extra for model, extra in extras.items() if views[model] is not opened[model])
+        return frozenset(), list(_notices(converted, "since it is read in another format"))
+    if options.on_extra == "error":
+        problems = Problems()
+        for extra in extras.values():
+            problems.add(
+                f"{extra}. on_extra=skip leaves them out, on_extra=keep merges them like the others."
+            )
+        problems.raise_as(CheckpointError)
+    return _unclaimed(extras, opened), list(_notices(extras.values()))
+
+
+def find_extra_keys(
+    sources: Sources, configs: ConfigInference, of_relatives: bool = False
+) -> dict[ModelNode, ExtraKeys]:
+    """The extra keys of each input that has some; an input of no known config has none.
+
+    Args:
+        of_relatives: whether keys beside a family's config count although the config is not declared.
+    """
+    extras: dict[ModelNode, ExtraKeys] = {}
     for model, source in sources.items():
-        infos = infos_of(source)
         if model.config is not None:
-            config: ModelConfig | None = sized_for(infos, resolve(model.config))
+            config: ModelConfig | None = sized_for(infos_of(source), resolve(model.config))
         else:
-            shapes = frozenset((key, info.shape) for key, info in infos.items())
-            if shapes not in known:
-                fitting = candidates(infos)
-                known[shapes] = fitting[0].config if len(fitting) == 1 else None
-            config = known[shapes]
+            config = configs.only_fit(model)
         if config is None or (_is_open(config) and model.config is None and not of_relatives):
             continue
-        extra = tuple(key for key in infos if config.resolve_alias(key) not in config.keys())
-        if extra:
-            found[model] = Extras(source.name, config, extra)
-    return found
+        keys = tuple(key for key in source.keys() if config.resolve_alias(key) not in config.keys())
+        if keys:
+            extras[model] = ExtraKeys(source.name, config, keys)
+    return extras
 
 
 def _is_open(config: ModelConfig) -> bool:
-    """Whether files of it may have more keys that belong to them."""
+    """Whether models of a config may have further keys that belong to them."""
     return bool(config.sizes) or isinstance(config, AdapterConfig)
 
 
-def left_out(extras: Mapping[ModelNode, Extras], sources: Mapping[ModelNode, Source]) -> frozenset[str]:
-    """The keys that no input has but as an extra one."""
+def _unclaimed(extras: Mapping[ModelNode, ExtraKeys], sources: Sources) -> frozenset[str]:
+    """The keys that are extra in every input that has them."""
     unknown = {key for extra in extras.values() for key in extra.keys}
     claimed = {
         key
@@ -82,22 +109,7 @@ def left_out(extras: Mapping[ModelNode, Extras], sources: Mapping[ModelNode, Sou
     return frozenset(unknown - claimed)
 
 
-def notices_of(extras: Iterable[Extras]) -> Iterator[Notice]:
-    """A line about each input whose extra keys are left out."""
-    for extra in extras:
-        text = f"{extra}, and are left out. on_extra=keep merges them like the others."
-        yield Notice(text, About.EXTRA_KEYS)
-
-
-def problems_of(extras: Iterable[Extras]) -> Iterator[str]:
-    """What is wrong where such keys are an error."""
-    for extra in extras:
-        yield f"{extra}. on_extra=skip leaves them out, on_extra=keep merges them like the others."
-
-
-def converted(models: Sequence[ModelNode], extras: Mapping[ModelNode, Extras]) -> Iterator[Notice]:
-    """A line about each input whose extra keys cannot be kept, as it is read as if in another format."""
-    for model in models:
-        if model in extras:
-            text = f"{extras[model]}, and are left out, since it is read in another format"
-            yield Notice(text, About.EXTRA_KEYS)
+def _notices(extras: Iterable[ExtraKeys], why: str = "") -> Iterator[Notice]:
+    """A notice for each input whose extra keys are left out."""
+    end = f", {why}" if why else ". on_extra=keep merges them like the others."
+    return (Notice(f"{extra}, and are left out{end}", About.EXTRA_KEYS) for extra in extras)

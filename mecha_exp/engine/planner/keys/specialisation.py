@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.ir.program import DeferredCall
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.planner.configs import NodeConfigs
 from mecha_exp.engine.planner.keys.dependence import MISSING, reads_other_keys, value_at, varies_by_key
 from mecha_exp.engine.planner.keys.state_dicts import ArgumentView, StateDictCalls
 from mecha_exp.engine.planner.resolution import resolve_recipes
@@ -30,19 +30,23 @@ that is taken; MISSING where there is nothing."""
 
 @dataclass(frozen=True, eq=False)
 class Specialisation:
-    """The recipes at the keys of one kind.
+    """The recipes specialised for a class of keys.
 
     Attributes:
-        roots: of each recipe the graph that is left, or None where it has no value.
-        lacking: of each recipe what lacks the key while something that it is merged with has it.
-        models: of each recipe the models that its graph reads.
-        held: of each recipe the models that have the key, whether they are used or not.
+        roots: for each recipe the graph at these keys, or None if it has no value.
+        lacking: for each recipe the nodes without a value, if others that they are merged with have one.
+        models: for each recipe the models that its graph reads.
+        held: for each recipe the models that have these keys, whether they are used or not.
     """
 
     roots: tuple[Node | None, ...]
     lacking: tuple[tuple[Node, ...], ...]
     models: tuple[tuple[ModelNode, ...], ...]
     held: tuple[tuple[ModelNode, ...], ...]
+
+    def merged(self, recipe: int) -> tuple[ModelNode, ...]:
+        """The models that a recipe merges; all models that have these keys, if some input lacks them."""
+        return self.held[recipe] if self.lacking[recipe] else self.models[recipe]
 
 
 class PerKeyGraph:
@@ -60,18 +64,19 @@ class PerKeyGraph:
         self,
         roots: Sequence[Node],
         sources: Mapping[ModelNode, Source],
+        configs: ConfigInference,
         options: EngineOptions,
         caches: Mapping[Node, Any],
     ) -> None:
-        self.configs = NodeConfigs(sources)
-        self.sources = self.configs.sources
+        self.sources = dict(sources)
+        self.configs = configs.over_views(self.sources)
         self.caches = dict(caches)
         self.lazy = StateDictCalls(self, options)
         self._atoms: dict[tuple[Node, ...], list[Node]] = {}
         self._situations: dict[tuple[Any, ...], Specialisation] = {}
-        settled: dict[Node, Node] = {}
-        self.roots = resolve_recipes(roots, self.configs, self.lazy.budget, settled)
-        self.carry_caches(settled)
+        resolved: dict[Node, Node] = {}
+        self.roots = resolve_recipes(roots, self.sources, self.configs, self.lazy.budget, resolved)
+        self.carry_caches(resolved)
 
     def carry_caches(self, new: Mapping[Node, Node]) -> None:
         """A call keeps the cache that it was given when it becomes another node."""

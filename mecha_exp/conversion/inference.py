@@ -1,0 +1,125 @@
+"""Infers the model config of each node of a recipe, from declared configs and from the keys of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from mecha_exp.architectures import Detection, ModelConfig, candidates, detect, resolve
+from mecha_exp.architectures.keys import HasShape
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, ParameterNode, walk
+from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.sources.source import Source, infos_of
+
+Keys: TypeAlias = Mapping[str, HasShape]
+Shapes: TypeAlias = frozenset[tuple[str, tuple[int, ...]]]
+
+
+class ConfigInference:
+    """The model config of each node; models with equal keys and shapes are compared with the configs once.
+
+    Args:
+        keys_of: reads the keys and shapes of a model. It is called only for models whose keys are needed.
+    """
+
+    def __init__(self, keys_of: Callable[[ModelNode], Keys]) -> None:
+        self._keys_of = keys_of
+        self._fits_by_shapes: dict[Shapes, list[Detection]] = {}
+        self._fits: dict[ModelNode, list[Detection]] = {}
+        self._of_models: dict[ModelNode, ModelConfig] = {}
+        self._constant: dict[Node, bool] = {}
+
+    @staticmethod
+    def over(sources: Mapping[ModelNode, Source]) -> ConfigInference:
+        """An inference over opened models; models may be added to `sources` later."""
+        return ConfigInference(lambda model: infos_of(sources[model]))
+
+    def over_views(self, sources: Mapping[ModelNode, Source]) -> ConfigInference:
+        """An inference over the same models read in other ways; it shares the results for equal keys."""
+        inference = ConfigInference.over(sources)
+        inference._fits_by_shapes = self._fits_by_shapes
+        return inference
+
+    def is_constant(self, node: Node) -> bool:
+        """Whether no model is read for a node: it is a hyperparameter, known when a merge is planned."""
+        if node not in self._constant:
+            for below in walk(node, skip=self._constant):
+                is_leaf = isinstance(below, ModelNode | ParameterNode)
+                self._constant[below] = not is_leaf and all(self._constant[c] for c in below.children)
+        return self._constant[node]
+
+    def of(self, node: Node) -> ModelConfig | None:
+        """The model config of a node: the declared one, or that of the first model below; None for values.
+
+        Raises:
+            ConfigError: several configs fit that model equally well.
+        """
+        origin, declared = self._origin(node)
+        if isinstance(origin, ModelNode):
+            return self.of_model(origin)
+        return resolve(declared) if declared else None
+
+    def possible(self, node: Node) -> list[str]:
+        """The identifiers of all configs that a node may have; none for values and for unknown models."""
+        origin, declared = self._origin(node)
+        if declared or not isinstance(origin, ModelNode):
+            return [declared] if declared else []
+        return [fit.config.identifier for fit in self.fits(origin)]
+
+    def of_model(self, model: ModelNode) -> ModelConfig:
+        """The declared config of a model, or the one that its keys fit; a structural one if none fits.
+
+        Raises:
+            ConfigError: several configs fit equally well.
+        """
+        if model not in self._of_models:
+            self._of_models[model] = resolve(model.config) if model.config else self._detected(model)
+        return self._of_models[model]
+
+    def only_fit(self, model: ModelNode) -> ModelConfig | None:
+        """The known config that the keys of a model fit, whatever is declared; None unless it is one."""
+        fits = self.fits(model)
+        return fits[0].config if len(fits) == 1 else None
+
+    def fits(self, model: ModelNode) -> list[Detection]:
+        """The known configs that the keys of a model fit equally well."""
+        if model not in self._fits:
+            self._fits[model] = self.fits_of_keys(self._keys_of(model))
+        return self._fits[model]
+
+    def fits_of_keys(self, keys: Keys) -> list[Detection]:
+        """The known configs that keys and shapes fit equally well."""
+        shapes = frozenset((key, tuple(info.shape)) for key, info in keys.items())
+        if shapes not in self._fits_by_shapes:
+            self._fits_by_shapes[shapes] = candidates(keys)
+        return self._fits_by_shapes[shapes]
+
+    def chosen(self, call: MergeNode) -> MergeMethod:
+        """The method that a call of an interface with `choose` stands for.
+
+        Raises:
+            MechaError: no method fits the model configs of the arguments.
+        """
+        assert call.method.choose is not None
+        configs = {
+            name: [resolve(identifier) for identifier in self.possible(child)]
+            for name, child in call.arguments
+            if isinstance(child, Node)
+            and (call.method.signature[name].is_state_dict or not self.is_constant(child))
+        }
+        return call.method.choose(configs)
+
+    def _origin(self, node: Node) -> tuple[Node, str | None]:
+        """The first node from this one downwards that decides the config, and the config it declares."""
+        while isinstance(node, MergeNode):
+            if node.method.choose is not None:
+                return node, self.chosen(node).signature.returned.config
+            below = [child for child in node.children if not self.is_constant(child)] or node.children
+            if node.declared_config or not below:
+                break
+            node = below[0]
+        return node, node.declared_config
+
+    def _detected(self, model: ModelNode) -> ModelConfig:
+        fits = self.fits(model)
+        return fits[0].config if len(fits) == 1 else detect(self._keys_of(model), None if fits else ()).config

@@ -1,0 +1,159 @@
+"""Lays out single keys of a merge: shape, dtypes, the program, and where its results go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, parse_dtype, torch_dtype
+from mecha_exp.checkpoint.shards import Layout
+from mecha_exp.engine.ir.calls import Extent
+from mecha_exp.engine.ir.expansion import expand
+from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
+from mecha_exp.engine.options import EngineOptions
+from mecha_exp.engine.planner.by_key import INPUT
+from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
+from mecha_exp.engine.planner.plan import Job, KeyPlan, Output
+from mecha_exp.engine.planner.resolution import ModelView
+from mecha_exp.engine.statistics import statistics_of
+from mecha_exp.errors import RecipeError
+from mecha_exp.graph.by_key import ByKey
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
+from mecha_exp.method_api.registry import resolve_method
+
+
+@dataclass(frozen=True)
+class _Roots:
+    """The expanded graphs of all jobs at a key, and what each of them is for."""
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+    statistics: tuple[tuple[int, ModelNode, int], ...]
+
+
+class KeyPlanner:
+    """Plans single keys of some jobs; keys of one structure share their program."""
+
+    def __init__(self, jobs: Sequence[Job], graph: PerKeyGraph, options: EngineOptions) -> None:
+        self._jobs = jobs
+        self._graph = graph
+        self._options = options
+        self._roots: dict[tuple[object, ...], _Roots] = {}
+        self._programs: dict[tuple[Node, ...], Program] = {}
+        self._leaves: dict[Node | None, ModelNode | DeferredCall | None] = {}
+
+    def plan(self, key: str, specialised: Specialisation) -> KeyPlan:
+        """The plan of one key.
+
+        Raises:
+            RecipeError: a recipe that gives one number for the key.
+        """
+        first = [self._first_leaf(self._root(job, specialised)) for job in range(len(self._jobs))]
+        infos = [self._graph.lazy.info(leaf, key) if leaf else None for leaf in first]
+        shape = next((info.shape for info in infos if info), ())
+        if any(info and not is_arithmetic(info.dtype) for info in infos):
+            copies = tuple((job, leaf) for job, leaf in enumerate(first) if leaf is not None)
+            return KeyPlan(key, shape, None, (), copies=copies)
+        dtypes = tuple(self._dtype_at(job, key, specialised, info) for job, info in enumerate(infos))
+        roots = self._roots_at(specialised, dtypes)
+        program = self._program(roots.nodes)
+        self._require_tensors(program, roots.outputs)
+        return KeyPlan(key, shape, program, roots.outputs, roots.statistics)
+
+    def layouts(self, plans: Sequence[KeyPlan]) -> tuple[Layout, ...]:
+        """The dtype and shape of every key of each job's output."""
+        layouts: list[dict[str, tuple[str, tuple[int, ...]]]] = [{} for _ in self._jobs]
+        for plan in plans:
+            for output in plan.outputs:
+                layouts[output.job][plan.key] = (output.dtype, plan.shape)
+            for job, leaf in plan.copies:
+                info = self._graph.lazy.info(leaf, plan.key)
+                assert info is not None
+                layouts[job][plan.key] = (info.dtype, plan.shape)
+        return tuple(layouts)
+
+    def _require_tensors(self, program: Program, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            extent = program.extents[program.roots[output.root]]
+            if extent in (Extent.SMALL, Extent.FACTOR):
+                what = "one number" if extent is Extent.SMALL else "a factor"
+                raise RecipeError(
+                    f"the recipe {self._jobs[output.job].recipe!r} gives {what} for a key, not a tensor, "
+                    "so it makes no model. Use it as an argument of another method."
+                )
+
+    def _root(self, job: int, specialised: Specialisation) -> Node | None:
+        """The graph of a job at a key, after `on_missing` is applied; None if the key is left out."""
+        if not specialised.lacking[job]:
+            return specialised.roots[job]
+        held = specialised.held[job]
+        return held[0] if held and self._options.on_missing != "skip" else None
+
+    def _dtype_at(
+        self, job: int, key: str, specialised: Specialisation, info: TensorInfo | None
+    ) -> str | None:
+        """The stored dtype of a result: as the job says, or the recipe's last cast, or the first input."""
+        if info is None:
+            return None
+        dtype = self._jobs[job].dtype
+        if isinstance(dtype, ByKey):
+            name = str(dtype(key))
+            dtype = None if name == INPUT else torch_dtype(name)
+        if dtype is not None:
+            return dtype_name(dtype)
+        root = self._root(job, specialised)
+        return (root and _dtype_of_cast(root)) or info.dtype
+
+    def _first_leaf(self, root: Node | None) -> ModelNode | DeferredCall | None:
+        """The first input of a graph: a result has its shape and dtype."""
+        if root not in self._leaves:
+            leaves = (n for n in walk(root) if isinstance(n, ModelNode | DeferredCall)) if root else iter(())
+            self._leaves[root] = next(leaves, None)
+        return self._leaves[root]
+
+    def _roots_at(self, specialised: Specialisation, dtypes: tuple[str | None, ...]) -> _Roots:
+        """The roots of a program; the same object for keys with one specialisation and equal dtypes."""
+        if (specialised, dtypes) not in self._roots:
+            self._roots[specialised, dtypes] = self._build_roots(specialised, dtypes)
+        return self._roots[specialised, dtypes]
+
+    def _build_roots(self, specialised: Specialisation, dtypes: tuple[str | None, ...]) -> _Roots:
+        nodes: list[Node] = []
+        outputs: list[Output] = []
+        statistics: list[tuple[int, ModelNode, int]] = []
+        for index, job in enumerate(self._jobs):
+            root, stored = self._root(index, specialised), dtypes[index]
+            if root is None or stored is None:
+                continue
+            (root,) = self._expand([root])
+            if (
+                job.output is not None or job.statistics
+            ):  # overflows are counted even where nothing is written
+                outputs.append(Output(index, len(nodes), stored))
+                nodes.append(root)
+            if job.statistics:
+                inputs = [m for m in specialised.merged(index) if not isinstance(m, ModelView)]
+                for model, node in statistics_of(root, inputs, stored).items():
+                    statistics.append((index, model, len(nodes)))
+                    nodes.append(node)
+        return _Roots(self._expand(nodes), tuple(outputs), tuple(statistics))
+
+    def _expand(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        """Replace composites by the calls that they are composed of."""
+        expanded: dict[Node, Node] = {}
+        roots = expand(nodes, expanded)
+        self._graph.carry_caches(expanded)
+        return roots
+
+    def _program(self, roots: tuple[Node, ...]) -> Program:
+        if roots not in self._programs:
+            self._programs[roots] = compile_program(roots, self._options.compute_dtype, self._graph.caches)
+        return self._programs[roots]
+
+
+def _dtype_of_cast(root: Node) -> str | None:
+    """The dtype of the cast that a recipe ends in (`recipe.to(dtype=...)`), or None."""
+    if not isinstance(root, MergeNode) or root.method is not resolve_method("cast"):
+        return None
+    dtype = dict(root.arguments).get("dtype")
+    return dtype_name(parse_dtype(str(dtype.value))) if isinstance(dtype, LiteralNode) else None

@@ -1,0 +1,129 @@
+"""Keys that some inputs of a recipe lack: which of them may be missing, and messages about the others.
+
+A component that a model lacks as a whole (a UNet alone, a checkpoint without its VAE) may be missing, and so
+may a key that its config calls optional: the result has the tensor of the first input that has it. Any other
+missing key is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from mecha_exp.architectures import AdapterConfig, ModelConfig
+from mecha_exp.conversion.inference import ConfigInference
+from mecha_exp.conversion.lora import AdapterConversion
+from mecha_exp.errors import some
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
+from mecha_exp.sources.finite_keys import FiniteSource
+from mecha_exp.sources.lora import AdapterSource
+from mecha_exp.sources.source import Source
+
+SHOWN_KEYS = 10
+
+NodesByKey = Mapping[str, Sequence[Node]]
+ModelsByKey = Mapping[str, Sequence[ModelNode]]
+
+
+class MissingKeys:
+    """Decides which missing keys are errors, by the configs of the models that have them."""
+
+    def __init__(self, sources: Mapping[ModelNode, Source], configs: ConfigInference) -> None:
+        self._sources = sources
+        self._configs = configs
+        self._components: dict[tuple[ModelNode, ModelConfig], frozenset[str]] = {}
+
+    def check(
+        self, lacking: NodesByKey, holders: ModelsByKey, total: int
+    ) -> tuple[Iterator[str], Iterator[str]]:
+        """Notes about the keys of one recipe that may be missing, and problems with the others.
+
+        Args:
+            lacking: by key the nodes that have no value for it.
+            holders: by key the models that have it.
+            total: how many keys the recipe is about.
+        """
+        components = {key: self._part(key, nodes, holders[key]) for key, nodes in lacking.items()}
+        parts = {key: part for key, part in components.items() if part is not None}
+        wrong = {key: nodes for key, nodes in lacking.items() if key not in parts}
+        return self._notes(parts, lacking, holders), self._problems(wrong, total)
+
+    def _notes(self, parts: Mapping[str, str], lacking: NodesByKey, holders: ModelsByKey) -> Iterator[str]:
+        """A line for each pair of models that lack something and the model it is taken from."""
+        parts_by_models: dict[tuple[str, str], dict[str, None]] = {}
+        for key, part in parts.items():
+            if all(map(self._is_lora, lacking[key])):
+                continue  # a LoRA has only what it changes
+            models = [node for node in lacking[key] if isinstance(node, ModelNode)]
+            names = ", ".join(self._sources[model].name for model in models)
+            parts_by_models.setdefault((names, self._sources[holders[key][0]].name), {})[part] = None
+        for (names, source), listed in parts_by_models.items():
+            yield f"{names} without {some(listed, 5)}: taken from {source} as it is"
+
+    def _problems(self, lacking: NodesByKey, total: int) -> Iterator[str]:
+        """A message for each input that lacks keys."""
+        keys_by_node: dict[Node, list[str]] = {}
+        for key, nodes in lacking.items():
+            for node in nodes:
+                keys_by_node.setdefault(node, []).append(key)
+        for node, keys in keys_by_node.items():
+            if isinstance(node, ModelNode):
+                source = self._sources[node]
+                yield (
+                    f"{source.name} lacks {len(keys)} of the {total} keys that the other "
+                    f"inputs have: {some(keys, SHOWN_KEYS)}. {_why_missing(source, keys)} "
+                    "on_missing=skip leaves such keys out, on_missing=base takes them from the first input "
+                    "that has them."
+                )
+            else:
+                yield (
+                    f"the result of {node!r} lacks {len(keys)} of the {total} keys of what it is merged "
+                    f"with: {some(keys, SHOWN_KEYS)}. Say what to take instead (`node | model`), or leave "
+                    "such keys out with on_missing=skip."
+                )
+
+    def _part(self, key: str, nodes: Sequence[Node], holders: Sequence[ModelNode]) -> str | None:
+        """The component of a key that all these nodes lack, or the key if it is optional; None: an error.
+
+        A LoRA may lack any key.
+        """
+        nodes = [node for node in nodes if not self._is_lora(node)]
+        if not nodes:
+            return key
+        for config in map(self._config_of, holders):
+            info = config.keys().get(config.resolve_alias(key)) if config else None
+            if config is None or info is None:
+                continue
+            components = [self._components_of(node, config) for node in nodes]
+            if not all(components):  # a node of another config
+                return None
+            part = config.component_of(key)
+            if not any(part in present for present in components):
+                return part
+            return key if info.optional else None
+        return None
+
+    def _is_lora(self, node: Node) -> bool:
+        if isinstance(node, MergeNode):
+            return isinstance(node.method, AdapterConversion)
+        return isinstance(node, ModelNode) and isinstance(self._sources[node], AdapterSource)
+
+    def _config_of(self, model: ModelNode) -> ModelConfig | None:
+        """The only config that a model fits; None for LoRA files, which have no components."""
+        config = self._configs.only_fit(model)
+        return None if isinstance(config, AdapterConfig) else config
+
+    def _components_of(self, node: Node, config: ModelConfig) -> frozenset[str]:
+        """The components of a config that a model has any key of; none for the result of a method."""
+        if not isinstance(node, ModelNode):
+            return frozenset()
+        if (node, config) not in self._components:
+            names = map(config.resolve_alias, self._sources[node].keys())
+            components = frozenset(config.component_of(name) for name in names if name in config.keys())
+            self._components[node, config] = components
+        return self._components[node, config]
+
+
+def _why_missing(source: Source, keys: Sequence[str]) -> str:
+    if isinstance(source, FiniteSource) and source.spoilt.issuperset(keys):
+        return "Their values are not finite, so they count as missing."
+    return "Are these models of one architecture?"
