@@ -99,7 +99,7 @@ def find_unreferenced(store: Path, folders: Iterable[Path]) -> list[Unreferenced
     known = {run.signature for run in find_runs([store.parent, *folders])}
     known |= {kept.signature for kept in results if (Path(kept.folder) / RUN_FILE).is_file()}
     young = time.time() - _YOUNG_SECONDS
-    stale = [p for p in results.places() if p.name not in known and p.stat().st_mtime < young]
+    stale = [p for p in results.points() if p.name not in known and p.stat().st_mtime < young]
     return [Unreferenced(place, _size(place)) for place in [*stale, *results.lost_sweeps()]]
 
 
