@@ -1,9 +1,9 @@
-"""Many points, few passes: points are merged together, so that inputs are read and common work is done once.
+"""Merges many points in few passes, so that the inputs are read once and common work is done once.
 
-Points over models with other keys or shapes have a pass of their own (`engine/batches.py`). A pass takes as
-many points as fit: models that are kept in memory the engine's memory budget, files the number that a process
-may open. The next ones are another wave, which reads the inputs again. A point that cannot be planned is left
-out; where the shared work fails, its points are tried by halves until the failing one is alone.
+Points over models with different keys or shapes go into separate passes (`engine/planner/batches.py`). A pass
+takes as many points as fit: the memory budget bounds the models in memory, the limit on open files bounds the
+saved ones. The remaining points form the next batch, which reads the inputs again. A point that cannot be
+planned is left out; if a merge fails, its points are tried in halves until the failing point is alone.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from mecha_exp.engine.report import About
 from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import CheckpointError
 from mecha_exp.graph.nodes import ModelNode
+from mecha_exp.lab.store import ModelFile
 from mecha_exp.sources.source import infos_of
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import human_bytes
@@ -37,177 +38,161 @@ from mecha_exp.system.progress import human_bytes
 log = logging.getLogger(__name__)
 
 MOST_POINTS = 64
-"""In one pass: the loop for more of them takes longer to compile than reading the inputs again."""
+"""The points of a pass. The loop for more of them compiles longer than reading the inputs again takes."""
 
 FILES_A_POINT, FILES_KEPT_FREE = 3, 64
 
 Progress = Callable[[Plan], AbstractContextManager[Callable[[str, int], None]]]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A point to be made.
+@dataclass
+class Merged:
+    """The merge of a point.
 
     Attributes:
-        point: what.
-        in_memory: whether the model is to be given as a state dict, where no file of it is kept.
-        metadata: for the file's header, beside the recipe.
-    """
-
-    point: Point
-    in_memory: bool
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-    def job(self) -> Job:
-        """What the engine is asked for; a dictionary of its own each time, for an attempt may fail."""
-        kept_in_memory: dict[str, torch.Tensor] | None = {} if self.in_memory else None
-        output = self.point.output if self.point.output is not None else kept_in_memory
-        return self.point.job(output, self.metadata)
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a pass gave for a point.
-
-    Attributes:
-        metrics: weight statistics, and its share of time and bytes.
+        metrics: weight statistics, and its share of the pass's time and bytes.
         statistics: the weight statistics by block, as CSV.
-        warnings: what was odd.
-        state_dict: the model, where it was asked for in memory.
+        warnings: the warnings of the merge.
+        model: what the evaluators measure, a path or a state dict; None if it is not needed or released.
+        file: the saved model, if one was saved.
+        tags: the commit, the versions of packages and the machine that made it.
+        is_recalled: whether it comes from the store.
     """
 
     metrics: dict[str, float]
     statistics: str
-    warnings: tuple[str, ...]
-    state_dict: Mapping[str, torch.Tensor] | None
+    warnings: Sequence[str]
+    model: Path | Mapping[str, torch.Tensor] | None
+    file: ModelFile | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    is_recalled: bool = False
+
+    def release(self) -> None:
+        """Let the model go: the next batch needs its memory."""
+        self.model = None
 
 
-Outcome = dict[int, Made | Exception]
-"""What became of the points of a wave, by their numbers."""
-
-
-def make(wanted: Sequence[Wanted], progress: Progress) -> Iterator[Outcome]:
-    """Make every point, wave by wave.
-
-    A state dict is the caller's from the moment it is given: drop it before asking for the next wave.
-    """
-    for numbers in _alike(wanted):
-        yield from _make(numbers, wanted, progress)
+Outcomes = dict[Point, Merged | Exception]
+"""The merge of each point of a batch, or its error."""
 
 
 @dataclass(frozen=True)
-class Wave:
-    """Points that are made in one pass.
+class Batch:
+    """Points that are merged in one pass.
 
     Attributes:
-        numbers: of the points.
+        points: the points.
         read, written: bytes of inputs, and of files.
-        held: bytes of the models that are kept in memory.
+        held: bytes of the models that stay in memory.
     """
 
-    numbers: tuple[int, ...]
+    points: tuple[Point, ...]
     read: int
     written: int
     held: int
 
 
-def survey(wanted: Sequence[Wanted]) -> tuple[list[Wave], Outcome]:
-    """The waves that `make` would run, and the points that cannot be made."""
-    waves: list[Wave] = []
-    failed: Outcome = {}
-    for numbers in _alike(wanted):
-        sound, bad = _sift(numbers, wanted)
-        failed |= bad
-        with _planned(sound, wanted) as together:
-            parts = _cut(together, sound)
+def merge_points(points: Sequence[Point], progress: Progress) -> Iterator[Outcomes]:
+    """Merge signed points, batch by batch.
+
+    Release every model of a batch before asking for the next one.
+    """
+    for group in _group_by_options(points):
+        yield from _merge(group, progress)
+
+
+def plan_batches(points: Sequence[Point]) -> tuple[list[Batch], dict[Point, Exception]]:
+    """The batches that `merge_points` would run, and the errors of points that cannot be planned."""
+    planned_batches: list[Batch] = []
+    errors: dict[Point, Exception] = {}
+    for group in _group_by_options(points):
+        sound, failed = _split_failing(group)
+        errors |= failed
+        with _planned(sound) as planned:
+            parts = _fit_batches(planned, sound)
         for part in parts:
-            with _planned(part, wanted) as planned:
-                held = sum(
-                    _held(job, layout) for job, layout in zip(planned.jobs, planned.layouts, strict=True)
-                )
-                waves.append(Wave(part, planned.bytes_read, planned.bytes_written - held, held))
-    return waves, failed
+            with _planned(part) as planned:
+                held = sum(map(_held_bytes, planned.jobs, planned.layouts))
+                planned_batches.append(Batch(part, planned.bytes_read, planned.bytes_written - held, held))
+    return planned_batches, errors
 
 
-def _alike(wanted: Sequence[Wanted]) -> Iterator[tuple[int, ...]]:
-    """The numbers of the points, those together that can share a pass."""
-    groups: list[list[int]] = []
-    for number, one in enumerate(wanted):
-        group = next((g for g in groups if wanted[g[0]].point.options == one.point.options), None)
-        groups.append([number]) if group is None else group.append(number)
+def _group_by_options(points: Sequence[Point]) -> Iterator[tuple[Point, ...]]:
+    """The points in groups that can share a pass."""
+    groups: list[list[Point]] = []
+    for point in points:
+        group = next((g for g in groups if g[0].options == point.options), None)
+        groups.append([point]) if group is None else group.append(point)
     for group in groups:
-        points = [wanted[number].point for number in group]
-        for places in batches([point.recipe for point in points], points[0].options):
-            yield tuple(group[place] for place in places)
+        for indices in batches([point.recipe for point in group], group[0].options):
+            yield tuple(group[index] for index in indices)
 
 
-def _planned(numbers: Sequence[int], wanted: Sequence[Wanted]) -> AbstractContextManager[Plan]:
-    options = wanted[numbers[0]].point.options if numbers else None
-    return plan([wanted[n].job() for n in numbers], options)
+def _planned(points: Sequence[Point]) -> AbstractContextManager[Plan]:
+    return plan([point.signed_job() for point in points], points[0].options if points else None)
 
 
-def _make(numbers: Sequence[int], wanted: Sequence[Wanted], progress: Progress) -> Iterator[Outcome]:
+def _merge(points: tuple[Point, ...], progress: Progress) -> Iterator[Outcomes]:
     try:
-        outcome, rest = _attempt(numbers, wanted, progress)
-    except Exception as error:  # of the plan, of a method, or of a file: some point's, and the others go on
-        if len(numbers) == 1:
-            yield {numbers[0]: error}
+        outcomes, remaining = _attempt(points, progress)
+    except Exception as error:  # in planning, in a method or in a file of some point; the others go on
+        if len(points) == 1:
+            yield {points[0]: error}
             return
-        log.info("%d points together: %s", len(numbers), error)
-        sound, outcome = _sift(numbers, wanted)
-        middle = len(numbers) // 2
-        rest = [sound] if outcome else [tuple(numbers[:middle]), tuple(numbers[middle:])]
-    if outcome:
-        yield outcome
-    for part in filter(None, rest):
-        yield from _make(part, wanted, progress)
+        log.info("%d points together: %s", len(points), error)
+        sound, failed = _split_failing(points)
+        outcomes = {**failed}
+        middle = len(points) // 2
+        remaining = [sound] if failed else [points[:middle], points[middle:]]
+    if outcomes:
+        yield outcomes
+    for part in filter(None, remaining):
+        yield from _merge(part, progress)
 
 
-def _attempt(
-    numbers: Sequence[int], wanted: Sequence[Wanted], progress: Progress
-) -> tuple[Outcome, list[tuple[int, ...]]]:
-    """Make the points if one pass has room for them; else what is known, and the parts to go on with."""
-    with _planned(numbers, wanted) as planned:
+def _attempt(points: tuple[Point, ...], progress: Progress) -> tuple[Outcomes, list[tuple[Point, ...]]]:
+    """Merge the points if they fit into one pass; else return the errors, and the parts to go on with."""
+    with _planned(points) as planned:
         if full := _lacking_room(planned):
-            files = {n for n, job in zip(numbers, planned.jobs, strict=True) if isinstance(job.output, Path)}
-            return dict.fromkeys(sorted(files), full), [tuple(n for n in numbers if n not in files)]
-        waves = _cut(planned, numbers)
-        if len(waves) > 1:
-            return {}, waves
-        return _run(planned, numbers, wanted, progress), []
+            saved = {p for p, job in zip(points, planned.jobs, strict=True) if isinstance(job.output, Path)}
+            return {p: full for p in points if p in saved}, [tuple(p for p in points if p not in saved)]
+        parts = _fit_batches(planned, points)
+        if len(parts) > 1:
+            return {}, parts
+        return _run(planned, points, progress), []
 
 
-def _sift(numbers: Sequence[int], wanted: Sequence[Wanted]) -> tuple[tuple[int, ...], Outcome]:
-    """The points that can be planned, and what is wrong with the others; found by halves."""
+def _split_failing(points: tuple[Point, ...]) -> tuple[tuple[Point, ...], dict[Point, Exception]]:
+    """Split off the points that cannot be planned, by bisection; returns the others, and the errors."""
     try:
-        with _planned(numbers, wanted):
-            return tuple(numbers), {}
+        with _planned(points):
+            return points, {}
     except Exception as error:
-        if len(numbers) == 1:
-            return (), {numbers[0]: error}
-    middle = len(numbers) // 2
-    first, failed = _sift(numbers[:middle], wanted)
-    second, more = _sift(numbers[middle:], wanted)
-    return first + second, failed | more
+        if len(points) == 1:
+            return (), {points[0]: error}
+    middle = len(points) // 2
+    first, errors = _split_failing(points[:middle])
+    second, more = _split_failing(points[middle:])
+    return first + second, errors | more
 
 
-def _cut(planned: Plan, numbers: Sequence[int]) -> list[tuple[int, ...]]:
-    """The points in waves that fit the memory budget and the number of open files."""
-    waves: list[list[int]] = []
+def _fit_batches(planned: Plan, points: Sequence[Point]) -> list[tuple[Point, ...]]:
+    """The points in batches that fit the memory budget and the limit on open files."""
+    parts: list[list[Point]] = []
     held = files = 0
     most_files = _open_files() // FILES_A_POINT
-    for number, job, layout in zip(numbers, planned.jobs, planned.layouts, strict=True):
-        size, file = _held(job, layout), isinstance(job.output, Path)
+    for point, job, layout in zip(points, planned.jobs, planned.layouts, strict=True):
+        size, file = _held_bytes(job, layout), isinstance(job.output, Path)
         fits = held + size <= planned.options.memory_budget and files + file <= most_files
-        if not waves or not fits or len(waves[-1]) == MOST_POINTS:
-            waves.append([])
+        if not parts or not fits or len(parts[-1]) == MOST_POINTS:
+            parts.append([])
             held = files = 0
-        waves[-1].append(number)
+        parts[-1].append(point)
         held, files = held + size, files + file
-    return [tuple(wave) for wave in waves]
+    return [tuple(part) for part in parts]
 
 
-def _held(job: Job, layout: Layout) -> int:
+def _held_bytes(job: Job, layout: Layout) -> int:
     return size_of(layout) if isinstance(job.output, dict) else 0
 
 
@@ -225,47 +210,46 @@ def _open_files() -> int:
 
 
 def _lacking_room(planned: Plan) -> CheckpointError | None:
-    """What to say where each file has room on its disk, and all of them together have not."""
-    wanted: dict[int, int] = {}
+    """The error if each file fits on its disk, but all of them together do not."""
+    needed: dict[int, int] = {}
     folders: dict[int, Path] = {}
     for job, layout in zip(planned.jobs, planned.layouts, strict=True):
         if isinstance(job.output, Path):
             folder = next(parent for parent in job.output.absolute().parents if parent.exists())
             device = folder.stat().st_dev
             folders[device] = folder
-            done = disk_bytes(sibling(job.output, PARTIAL))  # of an interrupted run, which it takes over
-            wanted[device] = wanted.get(device, 0) + size_of(layout) - done
+            resumed = disk_bytes(sibling(job.output, PARTIAL))  # the output of an interrupted run is reused
+            needed[device] = needed.get(device, 0) + size_of(layout) - resumed
     for device, folder in folders.items():
         free = shutil.disk_usage(folder).free
-        if wanted[device] > free:
+        if needed[device] > free:
             return CheckpointError(
-                f"the models of this sweep need {human_bytes(wanted[device])} in {folder}, where "
+                f"the models of this sweep need {human_bytes(needed[device])} in {folder}, where "
                 f"{human_bytes(free)} are free. Make room, choose another hydra.sweep.dir=..., or "
                 "keep no models with output=none."
             )
     return None
 
 
-def _run(planned: Plan, numbers: Sequence[int], wanted: Sequence[Wanted], progress: Progress) -> Outcome:
+def _run(planned: Plan, points: Sequence[Point], progress: Progress) -> Outcomes:
     with PeakMemory() as memory, progress(planned) as advance:
         report = run_plan(planned, advance)
     if report.resumed_keys:
         log.info("resumed: %d of %d keys were already done", report.resumed_keys, report.keys)
-    outcome: Outcome = {}
+    outcomes: Outcomes = {}
     compared = {model for moments in report.moments for model in moments}
     anatomies = {model: Anatomy.of(infos_of(planned.sources[model])) for model in compared}
-    for place, (number, job) in enumerate(zip(numbers, planned.jobs, strict=True)):
-        names = wanted[number].point.names
-        metrics, statistics = _weight_statistics(report.moments[place], names, anatomies)
-        metrics = {**_shares(report, place, len(numbers)), **metrics}
+    for index, (point, job) in enumerate(zip(points, planned.jobs, strict=True)):
+        metrics, statistics = _weight_statistics(report.moments[index], point.names, anatomies)
+        metrics = {**_shares(report, index, len(points)), **metrics}
         metrics["memory/peak_bytes"] = float(memory.peak)
-        kept = job.output if isinstance(job.output, dict) else None
-        outcome[number] = Made(metrics, statistics, _warnings(report, place), kept)
-    return outcome
+        model = job.output if isinstance(job.output, dict | Path) else None
+        outcomes[point] = Merged(metrics, statistics, _warnings(report, index), model)
+    return outcomes
 
 
-def _shares(report: MergeReport, place: int, points: int) -> dict[str, float]:
-    """The figures of a pass as one point's: sums over the points are those of the pass."""
+def _shares(report: MergeReport, index: int, points: int) -> dict[str, float]:
+    """The figures of a pass for one point. The sums over its points are those of the pass."""
     return {
         "time/merge_seconds": report.seconds / points,
         "io/bytes_read": report.bytes_read / points,
@@ -274,15 +258,15 @@ def _shares(report: MergeReport, place: int, points: int) -> dict[str, float]:
         "io/keys": float(report.keys),
         "io/resumed_keys": float(report.resumed_keys),
         "io/points_in_pass": float(points),
-        "nonfinite_values": float(report.nonfinite_values[place]),
+        "nonfinite_values": float(report.nonfinite_values[index]),
     }
 
 
-def _warnings(report: MergeReport, place: int) -> tuple[str, ...]:
-    """What concerns all points of a pass, and what concerns this one."""
+def _warnings(report: MergeReport, index: int) -> list[str]:
+    """The warnings about a pass, and about one point of it."""
     shared = [warning for warning in report.warnings if warning.about is not About.NONFINITE_OUTPUT]
-    count = report.nonfinite_values[place]
-    return (*shared, f"{count} values of the output are not finite") if count else tuple(shared)
+    count = report.nonfinite_values[index]
+    return [*shared, *([f"{count} values of the output are not finite"] if count else ())]
 
 
 def _weight_statistics(
@@ -290,7 +274,7 @@ def _weight_statistics(
     names: Mapping[ModelNode, str],
     anatomies: Mapping[ModelNode, Anatomy],
 ) -> tuple[dict[str, float], str]:
-    """Metrics over the whole model, and a table by block as CSV; nothing where they are not wanted."""
+    """Metrics over the whole model, and a CSV table by block; both empty if nothing was compared."""
     metrics: dict[str, float] = {}
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

@@ -1,9 +1,9 @@
-"""One grid point: from a resolved configuration to a recipe, its inputs, and what is wanted of it."""
+"""A grid point: a resolved configuration with its recipe, its inputs, its signature and its evaluators."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from mecha_exp.app.templates import build_filled
 from mecha_exp.checkpoint import dtype_name, parse_size
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
-from mecha_exp.engine.provenance import metadata_of
+from mecha_exp.engine.provenance import KEY, Origin, metadata_of
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
+from mecha_exp.evaluation.registry import DIRECTIONS
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
+from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.signature import Signature, signature_of
 from mecha_exp.sources.search import PACKAGE_SCHEME, find_model, packaged
 
@@ -37,46 +39,54 @@ SECTIONS = (
     "experiment",
     "debug",
 )
-"""The groups of the configuration; of the other top-level keys all but `_NAMES` are hyperparameters."""
+"""The groups of the configuration. All other top-level keys but `_NAMES` are hyperparameters."""
 _NAMES = ("name", "plugins", "rerun", "store")
 _NOT_IN_THE_TENSORS = ("save", "path", "durable", "shard_size")
-"""What the configuration says of the output that does not change its tensors."""
+"""Output settings that do not change the tensors."""
+UNMEASURED = Scoring((), None, DIRECTIONS[0], None, False)
+"""The scoring of a point before `Workbench.sign` has looked up its evaluators."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Point:
-    """A configuration turned into what the engine needs.
+    """A grid point, resolved: what the engine, the store and the evaluators need to know.
 
     Attributes:
         config: the resolved configuration.
-        recipe: its graph.
-        options: of the engine.
-        output: the model's file or folder, or None where none is kept.
-        dtype: of the output; None keeps each key's.
-        shard_size: bytes of a file of the output; None for one file.
+        folder: the folder of its run.
+        recipe: the graph.
+        options: the engine's options.
+        output: the model's file or folder; None if the model is not saved.
+        dtype: the output dtype; None keeps the dtype of each key.
+        shard_size: bytes per file of the output; None writes one file.
+        hashes_inputs: whether inputs are identified by content. Paths also tell points apart, at no cost.
+        scoring: the evaluators; `Workbench.sign` sets them.
     """
 
     config: dict[str, Any]
+    folder: Path
     recipe: Node
     options: EngineOptions
     output: Path | None
     dtype: torch.dtype | ByKey | None
     shard_size: int | None = None
+    hashes_inputs: bool = True
+    scoring: Scoring = UNMEASURED
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The top-level values that are no group's, and the blocks where there are any."""
+        """The top-level values outside the groups, and the block weights if there are any."""
         own = {k: v for k, v in self.config.items() if k not in (*SECTIONS, *_NAMES) and v is not None}
         return {**own, **({"blocks": self.config["blocks"]} if self.config["blocks"] else {})}
 
     @property
     def names_its_output(self) -> bool:
-        """Whether the model is wanted at a place of the user's choice."""
+        """Whether the user chose the path of the model."""
         return self.output is not None and bool(self.config["output"]["path"])
 
     @property
     def wants_statistics(self) -> bool:
-        """Whether the result is compared with its inputs in the pass that merges."""
+        """Whether the merging pass compares the result with its inputs."""
         return wants_weight_stats(self.config["evaluator"])
 
     @cached_property
@@ -84,19 +94,19 @@ class Point:
         """The file (or folder) of each model.
 
         Raises:
-            CheckpointError: those that do not exist.
+            CheckpointError: one or more of them do not exist.
         """
-        found: dict[ModelNode, Path] = {}
+        files: dict[ModelNode, Path] = {}
         problems = Problems()
         for model in models_of(self.recipe):
             if isinstance(model.source, InMemory):
                 continue
             try:
-                found[model] = find_model(model.source, self.options.model_dirs)
+                files[model] = find_model(model.source, self.options.model_dirs)
             except CheckpointError as error:
                 problems.add(error)
         problems.raise_as(CheckpointError)
-        return found
+        return files
 
     @cached_property
     def names(self) -> dict[ModelNode, str]:
@@ -105,7 +115,7 @@ class Point:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What is written down of a point: hyperparameters, method, inputs, dtypes."""
+        """The parameters for the record: hyperparameters, method, inputs, dtypes."""
         method = getattr(getattr(self.recipe, "method", None), "identifier", "model")
         return {
             **self.hyperparameters,
@@ -115,10 +125,49 @@ class Point:
             "output_dtype": output_dtype_words(self.dtype),
         }
 
+    @cached_property
+    def contents(self) -> Mapping[Path, str]:
+        """The SHA-256 of each of its files; a file is read only if its hash is not cached."""
+        files = self.files.values()
+        return contents_of(files) if self.hashes_inputs else {path: str(path) for path in files}
+
+    @cached_property
+    def signature(self) -> Signature:
+        """The signature of its result.
+
+        Raises:
+            CheckpointError: an input is missing or unreadable.
+        """
+        settings = self.output_settings
+        settings |= {"dtype": output_dtype_words(self.dtype), "shard_size": self.shard_size}
+        output = {name: str(value) for name, value in settings.items() if value is not None}
+        by_model = {model: self.contents[path] for model, path in self.files.items()}
+        return signature_of(self.recipe, by_model, self.options, output)
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of the signature."""
+        return self.signature.digest
+
+    @cached_property
+    def origin(self) -> Origin:
+        """The provenance for the header of the model's file."""
+        return replace(
+            Origin.of(self.recipe, self.options, self.dtype),
+            inputs=self.signature.inputs,
+            output=self.output_settings,
+            methods=self.signature.methods,
+        )
+
+    @property
+    def output_settings(self) -> dict[str, Any]:
+        """The settings of the output that change its tensors."""
+        return {k: v for k, v in self.config["output"].items() if k not in _NOT_IN_THE_TENSORS}
+
     def job(
         self, output: Path | dict[str, torch.Tensor] | None, metadata: Mapping[str, str] | None = None
     ) -> Job:
-        """What the engine is asked for; `metadata` is for the header, beside the recipe."""
+        """The engine's job for this point; `metadata` goes into the header beside the recipe."""
         return Job(
             self.recipe,
             output,
@@ -129,42 +178,35 @@ class Point:
             shard_size=self.shard_size,
         )
 
-    def scoring(self, shapes: Mapping[str, tuple[int, ...]]) -> Scoring:
-        """What measures a model of these keys and shapes.
+    def signed_job(self) -> Job:
+        """The job of a signed point. Each call makes a new state dict, because an attempt may fail."""
+        in_memory: dict[str, torch.Tensor] | None = {} if self.scoring.evaluations else None
+        output = in_memory if self.output is None else self.output
+        return self.job(output, {KEY: self.origin.text()})
+
+    def read_scoring(self, shapes: Mapping[str, tuple[int, ...]]) -> Scoring:
+        """The evaluators for a model of these keys and shapes.
 
         Raises:
             ConfigError: everything that is wrong with the `evaluator` part of the configuration.
         """
         return read_scoring(self.config["evaluator"], shapes, self.config.get("plugins") or ())
 
-    @property
-    def output_settings(self) -> dict[str, Any]:
-        """What the configuration says of the output's tensors."""
-        return {k: v for k, v in self.config["output"].items() if k not in _NOT_IN_THE_TENSORS}
-
-    def signature(self, contents: Mapping[Path, str]) -> Signature:
-        """Its signature, with the content of each of its `files`."""
-        by_model = {model: contents[path] for model, path in self.files.items()}
-        given = self.output_settings
-        given |= {"dtype": output_dtype_words(self.dtype), "shard_size": self.shard_size}
-        output = {name: str(value) for name, value in given.items() if value is not None}
-        return signature_of(self.recipe, by_model, self.options, output)
-
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration without Hydra's part and with every reference filled in.
+    """The configuration without the `hydra` section, all references resolved.
 
     Raises:
-        ConfigError: a reference to nothing, or a value that must be given.
+        ConfigError: a dangling reference, or a mandatory value is missing.
     """
     try:
         return {str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"}
     except OmegaConfBaseException as error:
-        place = f"{error.full_key}: " if error.full_key else ""
+        key = f"{error.full_key}: " if error.full_key else ""
         message = str(error).splitlines()[0]
         if "${models.experts" in message or "models.experts" in str(error):
             message += ". The recipe needs more experts than models.experts lists"
-        raise ConfigError(f"{place}{message}.") from None
+        raise ConfigError(f"{key}{message}.") from None
 
 
 def _resolved(cfg: DictConfig, key: str) -> Any:
@@ -178,11 +220,11 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
     """Check a configuration and build its recipe; reads no model.
 
     Args:
-        config: as `resolve` gives it.
-        folder: of the run, where the model goes unless output.path says otherwise.
+        config: the result of `resolve`.
+        folder: the folder of the run; the model goes there unless output.path is set.
 
     Raises:
-        ConfigError: an engine or output setting that makes no sense.
+        ConfigError: an invalid engine or output setting.
         RecipeError: everything that is wrong with the recipe.
     """
     options = _options(config["engine"], model_folders(config))
@@ -191,9 +233,9 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
     dtype = _output_dtype(output["dtype"])
     path, shard_size = None, _shard_size(output)
     if output["save"]:
-        own = folder / ("model.safetensors" if shard_size is None else "model")
-        path = Path(output["path"]).absolute() if output["path"] else own
-    return Point(config, recipe, options, path, dtype, shard_size)
+        default = folder / ("model.safetensors" if shard_size is None else "model")
+        path = Path(output["path"]).absolute() if output["path"] else default
+    return Point(config, folder, recipe, options, path, dtype, shard_size)
 
 
 def _output_dtype(value: Any) -> torch.dtype | ByKey | None:
@@ -213,7 +255,7 @@ def _shard_size(output: Mapping[str, Any]) -> int | None:
 
 
 def model_folders(config: Mapping[str, Any]) -> list[Path]:
-    """Where a configuration's models and recipes are looked for, after the current folder."""
+    """The folders of `models.dir`, searched after the current folder."""
     text = config["models"].get("dir")
     if not text:
         return []
@@ -221,10 +263,10 @@ def model_folders(config: Mapping[str, Any]) -> list[Path]:
 
 
 def _options(engine: Mapping[str, Any], folders: list[Path]) -> EngineOptions:
-    known = [name for name in EngineOptions.__dataclass_fields__ if name != "model_dirs"]
+    settings = [name for name in EngineOptions.__dataclass_fields__ if name != "model_dirs"]
     for name in engine:
-        if name not in known:
-            raise ConfigError(f"engine.{name}: there is no such setting.{did_you_mean(name, known)}")
+        if name not in settings:
+            raise ConfigError(f"engine.{name}: there is no such setting.{did_you_mean(name, settings)}")
     try:
         return EngineOptions(**engine, model_dirs=folders)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""One run: a point in its folder, found or made, measured, written down and tracked."""
+"""Runs one point in its folder: find or merge it, measure it, write its record, track it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from mecha_exp.app.batch import Merged
 from mecha_exp.app.block_weights import block_weights
-from mecha_exp.app.point import prepare, resolve
+from mecha_exp.app.point import Point, prepare, resolve
 from mecha_exp.app.provenance import git_changes
 from mecha_exp.app.sweep.summary import reopen
 from mecha_exp.app.tracking import log_folder
-from mecha_exp.app.workbench import Entry, Result, Workbench, workbench
+from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.engine.planner.by_key import effective_values_in, values_table
 from mecha_exp.errors import ConfigError, MechaError, TrackingError
 from mecha_exp.evaluation import nan_warning
@@ -34,144 +35,196 @@ from mecha_exp.tracking import Store
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A point that was made together with others.
+def run_point(
+    cfg: DictConfig, point: Point | Exception | None = None, result: Merged | Exception | None = None
+) -> float | None:
+    """Run one point in the folder that Hydra made for it; returns its main metric.
 
-    Attributes:
-        entry: what it is; None where it is not even that.
-        result: what the pass gave, or what went wrong.
+    An error is written into the point's record and does not stop the other points.
+
+    Args:
+        cfg: the configuration of Hydra's job.
+        point: the signed point, or why there is none; None to prepare it here.
+        result: its merge, if it was merged together with others.
     """
-
-    entry: Entry | None
-    result: Result | Exception
-
-
-def run_point(cfg: DictConfig, prepared: Prepared | None = None) -> float | None:
-    """One point, in the folder that Hydra made for it; returns its main metric.
-
-    What is wrong with a point is written down in its record and does not stop the others.
-    """
-    hydra = HydraConfig.get()
-    folder = Path(hydra.runtime.output_dir)
-    sweep = Sweep.load(Path(hydra.sweep.dir)) if hydra.mode == RunMode.MULTIRUN else None
-    if sweep:
-        reopen(sweep, Path(hydra.sweep.dir))
-    given = list(hydra.overrides.task)
-    record = Record(
-        _name_of(given, sweep, hydra.runtime.choices.get("recipe")), overrides=given, started=_now()
-    )
-    earlier, bench, entry = _earlier(folder), None, None
+    run = _PointRun.begin(cfg)
     try:
-        bench = workbench(cfg.store, cfg.rerun)
-        load_plugins(cfg.get("plugins") or ())
-        if prepared is None:
-            point = prepare(resolve(cfg), folder)
-            record.parameters = point.hyperparameters
-            entry = bench.enter(point, folder)
-            prepared = Prepared(entry, _find_or_make(bench, entry))
-        entry = prepared.entry
-        if isinstance(prepared.result, Exception):
-            raise prepared.result
-        assert entry is not None
-        record.note = _what_changed(earlier, given, entry)
-        _complete(record, bench, entry, prepared.result)
-        if sweep is None and record.block_weights:  # a sweep has one figure for all of its points
-            draw_block_values(record.block_weights, record.name, folder / BLOCKS_FIGURE)
+        run.complete(point, result)
     except KeyboardInterrupt:
-        record.status, record.error, record.ended = FAILED, "interrupted", _now()
-        record.save(folder)
+        run.fail("interrupted")
+        run.end()
         raise
     except MechaError as error:
-        record.status, record.error = FAILED, str(error)
-        show_error(f"{record.name}: {error}" if sweep else str(error))
-    except Exception as error:  # of an evaluator or a method, or a bug: the traceback says whose
-        record.status, record.error = FAILED, "".join(traceback.format_exception(error))
-        log.error("%s failed\n%s", record.name, record.error)
-    if bench and entry:
-        bench.note_failure(entry, str(record.error)) if record.error else bench.forgive(entry)
-    record.ended = _now()
-    record.save(folder)
-    _track(cfg, folder, record, sweep, earlier)
-    if sweep:
-        show_point(record, int(hydra.job.num) + 1, sweep.points)
-    return record.metrics.get(record.metric or "")
+        run.fail(str(error))
+        show_error(f"{run.record.name}: {error}" if run.sweep else str(error))
+    except Exception as error:  # in an evaluator or a method, or a bug: the traceback tells which
+        run.fail("".join(traceback.format_exception(error)))
+        log.error("%s failed\n%s", run.record.name, run.record.error)
+    run.store_failure()
+    run.end()
+    run.track()
+    if run.sweep:
+        show_point(run.record, int(HydraConfig.get().job.num) + 1, run.sweep.points)
+    return run.record.metrics.get(run.record.metric or "")
 
 
-def _find_or_make(bench: Workbench, entry: Entry) -> Result | Exception:
-    found = bench.recall(entry)
-    return found if found else next(bench.make([entry], progress_bar))[1]
+@dataclass
+class _PointRun:
+    """A point on its way to a finished record.
+
+    Attributes:
+        cfg: the configuration of Hydra's job.
+        folder: the folder of the run.
+        sweep: the sweep that it is part of, if it is.
+        record: the record, written when the run ends.
+        earlier: the record that was in the folder before.
+        bench: the workbench, once it is open.
+        point: the signed point, once it is signed.
+    """
+
+    cfg: DictConfig
+    folder: Path
+    sweep: Sweep | None
+    record: Record
+    earlier: Record | None
+    bench: Workbench | None = None
+    point: Point | None = None
+
+    @classmethod
+    def begin(cls, cfg: DictConfig) -> _PointRun:
+        """Start the record of Hydra's current job."""
+        hydra = HydraConfig.get()
+        folder = Path(hydra.runtime.output_dir)
+        sweep = Sweep.load(Path(hydra.sweep.dir)) if hydra.mode == RunMode.MULTIRUN else None
+        if sweep:
+            reopen(sweep, Path(hydra.sweep.dir))
+        overrides = list(hydra.overrides.task)
+        name = _name_of(overrides, sweep, hydra.runtime.choices.get("recipe"))
+        record = Record(name, overrides=overrides, started=_now())
+        return cls(cfg, folder, sweep, record, _earlier(folder))
+
+    def complete(self, point: Point | Exception | None, result: Merged | Exception | None) -> None:
+        """Find or merge the point, measure it, and write down the result.
+
+        Raises:
+            Exception: whatever is wrong with the point.
+        """
+        self.bench = workbench(self.cfg.store, self.cfg.rerun)
+        load_plugins(self.cfg.get("plugins") or ())
+        if isinstance(point, Exception):
+            raise point
+        self.point = point = point or self._signed(self.bench)
+        result = result or _find_or_merge(self.bench, point)
+        if isinstance(result, Exception):
+            raise result
+        self.record.note = _what_changed(self.earlier, self.record, point)
+        _describe(self.record, point, result)
+        _measure(self.record, self.bench, point, result)
+        self.record.status = FINISHED
+        _write_files(point, result.statistics)
+        if self.sweep is None and self.record.block_weights:  # a sweep has one figure for all of its points
+            draw_block_values(self.record.block_weights, self.record.name, self.folder / BLOCKS_FIGURE)
+
+    def _signed(self, bench: Workbench) -> Point:
+        point = prepare(resolve(self.cfg), self.folder)
+        self.record.parameters = point.hyperparameters
+        return bench.sign(point)
+
+    def fail(self, error: str) -> None:
+        """Mark the run as failed."""
+        self.record.status, self.record.error = FAILED, error
+
+    def store_failure(self) -> None:
+        """Tell the store whether the point failed."""
+        if self.bench and self.point:
+            if self.record.error:
+                self.bench.note_failure(self.point, self.record.error)
+            else:
+                self.bench.clear_failure(self.point)
+
+    def end(self) -> None:
+        """Write the record."""
+        self.record.ended = _now()
+        self.record.save(self.folder)
+
+    def track(self) -> None:
+        """Log the run; in a sweep it replaces the run that was in its folder before."""
+        sweep, tracking = self.sweep, self.cfg.tracking
+        if not tracking.uri or (sweep is not None and sweep.parent_run is None):
+            return  # off, or the sweep has already reported that the tracking store does not answer
+        try:
+            store = Store(tracking.uri, tracking.experiment)
+            parent = sweep.parent_run if sweep else None
+            self.record.run_id = log_folder(self.folder, self.record, store, parent)
+            if sweep and self.earlier and self.earlier.run_id:
+                store.delete(self.earlier.run_id)
+        except TrackingError as error:
+            self.record.tracking_error = str(error)
+        self.record.save(self.folder)
 
 
-def _complete(record: Record, bench: Workbench, entry: Entry, result: Result) -> None:
-    """Measure a point, and write down everything that is known of it."""
-    kept, point, scoring = result.kept, entry.point, entry.scoring
-    for warning in kept.warnings:
+def _find_or_merge(bench: Workbench, point: Point) -> Merged | Exception:
+    recalled = bench.recall(point)
+    return recalled if recalled else next(bench.merge([point], progress_bar))[1]
+
+
+def _describe(record: Record, point: Point, merged: Merged) -> None:
+    """Write the point and its merge into the record."""
+    for warning in merged.warnings:
         log.warning(warning)
     record.parameters = point.parameters
-    fingerprints = {f"fingerprint/{n}": entry.contents[point.files[m]] for m, n in point.names.items()}
-    record.tags = {"signature": entry.digest, **fingerprints, **kept.tags}
-    record.signature, record.found = entry.digest, result.found
-    record.origin = asdict(entry.origin)
+    fingerprints = {f"fingerprint/{n}": point.contents[point.files[m]] for m, n in point.names.items()}
+    record.tags = {"signature": point.digest, **fingerprints, **merged.tags}
+    record.signature, record.found = point.digest, merged.is_recalled
+    record.origin = asdict(point.origin)
     record.block_weights = block_weights(point.recipe, point.files.values())
-    if kept.model:
-        record.model, record.model_sha256 = kept.model.path, kept.model.sha256
-    record.metrics = dict(kept.metrics)
-    if scoring.evaluations:
-        started = time.perf_counter()
-        record.metrics.update(bench.measure(entry, result))
-        record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
-        record.metric, record.direction, record.units = scoring.metric, scoring.direction, scoring.units
-        record.evaluations = [evaluation.key for evaluation in scoring.evaluations]
-        if warning_of_nan := nan_warning(scoring, record.metrics):
-            log.warning("%s: %s", record.name, warning_of_nan)
-        record.references = bench.measure_inputs(entry)
-    record.status = FINISHED
-    _write_files(entry, kept.statistics)
+    if merged.file:
+        record.model, record.model_sha256 = merged.file.path, merged.file.sha256
+    record.metrics = dict(merged.metrics)
+
+
+def _measure(record: Record, bench: Workbench, point: Point, merged: Merged) -> None:
+    """Measure the point and its inputs, and write the numbers into the record."""
+    scoring = point.scoring
+    if not scoring.evaluations:
+        return
+    started = time.perf_counter()
+    record.metrics.update(bench.measure(point, merged))
+    record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
+    record.metric, record.direction, record.units = scoring.metric, scoring.direction, scoring.units
+    record.evaluations = [evaluation.key for evaluation in scoring.evaluations]
+    if warning := nan_warning(scoring, record.metrics):
+        log.warning("%s: %s", record.name, warning)
+    record.references = bench.measure_inputs(point)
 
 
 def _earlier(folder: Path) -> Record | None:
-    """What lay in the folder before, where that can be read."""
+    """The record that is in the folder already, if it can be read."""
     try:
         return Record.load(folder) if (folder / RUN_FILE).is_file() else None
     except ConfigError:
         return None
 
 
-def _what_changed(earlier: Record | None, given: list[str], entry: Entry) -> str | None:
-    """What to say where the point lay here with another signature, as after an input was replaced."""
+def _what_changed(earlier: Record | None, record: Record, point: Point) -> str | None:
+    """A note that the same overrides had another signature before, as after an input was replaced."""
     if earlier is None or not earlier.signature:
         return None
-    if earlier.signature == entry.digest or earlier.overrides != given:
-        return earlier.note if earlier.signature == entry.digest else None
-    point = entry.point
+    if earlier.signature == point.digest:
+        return earlier.note
+    if earlier.overrides != record.overrides:
+        return None
     changed = [
         name
         for node, name in point.names.items()
-        if earlier.tags.get(f"fingerprint/{name}") != entry.contents[point.files[node]]
+        if earlier.tags.get(f"fingerprint/{name}") != point.contents[point.files[node]]
     ]
     what = f"the input {', '.join(changed)} has changed" if changed else "a method or a setting has changed"
     return f"made again: {what}"
 
 
-def _track(
-    cfg: DictConfig, folder: Path, record: Record, sweep: Sweep | None, earlier: Record | None
-) -> None:
-    """Log the run; in a sweep it takes the place of the one that lay in its folder before."""
-    if not cfg.tracking.uri or (sweep is not None and sweep.parent_run is None):
-        return  # off, or the sweep has said already that the store does not answer
-    try:
-        store = Store(cfg.tracking.uri, cfg.tracking.experiment)
-        record.run_id = log_folder(folder, record, store, sweep.parent_run if sweep else None)
-        if sweep and earlier and earlier.run_id:
-            store.delete(earlier.run_id)
-    except TrackingError as error:
-        record.tracking_error = str(error)
-    record.save(folder)
-
-
-def _write_files(entry: Entry, statistics: str) -> None:
-    point, folder = entry.point, entry.folder
+def _write_files(point: Point, statistics: str) -> None:
+    folder = point.folder
     if changes := git_changes():
         (folder / CHANGES_FILE).write_text(changes, encoding="utf-8")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(point.config, sort_keys=False), encoding="utf-8")
@@ -183,9 +236,9 @@ def _write_files(entry: Entry, statistics: str) -> None:
         (folder / "weight_stats.csv").write_text(statistics, encoding="utf-8")
 
 
-def _name_of(given: list[str], sweep: Sweep | None, recipe: str | None) -> str:
-    """What differs from the other points, or the recipe."""
-    words = [word.lstrip("+") for word in given]
+def _name_of(overrides: list[str], sweep: Sweep | None, recipe: str | None) -> str:
+    """The overrides that tell the point from the others of its sweep, or its recipe."""
+    words = [word.lstrip("+") for word in overrides]
     differing = [word for word in words if sweep and word.partition("=")[0] in sweep.swept]
     return ",".join(differing) or str(recipe)
 

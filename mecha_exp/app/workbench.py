@@ -1,9 +1,9 @@
-"""What is known of a point is looked up, what is missing is made and measured, and both are kept.
+"""Looks up the results of points, merges and measures what is missing, and stores it.
 
-workbench.enter(point)     its signature, and what measures it
-workbench.recall(entry)    the result that is known, if there is one that can be trusted
-workbench.make(entries)    the others, in as few passes as they fit
-workbench.measure(...)     the evaluators' numbers, those that are known among them
+point = workbench.sign(point)     compute its signature, find its evaluators
+workbench.recall(point)           its result from the store, if that can be trusted
+workbench.merge(points)           merge the others, in as few passes as possible
+workbench.measure(point, merged)  the evaluators' numbers, from the store where it has them
 """
 
 from __future__ import annotations
@@ -11,88 +11,33 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import torch
-
 from mecha_exp.app import provenance
-from mecha_exp.app.batch import Made, Progress, Wanted, make
+from mecha_exp.app.batch import Merged, Progress, merge_points
 from mecha_exp.app.point import Point
 from mecha_exp.engine import Plan, plan
-from mecha_exp.engine.provenance import KEY, Origin
 from mecha_exp.errors import ConfigError, MechaError, MergeError, StoreError, did_you_mean
 from mecha_exp.evaluation import Evaluation, Scoring
 from mecha_exp.evaluation.scoring import load_state_dict
-from mecha_exp.lab.content_hash import content_of, contents_of, size_of
-from mecha_exp.lab.signature import Signature
+from mecha_exp.lab.content_hash import content_of, size_of
 from mecha_exp.lab.store import ModelFile, ResultStore, StoredMerge
 from mecha_exp.system.machine import available_cores
 
 log = logging.getLogger(__name__)
 
 RERUN = ("never", "failed", "always")
-"""What is done again: nothing, points that failed, everything."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A point that is about to be made or found.
-
-    Attributes:
-        point: what it is.
-        folder: of its run.
-        signature: of its result.
-        scoring: what measures it.
-        contents: the SHA-256 of each of its files.
-    """
-
-    point: Point
-    folder: Path
-    signature: Signature
-    scoring: Scoring
-    contents: Mapping[Path, str]
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """The signature's hash."""
-        return self.signature.digest
-
-    @property
-    def origin(self) -> Origin:
-        """What the model's file says of where it comes from."""
-        point = self.point
-        origin = Origin.of(point.recipe, point.options, point.dtype)
-        return replace(
-            origin,
-            inputs=self.signature.inputs,
-            output=point.output_settings,
-            methods=self.signature.methods,
-        )
-
-
-@dataclass(frozen=True)
-class Result:
-    """The merge of a point.
-
-    Attributes:
-        kept: what is known of it.
-        model: where it can be loaded from; None where there is no model any more, or none is needed.
-        found: whether it was known before.
-    """
-
-    kept: StoredMerge
-    model: Path | Mapping[str, torch.Tensor] | None
-    found: bool
+"""Which points are merged again: none, those that failed, all."""
 
 
 def workbench(store: str | None, rerun: str) -> Workbench:
-    """The workbench of this process, for a store in the current folder.
+    """The workbench of this process for a store in the current folder.
 
     Raises:
         ConfigError: an unknown `rerun`.
@@ -109,7 +54,7 @@ def _workbench(store: Path | None, rerun: str) -> Workbench:
 
 
 class Workbench:
-    """Finds and makes results; `store` None remembers nothing."""
+    """Finds and makes the results of points; with `store` None nothing is stored."""
 
     def __init__(self, store: ResultStore | None, rerun: str) -> None:
         self.store = store
@@ -121,196 +66,206 @@ class Workbench:
 
     @property
     def redoes_everything(self) -> bool:
-        """Whether what is known does not count."""
+        """Whether stored results are ignored."""
         return self._rerun == "always"
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to recall."""
-        return self.store is None or self.redoes_everything or not self.store.places()
+        return self.store is None or self.redoes_everything or not self.store.points()
 
-    def enter(self, point: Point, folder: Path, contents: Mapping[Path, str] | None = None) -> Entry:
-        """Find out what identifies a point, and what measures it.
-
-        Args:
-            point: what it is.
-            folder: of its run.
-            contents: the SHA-256 of each of its files; else they are read, where they are not remembered.
+    def sign(self, point: Point) -> Point:
+        """A copy of a point that has its evaluators and its signature.
 
         Raises:
-            MechaError: an input that is not there, an evaluator that cannot measure it.
+            MechaError: an input is missing, or an evaluator cannot measure the model.
         """
-        contents = contents_of(point.files.values()) if contents is None else contents
-        return Entry(point, folder, point.signature(contents), self.scoring(point), contents)
+        signed = replace(point, scoring=self.scoring(point))
+        _ = signed.signature  # reads the inputs whose hashes are not cached
+        return signed
 
     def scoring(self, point: Point, planned: Plan | None = None) -> Scoring:
-        """What measures a point. Points with the same inputs and methods have keys of the same shapes.
+        """The evaluators of a point. Points with equal inputs and methods have keys of equal shapes.
 
         Args:
-            point: what it is.
-            planned: its merge; else that is planned here, where no point like it was met before.
+            point: the point.
+            planned: its plan; without it the point is planned here, unless one like it was met before.
 
         Raises:
-            MechaError: an input that is not there, an evaluator that cannot measure it.
+            MechaError: an input is missing, or an evaluator cannot measure the model.
         """
         method = getattr(point.recipe, "method", None)
         settings = repr((point.config["evaluator"], point.config.get("plugins"), point.options.on_missing))
-        place = (method, settings, *point.files.values())
-        if place not in self._scorings:
-            with nullcontext(planned) if planned else plan([point.job({})], point.options) as known:
-                shapes = {key: shape for key, (_, shape) in known.layouts[0].items()}
-            self._scorings[place] = point.scoring(shapes)
-        return self._scorings[place]
+        kind = (method, settings, *point.files.values())
+        if kind not in self._scorings:
+            with nullcontext(planned) if planned else plan([point.job({})], point.options) as its_plan:
+                shapes = {key: shape for key, (_, shape) in its_plan.layouts[0].items()}
+            self._scorings[kind] = point.read_scoring(shapes)
+        return self._scorings[kind]
 
-    def recall(self, entry: Entry) -> Result | None:
-        """The result that is known, with the model where it is needed; None where it must be made.
+    def recall(self, point: Point) -> Merged | None:
+        """The stored result of a signed point, with the model if it is needed; None if it must be merged.
 
         Raises:
-            MergeError: the point failed before, and that is not to be tried again.
+            MergeError: the point failed before and is not to be tried again.
         """
         if self.store is None or self.redoes_everything:
             return None
-        failure = self.store.failure(entry.digest)
+        failure = self.store.failure(point.digest)
         if failure is not None and self._rerun == "never":
             raise MergeError(f"{failure}\n(It failed before. rerun=failed tries it again.)")
-        kept = self.store.find(entry.digest)
-        kept = kept.renamed(list(entry.point.names.values())) if kept else None
-        if kept is None or (entry.point.wants_statistics and not kept.statistics):
+        stored = self.store.get(point.digest)
+        if stored is None or (point.wants_statistics and not stored.statistics):
             return None
-        wanted = entry.point.output
-        if wanted is None and self._is_measured(entry):
-            return Result(kept, None, True)
-        if kept.model is None or not kept.model.is_intact():
+        if point.output is None and self._is_measured(point):
+            return _recalled(stored, point, None)
+        if stored.model is None or not stored.model.is_intact():
             return None
-        path = Path(kept.model.path)
-        if entry.point.names_its_output and path != wanted:
+        path = Path(stored.model.path)
+        if point.names_its_output and path != point.output:
             return None
-        return Result(kept, path, True)
+        return _recalled(stored, point, path)
 
-    def make(self, entries: Sequence[Entry], progress: Progress) -> Iterator[tuple[int, Result | Exception]]:
-        """Merge points in as few passes as they fit; each by its place, as soon as it is there.
+    def merge(
+        self, points: Sequence[Point], progress: Progress
+    ) -> Iterator[tuple[Point, Merged | Exception]]:
+        """Merge signed points in as few passes as possible; yields each result as soon as it is there.
 
-        A model in memory is the caller's: drop it before asking for the next result.
+        The model of a result is released when the next result is requested.
         """
-        wanted = [
-            Wanted(entry.point, bool(entry.scoring.evaluations), {KEY: entry.origin.text()})
-            for entry in entries
-        ]
-        for outcome in make(wanted, progress):
-            with _pool() as pool:  # models are hashed, and known, while those before them are being measured
-                results = {
-                    place: pool.submit(self._result, entries[place], outcome.pop(place))
-                    for place in list(outcome)
-                }
-                for place in list(results):
-                    yield place, results.pop(place).result()
+        for outcomes in merge_points(points, progress):
+            with _thread_pool() as pool:  # models are hashed and stored while others are being measured
+                finished = [
+                    (point, pool.submit(self._finish, point, result)) for point, result in outcomes.items()
+                ]
+                for point, future in finished:
+                    result = future.result()
+                    yield point, result
+                    if isinstance(result, Merged):
+                        result.release()
 
-    def measure(self, entry: Entry, result: Result) -> dict[str, float]:
-        """Every evaluator's numbers, those that are known from the store.
+    def measure(self, point: Point, merged: Merged) -> dict[str, float]:
+        """The numbers of all evaluators, from the store where it has them.
 
         Raises:
             EvaluationError: an evaluator failed.
         """
         measured: dict[str, float] = {}
-        model = result.model
-        for evaluation in entry.scoring.evaluations:
-            known = self._known(evaluation.key, entry.digest)
-            if known is None:
+        model = merged.model
+        for evaluation in point.scoring.evaluations:
+            numbers = self._measurement(evaluation.key, point.digest)
+            if numbers is None:
                 if model is None:
                     raise MergeError("the model was not kept, so it cannot be measured. Use rerun=always.")
-                model = model if entry.scoring.timeout is not None else load_state_dict(model)
-                full = entry.scoring.measure_one(evaluation, model)
-                known = {name.removeprefix(evaluation.prefix): value for name, value in full.items()}
+                model = model if point.scoring.timeout is not None else load_state_dict(model)
+                numbers = _without_prefix(evaluation, point.scoring.measure_one(evaluation, model))
                 if self.store:
-                    self._remember(self.store.keep_evaluation, evaluation.key, known, entry.digest)
-            measured.update({evaluation.prefix + name: value for name, value in known.items()})
+                    self._write(self.store.put_evaluation, evaluation.key, numbers, point.digest)
+            measured.update({evaluation.prefix + name: value for name, value in numbers.items()})
         return measured
 
-    def measure_inputs(self, entry: Entry) -> dict[str, dict[str, float]]:
-        """The same numbers of each input that is a model, by its name; none where it cannot be measured."""
-        found = {}
-        for node, path in entry.point.files.items():
-            if node.merge_space == "weight" and entry.scoring.evaluations:
-                found[entry.point.names[node]] = self._measure_input(entry, path)
-        return found
+    def measure_inputs(self, point: Point) -> dict[str, dict[str, float]]:
+        """The evaluators' numbers of each input model, by its name; empty where it cannot be measured."""
+        return {
+            point.names[node]: self._measure_input(point, path)
+            for node, path in point.files.items()
+            if node.merge_space == "weight" and point.scoring.evaluations
+        }
 
-    def note_failure(self, entry: Entry, error: str) -> None:
-        """Remember that a point failed, if that is not why it was not tried."""
-        if self.store and not (self._rerun == "never" and self.store.failure(entry.digest)):
-            self._remember(self.store.fail, entry.digest, error)
+    def note_failure(self, point: Point, error: str) -> None:
+        """Store that a point failed, unless it was not tried because it had failed before."""
+        if self.store and not (self._rerun == "never" and self.store.failure(point.digest)):
+            self._write(self.store.put_failure, point.digest, error)
 
-    def forgive(self, entry: Entry) -> None:
+    def clear_failure(self, point: Point) -> None:
         """Forget that a point failed."""
         if self.store:
-            self.store.forgive(entry.digest)
+            self.store.clear_failure(point.digest)
 
-    def _result(self, entry: Entry, made: Made | Exception) -> Result | Exception:
-        """What a point came to, written into the store."""
-        if isinstance(made, Exception):
-            return made
-        output = entry.point.output
-        file = ModelFile(str(output), content_of(output), size_of(output)) if output else None
-        before = self.store.find(entry.digest) if self.store else None
-        kept = StoredMerge(
-            entry.digest,
-            entry.signature.parts,
-            list(entry.point.names.values()),
-            made.metrics,
-            made.statistics,
-            list(made.warnings),
-            provenance.environment(),
-            file or (before.model if before else None),
-            str(entry.folder),
-            time.time_ns() // 1_000_000,
-        )
+    def _finish(self, point: Point, result: Merged | Exception) -> Merged | Exception:
+        """Hash the model of a result, and store the result."""
+        if isinstance(result, Exception):
+            return result
+        if path := point.output:
+            result.file = ModelFile(str(path), content_of(path), size_of(path))
+        elif self.store and (earlier := self.store.get(point.digest)):
+            result.file = earlier.model
+        result.tags = provenance.environment()
         if self.store:
-            self._remember(self.store.keep, kept)
-        return Result(kept, output or made.state_dict, False)
+            self._write(self.store.put, _to_store(point, result))
+        return result
 
-    def _remember(self, write: Callable[..., None], *values: Any, **more: Any) -> None:
-        """Write into the store; where that fails the result is good all the same, and it is said once."""
+    def _write(self, put: Callable[..., None], *values: Any, **more: Any) -> None:
+        """Write to the store. If that fails, the result is still good: warn once and go on."""
         try:
-            write(*values, **more)
+            put(*values, **more)
         except StoreError as error:
             with self._warning:
                 log.log(logging.DEBUG if self._is_warned else logging.WARNING, "%s", error)
                 self._is_warned = True
 
-    def _is_measured(self, entry: Entry) -> bool:
-        return all(self._known(e.key, entry.digest) is not None for e in entry.scoring.evaluations)
+    def _is_measured(self, point: Point) -> bool:
+        return all(self._measurement(e.key, point.digest) is not None for e in point.scoring.evaluations)
 
-    def _known(self, evaluation: str, digest: str) -> dict[str, float] | None:
-        return (
-            self.store.evaluation(evaluation, digest) if self.store and not self.redoes_everything else None
-        )
+    def _measurement(self, evaluation: str, digest: str) -> dict[str, float] | None:
+        if self.store is None or self.redoes_everything:
+            return None
+        return self.store.evaluation(evaluation, digest)
 
-    def _measure_input(self, entry: Entry, path: Path) -> dict[str, float]:
+    def _measure_input(self, point: Point, path: Path) -> dict[str, float]:
         measured: dict[str, float] = {}
-        content = entry.contents[path]
-        for evaluation in entry.scoring.evaluations:
-            place = (evaluation.key, content)
-            if place not in self._inputs:
-                known = self.store.evaluation(evaluation.key, content=content) if self.store else None
-                self._inputs[place] = self._measure_new(entry, evaluation, path) if known is None else known
-            measured.update({evaluation.prefix + n: v for n, v in self._inputs[place].items()})
+        content = point.contents[path]
+        for evaluation in point.scoring.evaluations:
+            key = (evaluation.key, content)
+            if key not in self._inputs:
+                numbers = self.store.evaluation(evaluation.key, content=content) if self.store else None
+                self._inputs[key] = (
+                    self._measure_anew(point, evaluation, path) if numbers is None else numbers
+                )
+            measured.update({evaluation.prefix + n: v for n, v in self._inputs[key].items()})
         return measured
 
-    def _measure_new(self, entry: Entry, evaluation: Evaluation, path: Path) -> dict[str, float]:
+    def _measure_anew(self, point: Point, evaluation: Evaluation, path: Path) -> dict[str, float]:
         try:
-            full = entry.scoring.measure_one(evaluation, path)
+            numbers = _without_prefix(evaluation, point.scoring.measure_one(evaluation, path))
         except MechaError as error:
             log.warning("the input %s cannot be measured for comparison: %s", path, error)
             return {}
-        measured = {name.removeprefix(evaluation.prefix): value for name, value in full.items()}
         if self.store:
-            content = entry.contents[path]
-            self._remember(self.store.keep_evaluation, evaluation.key, measured, content=content)
-        return measured
+            self._write(self.store.put_evaluation, evaluation.key, numbers, content=point.contents[path])
+        return numbers
+
+
+def _recalled(stored: StoredMerge, point: Point, model: Path | None) -> Merged:
+    """A stored merge as the result of a point, whose inputs may have other file names now."""
+    stored = stored.renamed(list(point.names.values()))
+    return Merged(
+        stored.metrics, stored.statistics, stored.warnings, model, stored.model, stored.tags, is_recalled=True
+    )
+
+
+def _to_store(point: Point, merged: Merged) -> StoredMerge:
+    return StoredMerge(
+        point.digest,
+        point.signature.parts,
+        list(point.names.values()),
+        merged.metrics,
+        merged.statistics,
+        list(merged.warnings),
+        dict(merged.tags),
+        merged.file,
+        str(point.folder),
+        time.time_ns() // 1_000_000,
+    )
+
+
+def _without_prefix(evaluation: Evaluation, numbers: dict[str, float]) -> dict[str, float]:
+    return {name.removeprefix(evaluation.prefix): value for name, value in numbers.items()}
 
 
 @contextmanager
-def _pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads that end, with what nobody has begun left undone, when nobody waits for them any more."""
+def _thread_pool() -> Iterator[ThreadPoolExecutor]:
+    """A pool that cancels its pending work when it is left."""
     pool = ThreadPoolExecutor(available_cores())
     try:
         yield pool

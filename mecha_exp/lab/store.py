@@ -1,17 +1,17 @@
-"""Results by signature, so that nothing is computed twice.
+"""A store of results by signature, so that nothing is computed twice.
 
 outputs/store/
     store.json                   the format's version
     points/SIGNATURE/
-        merge.json               what the merge gave: see `StoredMerge`
-        failure.json             why the last try failed, where it did
-        evaluation-HASH.json     what an evaluator measured, by its name, version and parameters
+        merge.json               the result of the merge: see `StoredMerge`
+        failure.json             the error of the last attempt, if it failed
+        evaluation-HASH.json     the numbers of an evaluator, by its name, version and parameters
     inputs/SHA256/
-        evaluation-HASH.json     the same of an input, by its content
-    sweeps/KEY.json              the folder in which a sweep with that command lies
+        evaluation-HASH.json     the numbers of an input, by its content
+    sweeps/KEY.json              the folder of the sweep with that command
 
-Every file appears whole or not at all, and two processes that write the same one write the same thing; so the
-store survives kills and serves several sweeps at once.
+Files are written atomically, and two processes that write one file write the same content; so the store
+survives kills and serves several sweeps at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mecha_exp.system.atomic_write import atomic_write_text
 
 VERSION = 1
 WEIGHTS = "weights/"
-"""What the names of weight statistics begin with."""
+"""The prefix of the names of weight statistics."""
 _VERSION_FILE, _MERGE, _FAILURE = "store.json", "merge.json", "failure.json"
 
 
@@ -42,9 +42,9 @@ class ModelFile:
     """A merged model on disk.
 
     Attributes:
-        path: absolute.
-        sha256: of its bytes.
-        size: in bytes.
+        path: the absolute path.
+        sha256: the hash of its bytes.
+        size: its size in bytes.
     """
 
     path: str
@@ -52,25 +52,25 @@ class ModelFile:
     size: int
 
     def is_intact(self) -> bool:
-        """Whether the file is there with the bytes that were written."""
+        """Whether the file exists and is unchanged."""
         return content_is(Path(self.path), self.sha256)
 
 
 @dataclass(frozen=True)
 class StoredMerge:
-    """What a merge gave, without the model itself.
+    """The result of a merge on disk, without the model itself.
 
     Attributes:
-        signature: of the point.
-        parts: what the signature is the hash of (`Signature.parts`).
+        signature: the hash of the point's signature.
+        parts: the content of that hash (`Signature.parts`).
         names: the inputs' names, in the order of `parts["inputs"]`.
         metrics: weight statistics, times, bytes.
-        statistics: the table of weight statistics by block, as CSV; empty where they were not wanted.
-        warnings: what was odd.
+        statistics: the weight statistics by block, as CSV; empty if the model was not compared.
+        warnings: the warnings of the merge.
         tags: the commit, the versions of packages.
-        model: the file, where one was written.
-        folder: of the run that made it.
-        made: milliseconds since 1970.
+        model: the saved model, if one was saved.
+        folder: the folder of the run that made it.
+        made: the time of the merge, in milliseconds since 1970.
     """
 
     signature: str
@@ -85,7 +85,7 @@ class StoredMerge:
     made: int = 0
 
     def renamed(self, names: Sequence[str]) -> StoredMerge:
-        """The same with other names for the inputs, which are files that may be called something else now."""
+        """A copy with new names for the inputs, whose files may have been renamed since."""
         new = dict(zip(self.names, names, strict=True)) if len(self.names) == len(names) else {}
         if all(old == name for old, name in new.items()):
             return self
@@ -97,7 +97,7 @@ class StoredMerge:
 
 
 def _renamed(metric: str, names: Mapping[str, str]) -> str:
-    """`weights/distance/NAME` with the name that the input has now."""
+    """Replace the input's name in `weights/distance/NAME`."""
     if not metric.startswith(WEIGHTS):
         return metric
     what, _, name = metric.removeprefix(WEIGHTS).partition("/")
@@ -105,16 +105,16 @@ def _renamed(metric: str, names: Mapping[str, str]) -> str:
 
 
 class ResultStore:
-    """The results below a folder.
+    """The results in a folder.
 
     Raises:
-        StoreError: another version has written it, or it cannot be written; from any method.
+        StoreError: a newer version wrote the store, or it cannot be written; from any method.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        found = _read(self.folder / _VERSION_FILE)
-        version = found.get("version", VERSION) if isinstance(found, dict) else VERSION
+        header = _read(self.folder / _VERSION_FILE)
+        version = header.get("version", VERSION) if isinstance(header, dict) else VERSION
         if version != VERSION:
             raise StoreError(
                 f"the store {folder} was written by a newer mecha_exp (format {version}; this one reads "
@@ -122,81 +122,81 @@ class ResultStore:
             )
 
     def __iter__(self) -> Iterator[StoredMerge]:
-        """Every merge that is kept."""
+        """Iterate over all stored merges."""
         for path in sorted((self.folder / "points").glob(f"*/{_MERGE}")):
-            kept = self.find(path.parent.name)
-            if kept is not None:
-                yield kept
+            stored = self.get(path.parent.name)
+            if stored is not None:
+                yield stored
 
-    def find(self, signature: str) -> StoredMerge | None:
-        """What the merge of a signature gave, if it is known. The model's file is not looked at."""
-        found = _read(self._point(signature) / _MERGE)
+    def get(self, signature: str) -> StoredMerge | None:
+        """The merge with a signature, or None. Does not check the model's file."""
+        fields = _read(self._point(signature) / _MERGE)
         try:
-            model = found.pop("model", None)
-            return StoredMerge(**found, model=ModelFile(**model) if model else None)
-        except (AttributeError, TypeError):  # not there, or not what we write
+            model = fields.pop("model", None)
+            return StoredMerge(**fields, model=ModelFile(**model) if model else None)
+        except (AttributeError, TypeError):  # missing, or not in our format
             return None
 
-    def keep(self, kept: StoredMerge) -> None:
-        """Remember a merge."""
-        self._write(self._point(kept.signature) / _MERGE, asdict(kept))
-        self.forgive(kept.signature)
+    def put(self, merge: StoredMerge) -> None:
+        """Store a merge, and forget an earlier failure."""
+        self._write(self._point(merge.signature) / _MERGE, asdict(merge))
+        self.clear_failure(merge.signature)
 
     def failure(self, signature: str) -> str | None:
-        """Why the last try at a point failed, where it did."""
-        found = _read(self._point(signature) / _FAILURE)
-        return str(found["error"]) if isinstance(found, dict) and "error" in found else None
+        """The error of the last attempt at a point, or None if it did not fail."""
+        failure = _read(self._point(signature) / _FAILURE)
+        return str(failure["error"]) if isinstance(failure, dict) and "error" in failure else None
 
-    def fail(self, signature: str, error: str) -> None:
-        """Remember that a point failed."""
+    def put_failure(self, signature: str, error: str) -> None:
+        """Store that a point failed."""
         self._write(self._point(signature) / _FAILURE, {"error": error})
 
-    def forgive(self, signature: str) -> None:
-        """Forget a failure."""
+    def clear_failure(self, signature: str) -> None:
+        """Forget that a point failed."""
         with contextlib.suppress(OSError):
             (self._point(signature) / _FAILURE).unlink(missing_ok=True)
 
     def evaluation(self, key: str, signature: str = "", *, content: str = "") -> dict[str, float] | None:
-        """What an evaluator measured of a point, or of an input with that content (its SHA-256)."""
-        found = _read(self._evaluation(key, signature, content))
+        """The numbers of an evaluator for a point, or for an input with that content (its SHA-256)."""
+        evaluation = _read(self._evaluation(key, signature, content))
         try:
-            return {name: float(value) for name, value in found["metrics"].items()}
+            return {name: float(value) for name, value in evaluation["metrics"].items()}
         except (TypeError, KeyError, ValueError, AttributeError):
             return None
 
-    def keep_evaluation(
+    def put_evaluation(
         self, key: str, metrics: dict[str, float], signature: str = "", *, content: str = ""
     ) -> None:
-        """Remember what an evaluator measured of a point, or of an input."""
+        """Store the numbers of an evaluator for a point, or for an input."""
         self._write(self._evaluation(key, signature, content), {"evaluator": key, "metrics": metrics})
 
     def sweep_folder(self, key: str) -> Path | None:
-        """Where the sweep of a command lies, if it has been started before and is still there."""
-        found = _read(self.folder / "sweeps" / f"{key}.json")
-        folder = Path(found["folder"]) if isinstance(found, dict) and "folder" in found else None
+        """The folder of the sweep with a command, if it was started before and still exists."""
+        sweep = _read(self.folder / "sweeps" / f"{key}.json")
+        folder = Path(sweep["folder"]) if isinstance(sweep, dict) and "folder" in sweep else None
         if folder is None or not folder.is_dir():
             return None
         return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
-    def keep_sweep(self, key: str, folder: Path) -> None:
-        """Remember where the sweep of a command lies."""
+    def put_sweep(self, key: str, folder: Path) -> None:
+        """Store the folder of the sweep with a command."""
         self._write(self.folder / "sweeps" / f"{key}.json", {"folder": str(folder.absolute())})
 
-    def places(self) -> list[Path]:
+    def points(self) -> list[Path]:
         """The folder of every point, named by its signature."""
-        return sorted(place for place in (self.folder / "points").glob("*") if place.is_dir())
+        return sorted(path for path in (self.folder / "points").glob("*") if path.is_dir())
 
     def lost_sweeps(self) -> list[Path]:
-        """What is kept of sweeps whose folders are gone."""
-        kept = sorted((self.folder / "sweeps").glob("*.json"))
-        return [path for path in kept if self.sweep_folder(path.stem) is None]
+        """The files of sweeps whose folders are gone."""
+        files = sorted((self.folder / "sweeps").glob("*.json"))
+        return [path for path in files if self.sweep_folder(path.stem) is None]
 
     def _point(self, signature: str) -> Path:
         return self.folder / "points" / signature
 
     def _evaluation(self, key: str, signature: str, content: str) -> Path:
-        place = self.folder / "inputs" / content if content else self._point(signature)
-        return place / f"evaluation-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        folder = self.folder / "inputs" / content if content else self._point(signature)
+        return folder / f"evaluation-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
         marker = self.folder / _VERSION_FILE
@@ -213,7 +213,7 @@ class ResultStore:
 
 
 def _read(path: Path) -> Any:
-    """The JSON in a file; None where there is none, or where it is damaged."""
+    """The JSON in a file; None if the file is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

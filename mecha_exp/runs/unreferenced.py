@@ -45,7 +45,7 @@ def find_unreferenced(store: Path, folders: Iterable[Path]) -> list[Unreferenced
     known = {run.signature for run in find_runs([store.parent, *folders])}
     known |= {stored.signature for stored in results if (Path(stored.folder) / RUN_FILE).is_file()}
     young = time.time() - _YOUNG_SECONDS
-    stale = [p for p in results.places() if p.name not in known and p.stat().st_mtime < young]
+    stale = [p for p in results.points() if p.name not in known and p.stat().st_mtime < young]
     return [Unreferenced(path, _size(path)) for path in [*stale, *results.lost_sweeps()]]
 
 

@@ -25,11 +25,11 @@ def test_what_is_kept_is_found_by_its_signature(store, tmp_path):
         "a1", {"recipe": "r"}, ["base"], {"x": 0.1}, model=model_file(tmp_path / "m.safetensors")
     )
 
-    store.keep(kept)
+    store.put(kept)
 
-    assert ResultStore(store.folder).find("a1") == kept
+    assert ResultStore(store.folder).get("a1") == kept
     assert list(store) == [kept]
-    assert store.find("b2") is None
+    assert store.get("b2") is None
 
 
 def test_a_model_is_trusted_only_with_the_bytes_that_were_written(tmp_path):
@@ -44,8 +44,8 @@ def test_a_model_is_trusted_only_with_the_bytes_that_were_written(tmp_path):
 
 
 def test_evaluations_are_kept_by_evaluator_for_points_and_inputs(store):
-    store.keep_evaluation("digits-1", {"accuracy": 0.5, "loss": math.nan}, "a1")
-    store.keep_evaluation("digits-1", {"accuracy": 0.25}, content="c0ffee")
+    store.put_evaluation("digits-1", {"accuracy": 0.5, "loss": math.nan}, "a1")
+    store.put_evaluation("digits-1", {"accuracy": 0.25}, content="c0ffee")
 
     found = store.evaluation("digits-1", "a1")
     assert found is not None
@@ -56,19 +56,19 @@ def test_evaluations_are_kept_by_evaluator_for_points_and_inputs(store):
 
 
 def test_a_failure_is_remembered_until_the_point_succeeds(store):
-    store.fail("a1", "it broke")
+    store.put_failure("a1", "it broke")
     assert store.failure("a1") == "it broke"
 
-    store.keep(StoredMerge("a1", {}))
+    store.put(StoredMerge("a1", {}))
     assert store.failure("a1") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"unknown": 1}', "null"])
 def test_a_damaged_file_is_no_result(store, text):
-    store.keep(StoredMerge("a1", {}))
+    store.put(StoredMerge("a1", {}))
     (store.folder / "points" / "a1" / "merge.json").write_text(text)
 
-    assert store.find("a1") is None
+    assert store.get("a1") is None
 
 
 def test_a_store_of_a_newer_version_is_refused(store):
@@ -80,7 +80,7 @@ def test_a_store_of_a_newer_version_is_refused(store):
 
 def test_the_folder_of_a_sweep_is_found_while_it_is_there(store, tmp_path):
     (tmp_path / "sweep").mkdir()
-    store.keep_sweep("k", tmp_path / "sweep")
+    store.put_sweep("k", tmp_path / "sweep")
 
     assert store.sweep_folder("k") == tmp_path / "sweep"
     (tmp_path / "sweep").rmdir()
@@ -91,7 +91,7 @@ def test_a_store_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(StoreError, match="cannot be written"):
-        ResultStore(tmp_path / "file").keep(StoredMerge("a1", {}))
+        ResultStore(tmp_path / "file").put(StoredMerge("a1", {}))
 
 
 def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
@@ -101,5 +101,5 @@ def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", full)
 
     with pytest.raises(StoreError, match="the disk is full"):
-        ResultStore(tmp_path / "store").keep(StoredMerge("a1", {}))
+        ResultStore(tmp_path / "store").put(StoredMerge("a1", {}))
     assert not list((tmp_path / "store").rglob("*.partial"))

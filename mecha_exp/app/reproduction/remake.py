@@ -213,7 +213,7 @@ def _compare_numbers(original: Original, point: Point, outcome: Outcome) -> None
     merged: dict[str, torch.Tensor] = {}
     with plan([point.job(merged)], point.options) as planned:
         report = run_plan(planned)
-        scoring = point.scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})
+        scoring = point.read_scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})
     now = dict(scoring.measure(merged))
     for model, by_key in report.moments[0].items():
         whole = summarise(by_key)[""]

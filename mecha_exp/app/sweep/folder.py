@@ -66,7 +66,7 @@ def _fresh(folder: Path) -> Iterator[Path]:
 def _keep(bench: Workbench, key: str, folder: Path) -> None:
     assert bench.store is not None
     try:
-        bench.store.keep_sweep(key, folder)
+        bench.store.put_sweep(key, folder)
     except StoreError as error:
         log.warning("%s", error)
 
