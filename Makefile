@@ -3,12 +3,12 @@
 PYTHON ?= python3
 PYTHONS ?= python3.11 python3.10 python3.12 python3.13
 BIN := .venv/bin
-# setuptools warns whoever makes an editable install of what we mean to do.
+# setuptools warns that an editable install is no regular one; that is meant.
 INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --no-input \
   --disable-pip-version-check --constraint constraints.txt
 DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
 
-.PHONY: help demo test lint hf format parity constraints clean
+.PHONY: help demo test lint docs hf format parity constraints clean
 
 help: ## list the targets (the default)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -21,11 +21,15 @@ demo: .venv/.app ## install into .venv, then run an ablation on the bundled mode
 test: .venv/.test lint ## install with the test extras, then run everything CI checks
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8
 
-lint: .venv/.test ## check style, types and layers
+lint: .venv/.test ## check style, layers and types
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m mypy
+
+docs: .venv/.test ## install what builds the documentation as a site, then build it into site/
+	@$(INSTALL) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 hf: .venv/.test ## install transformers and diffusers, then load and run merged models with them
 	@$(INSTALL) -e '.[hub,hf-test]'
@@ -52,7 +56,7 @@ constraints: .venv/.test ## choose the newest versions for constraints.txt (need
 	$(BIN)/python .ci/constraints.py $(PYTHONS)
 
 clean: ## remove the environments and what building and testing left; outputs/ is kept
-	rm -rf .venv .parity build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .parity build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.python:

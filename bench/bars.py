@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bar:
-    """What must be reached; None where nothing is asked for.
+    """The bar that a row must reach; None for no requirement.
 
     Attributes:
         faster: than sd-mecha 1.1.8, so many times at least.
@@ -27,7 +27,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Reached:
-    """What was measured, in seconds and bytes; None where it was not.
+    """The measured seconds and bytes; None where a value was not measured.
 
     Attributes:
         seconds: of mecha_exp.

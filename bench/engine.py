@@ -364,7 +364,7 @@ def environment(folder: Path, what: str) -> Path:
 
 
 def say(text: str) -> None:
-    """A line for whoever waits."""
+    """Print a line of progress."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -45,7 +45,7 @@ DEMO_ALPHAS = ",".join(f"{i / 100:g}" for i in range(1, 101))
 
 @dataclass(frozen=True)
 class Run:
-    """What one process took."""
+    """The time and the peak memory of one process."""
 
     seconds: float
     processor: float
@@ -169,7 +169,7 @@ def seconds(runs: Sequence[Run]) -> float:
 
 
 def judged(met: bool) -> str:
-    """Whether a bar is met, in a word."""
+    """A word for whether a bar is met."""
     return "met" if met else "missed"
 
 

@@ -23,7 +23,7 @@ from mecha_exp.examples.digits.network import DigitsNetwork
 def margin(
     state_dict: Mapping[str, Tensor], *, images: int = 100, temperature: float = 1.0
 ) -> dict[str, float]:
-    """How surely the network decides: the probability of its first choice minus that of its second.
+    """Measure how surely the network decides: the probability of its first choice minus that of its second.
 
     Args:
         state_dict: the merged model, key to tensor, in the dtype in which it is (or would be) stored.
@@ -44,6 +44,6 @@ def margin(
 
 @lru_cache(maxsize=1)
 def _pictures() -> Tensor:
-    """What every model is measured on is read once."""
+    """The test images, read once."""
     data = resources.files("mecha_exp.examples.digits").joinpath("data.safetensors").read_bytes()
     return load(data)["images"]

@@ -1,44 +1,13 @@
 """The built-in merge methods, one file a family; importing this package registers them all.
 
-They use the public API only, so each file is also an example of how to write a method of your own.
+They import only what any method may import (docs/writing-a-merge-method.md), so each file is also an example
+of how to write a method of your own.
 """
 
-from mecha_exp.methods import (
-    adapters,
-    centres,
-    difference,
-    dropout,
-    frequency,
-    limiting,
-    linear,
-    outliers,
-    plumbing,
-    reductions,
-    slicing,
-    spectral,
-    spherical,
-    subspaces,
-    symmetries,
-    tasks,
-    ties,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "adapters",
-    "centres",
-    "difference",
-    "dropout",
-    "frequency",
-    "limiting",
-    "linear",
-    "outliers",
-    "plumbing",
-    "reductions",
-    "slicing",
-    "spectral",
-    "spherical",
-    "subspaces",
-    "symmetries",
-    "tasks",
-    "ties",
-]
+__all__ = [family.name for family in pkgutil.iter_modules(__path__)]
+
+for _family in __all__:
+    importlib.import_module(f"{__name__}.{_family}")

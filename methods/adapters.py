@@ -1,6 +1,6 @@
 """LoRA and LyCORIS: what such a file adds to a model, and models' differences as such files.
 
-The names of their tensors are said by model configs (`sd1-kohya_kohya_lora` and others): docs/lora.md.
+Model configs hold the names of their tensors (`sd1-kohya_kohya_lora` and others): docs/lora.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mecha_exp import Parameter, RecipeError, Return, StateDict, merge_method
+from mecha_exp import ConfigError, MergeMethod, Parameter, RecipeError, Return, StateDict, merge_method
 from mecha_exp.architectures import AdapterConfig, ModelConfig, View, get_all_adapters, views
-from mecha_exp.architectures.views import viewed
-from mecha_exp.conversion.lora import adapter_conversion
-from mecha_exp.errors import ConfigError
-from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.extensions.merge_methods import adapter_conversion, viewed
 from mecha_exp.methods.spectral import (
     BasisIterations,
     BasisSeed,
@@ -26,10 +23,10 @@ from mecha_exp.methods.spectral import (
 )
 
 Configs = Mapping[str, Sequence[ModelConfig]]
-"""By argument the model configs that it may be of."""
+"""The possible model configs of each argument."""
 
 PREFIXES = {"kohya": "lora", "lycoris": "lycoris"}
-"""What the names of modules begin with, by whose names they are."""
+"""The prefix of module names, by the naming scheme."""
 
 Rank = Parameter(int, ge=1, help="the rank of each module, or of a tensor that has less the full one")
 Ratio = Parameter(float, ge=0, le=1, help="size of the first factor, logarithmically")
@@ -62,7 +59,7 @@ def lora_delta(
 
 
 def _extraction(writer: str, make: Callable[[AdapterConfig, ModelConfig], MergeMethod]) -> Any:
-    """What chooses the method that extracts from a difference into the names of a writer."""
+    """Return the function that chooses the extraction method for the LoRA names of a writer."""
 
     def choose(configs: Configs) -> MergeMethod:
         fitting = [c for c in get_all_adapters() if c.prefix == PREFIXES[writer]]

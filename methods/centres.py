@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.method_api.method import is_constant
+from mecha_exp.extensions.merge_methods import is_constant
 from mecha_exp.methods.limiting import higher, lower
 from mecha_exp.methods.linear import add_scaled, combination, deltas_to, difference, n_average
 from mecha_exp.methods.parameters import Base, Delta, Experts, Model, RowNorm, Scale, Small

@@ -1,4 +1,4 @@
-"""What a difference between models is made of, and masks that say where to add it."""
+"""Parts of the difference between models, and masks for where to add it."""
 
 import math
 from itertools import product
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.method_api.method import is_constant
+from mecha_exp.extensions.merge_methods import is_constant
 from mecha_exp.methods.linear import add_difference, add_scaled, subtract, weighted_sum
 from mecha_exp.methods.parameters import Alpha, Base, Delta, Model, Share, Small, Weight
 from mecha_exp.methods.reductions import column_cosines, column_products, dot, slice_size, squared_norm

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, RecipeError, Return, factor, merge_method, uniform
-from mecha_exp.method_api.method import is_constant, spread
+from mecha_exp.extensions.merge_methods import is_constant, spread
 from mecha_exp.methods.centres import Iterations, Nearest, Progress
 from mecha_exp.methods.linear import add_scaled, deltas_to
 from mecha_exp.methods.linear import scale as scaled

@@ -1,4 +1,4 @@
-"""Merging by frequency: what is smooth in a tensor from one model, what is fine from another."""
+"""Merging by frequency: the smooth part of a tensor from one model, the fine part from another."""
 
 import math
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from mecha_exp.methods.parameters import Model, Share, Small, Weight
 from mecha_exp.methods.slicing import ascending
 
 PART = 1 << 20
-"""Numbers that are transformed at a time."""
+"""Elements that are transformed at a time."""
 
 Tilt = Parameter(float, help="slope of the filter: 0 is a sharp cut, 1 a weighted sum; it has the period 4")
 
 
 def spectrum_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the real Fourier transform of a tensor of a shape."""
+    """The shape of the real Fourier transform of a tensor."""
     return (*shape[:-1], shape[-1] // 2 + 1)
 
 
 def squared_distances(shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
-    """How far the places of a spectrum are from frequency 0, squared, 0 to 1 along each axis."""
+    """The squared distance of each entry of a spectrum from frequency 0, from 0 to 1 along each axis."""
     axes = []
     for axis, size in enumerate(shape):
         if axis == len(shape) - 1:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, RecipeError, Return, merge_method
-from mecha_exp.method_api.method import is_constant, spread
+from mecha_exp.extensions.merge_methods import is_constant, spread
 from mecha_exp.methods.limiting import clamp
 from mecha_exp.methods.parameters import (
     Alpha,
@@ -152,7 +152,7 @@ def add_difference(
 
 
 def deltas_to(base: Node, models: tuple[Node, ...]) -> list[Node]:
-    """What leads from the base to each model; those that are deltas already stay as they are."""
+    """The task vector of each model; a delta stays as it is."""
     return [subtract(model, base) if model.merge_space == "weight" else model for model in models]
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, Return, merge_method, reduction
-from mecha_exp.method_api.method import is_constant, spread
+from mecha_exp.extensions.merge_methods import is_constant, spread
 from mecha_exp.methods.linear import add_scaled, deltas_to
 from mecha_exp.methods.parameters import Base, Delta, Densities, Experts, Model, Scale, Small, Weight, Weights
 from mecha_exp.methods.reductions import least_chosen, quantile, squared_norm
@@ -170,7 +170,7 @@ def _changed(deltas: tuple[Tensor, ...], epsilon: float) -> tuple[list[Tensor], 
 
 @reduction(sums=True, register=False)
 def entries_shared(*deltas: Delta, epsilon: Parameter(float)) -> Return(Tensor, "param"):
-    """Of each delta how many of its entries others change too, and how many it alone does."""
+    """Counts for each delta: its entries that others change too, then those that it alone changes."""
     changed, count = _changed(deltas, epsilon)
     shared = [(yes & (count > 1)).double() for yes in changed]
     alone = [(yes & (count == 1)).double() for yes in changed]
@@ -181,7 +181,7 @@ def entries_shared(*deltas: Delta, epsilon: Parameter(float)) -> Return(Tensor, 
 def shared_or_alone(*deltas: Delta, factors: Parameter(Tensor, "param"), epsilon: Parameter(float)) -> Return(
     Tensor, "delta"
 ):
-    """What one delta alone changes, times its factor; what several change, their mean."""
+    """Entries that one delta alone changes, times its factor; the mean where several change one."""
     changed, count = _changed(deltas, epsilon)
     total = sum(
         torch.where(yes, delta * torch.where(count > 1, 1, factors[i]), 0)

@@ -1,4 +1,4 @@
-"""What puts recipes together without arithmetic: other models for missing keys, parts of models, dtypes."""
+"""Putting recipes together without arithmetic: fallbacks for missing keys, parts of models, dtypes."""
 
 import math
 from typing import TypeVar
@@ -6,9 +6,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from mecha_exp import Parameter, Return, StateDict, factor, merge_method, skip_key
-from mecha_exp.checkpoint import parse_dtype
-from mecha_exp.errors import RecipeError, did_you_mean
+from mecha_exp import Parameter, RecipeError, Return, StateDict, factor, merge_method, skip_key
+from mecha_exp.extensions.merge_methods import did_you_mean, parse_dtype
 
 T = TypeVar("T")
 
@@ -110,7 +109,7 @@ def get_device(a: Parameter(StateDict[Tensor]), **kwargs: object) -> Return(str,
 def stack(*values: Parameter(Tensor)) -> Return(Tensor):
     """The values along a new first axis, for methods of your own that take them all as one tensor.
 
-    It is no model, for it has another shape than the key: methods of whole tensors take it, and factors.
+    Only methods of whole tensors and factors take it: its shape is not that of the key, so it is not a model.
     Source: sd-mecha.
     """
     return torch.stack(values)

@@ -1,12 +1,11 @@
-"""What other methods need to know of a whole tensor before they can go through it tile by tile."""
+"""Reductions: sums, norms, products and order statistics of whole tensors, computed tile by tile."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from mecha_exp import Parameter, Return, merge_method, reduction
-from mecha_exp.graph.nodes import Node
+from mecha_exp import Node, Parameter, Return, merge_method, reduction
 from mecha_exp.methods.parameters import Kept, Model, Small
 
 

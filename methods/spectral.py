@@ -69,7 +69,7 @@ def proper(frames: Small) -> Return(Tensor, "param"):
 
 @factor(elements=lambda shape: max(3 * _sides(shape)[1] ** 2, _frames(shape)))
 def turning(frames: Small, eps: Parameter(float), max_iters: Parameter(int)) -> Return(Tensor, "param"):
-    """What fractional powers of the rotation need: its angles and axes, or the way between the frames."""
+    """The angles and axes of a rotation, or the way between the frames: input of its fractional powers."""
     if not frames:
         return ()
     u, v = frames

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.method_api.method import is_constant, spread
+from mecha_exp.extensions.merge_methods import is_constant, spread
 from mecha_exp.methods.linear import add_scaled, combination, subtract, weighted_sum
 from mecha_exp.methods.parameters import Base, Model, Small, Weights
 from mecha_exp.methods.reductions import (
@@ -27,7 +27,7 @@ Part = Parameter(Tensor, help="part of the way from a (0) to b (1), any number")
 def slerp_weight(norm_self: Small, norm_other: Small, product: Small, share: Small) -> Return(
     Tensor, "param"
 ):
-    """What slerp multiplies one of its tensors by, `share` being its part of the way: 1 is all of it."""
+    """The factor of one tensor in slerp, for its `share` of the way, from 0 to 1."""
     omega = torch.arccos((product / (norm_self * norm_other)).clamp(-1, 1))
     sine, length = torch.sin(omega), norm_other + share * (norm_self - norm_other)
     weight = torch.sin(share * omega) / sine * length / norm_self

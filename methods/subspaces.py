@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, factor, merge_method
-from mecha_exp.method_api.method import is_constant
+from mecha_exp.extensions.merge_methods import is_constant
 from mecha_exp.methods.linear import add_scaled, deltas_to, n_average, weighted_total
 from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Small
 from mecha_exp.methods.spectral import decomposition, singular_parts

@@ -1,6 +1,6 @@
 """Other weights of the same network: its hidden units in another order, its attention balanced.
 
-Where the units are, the model config says (`symmetries`). Tensors that share units are made together: in
+The model config names the units (`symmetries`). Tensors that share units are made together: in
 memory is one such group at a time, a few times over, and for `rebasin` that of the reference, and a number in
 float64 for each pair of units of a layer.
 """
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError, Return, StateDict, merge_method
 from mecha_exp.architectures import AxisSlice, ModelConfig, Symmetry, linked
+from mecha_exp.extensions.merge_methods import uniforms
 from mecha_exp.methods.parameters import Seed
-from mecha_exp.random import uniforms
 
 Tensors = Mapping[str, Tensor]
 Orders = dict[Symmetry, Tensor]
-"""For each symmetry the old numbers of the units in their new order, [heads, width]."""
+"""The old indices of the units in their new order, by symmetry: int64 [heads, width]."""
 
 EPS = 1e-6
-"""What is added to the energies of a head, and the least that one counts."""
+"""Added to the energies of a head; also the smallest energy that counts."""
 TOLERANCE = 1e-9
-"""By how much, as a fraction, an order has to be better to be taken."""
+"""The relative improvement that an order needs to be accepted."""
 
 
 def _in_groups(b: Any, of_attention: bool = False) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError, Return, merge_method
-from mecha_exp.method_api.method import is_constant
+from mecha_exp.extensions.merge_methods import is_constant
 from mecha_exp.methods.linear import add_scaled, deltas_to, task_arithmetic
 from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Weights
 

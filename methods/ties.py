@@ -1,10 +1,10 @@
-"""Trim, elect signs, merge: what becomes of deltas that disagree."""
+"""TIES and its relatives: trim deltas, elect signs, merge what agrees."""
 
 import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, Return, merge_method
-from mecha_exp.method_api.method import is_constant, spread
+from mecha_exp.extensions.merge_methods import is_constant, spread
 from mecha_exp.methods.centres import Iterations, Nearest, Progress, consecutive_share, geometric_median
 from mecha_exp.methods.linear import add_scaled, deltas_to, weighted_total
 from mecha_exp.methods.parameters import (
@@ -30,7 +30,7 @@ def trim(delta: Delta, threshold: Small) -> Return(Tensor, "delta"):
 
 
 def elected(deltas: tuple[Tensor, ...], vote_sgn: bool) -> list[Tensor]:
-    """Of each delta which entries have the elected sign: that of the sum of signs, or of values."""
+    """A mask for each delta: the entries whose sign is that of the sum of signs, or of values."""
     signs = [delta.sign() for delta in deltas]
     majority = sum(deltas if vote_sgn else signs).sign()
     return [sign == majority for sign in signs]
@@ -88,7 +88,7 @@ def elect_and_take_stock(*deltas: Delta, vote_sgn: VoteBySize, cos_eps: RowNorm)
 
 @merge_method(elementwise=True, register=False)
 def agreeing_entries(*deltas: Delta, vote_sgn: VoteBySize, index: Parameter(int)) -> Return(Tensor, "delta"):
-    """Of the delta `index` the entries whose sign is the elected one; the others become 0."""
+    """The entries of the delta `index` whose sign is the elected one; the others become 0."""
     return torch.where(elected(deltas, vote_sgn)[index], deltas[index], 0)
 
 
@@ -177,7 +177,7 @@ def merged_deltas(
 
 
 def keep_largest(deltas: list[Node], density: float | list[float]) -> list[Node]:
-    """Of each delta the int(density n) largest entries, at least one, and whatever ties with the last."""
+    """Keep the int(density n) largest entries of each delta, at least one, and all that tie with the last."""
     return [
         trim(delta, least_kept(delta, density=share)) if share < 1 else delta
         for delta, share in zip(deltas, spread(density, len(deltas)), strict=True)

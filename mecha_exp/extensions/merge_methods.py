@@ -1,11 +1,19 @@
-"""Merge methods: how they are declared and found."""
+"""Merge methods: declaring them, finding them, and the helpers that methods may use.
 
+The built-in methods import nothing of mecha_exp beside this, the public names and `mecha_exp.architectures`.
+"""
+
+from mecha_exp.architectures.views import viewed
+from mecha_exp.checkpoint.dtypes import parse_dtype
+from mecha_exp.conversion.lora import adapter_conversion
+from mecha_exp.errors import did_you_mean
 from mecha_exp.graph.literals import value_to_node
 from mecha_exp.method_api.decorators import merge_method
-from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.method_api.method import MergeMethod, is_constant, spread
 from mecha_exp.method_api.parameters import Parameter, Return
 from mecha_exp.method_api.registry import all_methods, conversions, resolve_method
 from mecha_exp.method_api.state_dict import StateDict, StateDictKeyError
+from mecha_exp.random import uniforms
 
 resolve = resolve_method
 get_all = all_methods
@@ -17,9 +25,16 @@ __all__ = [
     "Return",
     "StateDict",
     "StateDictKeyError",
+    "adapter_conversion",
+    "did_you_mean",
     "get_all",
     "get_all_converters",
+    "is_constant",
     "merge_method",
+    "parse_dtype",
     "resolve",
+    "spread",
+    "uniforms",
     "value_to_node",
+    "viewed",
 ]
