@@ -1,55 +1,52 @@
-"""What calls are about: the keys that one gives, and those that it needs for them."""
+"""Which keys of its arguments a call needs for each key of its result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mecha_exp.architectures import ModelConfig, resolve
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
+from mecha_exp.engine.planner.keys.key_graph import KeyGraph
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import MergeNode, Node
 from mecha_exp.method_api.key_map import KeyMap, KeyRelation
 
-if TYPE_CHECKING:
-    from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
-
 
 class Relations:
-    """The key relations of the calls in some recipes: by `map_keys`, elsewhere a key needs the same key."""
+    """The key relations of calls: by `map_keys`, or else each key needs the same key."""
 
-    def __init__(self, graph: PerKeyGraph) -> None:
+    def __init__(self, graph: KeyGraph) -> None:
         self._graph = graph
         self._maps: dict[MergeNode, KeyMap | None] = {}
 
     def at(self, node: MergeNode, key: str) -> KeyRelation | None:
-        """What a call is about that gives a key; None where it gives no such key."""
-        relations = self.key_map(node)
-        given = dict(node.arguments)
-        if relations is None:
-            names = {name: (key,) for name, child in given.items()}
-            gives = not reads_other_keys(node) or self._may_give(
-                node, key
-            )  # others are asked when all below is there
-            return KeyRelation((key,), names) if gives else None
+        """The key relation of a call that gives a key; None if the call does not give that key."""
+        key_map = self.key_map(node)
+        arguments = dict(node.arguments)
+        if key_map is None:
+            # a method that reads no other keys is called only if all its arguments have the key
+            gives_key = not reads_other_keys(node) or self._may_give(node, key)
+            return KeyRelation((key,), dict.fromkeys(arguments, (key,))) if gives_key else None
 
-        def has(name: str, wanted: str) -> bool:
-            child = given[name]
-            return all(self._graph.has(c, wanted) for c in (child if isinstance(child, tuple) else (child,)))
+        def has(name: str, input_key: str) -> bool:
+            argument = arguments[name]
+            nodes = argument if isinstance(argument, tuple) else (argument,)
+            return all(self._graph.has(child, input_key) for child in nodes)
 
-        return relations.relation(key, has)
+        return key_map.relation(key, has)
 
     def key_map(self, node: MergeNode) -> KeyMap | None:
-        """What the method's `map_keys` says; None where it has none."""
+        """The key map that the method's `map_keys` builds; None if the method has none."""
         if node not in self._maps:
             map_keys = node.method.map_keys
             self._maps[node] = None if map_keys is None else self._build(node, map_keys)
         return self._maps[node]
 
     def _may_give(self, node: MergeNode, key: str) -> bool:
-        """Without `map_keys` a method gives the keys of its declared config, or those of its arguments.
+        """Whether a method without `map_keys` may give a key of its declared config, or of its arguments.
 
-        One of hyperparameters gives any key that it finds a value for.
+        A method of hyperparameters gives any key at which these have a value.
         """
         signature = node.method.signature
         plain = [child for name, child in node.named_children if not signature[name].is_state_dict]
@@ -66,34 +63,30 @@ class Relations:
         configs: dict[str, ModelConfig | None] = {}
         for name, value in node.arguments:
             child = value[0] if isinstance(value, tuple) else value
-            if node.method.signature[name].is_tensor:
-                inputs[name] = self._known_keys(child, node.method.signature[name].config)
+            spec = node.method.signature[name]
+            if spec.is_tensor:
+                inputs[name] = self._input_keys(child, spec.config)
                 configs[name] = self._graph.configs.of(child)
-        outputs = self._known_keys(node, node.method.signature.returned.config, inputs)
+        declared = node.method.signature.returned.config
+        outputs = resolve(declared).keys() if declared else next(iter(inputs.values()), {})
         try:
             return KeyMap(map_keys, inputs, outputs, configs)
         except MechaError as error:
             raise RecipeError(f"{node.method.identifier}: {error}") from error
 
-    def _known_keys(
-        self, node: Node, config: str | None, inputs: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> Mapping[str, Any]:
-        """The keys of a declared model config, or those that are there."""
-        if config:
-            return resolve(config).keys()
-        if inputs is not None:
-            return next(iter(inputs.values()), {})
-        return dict.fromkeys(self._graph.candidates((node,)))
+    def _input_keys(self, node: Node, config: str | None) -> Mapping[str, Any]:
+        """The keys of a declared model config, or else the keys that a node has."""
+        return resolve(config).keys() if config else dict.fromkeys(self._graph.candidates((node,)))
 
 
-def keys_of_group(node: MergeNode, relation: KeyRelation) -> tuple[str, ...]:
-    """The keys that hyperparameters have values for: those of the models, where the result has others."""
+def hyperparameter_keys(node: MergeNode, relation: KeyRelation) -> tuple[str, ...]:
+    """The keys at which hyperparameters are read: those of the inputs, if the result has other keys."""
     signature = node.method.signature
     inputs = tuple(dict.fromkeys(key for keys in relation.inputs.values() for key in keys))
     return inputs if signature.returned.config and inputs else relation.outputs
 
 
-def asked_at(node: MergeNode, key: str, relation: KeyRelation) -> str:
-    """The key at which a hyperparameter is asked for: any of those that are made together."""
-    keys = keys_of_group(node, relation)
+def hyperparameter_key(node: MergeNode, key: str, relation: KeyRelation) -> str:
+    """The key at which a hyperparameter is read: any of those that are computed together."""
+    keys = hyperparameter_keys(node, relation)
     return key if len(relation.outputs) == 1 or key in keys else keys[0]
