@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from mecha_exp.checkpoint.formats import SAFETENSORS
 from mecha_exp.errors import ConfigError
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.plugins import load_model_configs
@@ -62,7 +63,7 @@ def _is_model(word: str) -> bool:
     """Whether a word names a model rather than a run: a file, or a folder that no run has left."""
     path = Path(word)
     is_folder = path.is_dir() and not (path / RUN_FILE).is_file()
-    return path.is_file() or path.suffix == ".safetensors" or is_folder
+    return path.is_file() or SAFETENSORS.has_suffix(path) or is_folder
 
 
 def _diff_models(options: argparse.Namespace) -> int:
