@@ -31,6 +31,7 @@ from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import CheckpointError
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.source import infos_of
+from mecha_exp.system.file_limit import openable_files
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import human_bytes
 
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 MOST_POINTS = 64
 """In one pass: the loop for more of them takes longer to compile than reading the inputs again."""
 
-FILES_A_POINT, FILES_KEPT_FREE = 3, 64
+FILES_A_POINT = 4
+"""Its partial file, twice while it is flushed, its journal and its lock."""
 
 Progress = Callable[[Plan], AbstractContextManager[Callable[[str, int], None]]]
 
@@ -195,7 +197,7 @@ def _cut(planned: Plan, numbers: Sequence[int]) -> list[tuple[int, ...]]:
     """The points in waves that fit the memory budget and the number of open files."""
     waves: list[list[int]] = []
     held = files = 0
-    most_files = _open_files() // FILES_A_POINT
+    most_files = max(1, openable_files() // FILES_A_POINT)
     for number, job, layout in zip(numbers, planned.jobs, planned.layouts, strict=True):
         size, file = _held(job, layout), isinstance(job.output, Path)
         fits = held + size <= planned.options.memory_budget and files + file <= most_files
@@ -209,19 +211,6 @@ def _cut(planned: Plan, numbers: Sequence[int]) -> list[tuple[int, ...]]:
 
 def _held(job: Job, layout: Layout) -> int:
     return size_of(layout) if isinstance(job.output, dict) else 0
-
-
-def _open_files() -> int:
-    """How many files this process may open for its outputs."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 512 - FILES_KEPT_FREE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-        soft = min(hard, 4096)
-    return max(FILES_A_POINT, soft - FILES_KEPT_FREE)
 
 
 def _lacking_room(planned: Plan) -> CheckpointError | None:

@@ -23,7 +23,7 @@ from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
 from mecha_exp.lab.signature import Signature, signature_of
-from mecha_exp.sources.search import PACKAGE_SCHEME, find_model, packaged
+from mecha_exp.sources.search import find_model, folders_of
 
 SECTIONS = (
     "models",
@@ -185,7 +185,7 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
         ConfigError: an engine or output setting that makes no sense.
         RecipeError: everything that is wrong with the recipe.
     """
-    options = _options(config["engine"], model_folders(config))
+    options = _options(config["engine"], folders_of(config))
     recipe = build_filled(config, options.model_dirs, (*SECTIONS, *_NAMES))
     output = config["output"]
     dtype = _output_dtype(output["dtype"])
@@ -210,14 +210,6 @@ def _shard_size(output: Mapping[str, Any]) -> int | None:
         return parse_size(output["shard_size"])
     except ConfigError as error:
         raise ConfigError(f"output.shard_size: {error}") from None
-
-
-def model_folders(config: Mapping[str, Any]) -> list[Path]:
-    """Where a configuration's models and recipes are looked for, after the current folder."""
-    text = config["models"].get("dir")
-    if not text:
-        return []
-    return [packaged(text) if text.startswith(PACKAGE_SCHEME) else Path(text)]
 
 
 def _options(engine: Mapping[str, Any], folders: list[Path]) -> EngineOptions:

@@ -15,13 +15,13 @@ from rich.markup import escape
 from mecha_exp.checkpoint import PartialOutput, find_partial_outputs
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.lab.store import ResultStore
+from mecha_exp.paths import OUTPUTS, STORE
 from mecha_exp.runs.query import find_runs
 from mecha_exp.runs.record import RUN_FILE
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal import print_json, show_error, stdout
 
-DEFAULT_FOLDERS = (Path("outputs"), Path())
-STORE = Path("outputs/store")
+DEFAULT_FOLDERS = (OUTPUTS, Path())
 _YOUNG_SECONDS = 3600
 
 
