@@ -1,7 +1,9 @@
-"""The default places of outputs, once."""
+"""The default places of outputs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 OUTPUTS = Path("outputs")
+STORE = OUTPUTS / "store"
+TRACKING_URI = f"sqlite:///{OUTPUTS.as_posix()}/mlflow.db"

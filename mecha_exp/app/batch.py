@@ -32,6 +32,7 @@ from mecha_exp.errors import CheckpointError
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.lab.store import ModelFile
 from mecha_exp.sources.source import infos_of
+from mecha_exp.system.file_limit import openable_files
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import human_bytes
 
@@ -40,7 +41,8 @@ log = logging.getLogger(__name__)
 MOST_POINTS = 64
 """The points of a pass. The loop for more of them compiles longer than reading the inputs again takes."""
 
-FILES_A_POINT, FILES_KEPT_FREE = 3, 64
+FILES_A_POINT = 4
+"""Its partial file, twice while it is flushed, its journal and its lock."""
 
 Progress = Callable[[Plan], AbstractContextManager[Callable[[str, int], None]]]
 
@@ -180,7 +182,7 @@ def _fit_batches(planned: Plan, points: Sequence[Point]) -> list[tuple[Point, ..
     """The points in batches that fit the memory budget and the limit on open files."""
     parts: list[list[Point]] = []
     held = files = 0
-    most_files = _open_files() // FILES_A_POINT
+    most_files = max(1, openable_files() // FILES_A_POINT)
     for point, job, layout in zip(points, planned.jobs, planned.layouts, strict=True):
         size, file = _held_bytes(job, layout), isinstance(job.output, Path)
         fits = held + size <= planned.options.memory_budget and files + file <= most_files
@@ -194,19 +196,6 @@ def _fit_batches(planned: Plan, points: Sequence[Point]) -> list[tuple[Point, ..
 
 def _held_bytes(job: Job, layout: Layout) -> int:
     return size_of(layout) if isinstance(job.output, dict) else 0
-
-
-def _open_files() -> int:
-    """How many files this process may open for its outputs."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 512 - FILES_KEPT_FREE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-        soft = min(hard, 4096)
-    return max(FILES_A_POINT, soft - FILES_KEPT_FREE)
 
 
 def _lacking_room(planned: Plan) -> CheckpointError | None:

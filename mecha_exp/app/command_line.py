@@ -342,11 +342,12 @@ def _parameters_of(config: DictConfig) -> set[str]:
     assert isinstance(raw, dict)
     if not _TEMPLATE.search(str(raw.get("recipe"))):
         return set()
-    from mecha_exp.app.point import model_folders, resolve
+    from mecha_exp.app.point import resolve
     from mecha_exp.app.templates import names_in
+    from mecha_exp.sources.search import folders_of
 
     resolved = resolve(config)
-    return names_in(resolved["recipe"], model_folders(resolved))
+    return names_in(resolved["recipe"], folders_of(resolved))
 
 
 def _check_distinct_outputs(is_sweep: bool, points: Grid, problems: Problems) -> None:

@@ -25,7 +25,7 @@ from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.signature import Signature, signature_of
-from mecha_exp.sources.search import PACKAGE_SCHEME, find_model, packaged
+from mecha_exp.sources.search import find_model, folders_of
 
 SECTIONS = (
     "models",
@@ -227,7 +227,7 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
         ConfigError: an invalid engine or output setting.
         RecipeError: everything that is wrong with the recipe.
     """
-    options = _options(config["engine"], model_folders(config))
+    options = _options(config["engine"], folders_of(config))
     recipe = build_filled(config, options.model_dirs, (*SECTIONS, *_NAMES))
     output = config["output"]
     dtype = _output_dtype(output["dtype"])
@@ -252,14 +252,6 @@ def _shard_size(output: Mapping[str, Any]) -> int | None:
         return parse_size(output["shard_size"])
     except ConfigError as error:
         raise ConfigError(f"output.shard_size: {error}") from None
-
-
-def model_folders(config: Mapping[str, Any]) -> list[Path]:
-    """The folders of `models.dir`, searched after the current folder."""
-    text = config["models"].get("dir")
-    if not text:
-        return []
-    return [packaged(text) if text.startswith(PACKAGE_SCHEME) else Path(text)]
 
 
 def _options(engine: Mapping[str, Any], folders: list[Path]) -> EngineOptions:

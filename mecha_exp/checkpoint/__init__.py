@@ -2,7 +2,8 @@
 
 from mecha_exp.checkpoint.destination import Destination, Template
 from mecha_exp.checkpoint.dtypes import dtype_name, is_arithmetic, parse_dtype, stored_bytes, torch_dtype
-from mecha_exp.checkpoint.folder import INDEX, Component, components_of, load, open_stored
+from mecha_exp.checkpoint.folder import Component, components_of, load, open_stored
+from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, encode_header, read_header
 from mecha_exp.checkpoint.safetensors.reader import Checkpoint

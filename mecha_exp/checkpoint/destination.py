@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from mecha_exp.checkpoint.folder import INDEX, STEMS, Component, components_of
+from mecha_exp.checkpoint.folder import STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
+from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Package, Tensors, is_file_name, pack
 from mecha_exp.checkpoint.sidecars import CONFIG, companions

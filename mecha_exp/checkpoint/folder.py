@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from mecha_exp.checkpoint.model import JoinedModel, SafetensorsModel, StateDictSource
-from mecha_exp.checkpoint.safetensors.header import cannot_open, open_regular
-from mecha_exp.checkpoint.torch_pickle import PickledModel, is_pickle
+from mecha_exp.checkpoint.formats import FOLDER_SUFFIXES, INDEX, open_file
+from mecha_exp.checkpoint.model import JoinedModel, StateDictSource
+from mecha_exp.checkpoint.safetensors.header import SUFFIX, cannot_open, open_regular
 from mecha_exp.errors import CheckpointError, some
 
 log = logging.getLogger(__name__)
@@ -21,9 +21,6 @@ log = logging.getLogger(__name__)
 STEMS = ("model", "diffusion_pytorch_model", "pytorch_model")
 """What the libraries call a model's weights, before `.safetensors`, `.safetensors.index.json` or `.bin`."""
 
-SAFETENSORS = ".safetensors"
-PICKLES = (".bin", ".ckpt", ".pt", ".pth")
-INDEX = ".index.json"
 PIPELINE = "model_index.json"
 """What tells a pipeline of components, even where single-file checkpoints lie beside it."""
 
@@ -70,7 +67,7 @@ def open_stored(path: Path) -> StateDictSource:
             return _open_folder(path)
         if path.name.endswith(INDEX):
             return _open_shards(path)
-        return PickledModel(path) if is_pickle(path) else SafetensorsModel(path)
+        return open_file(path)
     except OSError as error:
         raise cannot_open(path, error) from error
 
@@ -174,12 +171,12 @@ def _require_present(index: Path, names: Mapping[str, object]) -> None:
 def _weights_in(folder: Path) -> Path | None:
     """The weights of a folder: the usual names first, safetensors before pickles, else the only one."""
     files = {entry.name for entry in folder.iterdir() if entry.is_file()}
-    for ending in (SAFETENSORS, *PICKLES):
+    for suffix in FOLDER_SUFFIXES:
         for stem in STEMS:
-            for name in (stem + ending, stem + ending + INDEX):
+            for name in (stem + suffix, stem + suffix + INDEX):
                 if name in files:
                     return folder / name
-    others = sorted(name for name in files if name.endswith((SAFETENSORS, SAFETENSORS + INDEX)))
+    others = sorted(name for name in files if name.endswith((SUFFIX, SUFFIX + INDEX)))
     whole = [name for name in others if not _SHARD.search(name)]
     if len(whole) > 1:
         raise CheckpointError(f"{folder} holds several models: {some(whole)}. Name one of them.")

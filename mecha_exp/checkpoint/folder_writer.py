@@ -10,14 +10,16 @@ from pathlib import Path
 
 import torch
 
-from mecha_exp.checkpoint.folder import PIPELINE, SAFETENSORS, read_index
+from mecha_exp.checkpoint.folder import PIPELINE, read_index
 from mecha_exp.checkpoint.positional import FileRegion
+from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Package, Tensors
 from mecha_exp.checkpoint.sidecars import content_of
 from mecha_exp.checkpoint.transaction.journal import Note
 from mecha_exp.checkpoint.transaction.space import cannot_write
 from mecha_exp.errors import CheckpointError
+from mecha_exp.system.atomic_write import atomic_write
 
 
 class FolderWriter:
@@ -148,12 +150,10 @@ class FolderWriter:
         self._put(self.path / name, content)
 
     def _put(self, path: Path, content: bytes) -> None:
-        """A small file, whole or not at all."""
-        fresh = path.with_name(f".{path.name}.mecha-new")
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(content)
-            fresh.replace(path)
+            with atomic_write(path) as temporary:
+                temporary.write_bytes(content)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -167,7 +167,7 @@ def check_folder(folder: Path, packages: list[Package]) -> None:
     """Raise CheckpointError where other weights lie in the folder that would be loaded in place of these."""
     for package in packages:
         place = folder / package.folder
-        whole, index = place / f"{package.stem}{SAFETENSORS}", place / package.index
+        whole, index = place / f"{package.stem}{SUFFIX}", place / package.index
         other = whole if len(package.shards) > 1 else index
         if other.exists():
             raise CheckpointError(

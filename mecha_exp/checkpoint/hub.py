@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mecha_exp.checkpoint.folder import INDEX, PICKLES, SAFETENSORS
+from mecha_exp.checkpoint.formats import FORMATS, INDEX, SUFFIXES
 from mecha_exp.errors import CheckpointError
 
 _NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")
-_WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
-_PICKLES = ("*.bin", "*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
+_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
+_WEIGHTS = tuple(known.suffixes[0] for known in FORMATS)
 
 
 def is_hub_name(name: str) -> bool:
     """Whether a name may be that of a model on the hub: `org/name`, or `org/name@revision`."""
-    return bool(_NAME.fullmatch(name)) and not name.endswith((SAFETENSORS, INDEX, *PICKLES))
+    return bool(_NAME.fullmatch(name)) and not name.endswith((*SUFFIXES, INDEX))
 
 
 def hub_folder(name: str) -> Path:
@@ -38,13 +38,15 @@ def hub_folder(name: str) -> Path:
             "fetches it: pip install 'mecha_exp[hub]'."
         ) from None
     try:
-        for patterns in (_WANTED, _PICKLES):
+        for suffix in _WEIGHTS:
             folder = Path(
                 huggingface_hub.snapshot_download(
-                    match["repository"], revision=match["revision"], allow_patterns=list(patterns)
+                    match["repository"],
+                    revision=match["revision"],
+                    allow_patterns=[f"*{suffix}", *_SMALL_FILES],
                 )
             )
-            if any(file.suffix in (".safetensors", ".bin") for file in folder.rglob("*")):
+            if any(file.suffix in _WEIGHTS for file in folder.rglob("*")):
                 return folder
     except Exception as error:  # the library raises those of its transport too
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]

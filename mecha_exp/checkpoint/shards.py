@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mecha_exp.checkpoint.dtypes import stored_bytes
-from mecha_exp.checkpoint.folder import INDEX, SAFETENSORS, STEMS, Component
+from mecha_exp.checkpoint.folder import STEMS, Component
+from mecha_exp.checkpoint.formats import INDEX
+from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.errors import CheckpointError, ConfigError, some
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -44,7 +46,7 @@ class Package:
     @property
     def index(self) -> str:
         """The name of the index, which there is where there are several shards."""
-        return f"{self.stem}{SAFETENSORS}{INDEX}"
+        return f"{self.stem}{SUFFIX}{INDEX}"
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +56,7 @@ class Package:
 
 def is_file_name(path: Path) -> bool:
     """Whether an output's path means one file; any other is the folder of a model."""
-    return path.suffix == SAFETENSORS or (path.exists() and not path.is_dir())
+    return path.suffix == SUFFIX or (path.exists() and not path.is_dir())
 
 
 def pack(tensors: Tensors, components: Sequence[Component], shard_size: int | None) -> list[Package]:
@@ -109,7 +111,7 @@ def _package(name: str, prefix: str, stem: str, tensors: Tensors, shard_size: in
     for number, group in enumerate(groups, 1):
         file = stem if count == 1 else f"{stem}-{number:05}-of-{count:05}"
         nbytes = sum(stored_bytes(*tensor) for tensor in group.values())
-        shards.append(Shard(file + SAFETENSORS, group, nbytes))
+        shards.append(Shard(file + SUFFIX, group, nbytes))
     places = {key: shard.name for shard in shards for key in shard.tensors}
     return Package(name, prefix, stem, tuple(shards), places)
 

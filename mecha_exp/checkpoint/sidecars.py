@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint.dtypes import torch_dtype
-from mecha_exp.checkpoint.folder import INDEX, PIPELINE, SAFETENSORS
+from mecha_exp.checkpoint.folder import PIPELINE
+from mecha_exp.checkpoint.formats import INDEX, SUFFIXES
 from mecha_exp.checkpoint.shards import Package, Tensors
 
 CONFIG = "config.json"
 MAX_BYTES = 64_000_000
 """What is larger is no companion."""
 
-_WEIGHTS = (SAFETENSORS, INDEX, ".bin", ".ckpt", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
+_WEIGHTS = (*SUFFIXES, INDEX, ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
 _NO_PART = (".incomplete", ".jpg", ".lock", ".pdf", ".png")
 _OF_ITS_OWN = {"README.md", "trainer_state.json", "training_args.bin", "run.json"}
 """What tells of the training of that very model."""

@@ -17,7 +17,7 @@ import torch
 from mecha_exp.checkpoint.dtypes import dtype_name
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.positional import require_little_endian
-from mecha_exp.checkpoint.safetensors.header import TensorInfo, open_regular
+from mecha_exp.checkpoint.safetensors.header import TensorInfo
 from mecha_exp.checkpoint.safetensors.reader import identity_of
 from mecha_exp.errors import CheckpointError, some
 
@@ -30,12 +30,9 @@ _MAGIC = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
 _FORBIDDEN = re.compile(r"GLOBAL (\S+)")
 
 
-def is_pickle(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is what `torch.save` or `pickle` writes, by its first bytes."""
-    with open_regular(path) as file:
-        start = bytearray(min(9, file.stat().st_size))
-        file.read_into(0, memoryview(start))
-    return bool(_MAGIC.match(start)) and start[8:9] != b"{"  # of a safetensors header
+def begins_as_pickle(start: bytes) -> bool:
+    """Whether the first bytes of a file are what `torch.save` or `pickle` writes."""
+    return bool(_MAGIC.match(start))
 
 
 class PickledModel(StateDictSource):

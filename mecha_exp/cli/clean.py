@@ -11,12 +11,12 @@ from rich.markup import escape
 from mecha_exp.checkpoint import PartialOutput, find_partial_outputs
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import CheckpointError, ConfigError
+from mecha_exp.paths import OUTPUTS, STORE
 from mecha_exp.runs.unreferenced import Unreferenced, find_unreferenced
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal import print_json, show_error, stdout
 
-DEFAULT_FOLDERS = (Path("outputs"), Path())
-STORE = Path("outputs/store")
+DEFAULT_FOLDERS = (OUTPUTS, Path())
 Leftover = PartialOutput | Unreferenced
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from mecha_exp.architectures import Component as Part
 from mecha_exp.architectures import ModelConfig, resolve, small_files
 from mecha_exp.checkpoint import Component, Destination, StateDictSource, Template, open_stored
-from mecha_exp.checkpoint.folder import PIPELINE, SAFETENSORS, STEMS
+from mecha_exp.checkpoint.folder import PIPELINE, STEMS
+from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.cli.arguments import add_models_dir, make_parser
 from mecha_exp.engine.provenance import PROVENANCE_KEYS
 from mecha_exp.errors import CheckpointError, some
@@ -131,7 +132,7 @@ def _folders(parts: Sequence[Part]) -> list[Component]:
         if "." in name or part.layout is None:
             return []
         is_text_model = part.layout.name == "clip_hf"
-        found.append(Component(name, Path(name) / (STEMS[0 if is_text_model else 1] + SAFETENSORS)))
+        found.append(Component(name, Path(name) / (STEMS[0 if is_text_model else 1] + SUFFIX)))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mecha_exp.checkpoint.formats import SAFETENSORS
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError
 from mecha_exp.inspection.run_diff import differences, show_differences
@@ -54,7 +55,7 @@ def _is_model(word: str) -> bool:
     """Whether a word names a model rather than a run: a file, or a folder that no run has left."""
     path = Path(word)
     is_folder = path.is_dir() and not (path / RUN_FILE).is_file()
-    return path.is_file() or path.suffix == ".safetensors" or is_folder
+    return path.is_file() or SAFETENSORS.has_suffix(path) or is_folder
 
 
 def _diff_models(options: argparse.Namespace) -> int:

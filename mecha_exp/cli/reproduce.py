@@ -10,10 +10,9 @@ from typing import Any
 from mecha_exp.app.reproduction.original import Original, read_original
 from mecha_exp.app.reproduction.remake import Outcome, remake
 from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
-from mecha_exp.paths import OUTPUTS
+from mecha_exp.paths import OUTPUTS, TRACKING_URI
 from mecha_exp.plugins import load_plugins
 from mecha_exp.terminal import print_json, stdout
-from mecha_exp.tracking.database import SQLITE
 
 EXAMPLE = """\
 examples:
@@ -42,9 +41,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--anyway", action="store_true", help="also where an input is another one now")
     parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where runs are looked for")
-    parser.add_argument(
-        "--uri", default=f"{SQLITE}outputs/mlflow.db", help="the MLflow store (default: %(default)s)"
-    )
+    parser.add_argument("--uri", default=TRACKING_URI, help="the MLflow store (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="the outcome for other programs")
     add_plugins(parser)
     options = parser.parse_args(arguments)

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from mecha_exp.checkpoint.formats import SUFFIXES
 from mecha_exp.cli.arguments import add_recipe, load_recipe, make_parser
 from mecha_exp.graph.nodes import Node
 from mecha_exp.inspection.recipe_tree import data_of, tree_of
@@ -16,8 +17,6 @@ from mecha_exp.recipe.files import SUFFIX
 from mecha_exp.runs.query import find_run
 from mecha_exp.runs.record import RUN_FILE
 from mecha_exp.runs.sweep import SWEEP_FILE
-
-MODEL_SUFFIXES = (".safetensors", ".sft", ".ckpt", ".pt", ".bin")
 
 EXAMPLE = """\
 examples:
@@ -56,7 +55,7 @@ def names_a_run(word: Path) -> bool:
     """Whether a word is a run's folder, or else no file and not called so: a signature, a name, an id."""
     if (word / RUN_FILE).is_file() or (word / SWEEP_FILE).is_file():
         return True
-    return not word.exists() and word.suffix not in (SUFFIX, *MODEL_SUFFIXES)
+    return not word.exists() and word.suffix not in (SUFFIX, *SUFFIXES)
 
 
 def show_recipe(recipe: Node, options: argparse.Namespace) -> None:

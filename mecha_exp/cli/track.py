@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mecha_exp.app.tracking import log_folder, log_sweep
 from mecha_exp.cli.arguments import make_parser
+from mecha_exp.paths import TRACKING_URI
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import SWEEP_FILE
 from mecha_exp.terminal import stdout
@@ -20,9 +21,7 @@ def main(arguments: list[str]) -> int:
         "example: python -m mecha_exp track outputs/multiruns/2026-01-31_12-00-00",
     )
     parser.add_argument("folder", nargs="+", type=Path, help="of a run or of a sweep")
-    parser.add_argument(
-        "--uri", default="sqlite:///outputs/mlflow.db", help="the store (default: %(default)s)"
-    )
+    parser.add_argument("--uri", default=TRACKING_URI, help="the store (default: %(default)s)")
     parser.add_argument("--experiment", default="mecha_exp", help="the experiment (default: %(default)s)")
     options = parser.parse_args(arguments)
     loaded = [

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from mecha_exp.checkpoint.folder import INDEX, open_stored
+from mecha_exp.checkpoint import INDEX, open_stored
 from mecha_exp.errors import CheckpointError
 from mecha_exp.system.cache import cache_folder
 from mecha_exp.system.machine import available_cores

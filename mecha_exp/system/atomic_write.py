@@ -1,4 +1,4 @@
-"""Small files that appear whole or not at all."""
+"""Atomic writes of small files: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from pathlib import Path
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """A file to be written, which takes its place at the end; others may write it at the same time."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+def atomic_write(path: Path, temporary: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary path to write to, and rename it to `path` at the end. An error deletes it.
+
+    Args:
+        path: the file that appears.
+        temporary: the name until then, in the same folder; by default one that no other thread uses.
+    """
+    if temporary is None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         yield temporary
         temporary.replace(path)
@@ -22,7 +28,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Write a text, and the folder that it is in."""
+    """Write a text with a newline at its end atomically. Creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How many files this process may hold open: a merge of hundreds of models or shards holds all of them."""
+"""How many files this process may hold open. A merge of hundreds of models or shards holds all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ except ImportError:  # Windows, whose limit is far away
     resource = None  # type: ignore[assignment]
 
 SPARE = 64
-"""Files that are opened besides: outputs and their journals, libraries."""
+"""Files that are kept for other purposes: libraries, logs, what is opened for a moment."""
+
+_SWEEP_LIMIT, _WINDOWS_LIMIT = 4096, 512
+
+
+def openable_files() -> int:
+    """How many files this process may open for the outputs of a sweep. Raises the soft limit first."""
+    if resource is None:
+        return _WINDOWS_LIMIT - SPARE
+    _raise_soft_limit(_SWEEP_LIMIT)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (_SWEEP_LIMIT if soft == resource.RLIM_INFINITY else soft) - SPARE
 
 
 def raise_limit(descriptor: int) -> None:
@@ -20,20 +31,12 @@ def raise_limit(descriptor: int) -> None:
 
     The system gives the lowest free number to a file, so that its number says how many are open.
     """
-    if resource is None:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft in (hard, resource.RLIM_INFINITY) or descriptor + SPARE < soft:
-        return
-    wanted = 2 * (descriptor + SPARE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_least(wanted, hard), hard))
-    except (OSError, ValueError):  # macOS promises more than it gives
-        return
+    if resource is not None and descriptor + SPARE >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 0:
+        _raise_soft_limit(2 * (descriptor + SPARE))
 
 
 def explain_limit(error: OSError) -> None:
-    """Raise MergeError with what to do where an error says that too many files are open."""
+    """Raise MergeError with the cure where an error says that too many files are open."""
     if error.errno != errno.EMFILE:
         return
     limit = "" if resource is None else f" {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
@@ -44,5 +47,13 @@ def explain_limit(error: OSError) -> None:
     ) from None
 
 
-def _least(wanted: int, hard: int) -> int:
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+def _raise_soft_limit(minimum: int) -> None:
+    """Raise the soft limit to `minimum`, or to the hard limit where that is lower. Never lowers it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = minimum if hard == resource.RLIM_INFINITY else min(minimum, hard)
+    if soft == resource.RLIM_INFINITY or soft >= target:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    except (OSError, ValueError):  # macOS promises more than it gives
+        return

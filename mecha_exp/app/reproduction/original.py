@@ -15,7 +15,7 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.runs.query import Run, find_run
 from mecha_exp.runs.record import FAILED, RUN_FILE, Record
-from mecha_exp.sources.search import PACKAGE_SCHEME, packaged
+from mecha_exp.sources.search import folders_of
 from mecha_exp.tracking import Store
 from mecha_exp.tracking.database import SQLITE
 
@@ -56,10 +56,7 @@ class Original:
     @property
     def folders(self) -> list[Path]:
         """Where the configuration looked for models."""
-        name = (self.config.get("models") or {}).get("dir")
-        if not name:
-            return []
-        return [packaged(name) if name.startswith(PACKAGE_SCHEME) else Path(name)]
+        return folders_of(self.config)
 
 
 def read_original(word: str, folders: Sequence[Path], uri: str, scratch: Path) -> Original:

@@ -16,6 +16,7 @@ from mecha_exp.app.point import Point, prepare
 from mecha_exp.app.provenance import environment
 from mecha_exp.app.reproduction.original import Original
 from mecha_exp.checkpoint import Checkpoint
+from mecha_exp.checkpoint.formats import SAFETENSORS
 from mecha_exp.engine import plan, run_plan
 from mecha_exp.engine.code_hash import code_hashes
 from mecha_exp.engine.options import SETTINGS
@@ -27,8 +28,6 @@ from mecha_exp.lab.content_hash import content_of, size_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize
 from mecha_exp.sources.search import find_model
-
-_SUFFIXES = (".safetensors", ".sft")
 
 
 @dataclass
@@ -112,7 +111,7 @@ def _find_input(source: str, content: str | None, folders: Sequence[Path]) -> Pa
         if content_of(path) == content:
             return path
     if content:
-        for path in (p for folder in folders for p in sorted(folder.rglob("*")) if p.suffix in _SUFFIXES):
+        for path in (p for folder in folders for p in sorted(folder.rglob("*")) if SAFETENSORS.has_suffix(p)):
             if content_of(path) == content:
                 return path
     return present[0] if present else None

@@ -184,12 +184,10 @@ def parts_of(models: DictConfig, part: str) -> list[str]:
     """
     from mecha_exp.architectures import detect  # which need torch
     from mecha_exp.checkpoint.folder import open_stored
-    from mecha_exp.sources.search import PACKAGE_SCHEME, find_model, packaged
+    from mecha_exp.sources.search import find_model, folders_of
 
     named = models.get("base") or next(iter(models.experts), None)
-    folder = models.get("dir")
-    folders = [packaged(folder) if folder.startswith(PACKAGE_SCHEME) else Path(folder)] if folder else []
-    with open_stored(find_model(str(named), folders)) as model:
+    with open_stored(find_model(str(named), folders_of({"models": models}))) as model:
         config = detect({key: model.info(key) for key in model.keys()}).config
     names = {"block": config.blocks(), "layer": config.layers(), "component": tuple(config.components())}
     found = names[part]

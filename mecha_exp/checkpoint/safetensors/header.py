@@ -20,6 +20,7 @@ from mecha_exp.checkpoint.positional import PositionalFile
 from mecha_exp.checkpoint.safetensors.json_reader import AGAIN, EntryReader
 from mecha_exp.errors import CheckpointError, did_you_mean
 
+SUFFIX = ".safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
 MAX_DIMENSIONS = 64  # what torch can index; it also bounds the work that a hostile shape causes
 MAX_TENSORS = 1 << 18  # far more than any model has; a header of 100 MB could name two million
@@ -58,6 +59,11 @@ class Header:
     metadata: Mapping[str, str]
     data_start: int
     file_size: int
+
+
+def begins_as_safetensors(start: bytes | bytearray) -> bool:
+    """Whether the first bytes of a file may be those of a safetensors file: a length, then a JSON object."""
+    return start[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{"
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
@@ -159,7 +165,7 @@ def cannot_open(path: Path, error: OSError) -> CheckpointError:
 
 def _models_in(folder: Path) -> list[str]:
     try:
-        return list(islice((entry.name for entry in folder.glob("*.safetensors")), 1000))
+        return list(islice((entry.name for entry in folder.glob(f"*{SUFFIX}")), 1000))
     except OSError:
         return []
 
@@ -173,7 +179,7 @@ def _raw_header(file: PositionalFile, file_size: int) -> bytearray:
         raise CheckpointError(f"the file is {file_size} bytes, too short for a safetensors file. {AGAIN}")
     length = int.from_bytes(start[:_LENGTH_BYTES], "little")
     available = file_size - _LENGTH_BYTES
-    if start[_LENGTH_BYTES : _LENGTH_BYTES + 1] != b"{" or length > min(available, MAX_HEADER_BYTES):
+    if not begins_as_safetensors(start) or length > min(available, MAX_HEADER_BYTES):
         for magic, meaning in _LOOKALIKES.items():  # only now: a valid length may look like any of them
             if start.startswith(magic):
                 raise CheckpointError(f"this is {meaning}.")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint.transaction.paths import NEW
+from mecha_exp.system.atomic_write import atomic_write
 
 Note = dict[str, Any]
 """What a writer's user wants to be told again of a finished key: anything that JSON can say."""
@@ -49,9 +50,8 @@ class Journal:
         self._count = len(finished.keys)
         lines = [_line([signature, inode, _boot()])]
         lines += [_line([key, note]) for key, note in finished.keys.items()]
-        fresh = path.with_name(path.name + NEW)  # a kill while it is written must not cost the old one
-        fresh.write_bytes(b"".join([*lines, _line(finished.flushed)]))
-        fresh.replace(path)
+        with atomic_write(path, path.with_name(path.name + NEW)) as fresh:  # a kill must not cost the old one
+            fresh.write_bytes(b"".join([*lines, _line(finished.flushed)]))
         self._file = path.open("ab", buffering=0)
 
     @property
