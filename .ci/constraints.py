@@ -31,7 +31,7 @@ UNPINNED = re.compile(r"nvidia-|cuda-|triton$|mecha-exp$")
 """torch names the exact versions of its CUDA libraries itself."""
 
 HEADER = """\
-# The exact versions that `make demo`, `make test` and `make hf` install, for Python 3.10 to 3.13.
+# The exact versions that `make demo`, `make test`, `make docs` and `make hf` install, for Python 3.10 to 3.13.
 # Made by `make constraints`; the ranges that mecha_exp works with are in pyproject.toml.
 """
 
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the versions that are pinned already")
     parser.add_argument("pythons", nargs="+", help="interpreters, the most important one first")
     options = parser.parse_args()
-    wanted = ["pip", "setuptools", *HELD, ".[test,train,hub,hf-test]"]
+    wanted = ["pip", "setuptools", *HELD, ".[test,docs,train,hub,hf-test]"]
     pins = {python: kept(number_of(python)) if options.keep else {} for python in options.pythons}
     first = resolve(options.pythons[0], wanted, [], pins[options.pythons[0]])
     for platform, environment in FOREIGN.items():
