@@ -21,7 +21,7 @@ Leftover = PartialOutput | Unreferenced
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m mecha_exp clean [FOLDER ...] [--yes]`"""
+    """List the leftovers, and delete them after confirmation."""
     parser = make_parser(
         "clean",
         "List what nothing refers to, and delete it after asking: the hidden files that "

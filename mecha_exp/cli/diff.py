@@ -1,4 +1,4 @@
-"""`python -m mecha_exp diff A B`: what two runs, or two models, differ in."""
+"""`python -m mecha_exp diff A B`: the differences between two runs, or two models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    """Show what sets two runs, or two models, apart."""
+    """Print the differences between two runs, or two models."""
     parser = make_parser(
         "diff",
         "Show what two runs differ in: recipe, hyperparameters, inputs, environment, metrics; or "
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word names a model rather than a run: a file, or a folder that no run has left."""
+    """Whether a word names a model rather than a run: a file, or a folder without a run's record."""
     path = Path(word)
     is_folder = path.is_dir() and not (path / RUN_FILE).is_file()
     return path.is_file() or path.suffix == ".safetensors" or is_folder

@@ -1,4 +1,4 @@
-"""`python -m mecha_exp ls`: the sweeps and points that were run here, or those that meet conditions."""
+"""`python -m mecha_exp ls`: list sweeps and points, or those that meet conditions."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _show(sweeps: Sequence[tuple[Path, Sweep]], runs: Sequence[Run], limit: int)
 
 
 def _list(*headings: str, wrapped: Sequence[str]) -> Table:
-    """A table of which some columns give way where the terminal is narrow; the others can be copied."""
+    """A table whose `wrapped` columns shrink first where the terminal is narrow."""
     table = make_table()
     for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading not in wrapped, min_width=12)

@@ -1,4 +1,4 @@
-"""`python -m mecha_exp reproduce`: make a result again from what is known of it, and compare the bytes."""
+"""`python -m mecha_exp reproduce`: merge a recorded result again and compare the bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every byte is the same.
 
 
 def main(arguments: list[str]) -> int:
-    """Make a result again; returns 0 if it is the same."""
+    """Merge a result again; returns 0 if the bytes are the same."""
     parser = make_parser(
         "reproduce",
         "Make a run's model again, on this or another machine, and compare the bytes; where that "
