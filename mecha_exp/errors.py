@@ -22,11 +22,11 @@ class MechaError(Exception):
 
 
 class ConfigError(MechaError):
-    """An invalid configuration."""
+    """An invalid configuration: an unknown name, a wrong type, a value out of range."""
 
 
 class RecipeError(MechaError):
-    """An invalid recipe graph, or an invalid text of one."""
+    """An invalid recipe graph, or an invalid `.mecha` text."""
 
 
 class CheckpointError(MechaError):
