@@ -24,18 +24,7 @@ examples:
 
 def main(arguments: list[str]) -> int:
     """Print the differences between two runs, or two models."""
-    parser = make_parser(
-        "diff",
-        "Show what two runs differ in: recipe, hyperparameters, inputs, environment, metrics; or "
-        "per block, how far two models are from each other.",
-        EXAMPLE,
-    )
-    parser.add_argument("a", help="a run: its folder, signature, name, or MLflow id; or a model")
-    parser.add_argument("b", help="another one")
-    parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where runs are looked for")
-    parser.add_argument("--json", action="store_true", help="the differences for other programs")
-    parser.add_argument("--figure", type=Path, metavar="PNG", help="of two models: draw it, too")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     load_model_configs()
     if _is_model(options.a) and _is_model(options.b):
         return _diff_models(options)
@@ -48,6 +37,21 @@ def main(arguments: list[str]) -> int:
     else:
         show_differences(a, b, differing)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "diff",
+        "Show what two runs differ in: recipe, hyperparameters, inputs, environment, metrics; or "
+        "per block, how far two models are from each other.",
+        EXAMPLE,
+    )
+    parser.add_argument("a", help="a run: its folder, signature, name, or MLflow id; or a model")
+    parser.add_argument("b", help="another one")
+    parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where runs are looked for")
+    parser.add_argument("--json", action="store_true", help="the differences for other programs")
+    parser.add_argument("--figure", type=Path, metavar="PNG", help="of two models: draw it, too")
+    return parser
 
 
 def _is_model(word: str) -> bool:
