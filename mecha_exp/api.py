@@ -1,4 +1,4 @@
-"""`merge`, as scripts call it: its keywords are those of sd-mecha 1.1.8, turned into the engine's words."""
+"""`merge` for scripts: the keywords of sd-mecha 1.1.8, translated to the engine's options."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ StateDictOutput = MutableMapping[str, torch.Tensor]
 
 
 def _without_ellipses(function: Callable[P, R]) -> Callable[P, R]:
-    """Takes `...` for a keyword as sd-mecha does: as if it had been left out."""
+    """Treat a keyword of value `...` as left out, as sd-mecha does."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        given: Any = {name: value for name, value in kwargs.items() if value is not ...}
-        return function(*args, **given)
+        present: Any = {name: value for name, value in kwargs.items() if value is not ...}
+        return function(*args, **present)
 
     return called
 
@@ -70,35 +70,35 @@ def merge(
     cache: Mapping[Node, Any] | None = None,
     tqdm: Callable[..., Any] | None = None,
 ) -> Path | StateDictOutput:
-    """Make one model.
+    """Merge a recipe into one model.
 
     Args:
-        recipe: its graph, or whatever means one: a path, a state dict.
-        output: where the file goes, or a dictionary to be filled; None returns a new one.
-        options: how it is run; the keywords below are other words for some of them.
-        dtype: as `output_dtype`.
-        fallback_model: where keys come from that the recipe has no value for.
-        merge_device: where the arithmetic is done: the engine's `device`.
-        merge_dtype: of the arithmetic: the engine's `compute_dtype`, float32 or float64.
-        output_device: where the tensors of a dictionary are put.
+        recipe: a graph, or a value that stands for one: a path, a state dict.
+        output: the path of the file, or a dictionary to fill; None returns a new dictionary.
+        options: of the engine; the keywords below override some of them.
+        dtype: the same as `output_dtype`.
+        fallback_model: the source of keys that the recipe has no value for.
+        merge_device: the device of the arithmetic: the engine's `device`.
+        merge_dtype: the dtype of the arithmetic, float32 or float64: the engine's `compute_dtype`.
+        output_device: the device of the tensors of a dictionary.
         output_dtype: of the output, or by component, block or pattern of keys; None keeps the dtype that each
             key has in the first input.
-        threads: the engine's `workers`; 0 is one.
-        strict_merge_space: what the result must be; None allows any. A file holds a `weight` unless
-            something else is said, a dictionary anything.
-        strict_mandatory_keys: whether a key that an input lacks is an error (which it is by default) or is
-            left out: the engine's `on_missing`.
-        check_extra_keys: whether keys that are left out, since their file's model config does not have them,
-            are warned of. The engine's `on_extra` merges them like the others, or makes them an error.
-        check_finite_output: whether values that are not finite are warned of.
-        omit_non_finite_inputs: whether a key is taken to be missing from an input that is not finite there,
-            or is merged as it is; None is the engine's `on_nonfinite`, which is an error.
-        allow_empty_merge: whether a result without any key is no error.
-        cache: by node what its method gets as `cache`, to be kept from merge to merge.
-        tqdm: makes a bar with bytes, rate, time left and the current key, as `tqdm.tqdm` does; without
-            it there are lines in the log every few seconds, at the level INFO (see `set_log_level`).
-        total_buffer_size, memoize_intermediates, validate_mm_contract: are accepted, and
-            have no meaning here: see docs/migrating-from-sd-mecha.md.
+        threads: the engine's `workers`; 0 means 1.
+        strict_merge_space: the required merge space of the result; None allows any. By default a file
+            requires `weight`, and a dictionary allows any.
+        strict_mandatory_keys: whether a key that an input lacks is an error (the default) or is left out: the
+            engine's `on_missing`.
+        check_extra_keys: whether to warn of keys that are left out because their file's model config does not
+            have them. The engine's `on_extra` merges them like the others, or makes them an error.
+        check_finite_output: whether to warn of values that are not finite.
+        omit_non_finite_inputs: whether a key with values that are not finite counts as missing from its
+            input, or is merged as it is; None is the engine's `on_nonfinite`, which is an error.
+        allow_empty_merge: whether a result without keys is allowed.
+        cache: for each node the object that its method receives as `cache`, to be reused by later merges.
+        tqdm: creates a progress bar with bytes, rate, time left and the current key, as `tqdm.tqdm` does;
+            without it the log gets lines every few seconds, at the level INFO (see `set_log_level`).
+        total_buffer_size, memoize_intermediates, validate_mm_contract: accepted and ignored; see
+            docs/migrating-from-sd-mecha.md.
 
     Returns:
         the path, or the merged state dict.
@@ -129,57 +129,57 @@ def merge(
                 f"the recipe {node!r} gives no key. allow_empty_merge=True merges it all the same."
             )
         report = run_plan(planned, progress)
-    took = merge_summary(report.seconds, report.bytes_read, report.bytes_written, peak_memory())
-    log.info("merged %d keys in %s", report.keys, took)
+    summary = merge_summary(report.seconds, report.bytes_read, report.bytes_written, peak_memory())
+    log.info("merged %d keys in %s", report.keys, summary)
     checked = {About.EXTRA_KEYS: check_extra_keys, About.NONFINITE_OUTPUT: check_finite_output}
-    _warn(report, [about for about, wanted in checked.items() if not wanted])
-    return target if isinstance(target, Path) else _delivered(target, output, output_device)
+    _warn(report, [about for about, is_checked in checked.items() if not is_checked])
+    return target if isinstance(target, Path) else _to_output(target, output, output_device)
 
 
 class Defaults:
-    """Keywords of `merge` that are the same for several merges.
+    """Default keywords for several calls of `merge`.
 
     >>> mecha = Defaults(output_dtype=torch.float16)
     >>> mecha.merge(recipe, output="merged.safetensors")
     """
 
     def __init__(self, **keywords: Any) -> None:
-        known = inspect.signature(merge).parameters.keys() - {"recipe"}
+        allowed = inspect.signature(merge).parameters.keys() - {"recipe"}
         for name in keywords:
-            if name not in known:
+            if name not in allowed:
                 raise ConfigError(f"Defaults: merge has no keyword '{name}'")
         self.keywords = keywords
 
     def merge(self, recipe: Any, output: Any = None, **keywords: Any) -> Path | StateDictOutput:
-        """As `mecha_exp.merge`, with these defaults."""
+        """Call `mecha_exp.merge` with these defaults."""
         own = {name: value for name, value in keywords.items() if value is not ...}
-        given = {**self.keywords, **own, **({} if output is None or output is ... else {"output": output})}
-        return merge(recipe, **given)
+        target = {} if output is None or output is ... else {"output": output}
+        return merge(recipe, **{**self.keywords, **own, **target})
 
     def convert(self, recipe: Any, config: Any) -> Node:
-        """As `mecha_exp.convert`."""
+        """Call `mecha_exp.convert`."""
         return convert(recipe, config)
 
 
 def set_log_level(level: str | int = "INFO") -> None:
-    """Show the messages of this library from a level on, such as "WARNING"."""
+    """Show this library's log messages of at least this level, such as "WARNING"."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     log.setLevel(level)
 
 
 def _options(options: EngineOptions, **changes: Any) -> EngineOptions:
-    given = {name: value for name, value in changes.items() if value is not None}
-    dtype = given.get("compute_dtype")
+    requested = {name: value for name, value in changes.items() if value is not None}
+    dtype = requested.get("compute_dtype")
     if isinstance(dtype, torch.dtype) and dtype not in (torch.float32, torch.float64):
         raise ConfigError(
             f"merge_dtype: {dtype_name(dtype)} rounds every step of a merge, and alpha with it. Merge in "
             "float32 or float64, and say output_dtype to store another."
         )
-    return replace(options, **given)
+    return replace(options, **requested)
 
 
-def _choice(wanted: bool | None, yes: str, no: str) -> str | None:
-    return None if wanted is None else yes if wanted else no
+def _choice(flag: bool | None, yes: str, no: str) -> str | None:
+    return None if flag is None else yes if flag else no
 
 
 def _workers(threads: int) -> int:
@@ -188,10 +188,10 @@ def _workers(threads: int) -> int:
     return max(threads, 1)
 
 
-def _check_space(node: Node, wanted: str | None) -> None:
-    if wanted is None:
+def _check_space(node: Node, requested: str | None) -> None:
+    if requested is None:
         return
-    (space,) = checked_spaces(wanted)
+    (space,) = checked_spaces(requested)
     if node.merge_space != space:
         raise RecipeError(
             f"the recipe {node!r} gives a {node.merge_space}, not a {space}. If that is meant, merge with "
@@ -200,7 +200,7 @@ def _check_space(node: Node, wanted: str | None) -> None:
 
 
 def _progress(planned: Plan, tqdm: Callable[..., Any] | None) -> AbstractContextManager[Progress]:
-    """Tells a progress bar of the bytes that are read, or the log."""
+    """A callback that reports the bytes read, to a progress bar or to the log."""
     if tqdm is None:
         return nullcontext(LoggedProgress(planned.bytes_read))
     return tqdm_progress(tqdm, planned.bytes_read)
@@ -212,10 +212,10 @@ def _warn(report: MergeReport, unwanted: Container[About]) -> None:
             log.warning(warning)
 
 
-def _delivered(
+def _to_output(
     merged: dict[str, torch.Tensor], output: Any, device: str | torch.device | None
 ) -> StateDictOutput:
-    """The merged tensors where the caller wants them."""
+    """Move the merged tensors to the device, and into the caller's dictionary if there is one."""
     if device is not None:
         merged = {key: tensor.to(device) for key, tensor in merged.items()}
     if output is None:

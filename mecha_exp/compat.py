@@ -1,4 +1,4 @@
-"""Merging to a file as older scripts do it: `RecipeMerger(models_dir=...).merge_and_save(recipe)`."""
+"""The older interface of sd-mecha: `RecipeMerger(models_dir=...).merge_and_save(recipe)`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PathLike = str | os.PathLike[str]
 
 
 class RecipeMerger:
-    """Merges recipes whose models lie in given folders.
+    """Merge recipes whose models lie in certain folders.
 
     Args:
         models_dir: a folder, or several, where the models are looked for after the current folder; outputs
             with a relative path go to the first. None is the current folder.
-        options: how merges are run.
-        default_device: where the arithmetic is done; None is what `options` say.
-        default_dtype: of the arithmetic; None is what `options` say.
-        tqdm: makes progress bars, as `merge` has it.
+        options: of the engine.
+        default_device: the device of the arithmetic; None is that of `options`.
+        default_dtype: the dtype of the arithmetic; None is that of `options`.
+        tqdm: creates progress bars, as in `merge`.
 
     >>> merger = RecipeMerger(models_dir="models")
     >>> merger.merge_and_save(weighted_sum("a", "b", alpha=0.3), output="merged")
@@ -44,11 +44,11 @@ class RecipeMerger:
         default_dtype: torch.dtype | None = None,
         tqdm: Callable[..., Any] | None = None,
     ) -> None:
-        given = [models_dir] if isinstance(models_dir, str | os.PathLike) else models_dir or []
-        self._folders = [Path(folder) for folder in given]
+        folders = [models_dir] if isinstance(models_dir, str | os.PathLike) else models_dir or []
+        self._folders = [Path(folder) for folder in folders]
         options = options or EngineOptions()
         self._options = replace(options, model_dirs=[*self._folders, *options.model_dirs])
-        self._words = {"merge_device": default_device, "merge_dtype": default_dtype, "tqdm": tqdm}
+        self._keywords = {"merge_device": default_device, "merge_dtype": default_dtype, "tqdm": tqdm}
 
     def merge_and_save(
         self,
@@ -62,20 +62,20 @@ class RecipeMerger:
         """Merge a recipe into a file, and return its path.
 
         Args:
-            recipe: its graph, or a model's path.
-            output: the file; `.safetensors` is added where it does not end so. Or a dictionary to be filled.
+            recipe: a graph, or a model's path.
+            output: the path of the file, to which a missing `.safetensors` is added, or a dictionary to fill.
             save_dtype: of the output; None keeps the dtype that each key has in the first input.
-            save_device: where the tensors of a dictionary are put.
-            keywords: others of `merge`: fallback_model, threads, total_buffer_size and so on.
+            save_device: the device of the tensors of a dictionary.
+            keywords: other keywords of `merge`: fallback_model, threads, total_buffer_size and so on.
 
         Raises:
-            MechaError: as `merge`.
+            MechaError: as in `merge`.
         """
         if not isinstance(output, MutableMapping):
             folder = self._folders[0] if self._folders else Path()
             output = folder / with_suffix(Path(output))
-        words = {**self._words, "output_dtype": save_dtype, "output_device": save_device, **keywords}
-        return merge(recipe, output, self._options, **words)
+        arguments = {**self._keywords, "output_dtype": save_dtype, "output_device": save_device, **keywords}
+        return merge(recipe, output, self._options, **arguments)
 
 
 def merge_and_save(
@@ -86,5 +86,5 @@ def merge_and_save(
 
 
 def with_suffix(path: Path) -> Path:
-    """The path with `.safetensors` at its end: of `merge-v1.5` it is `merge-v1.5.safetensors`."""
+    """The path with `.safetensors` appended if missing: `merge-v1.5` becomes `merge-v1.5.safetensors`."""
     return path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)

@@ -1,4 +1,4 @@
-"""Every error that mecha_exp raises on purpose.
+"""The tree of errors that mecha_exp raises on purpose.
 
     MechaError
     ├── ConfigError        the configuration: an unknown name, a wrong type, a value out of range
@@ -7,10 +7,10 @@
     ├── MergeError         the merge itself: not finite, out of memory, a method that failed
     ├── StoreError         the store of results: a full disk, a newer format
     ├── EvaluationError    an evaluator that raised, took too long, or did not return numbers
-    └── TrackingError      the record of a run could not be kept: a server that does not answer
+    └── TrackingError      a run could not be logged: a server that does not answer
 
-A message says what is wrong, where, and how to mend it. Where several things are wrong at once they are
-reported at once: collect them in `Problems` and raise when all have been looked at.
+A message says what is wrong, where, and how to mend it. Several problems are reported at once: collect them
+in `Problems`, and raise when everything has been checked.
 """
 
 import difflib
@@ -22,11 +22,11 @@ class MechaError(Exception):
 
 
 class ConfigError(MechaError):
-    """A configuration that cannot be run as it is written."""
+    """An invalid configuration: an unknown name, a wrong type, a value out of range."""
 
 
 class RecipeError(MechaError):
-    """A recipe graph, or its text, that has no meaning."""
+    """An invalid recipe graph, or an invalid `.mecha` text."""
 
 
 class CheckpointError(MechaError):
@@ -34,23 +34,23 @@ class CheckpointError(MechaError):
 
 
 class MergeError(MechaError):
-    """A merge that was started and could not be finished."""
+    """A merge that failed after it had started."""
 
 
 class StoreError(MechaError):
-    """The store of results cannot be read or written."""
+    """A store of results that cannot be read or written."""
 
 
 class EvaluationError(MechaError):
-    """A model that is merged and could not be measured."""
+    """A merged model that could not be measured."""
 
 
 class TrackingError(MechaError):
-    """A run that is done and could not be logged."""
+    """A finished run that could not be logged."""
 
 
 class Problems:
-    """Collects what is wrong, so that a user mends everything in one go.
+    """Collects problems, so that a user sees and mends all of them at once.
 
     >>> problems = Problems()
     >>> problems.add("alpha: expected a number, got 'abc'")
@@ -66,18 +66,18 @@ class Problems:
         return bool(self._messages)
 
     def add(self, problem: str | Exception) -> None:
-        """Note one problem; saying the same thing twice counts once."""
+        """Add a problem; the same message counts once."""
         message = str(problem)
         if message not in self._messages:
             self._messages.append(message)
 
     def add_all(self, problems: Iterable[str]) -> None:
-        """Note every one of them."""
+        """Add several problems."""
         for problem in problems:
             self.add(problem)
 
     def raise_as(self, kind: type[MechaError]) -> None:
-        """Raise one `kind` that holds every message, or do nothing where there is none."""
+        """Raise one `kind` with all messages, if there are any."""
         if len(self._messages) == 1:
             raise kind(self._messages[0])
         if self._messages:
@@ -86,7 +86,7 @@ class Problems:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint to append to a message: the nearest of the `known` names, or all of them when few.
+    """A hint to append to a message: the `known` names nearest to `name`, or else the first of all.
 
     >>> did_you_mean("alhpa", ["alpha", "k"])
     " Did you mean 'alpha'?"
@@ -102,7 +102,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def some(names: Iterable[str], limit: int = 10) -> str:
-    """At most `limit` names and the count of the rest, for messages about many keys."""
+    """The first `limit` names and the count of the rest, for messages about many keys."""
     listed = list(names)
     rest = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + rest

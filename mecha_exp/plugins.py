@@ -1,11 +1,11 @@
-"""Loading files of the user's own: merge methods, evaluators and model configs are then found by name.
+"""Load plugins, the user's own files, so that their methods, evaluators and model configs are found by name.
 
     plugins: [my_evaluator.py, my_methods/, my_package.scoring, acme-net.yaml]
 
-A plugin is a Python file, the YAML of a model config, a folder of them, or an importable module. A
-configuration that names one runs its code, as importing it would: a name in a recipe never does. The files in
-`methods/` of the current folder that mention mecha_exp are plugins without being named, so that a new method
-is a new file there; so are the model configs in `model_configs/` and those that MECHA_MODEL_CONFIGS lists.
+A plugin is a Python file, the YAML of a model config, a folder of such files, or an importable module. A
+configuration that names a plugin runs its code, as an import does; a name in a recipe never runs code. Files
+in `methods/` of the current folder that mention mecha_exp are plugins without being named; so are the model
+configs in `model_configs/` and those that MECHA_MODEL_CONFIGS lists.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _YAML = (".yaml", ".yml")
 
 
 def load_plugins(plugins: Iterable[str]) -> None:
-    """Load every plugin that this process has not loaded yet, and those that need no name.
+    """Load the named plugins, and those that need no name, unless this process has loaded them already.
 
     Args:
         plugins: Python and YAML files and folders of them, relative to the current folder, or modules.
 
     Raises:
-        ConfigError: all that do not exist or fail when they are imported.
+        ConfigError: all plugins that do not exist or cannot be imported.
     """
     problems = Problems()
     for plugin in (*_local_methods(), *_local_configs(), *plugins):
@@ -49,10 +49,10 @@ def load_plugins(plugins: Iterable[str]) -> None:
 
 
 def load_model_configs() -> None:
-    """Make the model configs known that need no name: what verbs that only look at models want.
+    """Register the model configs that need no name, for verbs that only inspect models.
 
     Raises:
-        ConfigError: all that are wrong, and where.
+        ConfigError: all invalid configs, with their files.
     """
     problems = Problems()
     for path in _local_configs():
@@ -64,14 +64,14 @@ def load_model_configs() -> None:
 
 
 def _local_configs() -> list[str]:
-    """The configs in the folder `model_configs` and in what the environment names."""
+    """The model configs in the folder `model_configs` and in the environment variable."""
     folder = Path(CONFIGS_FOLDER)
     own = [] if folder.resolve() == builtin_folder().resolve() else _files(folder, _YAML)
     named = os.environ.get(CONFIGS_VARIABLE, "").split(os.pathsep)
-    found = [path for path in own if b"identifier:" in path.read_bytes()]
+    configs = [path for path in own if b"identifier:" in path.read_bytes()]
     for path in (Path(name) for name in named if name):
-        found += _files(path, _YAML) if path.is_dir() else [path]
-    return [str(path) for path in sorted(found, key=_is_of_adapters)]
+        configs += _files(path, _YAML) if path.is_dir() else [path]
+    return [str(path) for path in sorted(configs, key=_is_of_adapters)]
 
 
 def _local_methods() -> list[str]:
@@ -81,7 +81,7 @@ def _local_methods() -> list[str]:
     if not files:
         return []
     builtin = importlib.import_module(BUILTIN_METHODS)
-    if folder.resolve() in (Path(place).resolve() for place in builtin.__path__):
+    if folder.resolve() in (Path(path).resolve() for path in builtin.__path__):
         return [f"{BUILTIN_METHODS}.{path.stem}" for path in files]
     return [str(path) for path in files if b"mecha_exp" in path.read_bytes()]
 
@@ -98,12 +98,12 @@ def _load(plugin: str) -> None:
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    found = sorted(path for path in folder.glob("*") if path.suffix in suffixes)
-    return sorted(found, key=_is_of_adapters)
+    files = sorted(path for path in folder.glob("*") if path.suffix in suffixes)
+    return sorted(files, key=_is_of_adapters)
 
 
 def _is_of_adapters(path: Path) -> bool:
-    """Whether a file is the config of LoRA files, which needs that of their models before."""
+    """Whether a file is a LoRA config, which requires the config of its models to be loaded before."""
     return path.suffix in _YAML and path.is_file() and b"adapter:" in path.read_bytes()
 
 
@@ -128,8 +128,8 @@ def _load_config(path: Path) -> None:
 
 def _load_code(path: Path) -> None:
     # Files of one stem in different folders are different modules.
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    name = f"mecha_exp_plugin_{path.stem}_{place}"
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    name = f"mecha_exp_plugin_{path.stem}_{digest}"
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
@@ -155,7 +155,7 @@ def _import(name: str) -> None:
 
 
 def _where(error: Exception) -> str:
-    """The error in one line, with the place where it happened."""
+    """The error in one line, with file and line number."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    location = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{location}"

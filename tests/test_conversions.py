@@ -265,7 +265,9 @@ def test_a_folder_of_another_format_cannot_be_imitated(clip, tmp_path, capsys, m
     status, said = run(capsys, monkeypatch, "convert", str(path), *words)
 
     assert status == 1
-    assert f"--like {other} is no vae-diffusers: most of its keys are others" in " ".join(said.split())
+    assert f"--like {other} is not in the format vae-diffusers: most of its keys do not match" in " ".join(
+        said.split()
+    )
     assert not (tmp_path / "vae").exists()
 
 

@@ -152,7 +152,7 @@ def test_another_metric_may_be_the_main_one_with_its_direction():
     ("returned", "message"),
     [
         ([1.0], "must return a dictionary of numbers, not list"),
-        ({"m": "high"}, "returned 'high' for 'm', which is no number"),
+        ({"m": "high"}, "returned 'high' for 'm', which is not a number"),
         ({"n": 1.0}, "did not return its main metric 'm', only n"),
     ],
 )

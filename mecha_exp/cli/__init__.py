@@ -25,7 +25,7 @@ VERBS = (
     "track",
     "ui",
 )
-"""Each is a module of this package with a `main(arguments) -> exit status`, imported when it is asked for."""
+"""The verbs: each is a module of this package with `main(arguments) -> exit status`, imported on demand."""
 
 _HYDRA_ANSWERS = (
     "--help",
@@ -42,10 +42,10 @@ _HYDRA_ANSWERS = (
 
 
 INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells have it."""
+"""The exit status after Ctrl-C; the same as in shells."""
 
 NO_READER = 141
-"""The exit status when whoever reads our output has left, as in `... | head`, as shells have it."""
+"""The exit status when the reader of our output has closed it, as in `... | head`; the same as in shells."""
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
         status = _run()
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still in the buffer has no reader either: without this, Python complains when it ends.
+        # The rest of the buffer has no reader either: without this, Python reports an error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
     if status == INTERRUPTED:
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def _leave_workers(status: int) -> None:
-    """End at once where a worker is in a long computation, which an ordinary exit would wait for."""
+    """Exit at once if a worker thread is computing; an ordinary exit would wait for it."""
     engine = sys.modules.get("mecha_exp.engine.runtime.scheduler")
     if engine and any(thread.name == engine.WORKER_NAME for thread in threading.enumerate()):
         logging.shutdown()

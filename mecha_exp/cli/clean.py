@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,26 +22,8 @@ Leftover = PartialOutput | Unreferenced
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m mecha_exp clean [FOLDER ...] [--yes]`"""
-    parser = make_parser(
-        "clean",
-        "List what nothing refers to, and delete it after asking: the hidden files that "
-        "interrupted merges would go on from, and stored results of runs whose folders are gone. Nothing "
-        "that a running merge needs is touched.",
-        "example: python -m mecha_exp clean outputs --yes",
-    )
-    parser.add_argument(
-        "folder",
-        nargs="*",
-        type=Path,
-        help="where to look, with all that is below (default: outputs and the current folder)",
-    )
-    parser.add_argument("--yes", action="store_true", help="delete without asking")
-    parser.add_argument("--json", action="store_true", help="list it for other programs, and delete nothing")
-    parser.add_argument(
-        "--store", type=Path, default=STORE, help="the store of results (default: %(default)s)"
-    )
-    options = parser.parse_args(arguments)
+    """List the leftovers, and delete them after confirmation."""
+    options = _parser().parse_args(arguments)
     for folder in options.folder:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder.")
@@ -60,6 +43,28 @@ def main(arguments: list[str]) -> int:
     if not (options.yes or _agrees(idle)):
         return 0
     return _delete(idle)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "clean",
+        "List what nothing refers to, and delete it after asking: the hidden files that "
+        "interrupted merges would go on from, and stored results of runs whose folders are gone. Nothing "
+        "that a running merge needs is touched.",
+        "example: python -m mecha_exp clean outputs --yes",
+    )
+    parser.add_argument(
+        "folder",
+        nargs="*",
+        type=Path,
+        help="where to look, with all that is below (default: outputs and the current folder)",
+    )
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
+    parser.add_argument("--json", action="store_true", help="list it for other programs, and delete nothing")
+    parser.add_argument(
+        "--store", type=Path, default=STORE, help="the store of results (default: %(default)s)"
+    )
+    return parser
 
 
 def _agrees(idle: Sequence[Leftover]) -> bool:

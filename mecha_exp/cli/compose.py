@@ -1,4 +1,4 @@
-"""`python -m mecha_exp compose`: filling the parameters of a recipe with models and other recipes."""
+"""`python -m mecha_exp compose`: fill the parameters of a recipe with models and other recipes."""
 
 from __future__ import annotations
 

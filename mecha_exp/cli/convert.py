@@ -1,4 +1,4 @@
-"""`python -m mecha_exp convert`: a model in another format, such as a diffusers folder from a single file."""
+"""`python -m mecha_exp convert`: write a model in another format, such as a diffusers folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOKENIZERS = {
     "sd1": f"tokenizer={_CLIP_L}",
     "sdxl": f"tokenizer={_CLIP_L}, tokenizer_2={_CLIP_G}",
 }
-"""What the pipelines of diffusers need besides, by architecture."""
+"""Arguments of diffusers' `from_pretrained` that add a tokenizer, by architecture."""
 
 
 def main(arguments: list[str]) -> int:
@@ -109,13 +109,13 @@ def _destination(options: argparse.Namespace, target: ModelConfig, source: Conve
         template = Template(like, {key: (info.dtype, info.shape) for key, info in theirs.items()})
     if not template.fits(tensors):
         raise CheckpointError(
-            f"--like {options.like} is no {target.identifier}: most of its keys are others."
+            f"--like {options.like} is not in the format {target.identifier}: most of its keys do not match."
         )
     return Destination(options.output, tensors, template=template, components=folders)
 
 
 def _small_files(target: ModelConfig, present: Collection[str]) -> dict[str, Path]:
-    """The configurations of the parts that there are; the pipeline's where it has all of them."""
+    """The configuration files of the present parts; that of the pipeline only if all parts are present."""
     absent = {part.prefix.removesuffix(".") for part in target.parts if part.name not in present}
     return {
         name: path
@@ -125,24 +125,24 @@ def _small_files(target: ModelConfig, present: Collection[str]) -> dict[str, Pat
 
 
 def _folders(parts: Sequence[Part]) -> list[Component]:
-    """A sub-folder for each part of a pipeline, whose files are named as whoever loads them expects."""
-    found = []
+    """A sub-folder for each part of a pipeline, with the file names that diffusers expects."""
+    components = []
     for part in parts:
         name = part.prefix.removesuffix(".")
         if "." in name or part.layout is None:
             return []
         is_text_model = part.layout.name == "clip_hf"
-        found.append(Component(name, Path(name) / (STEMS[0 if is_text_model else 1] + SUFFIX)))
-    return found
+        components.append(Component(name, Path(name) / (STEMS[0 if is_text_model else 1] + SUFFIX)))
+    return components
 
 
 def _report(model: StateDictSource, source: ConvertedSource, target: ModelConfig) -> None:
-    """Say what has no place in the other format, and what that format has besides."""
+    """Print the keys that the other format cannot hold, and its components that the model lacks."""
     if source.unused:
         stdout.print(f"left out: {some(source.unused, 4)}, for which {target.identifier} has no place")
-    lacking = [name for name, keys in target.components().items() if keys.keys().isdisjoint(source.keys())]
-    lacking = [
-        name for name in lacking if any(not info.optional for info in target.components()[name].values())
+    absent = [name for name, keys in target.components().items() if keys.keys().isdisjoint(source.keys())]
+    absent = [
+        name for name in absent if any(not info.optional for info in target.components()[name].values())
     ]
-    if lacking:
-        stdout.print(f"without: {', '.join(lacking)}, which {model.name} does not have")
+    if absent:
+        stdout.print(f"without: {', '.join(absent)}, which {model.name} does not have")

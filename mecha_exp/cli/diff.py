@@ -1,4 +1,4 @@
-"""`python -m mecha_exp diff A B`: what two runs, or two models, differ in."""
+"""`python -m mecha_exp diff A B`: the differences between two runs, or two models."""
 
 from __future__ import annotations
 
@@ -24,19 +24,8 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    """Show what sets two runs, or two models, apart."""
-    parser = make_parser(
-        "diff",
-        "Show what two runs differ in: recipe, hyperparameters, inputs, environment, metrics; or "
-        "per block, how far two models are from each other.",
-        EXAMPLE,
-    )
-    parser.add_argument("a", help="a run: its folder, signature, name, or MLflow id; or a model")
-    parser.add_argument("b", help="another one")
-    parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where runs are looked for")
-    parser.add_argument("--json", action="store_true", help="the differences for other programs")
-    parser.add_argument("--figure", type=Path, metavar="PNG", help="of two models: draw it, too")
-    options = parser.parse_args(arguments)
+    """Print the differences between two runs, or two models."""
+    options = _parser().parse_args(arguments)
     load_model_configs()
     if _is_model(options.a) and _is_model(options.b):
         return _diff_models(options)
@@ -51,8 +40,23 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "diff",
+        "Show what two runs differ in: recipe, hyperparameters, inputs, environment, metrics; or "
+        "per block, how far two models are from each other.",
+        EXAMPLE,
+    )
+    parser.add_argument("a", help="a run: its folder, signature, name, or MLflow id; or a model")
+    parser.add_argument("b", help="another one")
+    parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where runs are looked for")
+    parser.add_argument("--json", action="store_true", help="the differences for other programs")
+    parser.add_argument("--figure", type=Path, metavar="PNG", help="of two models: draw it, too")
+    return parser
+
+
 def _is_model(word: str) -> bool:
-    """Whether a word names a model rather than a run: a file, or a folder that no run has left."""
+    """Whether a word names a model rather than a run: a file, or a folder without a run's record."""
     path = Path(word)
     is_folder = path.is_dir() and not (path / RUN_FILE).is_file()
     return path.is_file() or SAFETENSORS.has_suffix(path) or is_folder

@@ -68,7 +68,7 @@ def _known_configs() -> list[ModelConfig]:
 
 
 def _config_named(options: argparse.Namespace) -> ModelConfig | None:
-    """The config that is asked for, or None where a model is; a model of the same name comes first.
+    """The config that `options.what` names, or None where it names a model; a model takes precedence.
 
     Raises:
         ConfigError: there is neither a config nor a model of that name.

@@ -1,7 +1,8 @@
-"""`python -m mecha_exp ls`: the sweeps and points that were run here, or those that meet conditions."""
+"""`python -m mecha_exp ls`: list sweeps and points, or those that meet conditions."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,21 +33,7 @@ A condition compares a hyperparameter, a metric, a tag, `status` or `name` with 
 
 def main(arguments: list[str]) -> int:
     """List sweeps, and the points that meet every condition."""
-    parser = make_parser(
-        "ls",
-        "List what was run here: sweeps and points, the newest first.",
-        EXAMPLE,
-    )
-    parser.add_argument("condition", nargs="*", help="which points")
-    parser.add_argument(
-        "--in", dest="folder", type=Path, default=OUTPUTS, help="where to look (default: %(default)s)"
-    )
-    parser.add_argument("--sweeps", action="store_true", help="sweeps alone: those with such points")
-    parser.add_argument(
-        "--limit", type=int, default=30, help="how many points (default: %(default)s; 0: all)"
-    )
-    parser.add_argument("--json", action="store_true", help="everything that is known, for other programs")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     if not options.folder.is_dir():
         raise ConfigError(f"{options.folder} is not a folder: nothing has been run here yet.")
     filters = [Filter.parse(text) for text in options.condition]
@@ -65,6 +52,24 @@ def main(arguments: list[str]) -> int:
         return 0
     _show(sweeps, runs, options.limit)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "ls",
+        "List what was run here: sweeps and points, the newest first.",
+        EXAMPLE,
+    )
+    parser.add_argument("condition", nargs="*", help="which points")
+    parser.add_argument(
+        "--in", dest="folder", type=Path, default=OUTPUTS, help="where to look (default: %(default)s)"
+    )
+    parser.add_argument("--sweeps", action="store_true", help="sweeps alone: those with such points")
+    parser.add_argument(
+        "--limit", type=int, default=30, help="how many points (default: %(default)s; 0: all)"
+    )
+    parser.add_argument("--json", action="store_true", help="everything that is known, for other programs")
+    return parser
 
 
 def _check_names(filters: Sequence[Filter], runs: Sequence[Run]) -> None:
@@ -114,7 +119,7 @@ def _show(sweeps: Sequence[tuple[Path, Sweep]], runs: Sequence[Run], limit: int)
 
 
 def _list(*headings: str, wrapped: Sequence[str]) -> Table:
-    """A table of which some columns give way where the terminal is narrow; the others can be copied."""
+    """A table whose `wrapped` columns shrink first where the terminal is narrow."""
     table = make_table()
     for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading not in wrapped, min_width=12)

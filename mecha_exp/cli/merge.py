@@ -1,4 +1,4 @@
-"""`python -m mecha_exp merge`: a recipe file, or the recipe in a merged model, made into a model."""
+"""`python -m mecha_exp merge`: merge a recipe file, or the recipe in a merged model."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def main(arguments: list[str]) -> int:
     """Merge a recipe into a file."""
     options = _parser().parse_args(arguments)
     recipe = load_recipe(options)
-    made = _as_made_before(options)
-    word = options.dtype or made.output.get("dtype")
-    # Of a model that is merged as it was the header is the same too.
-    is_as_it_was = made.metadata and not options.parameter and not options.dtype
-    job = Job(recipe, _output(options), parse_output_dtype(word), made.metadata if is_as_it_was else None)
-    engine = EngineOptions(**made.engine, workers=options.workers, model_dirs=options.models_dir)
+    previous = _previous_merge(options)
+    word = options.dtype or previous.output.get("dtype")
+    # A model that is merged again unchanged gets the same header.
+    is_unchanged = previous.metadata and not options.parameter and not options.dtype
+    job = Job(recipe, _output(options), parse_output_dtype(word), previous.metadata if is_unchanged else None)
+    engine = EngineOptions(**previous.engine, workers=options.workers, model_dirs=options.models_dir)
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance)
     for warning in report.warnings:
         stdout.print(f"warning: {warning}", markup=False, soft_wrap=True)
     stdout.print(str(job.output), markup=False, soft_wrap=True)
-    took = merge_summary(report.seconds, report.bytes_read, report.bytes_written, memory.peak)
-    stdout.print(f"merged {report.keys} keys in {took}", soft_wrap=True)
+    summary = merge_summary(report.seconds, report.bytes_read, report.bytes_written, memory.peak)
+    stdout.print(f"merged {report.keys} keys in {summary}", soft_wrap=True)
     return 0
 
 
@@ -74,29 +74,29 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True)
-class _Made:
-    """How a model was made, as its header says: what is merged again is made in the same way."""
+class _PreviousMerge:
+    """The metadata and settings in the header of a merged model, with which it is merged again."""
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     output: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _as_made_before(options: argparse.Namespace) -> _Made:
+def _previous_merge(options: argparse.Namespace) -> _PreviousMerge:
     path = find_recipe(options.recipe, options.models_dir)
     if path.suffix == RECIPE_SUFFIX:
-        return _Made()
+        return _PreviousMerge()
     with open_stored(path) as model:
         metadata = model.metadata
     origin = Origin.of_file(path)
     if origin is None:
-        return _Made(metadata)
+        return _PreviousMerge(metadata)
     engine = {name: value for name, value in origin.engine.items() if value is not None}
-    return _Made(metadata, engine, origin.output)
+    return _PreviousMerge(metadata, engine, origin.output)
 
 
 def _output(options: argparse.Namespace) -> Path:
-    """Where the model goes; a file that is there already is replaced only if it was named."""
+    """The path of the output; an existing file is replaced only if `--output` names it."""
     if options.output is not None:
         return Path(options.output)
     target = Path(f"{options.recipe.stem}.safetensors")

@@ -1,4 +1,4 @@
-"""`python -m mecha_exp plan`: what a merge would do, of a recipe file or of the application's arguments."""
+"""`python -m mecha_exp plan`: print what a merge would do, without doing it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _names_a_file(arguments: list[str]) -> bool:
-    """Whether the first word is a path or a flag of ours; the application's words are `name=value`."""
+    """Whether the arguments name a file or ask for help; the application's are `name=value`."""
     first = next((word for word in arguments if not word.startswith("-")), None)
     asks_for_help = any(word in ("-h", "--help") for word in arguments)
     return asks_for_help or (first is not None and ("=" not in first or Path(first).exists()))

@@ -1,7 +1,8 @@
-"""`python -m mecha_exp reproduce`: make a result again from what is known of it, and compare the bytes."""
+"""`python -m mecha_exp reproduce`: merge a recorded result again and compare the bytes."""
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,17 @@ every byte is the same.
 
 
 def main(arguments: list[str]) -> int:
-    """Make a result again; returns 0 if it is the same."""
+    """Merge a result again; returns 0 if the bytes are the same."""
+    options = _parser().parse_args(arguments)
+    load_plugins(options.plugin)
+    with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
+        original = read_original(options.what, [options.folder], options.uri, Path(scratch))
+        outcome = remake(original, options.models_dir, options.output, Path(scratch), options.anyway)
+    print_json(_data(original, outcome)) if options.json else _show(original, outcome)
+    return 0 if outcome.identical else 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "reproduce",
         "Make a run's model again, on this or another machine, and compare the bytes; where that "
@@ -44,13 +55,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--uri", default=TRACKING_URI, help="the MLflow store (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="the outcome for other programs")
     add_plugins(parser)
-    options = parser.parse_args(arguments)
-    load_plugins(options.plugin)
-    with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
-        original = read_original(options.what, [options.folder], options.uri, Path(scratch))
-        outcome = remake(original, options.models_dir, options.output, Path(scratch), options.anyway)
-    print_json(_data(original, outcome)) if options.json else _show(original, outcome)
-    return 0 if outcome.identical else 1
+    return parser
 
 
 def _data(original: Original, outcome: Outcome) -> dict[str, Any]:

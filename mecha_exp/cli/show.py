@@ -1,4 +1,4 @@
-"""`python -m mecha_exp show`: the recipe in a file or in a merged model, or what is known of a run."""
+"""`python -m mecha_exp show`: print the recipe in a file or in a merged model, or describe a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def names_a_run(word: Path) -> bool:
-    """Whether a word is a run's folder, or else no file and not called so: a signature, a name, an id."""
+    """Whether a word names a run: its folder or, if there is no such file, its signature, name or id."""
     if (word / RUN_FILE).is_file() or (word / SWEEP_FILE).is_file():
         return True
     return not word.exists() and word.suffix not in (SUFFIX, *SUFFIXES)

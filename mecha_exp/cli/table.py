@@ -1,4 +1,4 @@
-"""`python -m mecha_exp table`: the table of a sweep again, by other keys or another metric; or of several."""
+"""`python -m mecha_exp table`: print the table of one or several sweeps, by any keys and metrics."""
 
 from __future__ import annotations
 
@@ -33,6 +33,16 @@ With --by, points that agree in these keys are one row: their mean, and its 95 %
 
 def main(arguments: list[str]) -> int:
     """Print a sweep's table."""
+    options = _parser().parse_args(arguments)
+    sweeps = dict(find_sweep(word, [options.folder]) for word in options.sweep or [None])
+    results = [results_of(sweep, folder) for folder, sweep in sweeps.items()]
+    names = [short_folder(folder) for folder in sweeps]
+    selected = _selected(results[0] if len(results) == 1 else joined(results, names), options)
+    _show(selected, list(sweeps), options)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "table",
         "Show the table of a sweep that has run, or is running; of several, one table for all.",
@@ -46,13 +56,7 @@ def main(arguments: list[str]) -> int:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="its rows for other programs")
     form.add_argument("--csv", action="store_true", help="every point and metric as comma-separated values")
-    options = parser.parse_args(arguments)
-    found = dict(find_sweep(word, [options.folder]) for word in options.sweep or [None])
-    results = [results_of(sweep, folder) for folder, sweep in found.items()]
-    names = [short_folder(folder) for folder in found]
-    chosen = _chosen(results[0] if len(results) == 1 else joined(results, names), options)
-    _show(chosen, list(found), options)
-    return 0
+    return parser
 
 
 def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace) -> None:
@@ -69,11 +73,11 @@ def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace
             stdout.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
 
 
-def _chosen(results: Results, options: argparse.Namespace) -> Results:
-    """The results by the keys and metrics that the options name.
+def _selected(results: Results, options: argparse.Namespace) -> Results:
+    """The results grouped by the keys, and showing the metrics, that the options name.
 
     Raises:
-        ConfigError: names that the sweep does not have.
+        ConfigError: the sweep lacks a key or a metric.
     """
     problems = Problems()
     for key in options.by or ():

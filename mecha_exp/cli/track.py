@@ -14,7 +14,7 @@ from mecha_exp.tracking import Store
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m mecha_exp track FOLDER...`"""
+    """Log the folders' runs and sweeps."""
     parser = make_parser(
         "track",
         "Log finished runs or sweeps to MLflow, for instance after the server was away.",
@@ -39,5 +39,5 @@ def main(arguments: list[str]) -> int:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is a sweep's."""
+    """Whether a folder is the folder of a sweep."""
     return (folder / SWEEP_FILE).is_file()

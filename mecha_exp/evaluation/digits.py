@@ -1,4 +1,4 @@
-"""Measures a merge of the bundled demo: how many of its handwritten test digits are read rightly."""
+"""The evaluator of the bundled demo: its accuracy on handwritten test digits."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -23,7 +23,7 @@ __all__ = ["digits", "fits"]
 
 
 def fits(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether keys of these shapes are the demo's network, so that `digits` can measure it."""
+    """Whether the keys and shapes are those of the demo's network, which `digits` measures."""
     return not _misfits(shapes)
 
 
@@ -35,8 +35,8 @@ _UNITS = {"accuracy": _FRACTION, **{f"accuracy_{task}": _FRACTION for task in TA
 def digits(state_dict: Mapping[str, Tensor]) -> dict[str, float]:
     """Measure a state dict of the demo's network on the demo's test images.
 
-    Computes in float64 on the CPU, so that the figures do not hang on the machine or its thread count. An
-    image whose logits are not all finite counts as read wrongly; the loss is then NaN or infinite.
+    Computes in float64 on the CPU, so that the numbers do not depend on the machine or its thread count. An
+    image with a logit that is not finite counts as classified wrongly; the loss is then NaN or infinite.
 
     Args:
         state_dict: the weights, of any floating dtype and device.
@@ -46,13 +46,13 @@ def digits(state_dict: Mapping[str, Tensor]) -> dict[str, float]:
         expert, as fractions from 0 to 1; `loss`, the mean cross entropy over all digits, in nats.
 
     Raises:
-        ConfigError: the state dict is not of the demo's network.
+        ConfigError: the keys or shapes are not those of the demo's network.
     """
     misfits = _misfits({key: tuple(tensor.shape) for key, tensor in state_dict.items()})
     if misfits:
         raise ConfigError(
             "evaluator=digits measures the network of the bundled demo (examples/digits) only, and this "
-            f"model is another: {some(misfits, limit=3)}. Use evaluator=none, or an evaluator of your own."
+            f"model differs: {some(misfits, limit=3)}. Use evaluator=none, or an evaluator of your own."
         )
     images, labels = _test_images()
     weights = {key: tensor.detach().to("cpu", torch.float64) for key, tensor in state_dict.items()}
@@ -71,7 +71,7 @@ def digits(state_dict: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _misfits(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """What sets `shapes` apart from the demo's network, one phrase a key."""
+    """The differences between `shapes` and the demo's network, a phrase for each key."""
     expected = _shapes()
     missing = [f"{key} is missing" for key in expected if key not in shapes]
     unknown = [f"{key} is unknown" for key in shapes if key not in expected]

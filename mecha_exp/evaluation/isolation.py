@@ -1,9 +1,10 @@
-"""Evaluators in a process of their own, so that one that hangs can be ended.
+"""Run evaluators in a separate process, so that one that hangs can be killed.
 
-A thread cannot be stopped from outside, and a signal waits for native code to come back: only a process ends
-when it is told to. One process measures many models; after a timeout the next model gets a new one. It is
-started afresh rather than forked, since threads and CUDA do not survive a fork. A model in memory is sent
-through a pipe, which unlike shared memory has no limit that a container sets; a file is opened by its path.
+A thread cannot be stopped from outside, and a signal handler waits for native code to return: only a
+process can be ended at any time. One process measures many models; after a timeout the next model gets a new
+process. It is started afresh rather than forked, since threads and CUDA do not survive a fork. A model in
+memory is written to a pipe tensor by tensor: unlike shared memory a pipe has no limit that a container sets,
+and no copy of the whole model is pickled. A model in a file is opened by its path.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 
 @functools.cache
 def evaluation_process(plugins: Sequence[str]) -> EvaluationProcess:
-    """The process that evaluates for this one; started when it is first needed."""
+    """The process that evaluates with these plugins; started by the first evaluation."""
     process = EvaluationProcess(plugins)
     atexit.register(process.close)
     return process
 
 
 class EvaluationProcess:
-    """Measures models one after another, each within a time."""
+    """A process that measures models one after another, each within a time limit."""
 
     def __init__(self, plugins: Sequence[str]) -> None:
         self._plugins = list(plugins)
@@ -48,10 +49,10 @@ class EvaluationProcess:
     def score(
         self, evaluation: Evaluation, model: Path | Mapping[str, Tensor], timeout: float
     ) -> dict[str, float]:
-        """What an evaluator returns for a model.
+        """Measure a model by an evaluator; returns its numbers by name.
 
         Raises:
-            EvaluationError: it raised, did not return numbers, or was not done after `timeout` seconds.
+            EvaluationError: the evaluator raised, did not return numbers, or exceeded `timeout` seconds.
         """
         name = evaluation.evaluator.name
         process = self._started()
@@ -77,7 +78,7 @@ class EvaluationProcess:
             raise EvaluationError(
                 f"the evaluator '{name}' ended its process (status {status}): it crashed, or memory ran out."
             ) from None
-        except BaseException:  # Ctrl-C: nobody waits for the answer
+        except BaseException:  # such as Ctrl-C: no caller will read the answer
             self.close()
             raise
         finally:
@@ -98,7 +99,7 @@ class EvaluationProcess:
         return process.wait()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """The process, ready for a model."""
+        """Start the process unless it is running; returns it ready for a model."""
         if self._running is not None and self._running.poll() is None:
             return self._running
         path = os.pathsep.join(p or str(Path.cwd()) for p in sys.path)
@@ -110,7 +111,7 @@ class EvaluationProcess:
         )
         assert self._running.stdout is not None
         try:
-            pickle.load(self._running.stdout)  # it says when it has imported everything
+            pickle.load(self._running.stdout)  # sent when everything is imported
         except EOFError:
             self.close()
             raise EvaluationError("the process for evaluators could not be started: see above.") from None
@@ -133,10 +134,10 @@ def send_request(
 
 
 def receive_request(pipe: IO[bytes]) -> tuple[str, dict[str, Any], Path | dict[str, Tensor]]:
-    """What `send_request` wrote.
+    """Read what `send_request` wrote.
 
     Raises:
-        EOFError: nobody will ask any more.
+        EOFError: the other process closed the pipe.
     """
     name, parameters, path, headers = pickle.load(pipe)
     if path is not None:

@@ -1,4 +1,4 @@
-"""How an evaluator declares itself, and how a configuration finds it.
+"""The decorator that registers evaluators, and the registry in which configurations look them up.
 
 @evaluator("my_score", metric="score", direction="maximize")
 def my_score(state_dict, *, images: int = 100):
@@ -23,9 +23,9 @@ BUILTIN = ("mecha_exp.evaluation.digits",)
 DIRECTIONS = ("maximize", "minimize")
 AUTO = "auto"
 WEIGHT_STATS = "weight_stats"
-"""The name of what is measured in the pass that merges, without a state dict."""
+"""The name of the comparison with the inputs, which is measured during the merge, without a state dict."""
 SETTINGS = ("name", "also", "metric", "direction", "timeout", WEIGHT_STATS)
-"""Keys of the configuration's `evaluator` that are no parameters of an evaluator."""
+"""Keys of the configuration's `evaluator` that are not parameters of an evaluator."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Evaluator:
     """A named way to measure a model.
 
     Attributes:
-        name: what configurations call it.
-        score: from a state dict, and parameters by name, to named numbers.
-        metric: the one that a sweep is sorted by.
-        direction: whether more of it is better: `maximize` or `minimize`.
+        name: its name in configurations.
+        score: a function of a state dict, and parameters by name, to named numbers.
+        metric: the number that a sweep is sorted by.
+        direction: whether more of `metric` is better: `maximize` or `minimize`.
         fits: whether it can measure a model of these keys and shapes.
-        version: of what it computes; another one makes stored evaluations stale.
+        version: of its computation; another version makes stored evaluations stale.
         units: of the numbers, for tables and figures.
     """
 
@@ -52,28 +52,28 @@ class Evaluator:
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """What it takes beside the state dict."""
+        """The parameters beside the state dict, by name."""
         listed = list(inspect.signature(self.score).parameters.values())[1:]
         return {p.name: p for p in listed if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
-    def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of all its parameters, defaults included.
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of all parameters, defaults included.
 
         Raises:
-            ConfigError: every one that is unknown, missing, or of another type than it is annotated with.
+            ConfigError: all arguments that are unknown, missing, or not of the annotated type.
         """
-        problems, known = Problems(), self.parameters
-        for name in given:
-            if name not in known:
-                hint = did_you_mean(name, [*known, *SETTINGS])
+        problems, parameters = Problems(), self.parameters
+        for name in arguments:
+            if name not in parameters:
+                hint = did_you_mean(name, [*parameters, *SETTINGS])
                 problems.add(f"evaluator.{name}: the evaluator '{self.name}' has no such parameter.{hint}")
         bound: dict[str, Any] = {}
         types = _annotations(self.score)
-        for name, parameter in known.items():
-            value = bound[name] = given.get(name, parameter.default)
+        for name, parameter in parameters.items():
+            value = bound[name] = arguments.get(name, parameter.default)
             if value is inspect.Parameter.empty:
                 problems.add(f"evaluator.{name}: the evaluator '{self.name}' needs a value for it.")
-            elif name in given and not _is_a(value, types.get(name)):
+            elif name in arguments and not _is_a(value, types.get(name)):
                 expected = types[name].__name__
                 problems.add(f"evaluator.{name}: expected {expected}, got {value!r}.")
         problems.raise_as(ConfigError)
@@ -95,19 +95,19 @@ def evaluator(
     """Register a function of a state dict, and parameters, to a dictionary of numbers.
 
     Args:
-        name: what configurations call it, as in `evaluator.name=my_score`.
-        metric: which of the numbers a sweep is sorted by, and an optimiser's objective.
-        direction: `maximize` where more of it is better, or `minimize`.
+        name: its name in configurations, as in `evaluator.name=my_score`.
+        metric: the number that a sweep is sorted by, and the objective of an optimiser.
+        direction: `maximize` if more of `metric` is better, or `minimize`.
         fits: whether it can measure a model of these keys and shapes; any, by default.
-        version: raise it when the function computes something else: stored numbers are then made anew.
-        units: what the numbers are measured in, as in `{"loss": "nats"}`.
+        version: raise it when the function computes something else: stored numbers are then computed again.
+        units: of the numbers, as in `{"loss": "nats"}`.
 
     The function's first parameter is the state dict (key to tensor); the others are set by the keys of the
     configuration's `evaluator`, are checked against their annotations (`int`, `float`, `str`, `bool`), and
     have their defaults.
 
     Raises:
-        ConfigError: an unknown direction, or a parameter that is called like a setting of the configuration.
+        ConfigError: the direction is unknown, or a parameter has the name of a setting.
 
     >>> @evaluator("sparsity", metric="zeros")
     ... def sparsity(state_dict, *, below: float = 0.0):
@@ -118,52 +118,52 @@ def evaluator(
         raise ConfigError(f"{name}: unknown direction '{direction}'.{did_you_mean(direction, DIRECTIONS)}")
 
     def register(score: Score) -> Score:
-        made = Evaluator(name, score, metric, direction, fits, version, dict(units or {}))
-        if taken := [p for p in made.parameters if p in SETTINGS]:
-            raise ConfigError(f"{name}: call the parameter '{taken[0]}' something else: it is a setting.")
-        _registry[name] = made
+        entry = Evaluator(name, score, metric, direction, fits, version, dict(units or {}))
+        if reserved := [p for p in entry.parameters if p in SETTINGS]:
+            raise ConfigError(f"{name}: call the parameter '{reserved[0]}' something else: it is a setting.")
+        _registry[name] = entry
         return score
 
     return register
 
 
 def all_evaluators() -> dict[str, Evaluator]:
-    """Every evaluator that is registered, by name."""
+    """All registered evaluators, by name."""
     for module in BUILTIN:
         importlib.import_module(module)
     return dict(sorted(_registry.items()))
 
 
 def find_evaluator(name: str | None, shapes: Shapes) -> Evaluator | None:
-    """The evaluator of that name; for `auto` the built-in one that fits the model, if any does.
+    """The evaluator with this name; for `auto` the built-in one if it fits the model, else None.
 
     Raises:
-        ConfigError: there is none of that name, or it cannot measure this model.
+        ConfigError: no evaluator has this name, or it cannot measure this model.
     """
     if name is None:
         return None
-    known = all_evaluators()
+    evaluators = all_evaluators()
     if name == AUTO:
-        return known["digits"] if known["digits"].fits(shapes) else None
-    if name not in known:
-        hint = did_you_mean(name, [*known, AUTO, WEIGHT_STATS])
+        return evaluators["digits"] if evaluators["digits"].fits(shapes) else None
+    if name not in evaluators:
+        hint = did_you_mean(name, [*evaluators, AUTO, WEIGHT_STATS])
         raise ConfigError(
             f"unknown evaluator '{name}'.{hint} One of yours is known when its file is among the `plugins`."
         )
-    found = known[name]
-    if not found.fits(shapes):
+    chosen = evaluators[name]
+    if not chosen.fits(shapes):
         raise ConfigError(
-            f"evaluator={name} cannot measure this model: its keys and shapes are those of another network. "
+            f"evaluator={name} cannot measure this model: its keys or shapes do not match its network. "
             "Use evaluator=none, or an evaluator of your own."
         )
-    return found
+    return chosen
 
 
 def _annotations(score: Score) -> dict[str, type]:
-    """The annotated types that a value from a configuration can be checked against."""
+    """The annotations int, float, str and bool, which values of a configuration are checked against."""
     try:
         hints = typing.get_type_hints(score)
-    except NameError:  # of a type that is imported for type checkers alone
+    except NameError:  # a type that is imported for type checkers only
         return {}
     return {name: hint for name, hint in hints.items() if hint in (int, float, str, bool)}
 

@@ -1,4 +1,4 @@
-"""What a configuration wants measured: which evaluators, with which parameters, and which number counts."""
+"""The evaluators that a configuration asks for, with their parameters and the main metric."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Evaluation:
     """An evaluator with the values of its parameters.
 
     Attributes:
-        evaluator: what measures.
-        parameters: all of them by name, defaults included.
-        prefix: of its metrics' names: nothing for the main evaluator, its name and `/` for the others.
+        evaluator: the registered evaluator.
+        parameters: all its parameters by name, defaults included.
+        prefix: of the names of its metrics: empty for the main evaluator, its name and `/` for others.
     """
 
     evaluator: Evaluator
@@ -45,8 +45,7 @@ class Evaluation:
 
     @property
     def key(self) -> str:
-        """What a stored measurement is found by, fit for a file's name: another one for another evaluator,
-        version, or value of a parameter."""
+        """The key of a stored measurement, valid as a file name: a hash of name, version and parameters."""
         identity = [self.evaluator.name, self.evaluator.version, dict(self.parameters)]
         text = json.dumps(identity, sort_keys=True, default=str)
         name = re.sub(r"\W", "_", self.evaluator.name)
@@ -56,7 +55,7 @@ class Evaluation:
         """The evaluator's numbers, checked, without the prefix.
 
         Raises:
-            EvaluationError: it raised, or returned something else than finite or non-finite numbers by name.
+            EvaluationError: the evaluator raised, or did not return numbers by name.
         """
         name = self.evaluator.name
         try:
@@ -72,15 +71,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Scoring:
-    """All that is measured of a model.
+    """The measurements to make of a model.
 
     Attributes:
-        evaluations: the main one first; none where only the weights are looked at.
-        metric: the name of the main metric; None where there is no evaluation.
-        direction: whether more of it is better.
-        timeout: seconds that an evaluator may take for one model; None is any time.
-        weight_stats: whether it is compared with its inputs in the pass that merges.
-        plugins: where the evaluators are defined, for a process of their own.
+        evaluations: the main one first; empty if only the weights are compared.
+        metric: the name of the main metric; None if there is no evaluation.
+        direction: whether more of `metric` is better.
+        timeout: seconds that an evaluator may take for one model; None is unlimited.
+        weight_stats: whether the model is compared with its inputs during the merge.
+        plugins: the files that define the evaluators, for a separate process.
     """
 
     evaluations: tuple[Evaluation, ...]
@@ -92,11 +91,11 @@ class Scoring:
 
     @property
     def units(self) -> dict[str, str]:
-        """What the numbers are measured in, by their full names."""
+        """The units of the metrics, by their full names."""
         return {e.prefix + name: unit for e in self.evaluations for name, unit in e.evaluator.units.items()}
 
     def measure(self, model: Model) -> dict[str, float]:
-        """The numbers of every evaluator; see `measure_one`."""
+        """Measure a model by every evaluator; see `measure_one`."""
         measured: dict[str, float] = {}
         if self.timeout is None and self.evaluations:
             model = load_state_dict(model)
@@ -105,16 +104,16 @@ class Scoring:
         return measured
 
     def measure_one(self, evaluation: Evaluation, model: Model) -> dict[str, float]:
-        """The numbers of one evaluator, by their full names.
+        """Measure a model by one evaluator; returns the metrics by their full names.
 
         Args:
             evaluation: one of `evaluations`.
             model: a safetensors file, or a state dict in memory.
 
-        With a timeout the evaluator runs in a process of its own, which is ended when the time is over.
+        With a timeout the evaluator runs in a separate process, which is killed when the time is over.
 
         Raises:
-            EvaluationError: it raised, took too long, or returned something else than numbers by name.
+            EvaluationError: the evaluator raised, took too long, or did not return numbers by name.
         """
         if self.timeout is None:
             measured = evaluation.score(load_state_dict(model))
@@ -124,22 +123,23 @@ class Scoring:
 
 
 def read_scoring(settings: Mapping[str, Any], shapes: Shapes, plugins: Sequence[str] = ()) -> Scoring:
-    """What the `evaluator` part of a configuration means for a model of these keys and shapes.
+    """Read the `evaluator` part of a configuration, for a model of these keys and shapes.
 
     Raises:
-        ConfigError: everything that is wrong with it.
+        ConfigError: all problems of this part.
     """
     problems = Problems()
     evaluations: list[Evaluation] = []
     rest = {key: value for key, value in settings.items() if key not in SETTINGS}
-    for number, asked in enumerate(_requests(settings, rest)):
+    for index, request in enumerate(_requests(settings, rest)):
         try:
-            if asked["name"] == WEIGHT_STATS:
+            if request["name"] == WEIGHT_STATS:
                 continue
-            found = find_evaluator(asked.pop("name"), shapes)
-            if found is None:
+            evaluator = find_evaluator(request.pop("name"), shapes)
+            if evaluator is None:
                 continue
-            evaluations.append(Evaluation(found, found.bind(asked), f"{found.name}/" if number else ""))
+            prefix = f"{evaluator.name}/" if index else ""
+            evaluations.append(Evaluation(evaluator, evaluator.bind(request), prefix))
         except ConfigError as error:
             problems.add(error)
     metric, direction = _main_metric(settings, evaluations, problems)
@@ -147,34 +147,34 @@ def read_scoring(settings: Mapping[str, Any], shapes: Shapes, plugins: Sequence[
     if timeout is not None and (isinstance(timeout, bool | str) or not timeout > 0):
         problems.add(f"evaluator.timeout: expected seconds above 0, or null for any time, got {timeout!r}.")
     if rest and not evaluations and not problems:
-        known = did_you_mean(next(iter(rest)), SETTINGS)
-        problems.add(f"evaluator.{next(iter(rest))}: no evaluator takes it.{known}")
+        hint = did_you_mean(next(iter(rest)), SETTINGS)
+        problems.add(f"evaluator.{next(iter(rest))}: no evaluator takes it.{hint}")
     problems.raise_as(ConfigError)
     stats = wants_weight_stats(settings)
     return Scoring(tuple(evaluations), metric, direction, timeout, stats, tuple(plugins))
 
 
 def wants_weight_stats(settings: Mapping[str, Any]) -> bool:
-    """Whether a configuration asks for the comparison with the inputs, which the merging pass makes."""
+    """Whether a configuration asks for the comparison with the inputs."""
     named = (settings.get("name"), *(settings.get("also") or ()))
     return bool(settings.get(WEIGHT_STATS)) or WEIGHT_STATS in named
 
 
 def load_state_dict(model: Model) -> Mapping[str, Tensor]:
-    """A model in memory."""
+    """Load a model from its file; a model in memory is returned as it is."""
     if not isinstance(model, Path):
         return model
     return load(model)
 
 
 def _requests(settings: Mapping[str, Any], rest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The main evaluator and the others, each as its name and its parameters."""
-    asked = [{"name": settings.get("name"), **rest}]
+    """The main evaluator and the others, as dictionaries of `name` and parameters."""
+    requests = [{"name": settings.get("name"), **rest}]
     for other in settings.get("also") or ():
         if isinstance(other, Mapping) and "name" not in other:
             raise ConfigError(f"evaluator.also: {dict(other)} does not say which evaluator: give its `name`.")
-        asked.append(dict(other) if isinstance(other, Mapping) else {"name": other})
-    return [request for request in asked if request["name"] is not None]
+        requests.append(dict(other) if isinstance(other, Mapping) else {"name": other})
+    return [request for request in requests if request["name"] is not None]
 
 
 def _main_metric(
@@ -195,7 +195,7 @@ def _main_metric(
 
 
 def _checked(evaluator: Evaluator, measured: Any) -> dict[str, float]:
-    """What an evaluator returned, if that is numbers by name and its main metric is one of them."""
+    """Check that an evaluator returned numbers by name with its main metric, and convert them to float."""
     who = f"the evaluator '{evaluator.name}'"
     if not isinstance(measured, Mapping):
         raise EvaluationError(f"{who} must return a dictionary of numbers, not {type(measured).__name__}.")
@@ -204,7 +204,7 @@ def _checked(evaluator: Evaluator, measured: Any) -> dict[str, float]:
         try:
             numbers[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError):
-            raise EvaluationError(f"{who} returned {value!r} for '{name}', which is no number.") from None
+            raise EvaluationError(f"{who} returned {value!r} for '{name}', which is not a number.") from None
     if evaluator.metric not in numbers:
         raise EvaluationError(
             f"{who} did not return its main metric '{evaluator.metric}', only {some(numbers) or 'nothing'}."
@@ -213,10 +213,10 @@ def _checked(evaluator: Evaluator, measured: Any) -> dict[str, float]:
 
 
 def nan_warning(scoring: Scoring, measured: Mapping[str, float]) -> str | None:
-    """What to say of a main metric that is no usable number; nothing where it is one.
+    """A warning if the main metric is NaN or infinite, else None.
 
     Raises:
-        EvaluationError: there is no such metric.
+        EvaluationError: no evaluator returned the main metric.
     """
     if scoring.metric is None:
         return None

@@ -1,4 +1,4 @@
-"""The other end of `isolated`: `python -m mecha_exp.evaluation.worker PLUGIN...` measures what it is sent."""
+"""The process of `isolation`: `python -m mecha_exp.evaluation.worker PLUGIN...` measures models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mecha_exp.plugins import load_plugins
 
 
 def main(plugins: list[str]) -> int:
-    """Answer requests until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's to handle
+    """Answer requests until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what an evaluator prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of an evaluator does not mix with answers
     load_plugins(plugins)
     _answer(answers, ("ready", None))
     while True:
@@ -34,13 +34,13 @@ def main(plugins: list[str]) -> int:
 
 
 def _measure(name: str, parameters: dict[str, object], state_dict: object) -> dict[str, float]:
-    known = all_evaluators()
-    if name not in known:
+    evaluators = all_evaluators()
+    if name not in evaluators:
         raise EvaluationError(
             f"the evaluator '{name}' is defined in no plugin, so that a process of its own cannot find it. "
             "Name its file among the `plugins`, or leave evaluator.timeout out."
         )
-    return Evaluation(known[name], parameters).score(state_dict)  # type: ignore[arg-type]
+    return Evaluation(evaluators[name], parameters).score(state_dict)  # type: ignore[arg-type]
 
 
 def _answer(pipe: IO[bytes], answer: tuple[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""`python -m mecha_exp info methods [NAME]`: the merge methods, and what one of them computes."""
+"""Merge methods as data, as tables and as the page docs/methods.md."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ STREAMING = {
     "header": "reads headers only",
     "node": "depends on its arguments",
 }
-"""What a method costs in memory."""
+"""The texts about memory, by how a method runs."""
 
 
 def describe(method: MergeMethod) -> dict[str, Any]:
-    """All that is known of a method, in plain values."""
-    formula, details, source = _said(method)
+    """A method as plain data: formula, source, kind, memory, parameters, and an example."""
+    formula, details, source = _docstring_parts(method)
     signature = method.signature
     return {
         "name": method.identifier,
@@ -41,15 +41,15 @@ def describe(method: MergeMethod) -> dict[str, Any]:
         "details": details,
         "source": source,
         "kind": method.kind.value,
-        "memory": STREAMING[_how(method)],
+        "memory": STREAMING[_streaming(method)],
         "returns": " or ".join(signature.returned.spaces or ()) or "as its models",
         "parameters": [_parameter(spec) for spec in signature.parameters],
         "example": _example(method),
     }
 
 
-def _said(method: MergeMethod) -> tuple[str, str, str]:
-    """The first line of a docstring, the rest, and what it gives as its source."""
+def _docstring_parts(method: MergeMethod) -> tuple[str, str, str]:
+    """The first line of the method's docstring, the other lines, and its source."""
     text = inspect.getdoc(method.__wrapped__) or ""
     text, _, source = text.partition("Source:")
     formula, _, details = text.strip().partition("\n")
@@ -82,12 +82,12 @@ def _range(spec: ParameterSpec) -> str:
             choice if isinstance(choice, str) else str(choice).lower() for choice in spec.choices
         )
     bounds = spec.bounds
-    given = any(bound is not None for bound in (bounds.ge, bounds.gt, bounds.le, bounds.lt))
-    return str(bounds) if given else ""
+    is_bounded = any(bound is not None for bound in (bounds.ge, bounds.gt, bounds.le, bounds.lt))
+    return str(bounds) if is_bounded else ""
 
 
-def _how(method: MergeMethod) -> str:
-    """How a method runs; of a composite what the methods do that its defaults make it of."""
+def _streaming(method: MergeMethod) -> str:
+    """How a method runs, a key of `STREAMING`; a composite runs like the methods that it calls by default."""
     signature = method.signature
     if signature.returned.interface is str:
         return "header"
@@ -98,12 +98,12 @@ def _how(method: MergeMethod) -> str:
         count += 1
         return model(f"{count}.safetensors", spec.spaces[0] if spec.spaces else "weight")
 
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         spec.name: [sample(spec) for _ in range(3)] if spec.variadic else sample(spec)
         for spec in signature.parameters
         if spec.required and spec.is_model
     }
-    node, problems = method.bind(given)
+    node, problems = method.bind(arguments)
     if problems or node is None:
         return {Kind.REDUCTION: "reductions"}.get(method.kind, "node")
     kinds = {n.method.kind for n in walk(*expand([node])) if isinstance(n, MergeNode)}
@@ -118,7 +118,7 @@ def _how(method: MergeMethod) -> str:
 
 
 def _example(method: MergeMethod) -> str:
-    """The command of the method's own recipe, or of one that ends with it, else one that merges by a call."""
+    """A command that uses the method: its own recipe, another recipe, or else a call in Python."""
     for name, text in sorted(_recipes(), key=lambda recipe: recipe[0] != method.identifier):
         start = "" if name == method.identifier else r"^recipe:\n  "
         if re.search(rf"{start}method: {re.escape(method.identifier)}$", text, re.MULTILINE):
@@ -127,17 +127,17 @@ def _example(method: MergeMethod) -> str:
 
 
 def _call(method: MergeMethod) -> str:
-    """A recipe in Python that needs the method."""
+    """A recipe in Python that calls the method."""
     models = iter("abcdefgh")
-    given: list[str] = []
+    arguments: list[str] = []
     for spec in method.signature.parameters:
         if spec.is_model and (spec.required or spec.variadic):
             several = spec.variadic and method.signature.returned.spaces != ("param",)
             names = iter(["base"]) if spec.name == "base" else models
-            given += [_model(spec, next(names)) for _ in range(1 + several)]
+            arguments += [_model(spec, next(names)) for _ in range(1 + several)]
         elif spec.required:
-            given.append(_value(spec))
-    call = f"m.{method.identifier}({', '.join(given)})"
+            arguments.append(_value(spec))
+    call = f"m.{method.identifier}({', '.join(arguments)})"
     if method.signature.returned.interface is str:
         word = "dtype" if "dtype" in method.identifier else "device"
         return f'm.model("a.safetensors").to({word}={call})'
@@ -154,7 +154,7 @@ def _model(spec: ParameterSpec, name: str) -> str:
 
 
 def _value(spec: ParameterSpec) -> str:
-    """A value for a hyperparameter without a default: the one that its help names, or the first in range."""
+    """A value for a hyperparameter without a default: from its help, or else the first one in range."""
     named = re.search("such as `(.+?)`", spec.help)
     if spec.interface is str:
         return f'"{named.group(1) if named else spec.name}"'
@@ -169,7 +169,7 @@ def _recipes() -> Iterator[tuple[str, str]]:
 
 
 def show_all(described: list[dict[str, Any]]) -> None:
-    """A line for each method, by family."""
+    """Print a line for each method, by family."""
     table = make_table("method", "what it computes", "memory")
     family = None
     for method in sorted(described, key=lambda d: (d["family"], d["name"])):
@@ -182,7 +182,7 @@ def show_all(described: list[dict[str, Any]]) -> None:
 
 
 def show(method: dict[str, Any]) -> None:
-    """All about one method."""
+    """Print everything about one method."""
     stdout.print(f"[bold]{method['name']}[/]  {escape(method['formula'])}")
     if method["details"]:
         stdout.print(escape(method["details"]))
@@ -202,7 +202,7 @@ def show(method: dict[str, Any]) -> None:
 
 
 def markdown(described: list[dict[str, Any]]) -> str:
-    """The built-in methods as tables, a family each, for docs/methods.md."""
+    """The built-in methods as Markdown, a table for each family, for docs/methods.md."""
     families: dict[str, list[dict[str, Any]]] = {}
     for method in sorted(described, key=lambda d: (d["family"], d["name"])):
         if method["family"].startswith(BUILTIN_METHODS):

@@ -17,16 +17,16 @@ from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal import make_table, stdout
 
 LONGEST_RECIPE = 12
-"""So many lines of a recipe are shown; `show` has all."""
+"""The number of lines of a recipe that are shown; the verb `show` prints all."""
 
 
 def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]:
-    """What a model is: its config, its components, and what is odd about it."""
+    """A model as plain data: its config, components, blocks, recipe, and anomalies."""
     infos = {key: model.info(key) for key in model.keys()}
     anomalies: list[str] = []
-    found = _detected(infos, anomalies)
-    config = found.config
-    names = {key: found.renamed.get(key, key) for key in infos}
+    detection = _detected(infos, anomalies)
+    config = detection.config
+    names = {key: detection.renamed.get(key, key) for key in infos}
     parts: dict[str, list[str]] = {}
     for key, name in names.items():
         part = config.component_of(name) if name in config.keys() else "(unknown)"
@@ -41,20 +41,20 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
         for part, keys in parts.items()
     }
     blocks = {config.block_of(name) for name in names.values() if name in config.keys()}
-    anomalies += _odd(infos, found)
+    anomalies += _anomalies(infos, detection)
     if deep:
         anomalies += _nonfinite(model)
     return {
         "path": str(model.path),
-        "config": config.identifier if found.is_known else None,
+        "config": config.identifier if detection.is_known else None,
         "sizes": config.sizes,
         "keys": len(infos),
         "bytes": sum(info.nbytes for info in infos.values()),
         "components": components,
-        "absent": list(found.absent),
-        "missing": list(found.missing),
-        "extra": list(found.extra),
-        "renamed": len(found.renamed),
+        "absent": list(detection.absent),
+        "missing": list(detection.missing),
+        "extra": list(detection.extra),
+        "renamed": len(detection.renamed),
         "blocks": [block for block in config.blocks() if block in blocks],
         "recipe": model.metadata.get(METADATA_KEY),
         "anomalies": anomalies,
@@ -69,45 +69,46 @@ def _detected(infos: Mapping[str, Any], anomalies: list[str]) -> Detection:
         return candidates(infos)[0]
 
 
-def _odd(infos: Mapping[str, Any], found: Detection) -> list[str]:
-    odd = [] if found.is_known else list(_nearly(infos))
-    if found.missing:
-        odd.append(f"{len(found.missing)} keys are missing: {some(found.missing, 3)}")
-    if found.extra:
-        odd.append(f"{len(found.extra)} keys do not belong to it: {some(found.extra, 3)}")
+def _anomalies(infos: Mapping[str, Any], detection: Detection) -> list[str]:
+    anomalies = [] if detection.is_known else list(_nearest_config(infos))
+    if detection.missing:
+        anomalies.append(f"{len(detection.missing)} keys are missing: {some(detection.missing, 3)}")
+    if detection.extra:
+        anomalies.append(f"{len(detection.extra)} keys do not belong to it: {some(detection.extra, 3)}")
     empty = [key for key, info in infos.items() if info.numel == 0]
     if empty:
-        odd.append(f"{len(empty)} tensors are empty: {some(empty, 3)}")
-    return odd
+        anomalies.append(f"{len(empty)} tensors are empty: {some(empty, 3)}")
+    return anomalies
 
 
-def _nearly(infos: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps a model of no known config from being of the nearest."""
+def _nearest_config(infos: Mapping[str, Any]) -> Iterator[str]:
+    """The differences between a model of unknown config and the nearest config."""
     near = closest(infos)
     if near is None:
         return
     differences = [
-        f"{key} is {list(own)} instead of {list(wanted)}" for key, (own, wanted) in near.other_shape.items()
+        f"{key} is {list(actual)} instead of {list(expected)}"
+        for key, (actual, expected) in near.other_shape.items()
     ]
     parts = [some(differences, 3)] if differences else []
     parts += [f"{len(near.missing)} keys are missing: {some(near.missing, 3)}"] if near.missing else []
-    parts += [f"{len(near.extra)} keys are others: {some(near.extra, 3)}"] if near.extra else []
+    parts += [f"{len(near.extra)} keys do not match: {some(near.extra, 3)}"] if near.extra else []
     yield f"nearly {near.config.identifier}, but {'; '.join(parts)}"
 
 
 def _nonfinite(model: StateDictSource) -> list[str]:
-    """The tensors with NaN or infinity in them, read one after the other."""
-    bad = []
+    """The tensors that contain NaN or infinity; the model is read tensor by tensor."""
+    tensors = []
     for key in model.keys():
         if is_arithmetic(model.info(key).dtype) and torch_dtype(model.info(key).dtype) is not None:
             count = int((~model.read(key).float().isfinite()).sum())
             if count:
-                bad.append(f"{key} ({count:,})")
-    return [f"NaN or infinity in {len(bad)} tensors: {some(bad, 5)}"] if bad else []
+                tensors.append(f"{key} ({count:,})")
+    return [f"NaN or infinity in {len(tensors)} tensors: {some(tensors, 5)}"] if tensors else []
 
 
 def show_model(data: Mapping[str, Any]) -> None:
-    """What a model is, as tables."""
+    """Print a model as tables."""
     sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
     what = data["config"] or "of no known model config: its components and blocks are those of its names"
     stdout.print(f"{data['path']}: {what}{f' ({sizes})' if sizes else ''}", markup=False, soft_wrap=True)
@@ -129,7 +130,7 @@ def show_model(data: Mapping[str, Any]) -> None:
 
 
 def _recipe_lines(text: str, path: str) -> list[str]:
-    """The recipe that a model carries, as a tree; where it is long or of unknown methods how to see it."""
+    """The first lines of a recipe's tree, or of its text if it cannot be read; and how to see the rest."""
     try:
         lines = list(tree_of(deserialize(text)))
     except MechaError:

@@ -13,19 +13,19 @@ from mecha_exp.terminal import make_table, stdout
 
 
 def summary_of(config: ModelConfig) -> dict[str, Any]:
-    """A config in short."""
+    """A config as plain data, without details."""
     return {
         "identifier": config.identifier,
         "components": list(config.components()),
         "keys": len(config.keys()),
-        "parameters": sum(_numbers(info) for info in config.keys().values() if not info.optional),
+        "parameters": sum(_size(info) for info in config.keys().values() if not info.optional),
         "blocks": len(config.blocks()),
         "sizes": config.sizes,
     }
 
 
 def describe_config(config: ModelConfig, verbose: bool = False) -> dict[str, Any]:
-    """All of a config: its components, its blocks in each convention and, when verbose, its keys."""
+    """A config as plain data: components, blocks in each convention and, when verbose, keys."""
     data = summary_of(config)
     data["components"] = {name: _component(keys) for name, keys in config.components().items()}
     data["blocks"] = {name: list(config.blocks(name)) for name in config.conventions}
@@ -58,17 +58,17 @@ def _component(keys: Mapping[str, KeyInfo]) -> dict[str, int]:
     return {
         "keys": len(keys),
         "optional": sum(info.optional for info in keys.values()),
-        "parameters": sum(map(_numbers, keys.values())),
+        "parameters": sum(map(_size, keys.values())),
     }
 
 
-def _numbers(info: KeyInfo) -> int:
-    """How many a key has; none where files have as many as they like."""
+def _size(info: KeyInfo) -> int:
+    """The number of elements of a key; 0 where any shape is allowed."""
     return 0 if info.shape == ANY_SHAPE else math.prod(info.shape)
 
 
 def show_configs(data: Mapping[str, Any]) -> None:
-    """The list of configs as a table."""
+    """Print the list of configs as a table."""
     rows = make_table("model config", "components", "keys", "parameters", "blocks")
     for config in data["configs"]:
         family = " (any size)" if config["sizes"] else ""
@@ -83,7 +83,7 @@ def show_configs(data: Mapping[str, Any]) -> None:
 
 
 def show_config(data: Mapping[str, Any]) -> None:
-    """A config as tables."""
+    """Print a config as tables."""
     stdout.print(f"{data['identifier']}: {data['keys']:,} keys, {human_count(data['parameters'])} parameters")
     if "adds_to" in data:
         stdout.print(f"LoRA modules of any rank, which add to the tensors of {data['adds_to']}")
@@ -96,8 +96,8 @@ def show_config(data: Mapping[str, Any]) -> None:
     stdout.print(rows)
     stdout.print(f"blocks: {' '.join(data['blocks'][DEFAULT_CONVENTION])}", soft_wrap=True)
     for name, moved in data["moved"].items():
-        places = ", ".join(f"{block} has {count}" for block, count in Counter(moved.values()).items())
-        stdout.print(f"convention {name}: {places} keys more, such as {next(iter(moved))}", soft_wrap=True)
+        counts = ", ".join(f"{block} has {count}" for block, count in Counter(moved.values()).items())
+        stdout.print(f"convention {name}: {counts} keys more, such as {next(iter(moved))}", soft_wrap=True)
     stdout.print(f"converts to: {', '.join(data['converts_to']) or 'nothing else'}", soft_wrap=True)
     if "all_keys" in data:
         keys = make_table("key", "shape", "dtype", "block", "")
@@ -108,7 +108,7 @@ def show_config(data: Mapping[str, Any]) -> None:
 
 
 def human_count(count: float) -> str:
-    """A number of parameters for people: 2.57 B."""
+    """A number of parameters as text for people, as in `2.57 B`."""
     for unit in ("", " k", " M"):
         if count < 1000:
             return f"{count:.3g}{unit}"

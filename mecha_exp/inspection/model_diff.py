@@ -1,4 +1,4 @@
-"""What two models differ in, block by block: `python -m mecha_exp diff a.safetensors b.safetensors`."""
+"""The difference between two models, block by block, as data, as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from mecha_exp.sources.source import Source, infos_of
 from mecha_exp.terminal import make_table, stdout
 
 TILE = 1 << 20
-"""So many elements are compared at once: memory does not grow with the models."""
+"""The number of elements that are compared at once, so that memory does not grow with the models."""
 WORKERS = 2
 
 
 def compare_by_block(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
-    """How far b is from a, per block and as a whole, and which keys they do not share.
+    """Compare two models: distances by block and as a whole, and the keys that cannot be compared.
 
-    Models in two formats of one architecture are compared in that of the one which the other fits into.
+    Models in two formats of one architecture are compared in one of the two formats.
 
     Returns:
         `blocks` and `all` with keys, changed keys, distance, relative change and cosine; `only_a`, `only_b`
         and `other_shape` with the keys that cannot be compared; `notes`.
 
     Raises:
-        CheckpointError: a model that cannot be read, or two that have no key of the same shape in common.
+        CheckpointError: a model cannot be read, or the models have no key of the same shape in common.
     """
     nodes = [model(a), model(b)]
     with open_sources(nodes, folders) as opened:
@@ -52,10 +52,12 @@ def compare_by_block(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, 
             )
         anatomy = Anatomy.of(infos_of(first))
         with ThreadPoolExecutor(WORKERS) as pool:
-            found = dict(zip(alike, pool.map(lambda key: _compare(first, second, key), alike), strict=True))
+            compared = dict(
+                zip(alike, pool.map(lambda key: _compare(first, second, key), alike), strict=True)
+            )
     block = {key: anatomy.block(key) for key in alike}
-    changed = [key for key, (same, _) in found.items() if not same]
-    sums = {key: moments for key, (_, moments) in found.items() if moments is not None}
+    changed = [key for key, (same, _) in compared.items() if not same]
+    sums = {key: moments for key, (_, moments) in compared.items() if moments is not None}
     per_block = summarise(sums, block.__getitem__)
     order = [name for name in (*anatomy.config.blocks(), UNKNOWN) if name in set(block.values())]
     counts, changes = Counter(block.values()), Counter(block[key] for key in changed)
@@ -75,7 +77,7 @@ def compare_by_block(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, 
 
 
 def _compare(a: Source, b: Source, key: str) -> tuple[bool, torch.Tensor | None]:
-    """Whether a tensor is the same in both; its moments (b, a) where it is made of fractions."""
+    """Whether a tensor is equal in both models; and for floats the sums of b², a² and (b - a)²."""
     types = a.info(key).dtype, b.info(key).dtype
     if not all(map(is_arithmetic, types)):
         return types[0] == types[1] and _same_bytes(a, b, key), None
@@ -115,43 +117,43 @@ def _row(keys: int, changed: int, statistics: Statistics | None) -> dict[str, fl
     return row
 
 
-def show_models(found: Mapping[str, Any]) -> None:
-    """The comparison as a table."""
-    for note in found["notes"]:
+def show_models(comparison: Mapping[str, Any]) -> None:
+    """Print the comparison as a table."""
+    for note in comparison["notes"]:
         stdout.print(note, markup=False, soft_wrap=True)
     table = make_table("block", "keys", "changed", "distance", "relative change", "cosine")
-    for name, row in {**found["blocks"], "(all)": found["all"]}.items():
+    for name, row in {**comparison["blocks"], "(all)": comparison["all"]}.items():
         numbers = (row["distance"], row["relative_change"], row["cosine"])
         cells = ["" if number is None else f"{number:.6g}" for number in numbers]
         table.add_row(*map(Text, [name, str(row["keys"]), str(row["changed"]), *cells]))
     stdout.print(table)
     for part, what in (("only_a", "only in a"), ("only_b", "only in b"), ("other_shape", "of another shape")):
-        if found[part]:
-            line = f"{len(found[part])} keys {what}: {some(found[part], 4)}"
+        if comparison[part]:
+            line = f"{len(comparison[part])} keys {what}: {some(comparison[part], 4)}"
             stdout.print(line, markup=False, soft_wrap=True)
-    if not any(found[part] for part in ("changed", "only_a", "only_b", "other_shape")):
+    if not any(comparison[part] for part in ("changed", "only_a", "only_b", "other_shape")):
         stdout.print("They do not differ.")
 
 
-def draw_models(found: Mapping[str, Any], path: Path) -> None:
-    """A figure: relative change and angle of each block."""
+def draw_models(comparison: Mapping[str, Any], path: Path) -> None:
+    """Draw the relative change and the angle of each block."""
     import math
 
     from matplotlib.figure import Figure
 
-    blocks = found["blocks"]
-    places = range(len(blocks))
+    blocks = comparison["blocks"]
+    positions = range(len(blocks))
     changes = [row["relative_change"] or 0.0 for row in blocks.values()]
     angles = [
         math.degrees(math.acos(1.0 if row["cosine"] is None else row["cosine"])) for row in blocks.values()
     ]
     figure = Figure(figsize=(max(6.0, 0.32 * len(blocks)), 4.5), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True)
-    upper.bar(places, changes, color="tab:blue")
+    upper.bar(positions, changes, color="tab:blue")
     upper.set_ylabel("relative change")
-    lower.bar(places, angles, color="tab:orange")
+    lower.bar(positions, angles, color="tab:orange")
     lower.set_ylabel("angle (degrees)")
-    lower.set_xticks(list(places), list(blocks), rotation=90, fontsize="small")
-    figure.suptitle(f"{Path(found['b']).name} from {Path(found['a']).name}", fontsize="medium")
+    lower.set_xticks(list(positions), list(blocks), rotation=90, fontsize="small")
+    figure.suptitle(f"{Path(comparison['b']).name} from {Path(comparison['a']).name}", fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -1,7 +1,7 @@
-"""A recipe as a tree of text, and as plain data: methods, hyperparameters, models, and what is shared.
+"""A recipe as a tree of text, and as plain data.
 
-A node that several others need is drawn once, with a mark (`&1`), and only named where it is needed again; so
-the tree is as long as the recipe, however often its parts are used.
+A shared node is drawn once, with a mark (`&1`), and only named at its other uses, so the tree is as long as
+the recipe. The lines are made one by one, so that a large recipe can be piped into `head`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, ModelNode, N
 from mecha_exp.recipe.templates import describe as describe_parameter
 
 DEEPEST = 60
-"""Levels that are drawn; below, the tree says how many nodes are left out."""
+"""The number of levels that are drawn; below, the tree shows how many nodes are left out."""
 
 SHOWN_PATTERNS = 4
 
@@ -47,7 +47,7 @@ def tree_of(recipe: Node) -> Iterator[str]:
 
 
 def data_of(recipe: Node) -> dict[str, Any]:
-    """A recipe as plain data: its nodes in order, each a child before its parents; the last is the result."""
+    """A recipe as plain data: its nodes, children before their parents; the last one is the result."""
     ids = {node: number for number, node in enumerate(walk(recipe))}
     return {
         "nodes": [{"id": number, **_data(node, ids)} for node, number in ids.items()],
@@ -56,7 +56,7 @@ def data_of(recipe: Node) -> dict[str, Any]:
 
 
 def describe(node: Node) -> str:
-    """A node in a line: a model's path, a method with its hyperparameters."""
+    """A node as one line of text: a model's path, or a method with its hyperparameters."""
     if isinstance(node, ModelNode):
         extra = [word for word in (node.space if node.space != "weight" else None, node.config) if word]
         source = node.source.name if isinstance(node.source, InMemory) else node.source
@@ -71,18 +71,18 @@ def describe(node: Node) -> str:
 
 
 def _branches(node: Node) -> list[tuple[str, Node]]:
-    """The arguments that are drawn below a call: all but its numbers and words."""
-    found: list[tuple[str, Node]] = []
+    """The arguments that are drawn below a call: all but literals."""
+    branches: list[tuple[str, Node]] = []
     for name, value in node.arguments if isinstance(node, MergeNode) else ():
         if isinstance(value, tuple):
-            found += [(f"{name}[{index}]", child) for index, child in enumerate(value)]
+            branches += [(f"{name}[{index}]", child) for index, child in enumerate(value)]
         elif not isinstance(value, LiteralNode):
-            found.append((name, value))
-    return found
+            branches.append((name, value))
+    return branches
 
 
 def _shared(recipe: Node) -> set[Node]:
-    """The inner nodes that are needed more than once."""
+    """The inner nodes that are used more than once."""
     uses = Counter(child for node in walk(recipe) for _, child in _branches(node))
     return {node for node, count in uses.items() if count > 1 and node.children}
 

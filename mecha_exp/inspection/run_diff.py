@@ -19,7 +19,7 @@ _NOISE = ("time/", "io/", "memory/")
 
 
 def differences(a: Run, b: Run) -> dict[str, Any]:
-    """What differs: for each part the names with both values; the recipe as a list of lines."""
+    """The differing values of each part by name, as (a, b); of the recipe the differing lines."""
     metrics = [
         {name: value for name, value in run.record.metrics.items() if not name.startswith(_NOISE)}
         for run in (a, b)
@@ -35,9 +35,9 @@ def differences(a: Run, b: Run) -> dict[str, Any]:
 
 
 def _recipe(a: Run, b: Run) -> list[str]:
-    """The lines of the recipes that differ, with - and + as diffs have them."""
-    left, right = (_text(run.folder / "recipe.mecha").splitlines() for run in (a, b))
-    lines = difflib.unified_diff(left, right, lineterm="", n=0)
+    """The lines of the recipes that differ, marked by - and + as in a diff."""
+    text_a, text_b = (_text(run.folder / "recipe.mecha").splitlines() for run in (a, b))
+    lines = difflib.unified_diff(text_a, text_b, lineterm="", n=0)
     return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
 
 
@@ -50,7 +50,7 @@ def _text(path: Path) -> str:
 
 def _changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
     names = dict.fromkeys([*a, *b])
-    # As text: a NaN equals another one here, and a record that was read back holds text for some values.
+    # As text: NaN equals NaN here, and a record that was read back holds text for some values.
     return {name: [a.get(name), b.get(name)] for name in names if str(a.get(name)) != str(b.get(name))}
 
 
@@ -58,24 +58,30 @@ def _with_prefix(tags: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str
     return {name: value for name, value in tags.items() if name.startswith(prefixes)}
 
 
-def show_differences(a: Run, b: Run, found: Mapping[str, Any]) -> None:
+def show_differences(a: Run, b: Run, differing: Mapping[str, Any]) -> None:
+    """Print what `differences` returns."""
     for mark, run in (("a", a), ("b", b)):
         line = f"{mark}  {run.record.name}  {run.signature[:SHORT]}  {run.folder}"
         stdout.print(line, markup=False, soft_wrap=True)
-    if not any(found.values()):
+    if not any(differing.values()):
         stdout.print("They do not differ.")
         return
-    if found["recipe"]:
+    if differing["recipe"]:
         stdout.print("\nrecipe")
-        for line in found["recipe"]:
+        for line in differing["recipe"]:
             stdout.print(f"  {line}", markup=False, soft_wrap=True)
     for part in ("parameters", "inputs", "environment", "metrics"):
-        if not found[part]:
+        if not differing[part]:
             continue
         table = make_table(part, "a", "b", *(["b - a"] if part == "metrics" else []))
-        for name, (left, right) in found[part].items():
-            cells = [name.removeprefix(_INPUT), *(shortened(as_text(value), 40) for value in (left, right))]
-            table.add_row(*map(Text, [*cells, *([_difference(left, right)] if part == "metrics" else [])]))
+        for name, (value_a, value_b) in differing[part].items():
+            cells = [
+                name.removeprefix(_INPUT),
+                *(shortened(as_text(value), 40) for value in (value_a, value_b)),
+            ]
+            table.add_row(
+                *map(Text, [*cells, *([_difference(value_a, value_b)] if part == "metrics" else [])])
+            )
         stdout.print(table)
 
 

@@ -1,7 +1,7 @@
-"""What a sweep came to: a table, data files, figures, and a page that holds them all.
+"""The report of a sweep: a table, data files, figures, and a page with all of them.
 
 results.py   the points, grouped over replicates and judged
-joining.py   several sweeps as one
+join.py      several sweeps as one
 table.py     the table on the terminal
 export.py    sweep.csv, sweep.parquet
 figures/     PNG files
@@ -32,17 +32,17 @@ __all__ = [
 
 
 def write_all(results: Results, command: Sequence[str], folder: Path) -> list[Path]:
-    """Write everything but the terminal's table into a sweep's folder.
+    """Write the data, the figures and the page of a sweep into its folder.
 
     Args:
         results: of the sweep.
-        command: what was typed.
+        command: the words of the command line.
         folder: of the sweep.
 
     Returns:
-        the files: the data, the figures, the page.
+        the paths of the written files.
     """
-    for stale in folder.glob("sweep*.png"):  # of a start with fewer points
+    for stale in folder.glob("sweep*.png"):  # from an earlier start with fewer points
         stale.unlink()
     write_csv(results, folder / CSV_FILE)
     write_parquet(results, folder / PARQUET_FILE)

@@ -1,10 +1,10 @@
-"""A sweep as data: `sweep.csv` and `sweep.parquet`, one row a point, for pandas and the like.
+"""A sweep as data: `sweep.csv` and `sweep.parquet`, with a row for each point, for pandas and the like.
 
     pandas.read_parquet("sweep.parquet").query("status == 'FINISHED'").groupby("alpha").accuracy.mean()
 
 Columns: `point` (its number), `name`, `status` (FINISHED, FAILED; REFERENCE for the inputs), one for each
-swept key and one for each metric, `signature`, `error`. Swept keys are numbers where all their values are.
-Where methods are compared, `best_of_recipe` (or `best_of_method`) is true for the best points of each.
+swept key and one for each metric, `signature`, `error`. A swept key is numeric if all its values are numbers.
+If methods are compared, `best_of_recipe` (or `best_of_method`) is true for the best points of each method.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PARQUET_FILE = "sweep.parquet"
 
 
 def columns(results: Results) -> dict[str, list[Any]]:
-    """Every column with a value, or None, for each point and then each input."""
+    """The columns by name, with a value or None for each point and then for each input."""
     records, references = results.records, results.references
     blank: list[Any] = [None] * len(references)
-    found: dict[str, list[Any]] = {
+    table: dict[str, list[Any]] = {
         "point": [*range(len(records)), *blank],
         "name": [*(r.name for r in records), *references],
         "status": [*(r.status for r in records), *("REFERENCE" for _ in references)],
@@ -38,36 +38,36 @@ def columns(results: Results) -> dict[str, list[Any]]:
         values = [results.value(r, key) for r in records]
         if not all(is_number(v) or isinstance(v, bool) for v in values if v is not None):
             values = [results.text(r, key) or None for r in records]
-        found[_free(key, found)] = [*values, *blank]
+        table[_free(key, table)] = [*values, *blank]
     for metric in results.metrics:
         measured = [r.metrics.get(metric) for r in records]
-        found[_free(metric, found)] = [*measured, *(values.get(metric) for values in references.values())]
+        table[_free(metric, table)] = [*measured, *(values.get(metric) for values in references.values())]
     if results.best_of_each is not None:
         best = {id(record) for record in results.best_of_each.records}
         name = f"best_of_{(results.method_key or '').rpartition('.')[2]}"
-        found[_free(name, found)] = [*(id(record) in best for record in records), *blank]
-    found["signature"] = [*(r.tags.get("signature") for r in records), *blank]
-    found["error"] = [*(r.error for r in records), *blank]
-    return found
+        table[_free(name, table)] = [*(id(record) in best for record in records), *blank]
+    table["signature"] = [*(r.tags.get("signature") for r in records), *blank]
+    table["error"] = [*(r.error for r in records), *blank]
+    return table
 
 
 def write_csv(results: Results, target: Path | TextIO) -> None:
-    """Write `columns` as text, to a path or an open file; what is missing is empty, a NaN is `nan`."""
+    """Write `columns` as CSV, to a path or an open file; None is empty, NaN is `nan`."""
     if isinstance(target, Path):
         with target.open("w", newline="", encoding="utf-8") as file:
             write_csv(results, file)
         return
-    found = columns(results)
+    table = columns(results)
     lines = csv.writer(target, lineterminator="\n")
-    lines.writerow(found)
-    lines.writerows([_text(v) for v in line] for line in zip(*found.values(), strict=True))
+    lines.writerow(table)
+    lines.writerows([_text(v) for v in line] for line in zip(*table.values(), strict=True))
 
 
 def write_parquet(results: Results, path: Path) -> None:
-    """Write `columns` with their types: whole numbers, floats, truth values, text; missing is null.
+    """Write `columns` as Parquet, typed as int, float, bool or string; None is null.
 
-    They go through the text of `write_csv`: given Python values, pyarrow imports pandas to look at them,
-    which takes longer than many a sweep.
+    The data are read from the text of `write_csv`: for Python values pyarrow imports pandas, which takes
+    longer than many sweeps.
     """
     from pyarrow import csv as arrow_csv
     from pyarrow import parquet
@@ -89,7 +89,7 @@ def write_parquet(results: Results, path: Path) -> None:
 
 
 def _kind(values: Sequence[Any]) -> pyarrow.DataType:
-    """The type of all the values: floats where numbers are mixed, else text."""
+    """The common type of the values: float for int and float, string for other mixtures."""
     import pyarrow
 
     kinds = {int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
@@ -105,6 +105,6 @@ def _text(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _free(name: str, taken: dict[str, list[Any]]) -> str:
-    """The name of a column, made another one where there is one already."""
-    return name if name not in taken else _free(f"{name}_", taken)
+def _free(name: str, table: dict[str, list[Any]]) -> str:
+    """The name of a new column, with underscores appended until it is unique."""
+    return name if name not in table else _free(f"{name}_", table)

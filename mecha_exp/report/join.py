@@ -1,4 +1,4 @@
-"""Several sweeps as one, so that their points stand in one table."""
+"""Join several sweeps, so that their points stand in one table."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ SWEEP_KEY, METHOD = "sweep", "method"
 
 
 def joined(sweeps: Sequence[Results], names: Sequence[str]) -> Results:
-    """All points of several sweeps, told apart by their sweep and by what any of them varied.
+    """The points of several sweeps as one, with the sweep and the keys that any of them varied as columns.
 
-    What a sweep did not vary is taken from the hyperparameters of its points.
+    If a sweep did not vary a key, its values are the hyperparameters of its points.
 
     Args:
         sweeps: two or more.
-        names: of their folders, where two have one title.
+        names: of the sweeps' folders, used if two sweeps have the same title.
     """
     titles = [sweep.title for sweep in sweeps]
-    called = titles if len(set(titles)) == len(titles) else list(names)
+    labels = titles if len(set(titles)) == len(titles) else list(names)
     keys = list(dict.fromkeys(key for sweep in sweeps for key in sweep.swept))
     methods = {
         str(r.parameters[METHOD]) for sweep in sweeps for r in sweep.finished if METHOD in r.parameters
@@ -32,14 +32,14 @@ def joined(sweeps: Sequence[Results], names: Sequence[str]) -> Results:
     differing = _differing(sweeps)
     records = [
         _placed(sweep, record, name, keys, differing)
-        for sweep, name in zip(sweeps, called, strict=True)
+        for sweep, name in zip(sweeps, labels, strict=True)
         for record in sweep.records
     ]
-    return Results(" + ".join(called), [SWEEP_KEY, *keys], records)
+    return Results(" + ".join(labels), [SWEEP_KEY, *keys], records)
 
 
 def _placed(sweep: Results, record: Record, name: str, keys: Sequence[str], differing: set[str]) -> Record:
-    """A point that names its sweep and its value of each key."""
+    """A copy of a point whose overrides are its sweep and its value of each key."""
     values = {key: sweep.text(record, key) or as_text(record.parameters.get(key)) for key in keys}
     settings = [f"{SWEEP_KEY}={name}", *(f"{key}={text}" for key, text in values.items() if text)]
     references = {
@@ -49,7 +49,7 @@ def _placed(sweep: Results, record: Record, name: str, keys: Sequence[str], diff
 
 
 def _differing(sweeps: Sequence[Results]) -> set[str]:
-    """Inputs that have one name and are not the same: their numbers differ from sweep to sweep."""
-    found = [sweep.references for sweep in sweeps]
-    names = {name for references in found for name in references}
-    return {name for name in names if len({str(r[name]) for r in found if name in r}) > 1}
+    """The names of inputs whose metrics differ between sweeps: different inputs with the same name."""
+    inputs = [sweep.references for sweep in sweeps]
+    names = {name for references in inputs for name in references}
+    return {name for name in names if len({str(r[name]) for r in inputs if name in r}) > 1}

@@ -1,4 +1,4 @@
-"""The results of a sweep: its points, grouped over replicates, judged by the main metric."""
+"""The results of a sweep: its points, grouped over replicates and ranked by the main metric."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mecha_exp.runs.sweep import Sweep
 from mecha_exp.runs.values import Value, as_text, parse_value
 
 REPLICATE_KEY = "seed"
-"""Points that differ in nothing else are replicates of one setting."""
+"""Points that differ in this key only are replicates of one setting."""
 BLOCK_KEY = "block"
-"""What a block ablation sets apart; the undisturbed point has none."""
+"""The key of a block ablation; the undisturbed point does not set it."""
 MISSING = "–"
-"""Stands in a table where there is no value."""
+"""The text of a missing value in a table."""
 METHOD_KEYS = ("recipe", "recipe.method")
-"""Swept keys that name what is compared; each has a best setting of its own."""
+"""Swept keys that name methods; each method has a best setting."""
 HIDDEN_PREFIXES = ("time/", "io/", "memory/", "weights/", "nonfinite")
 CONFIDENCE = 0.95
 _ABLATIONS = {"leave_one_block_out": "block left out", "only_one_block": "only block"}
@@ -28,13 +28,13 @@ _FALLBACK_METRIC = "weights/relative_change/"
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of a metric over replicates, and how far the true mean may be from it.
+    """The mean of a metric over replicates, with its confidence interval.
 
     Attributes:
-        mean: of those that are finite; NaN where none is.
-        half_width: of the 95 % confidence interval of the mean (Student's t); None with fewer than two.
-        count: how many of those there are.
-        lost: how many are not finite.
+        mean: of the finite values; NaN if there are none.
+        half_width: of the 95 % confidence interval of the mean (Student's t); None for fewer than two values.
+        count: the number of finite values.
+        lost: the number of values that are not finite.
     """
 
     mean: float
@@ -44,7 +44,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """The estimate from values; NaN and infinities are left out.
+        """Estimate the mean of values, without NaN and infinities.
 
         >>> Estimate.of([1.0, 2.0, 3.0])
         Estimate(mean=2.0, half_width=2.4841377117503303, count=3, lost=0)
@@ -59,7 +59,7 @@ class Estimate:
         from scipy.special import stdtrit
 
         freedom = count - 1
-        if min(finite) == max(finite):  # where the mean's rounding would show
+        if min(finite) == max(finite):  # otherwise the rounding of the mean would show
             return cls(finite[0], 0.0, count, lost)
         deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in finite) / freedom)
         quantile = float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
@@ -68,7 +68,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Setting:
-    """The points that differ in nothing but their seed.
+    """Points that differ only in their seed.
 
     Attributes:
         values: of the swept keys, without the seed.
@@ -85,27 +85,27 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What sets it apart, as in `alpha=0.3,k=0.2`."""
+        """The values of the swept keys, as in `alpha=0.3,k=0.2`."""
         shown = [f"{key}={as_text(value)}" for key, value in self.values.items() if value is not None]
         return ",".join(shown) or (self.records[0].name if len(self.records) == 1 else "all seeds")
 
     def estimate(self, metric: str | None) -> Estimate:
-        """A metric over the replicates."""
+        """Estimate the mean of a metric over the replicates."""
         return Estimate.of([r.metrics[metric] for r in self.finished if metric and metric in r.metrics])
 
 
 @dataclass(frozen=True)
 class Results:
-    """The points of a sweep, and what was varied.
+    """The points of a sweep, with the keys that were swept.
 
     Attributes:
         title: of the sweep.
         swept: the configuration keys that differ between the points.
-        records: one for each point, in their order.
-        chosen: the metric to sort by, in place of the evaluator's main one.
+        records: of the points, in their order.
+        chosen: the metric to sort by, instead of the evaluator's main metric.
         mode: of our sweeper, such as `leave_one_block_out`.
-        by: the keys to group by, in place of all swept ones.
-        shown: the metrics to show, in place of the evaluators'.
+        by: the keys to group by, instead of all swept keys.
+        shown: the metrics to show, instead of the evaluators' metrics.
         better: the direction of `chosen`.
     """
 
@@ -120,8 +120,7 @@ class Results:
 
     @cached_property
     def metric(self) -> str | None:
-        """The metric that points are sorted by: the evaluator's main one or, without an evaluator, how far
-        the result is from its first input."""
+        """The metric that points are sorted by: the evaluator's main metric, or else the relative change."""
         if self.chosen:
             return self.chosen
         named = next((r.metric for r in self.finished if r.metric), None)
@@ -131,14 +130,14 @@ class Results:
 
     @cached_property
     def direction(self) -> str:
-        """Whether more of the main metric is better."""
+        """Whether more of the main metric is better: `maximize` or `minimize`."""
         if self.better:
             return self.better
         return next((r.direction for r in self.finished if r.metric and r.metric == self.metric), "minimize")
 
     @cached_property
     def judged(self) -> bool:
-        """Whether an evaluator says which way the main metric is better."""
+        """Whether it is known which direction of the main metric is better."""
         return self.better is not None or any(r.metric == self.metric for r in self.finished)
 
     @cached_property
@@ -148,7 +147,7 @@ class Results:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The swept keys that tell settings apart: all but the seed, unless there is nothing else."""
+        """The swept keys that define settings: all but the seed, unless only the seed was swept."""
         if self.by:
             return list(self.by)
         keys = [key for key in self.swept if key != REPLICATE_KEY]
@@ -166,7 +165,7 @@ class Results:
 
     @cached_property
     def ranked(self) -> list[Setting]:
-        """The settings with the best first; those without a number after them, those that failed last."""
+        """The settings, the best first, then those without a finite value, then those that failed."""
 
         def rank(setting: Setting) -> tuple[bool, bool, float]:
             mean = setting.estimate(self.metric).mean
@@ -182,14 +181,14 @@ class Results:
 
     @cached_property
     def best_setting(self) -> Setting | None:
-        """The setting with the best mean, where an evaluator says which way is better."""
+        """The setting with the best mean, or None if it is not known which direction is better."""
         if not self.judged or math.isnan(self.ranked[0].estimate(self.metric).mean):
             return None
         return self.ranked[0]
 
     @property
     def best(self) -> Record | None:
-        """The best point of the best setting."""
+        """The best point of the best setting, or None."""
         if self.best_setting is None:
             return None
         measured = [
@@ -200,46 +199,46 @@ class Results:
 
     @cached_property
     def method_key(self) -> str | None:
-        """The swept key that names the methods, where several are compared at several settings."""
+        """The swept key that names methods, or None if no other key was swept."""
         if self.best_setting is None or len(self.keys) < 2:
             return None
         return next((key for key in METHOD_KEYS if key in self.keys), None)
 
     @cached_property
     def best_of_each(self) -> Results | None:
-        """The best setting of each method alone, where methods are compared; the best method first."""
+        """The results of the best setting of each method, the best first; None for a single method."""
         if self.method_key is None:
             return None
         best: dict[Value, Setting] = {}
         for setting in self.ranked:
             if setting.estimate(self.metric).count:
                 best.setdefault(setting.values[self.method_key], setting)
-        if len(best) == len(self.settings):  # one setting each: the whole table says it already
+        if len(best) == len(self.settings):  # one setting for each method: the same as the whole table
             return None
         records = [record for setting in best.values() for record in setting.records]
         return replace(self, title=f"the best of each {self.method_key}", records=records)
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said of single points, such as that one was made again since an input has changed."""
+        """Remarks about single points, such as that one was merged again because an input has changed."""
         return list(dict.fromkeys(f"{r.name}: {r.note}" for r in self.records if r.note))
 
     @property
     def references(self) -> dict[str, dict[str, float]]:
         """The metrics of the inputs, by name."""
-        found = {name: values for r in self.records for name, values in r.references.items()}
-        return {name: values for name, values in found.items() if values}
+        inputs = {name: values for r in self.records for name, values in r.references.items()}
+        return {name: values for name, values in inputs.items() if values}
 
     @cached_property
     def metrics(self) -> list[str]:
-        """The name of every metric, in the order in which they were measured, the main one first."""
+        """The names of the metrics, the main one first, then in the order of measurement."""
         names = dict.fromkeys(m for r in self.records for m in r.metrics)
         first = [self.metric] if self.metric in names else []
         return [*first, *(m for m in names if m != self.metric)]
 
     @cached_property
     def shown_metrics(self) -> list[str]:
-        """The metrics that a person wants to see first: those of the evaluators, or else of the weights."""
+        """The metrics to show by default: those of the evaluators, or else of the weights."""
         if self.shown:
             return list(self.shown)
         shown = [m for m in self.metrics if m == self.metric or not m.startswith(HIDDEN_PREFIXES)]
@@ -249,17 +248,17 @@ class Results:
         return [m for m in self.metrics if m.startswith(weights)] or shown
 
     def heading(self, key: str) -> str:
-        """What a swept key is called above a table's column."""
+        """The heading of a swept key's column in a table."""
         return _ABLATIONS.get(self.mode or "", key) if key == BLOCK_KEY else key
 
     def cell(self, setting: Setting, key: str) -> str:
-        """A setting's value of a swept key, as it stands in a table."""
+        """The text of a setting's value of a swept key, for a table."""
         undisturbed = key == BLOCK_KEY and self.mode in _ABLATIONS
         return as_text(setting.values[key]) or ("none" if undisturbed else MISSING)
 
     @property
     def has_replicates(self) -> bool:
-        """Whether some setting has several points."""
+        """Whether a setting has several points."""
         return any(len(setting.records) > 1 for setting in self.settings)
 
     @property
@@ -267,12 +266,12 @@ class Results:
         return self.metric or ""
 
     def unit(self, metric: str | None) -> str:
-        """What a metric is measured in; nothing where that is not known or it is a plain number."""
-        given = next((r.units[metric] for r in self.finished if metric and metric in r.units), "")
-        return given or next((u for start, u in _UNITS.items() if (metric or "").startswith(start)), "")
+        """The unit of a metric; an empty string if it is unknown or the metric is a plain number."""
+        declared = next((r.units[metric] for r in self.finished if metric and metric in r.units), "")
+        return declared or next((u for start, u in _UNITS.items() if (metric or "").startswith(start)), "")
 
     def text(self, record: Record, key: str) -> str:
-        """A point's value of a swept key, as it was typed; nothing where the point does not set it."""
+        """The text of a point's override of a swept key; an empty string if there is none."""
         for override in record.overrides:
             name, _, text = override.lstrip("+").partition("=")
             if name == key:
@@ -280,7 +279,7 @@ class Results:
         return ""
 
     def value(self, record: Record, key: str) -> Value:
-        """A point's value of a swept key, a number where it is one; None where the point sets none."""
+        """A point's value of a swept key; None if the point does not set it."""
         return parse_value(self.text(record, key))
 
 
@@ -296,11 +295,11 @@ _UNITS = {
 
 
 def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
-    """The results of a sweep as far as it has run.
+    """The results of a sweep so far.
 
     Args:
-        sweep: what its points share.
-        folder: where its points are.
-        ended: whether it is known to have run: then a point without a record has failed.
+        sweep: the data that its points share.
+        folder: of the sweep.
+        ended: whether the sweep is known to have ended: then a point without a record has failed.
     """
     return Results(sweep.title, sweep.swept, sweep.all_records(folder, ended=ended), mode=sweep.mode)

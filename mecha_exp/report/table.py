@@ -20,13 +20,13 @@ BEST = " *"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """A row of the table.
 
     Attributes:
         kind: `point`, `failed` or `reference`.
-        label: what sets it apart, a cell for each swept key.
+        label: a cell for each swept key.
         estimates: of the shown metrics.
-        best: whether it is the best point.
+        best: whether it is the best setting.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Row:
 
 
 def rows(results: Results, metrics: Sequence[str]) -> list[Row]:
-    """The settings, the best first, the failed ones last, and then the inputs for comparison."""
+    """The rows of the settings, the best first and the failed last, and then of the inputs."""
     listed = [_row(results, setting, metrics) for setting in results.ranked]
     blank = [""] * (len(_headings(results)) - 1)
     for name, measured in results.references.items():
@@ -46,14 +46,14 @@ def rows(results: Results, metrics: Sequence[str]) -> list[Row]:
 
 
 def terminal_table(results: Results, width: int, limit: int = MAX_ROWS) -> Table:
-    """A table that fits a terminal: as many metrics as there is room for, the main one first."""
+    """A table that fits a terminal: as many metrics as there is room for, and at least the main one."""
     headings = _headings(results)
     metrics = results.shown_metrics
     listed = rows(results, metrics)
     columns = zip(*(row.label for row in listed), strict=True)
     cells = list(zip(*(distinct(column) for column in columns), strict=True))
-    taken = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
-    metrics = metrics[: _how_many_fit(metrics, listed, width - taken)]
+    label_width = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
+    metrics = metrics[: _how_many_fit(metrics, listed, width - label_width)]
     title = Text(results.title, style="italic")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in headings:
@@ -77,13 +77,13 @@ def terminal_table(results: Results, width: int, limit: int = MAX_ROWS) -> Table
 
 
 def terminal_tables(results: Results, width: int) -> list[Table]:
-    """The whole table and, where methods are compared, a short one of the best setting of each."""
+    """The whole table and, if methods are compared, a table of the best setting of each method."""
     short = [] if results.best_of_each is None else [results.best_of_each]
-    return [terminal_table(each, width) for each in (results, *short)]
+    return [terminal_table(part, width) for part in (results, *short)]
 
 
 def estimate_text(estimate: Estimate) -> str:
-    """A mean, and its interval to two digits where there is one.
+    """A mean as text, with its interval to two digits if there is one.
 
     >>> estimate_text(Estimate(0.87654, 0.0123, 3)), estimate_text(Estimate(0.87654, None, 1))
     ('0.877 ± 0.012', '0.8765')
@@ -103,7 +103,7 @@ def estimate_text(estimate: Estimate) -> str:
 
 
 def shortened(text: str, limit: int = MAX_CELL) -> str:
-    """A text with its middle left out where it is too long: paths differ at their ends."""
+    """A text with its middle left out if it is longer than `limit`."""
     if len(text) <= limit:
         return text
     head = (limit - 1) // 3
@@ -111,7 +111,7 @@ def shortened(text: str, limit: int = MAX_CELL) -> str:
 
 
 def distinct(texts: Sequence[str], limit: int = MAX_CELL) -> list[str]:
-    """Texts shortened so that what tells them apart stays: common ends go first, then common beginnings.
+    """Shorten texts and keep where they differ: common endings are cut first, then common beginnings.
 
     >>> distinct(["/data/models/first.safetensors", "/data/models/second.safetensors"], 20)
     ['/data/models/first…', '/data/models/second…']
@@ -127,12 +127,12 @@ def distinct(texts: Sequence[str], limit: int = MAX_CELL) -> list[str]:
 
 
 def _common(texts: Sequence[str]) -> int:
-    """How many characters all texts begin with."""
+    """The length of the common beginning of all texts."""
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False)))
 
 
 def wrapped(name: str) -> str:
-    """The name of a metric in lines that are broken where it has a slash."""
+    """A long name of a metric with a line break after each slash."""
     return name.replace("/", "/\n") if len(name) > 14 else name
 
 
@@ -166,7 +166,7 @@ def _style(row: Row) -> str | None:
 
 
 def _how_many_fit(metrics: Sequence[str], listed: Sequence[Row], room: int) -> int:
-    """How many metric columns fit beside the labels; one in any case."""
+    """The number of metric columns that fit beside the labels, at least one."""
     for number, metric in enumerate(metrics):
         texts = [estimate_text(row.estimates[number]) for row in listed]
         room -= _width([*wrapped(metric).split("\n"), *texts]) + (len(BEST) if not number else 0)

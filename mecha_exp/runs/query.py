@@ -1,4 +1,4 @@
-"""Finding runs and sweeps again: by folder, signature, MLflow id, or the words that set a point apart."""
+"""Find runs and sweeps by folder, signature, MLflow id, name, or conditions on what they recorded."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mecha_exp.runs.sweep import SWEEP_FILE, Sweep
 from mecha_exp.runs.values import as_text, is_number, parse_value
 
 SHORT = 12
-"""So much of a signature is shown; `MIN_PREFIX` of it is enough to name a run."""
+"""The number of characters of a signature that are shown; `MIN_PREFIX` of them are enough to name a run."""
 MIN_PREFIX = 4
 _GATHERED = tuple(OUTPUTS / name for name in ("multiruns", "runs"))
-"""Where folders lie that need no more than their names."""
+"""The folders whose sub-folders can be named without a path."""
 _COMPARISONS = ("!=", ">=", "<=", "=", ">", "<")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was found.
+    """A run on disk.
 
     Attributes:
         folder: of the run.
-        record: what it left there.
+        record: of `run.json` in that folder.
     """
 
     folder: Path
@@ -37,16 +37,16 @@ class Run:
 
     @property
     def signature(self) -> str:
-        """The hash of what decides its bytes; empty where it failed before that was known."""
+        """The hash of everything that decides the result's bytes; empty if the run failed early."""
         return self.record.tags.get("signature", "")
 
     @property
     def measured(self) -> float | None:
-        """Its main metric."""
+        """The value of the run's main metric, or None."""
         return self.record.metrics.get(self.record.metric or "")
 
     def value(self, name: str) -> Any:
-        """What a filter may ask for: `status`, `name`, a parameter, a metric, or a tag; None for others."""
+        """The value of `status`, `name`, a parameter, a metric, a tag or an override; otherwise None."""
         record = self.record
         if name in ("status", "name"):
             return getattr(record, name)
@@ -57,7 +57,7 @@ class Run:
 
     @property
     def names(self) -> set[str]:
-        """What a filter may ask for."""
+        """Every name that `value` knows."""
         record = self.record
         return {"status", "name", *record.parameters, *record.metrics, *record.tags, *self._settings}
 
@@ -67,38 +67,38 @@ class Run:
 
 
 def short_folder(folder: Path) -> str:
-    """A folder as it may be typed: without `outputs/runs` or `outputs/multiruns`."""
-    gathered = next((place for place in _GATHERED if folder.is_relative_to(place)), None)
-    return (folder.relative_to(gathered) if gathered else folder).as_posix()
+    """A folder's short name, which verbs accept: without `outputs/runs` or `outputs/multiruns`."""
+    parent = next((parent for parent in _GATHERED if folder.is_relative_to(parent)), None)
+    return (folder.relative_to(parent) if parent else folder).as_posix()
 
 
 def _folder_named(word: str, marker: str) -> Path | None:
-    """The folder that a word names, at length or as `short_folder` shows it, if it holds that file."""
-    places = [Path(word), *(place / word for place in _GATHERED)] if word else []
-    return next((place for place in places if (place / marker).is_file()), None)
+    """The folder that a word names, by its path or its short name, if it holds the file `marker`."""
+    candidates = [Path(word), *(parent / word for parent in _GATHERED)] if word else []
+    return next((folder for folder in candidates if (folder / marker).is_file()), None)
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
     """Every run below the folders, the newest first; damaged records are left out."""
-    found = [Run(folder, record) for folder in _folders_with(RUN_FILE, folders) if (record := _load(folder))]
-    return sorted(found, key=lambda run: run.record.started, reverse=True)
+    runs = [Run(folder, record) for folder in _folders_with(RUN_FILE, folders) if (record := _load(folder))]
+    return sorted(runs, key=lambda run: run.record.started, reverse=True)
 
 
 def find_sweeps(folders: Iterable[Path]) -> list[tuple[Path, Sweep]]:
     """Every sweep below the folders, the newest first."""
-    found = [
+    sweeps = [
         (folder, sweep) for folder in _folders_with(SWEEP_FILE, folders) if (sweep := _load_sweep(folder))
     ]
-    return sorted(found, key=lambda pair: (pair[0] / SWEEP_FILE).stat().st_mtime, reverse=True)
+    return sorted(sweeps, key=lambda pair: (pair[0] / SWEEP_FILE).stat().st_mtime, reverse=True)
 
 
 def find_run(word: str, folders: Sequence[Path] = (OUTPUTS,)) -> Run:
-    """The run that a word means: its folder, the beginning of its signature, its MLflow id, or its name.
+    """The run that a word names: by its folder, the beginning of its signature, its MLflow id, or its name.
 
-    Several runs with one signature have the same result: the newest that finished stands for all.
+    Runs with equal signatures have the same result: the newest finished one is returned.
 
     Raises:
-        ConfigError: there is none, or the word means several.
+        ConfigError: no run matches, or runs with different signatures do.
     """
     if folder := _folder_named(word, RUN_FILE):
         return Run(folder, Record.load(folder))
@@ -125,7 +125,7 @@ def find_run(word: str, folders: Sequence[Path] = (OUTPUTS,)) -> Run:
 
 
 def _nearest(word: str, names: Iterable[str], verb: str) -> str:
-    """What a wrong word may have meant: names that hold it or look like it, or the verb that lists all."""
+    """A hint for an unknown name: similar names, or else the verb that lists all."""
     known = sorted(set(names))
     near = [name for name in known if word in name] or difflib.get_close_matches(word, known, cutoff=0.6)
     listed = " or ".join(f"'{name}'" for name in near[:3])
@@ -133,21 +133,21 @@ def _nearest(word: str, names: Iterable[str], verb: str) -> str:
 
 
 def find_sweep(word: str | None, folders: Sequence[Path] = (OUTPUTS,)) -> tuple[Path, Sweep]:
-    """The sweep that a word means: its folder or its title; without one the newest.
+    """The sweep that a word names, by its folder or its title; without a word the newest.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no sweep matches.
     """
     if folder := _folder_named(word or "", SWEEP_FILE):
         return folder, Sweep.load(folder)
     sweeps = find_sweeps(folders)
-    found = [pair for pair in sweeps if word in (None, pair[1].title, pair[0].name)]
-    if not found:
+    matches = [pair for pair in sweeps if word in (None, pair[1].title, pair[0].name)]
+    if not matches:
         titles = {sweep.title for _, sweep in sweeps}
         named = f"sweep '{word}'" if word else "sweep"
         hint = _nearest(word, titles, "ls --sweeps") if word and titles else ""
         raise ConfigError(f"there is no {named} below {', '.join(map(str, folders))}.{hint}")
-    return found[0]
+    return matches[0]
 
 
 def run_id_of(record: Record) -> str:
@@ -162,7 +162,7 @@ class Filter:
     Attributes:
         name: of a parameter, a metric, a tag, `status` or `name`.
         comparison: one of = != < <= > >=.
-        value: what it is compared with.
+        value: the other side of the comparison, as text.
     """
 
     name: str
@@ -171,37 +171,45 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> Filter:
-        """The condition that a word means.
+        """Read a condition from a word of the command line.
 
         Raises:
-            ConfigError: it has no comparison.
+            ConfigError: the word has no comparison.
         """
         for comparison in _COMPARISONS:
-            name, found, value = text.partition(comparison)
-            if found and name:
+            name, separator, value = text.partition(comparison)
+            if separator and name:
                 return cls(name.strip(), comparison, value.strip())
-        raise ConfigError(f"'{text}' is no condition. Write it as alpha>0.3, method=ties or status=FAILED.")
+        raise ConfigError(
+            f"'{text}' is not a condition. Write it as alpha>0.3, method=ties or status=FAILED."
+        )
 
     def holds(self, run: Run) -> bool:
-        """Whether a run meets it; one that lacks the name does not."""
-        found, wanted = run.value(self.name), parse_value(self.value)
-        if found is None:
+        """Whether a run meets the condition; a run that lacks the name does not."""
+        actual, expected = run.value(self.name), parse_value(self.value)
+        if actual is None:
             return False
         if self.comparison in ("=", "!="):
-            same = found == wanted if is_number(found) and is_number(wanted) else as_text(found) == self.value
+            same = (
+                actual == expected
+                if is_number(actual) and is_number(expected)
+                else as_text(actual) == self.value
+            )
             return same == (self.comparison == "=")
-        if not is_number(found) or not is_number(wanted):
+        if not is_number(actual) or not is_number(expected):
             return False
-        less, equal = bool(found < wanted), bool(found == wanted)
+        less, equal = bool(actual < expected), bool(actual == expected)
         return {"<": less, "<=": less or equal, ">": not less and not equal, ">=": not less}[self.comparison]
 
 
 def _folders_with(name: str, folders: Iterable[Path]) -> Iterator[Path]:
     seen = set()
     for start in folders:
-        for place, below, files in os.walk(start):
-            below[:] = [b for b in below if not b.startswith(".") and b not in ("mlartifacts", "store")]
-            if name in files and (folder := Path(place)).resolve() not in seen:
+        for path, subfolders, files in os.walk(start):
+            subfolders[:] = [
+                f for f in subfolders if not f.startswith(".") and f not in ("mlartifacts", "store")
+            ]
+            if name in files and (folder := Path(path)).resolve() not in seen:
                 seen.add(folder.resolve())
                 yield folder
 

@@ -1,14 +1,14 @@
-"""What a run leaves in its folder, so that it can be compared, tracked and looked up later.
+"""The files of a run's folder, from which runs are compared, tracked and looked up later.
 
 model.safetensors   the merged model (unless output=none)
-run.json            everything below in one file, which tracking and sweep tables are made from
+run.json            everything below in one file; tracking and sweep tables read it
 metrics.json        the numbers
 recipe.yaml         the resolved configuration
 recipe.mecha        the recipe as text
-block_values.csv    what each block got of hyperparameters that are not one number
+block_values.csv    the value of each block, of hyperparameters that differ by block
 block_values.png    the same as a figure, of a run that is not part of a sweep
 weight_stats.csv    distance and cosine to each input, by block
-changes.diff        what was not committed, if this runs from a repository
+changes.diff        uncommitted changes, if the run started in a repository
 mecha_exp.log, .hydra/
 """
 
@@ -34,30 +34,30 @@ FINISHED, FAILED = "FINISHED", "FAILED"
 
 @dataclass
 class Record:
-    """One grid point: what was merged, how, and what came of it.
+    """The record of one grid point: recipe, settings, metrics and status.
 
     Attributes:
-        name: what differs from its neighbours, as in `alpha=0.3`.
+        name: the settings that differ from other points, as in `alpha=0.3`.
         status: `FINISHED` or `FAILED`.
         error: why it failed.
         started, ended: milliseconds since 1970.
-        overrides: the command line's, for this point.
+        overrides: of the command line, for this point.
         parameters: hyperparameters, method, inputs, dtypes.
-        metrics: what was measured; see the documentation for their names.
+        metrics: measured numbers by name; see the documentation for the names.
         tags: commit, versions, signature.
-        metric, direction: the evaluator's main metric and whether more of it is better.
-        references: the same metrics for each input.
-        units: of the metrics, as their evaluators say.
-        block_weights: of each hyperparameter that differs by key its mean in each block.
-        tracking_error: why it is not in MLflow, if it should be.
-        signature: the hash of all that decides the result's bytes.
-        evaluations: what measured it: names, versions and parameters.
-        found: whether the merge was known before, so that nothing was computed.
-        model: where the merged model lies, if it was kept; in another run's folder where it was found.
+        metric, direction: the evaluator's main metric, and whether more of it is better.
+        references: the metrics of each input.
+        units: of the metrics, as their evaluators declare them.
+        block_weights: the mean of each hyperparameter in each block, where it differs by key.
+        tracking_error: why the run is not in MLflow although it should be.
+        signature: the hash of everything that decides the result's bytes.
+        evaluations: the keys of the evaluations: names, versions and parameters.
+        found: whether the result was already stored, so that nothing was computed.
+        model: the path of the merged model, if it was kept; it may lie in the folder of an earlier run.
         model_sha256: of its bytes.
-        note: what the reader of a table should know, such as a point that was made again.
-        run_id: of its MLflow run.
-        origin: what decided its bytes beside the recipe; see `Origin`.
+        note: a remark for the table, such as that the point was merged again.
+        run_id: of the MLflow run.
+        origin: what decided the bytes beside the recipe; see `Origin`.
     """
 
     name: str
@@ -86,15 +86,15 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing went wrong."""
+        """Whether the run succeeded."""
         return self.status == FINISHED
 
     @property
     def has_model(self) -> bool:
-        """Whether the merged model is there, with the bytes that were written."""
+        """Whether the merged model exists with the bytes that were written."""
         from mecha_exp.lab.content_hash import (
-            content_is,  # it brings torch, and records are also read without
-        )
+            content_is,
+        )  # imports torch, which reading records does not need
 
         return self.model is not None and content_is(Path(self.model), self.model_sha256)
 
@@ -105,10 +105,10 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """What `save` wrote.
+        """Read `run.json`.
 
         Raises:
-            ConfigError: there is none, or it is damaged.
+            ConfigError: the file does not exist or is damaged.
         """
         try:
             record = cls(**json.loads((folder / RUN_FILE).read_text(encoding="utf-8")))
@@ -122,9 +122,9 @@ class Record:
 
 def load_all(folder: Path) -> dict[Path, Record]:
     """The records of a sweep's points, by folder, in the order of their numbers."""
-    found = [path.parent for path in folder.rglob(RUN_FILE)]
-    found.sort(key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
-    return {path: Record.load(path) for path in found}
+    folders = [path.parent for path in folder.rglob(RUN_FILE)]
+    folders.sort(key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
+    return {path: Record.load(path) for path in folders}
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -134,7 +134,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_ready(value: Any, nonfinite: Callable[[float], Any]) -> Any:
-    """Nested data as JSON has it: other types as text, and NaN and infinities as `nonfinite` returns them."""
+    """Convert nested data to JSON's types: NaN and infinities by `nonfinite`, unknown types to text."""
     if isinstance(value, dict):
         return {str(key): json_ready(item, nonfinite) for key, item in value.items()}
     if isinstance(value, list | tuple):

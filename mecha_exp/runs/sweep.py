@@ -1,4 +1,4 @@
-"""What the points of a sweep share, on disk."""
+"""`sweep.json`: the data that all points of a sweep share."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ SWEEP_FILE = "sweep.json"
 FOLDER_TAG = "folder"
 RUNNING = "RUNNING"
 LOCKED = "sweep"
-"""The name that a folder's lock is called after."""
+"""The stem of the name of a folder's lock file."""
 
 
 @dataclass(frozen=True)
 class Tracking:
-    """Where runs are logged: nowhere, if `uri` is None."""
+    """The MLflow store and experiment; runs are not logged if `uri` is None."""
 
     uri: str | None
     experiment: str
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is a database whose file is not there."""
+        """Whether the store is a database whose file does not exist."""
         uri = self.uri or ""
         return uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).exists()
 
     @property
     def place(self) -> str:
-        """The store and the experiment; nothing where runs are not logged."""
+        """The store and the experiment as one string; empty if runs are not logged."""
         return f"{self.uri} {self.experiment}" if self.uri else ""
 
 
 @dataclass
 class Sweep:
-    """What the points of a sweep share; `sweep.json` in its folder, where other processes find it.
+    """The data that all points of a sweep share, saved in the sweep's folder for other processes.
 
     Attributes:
-        title: what it is called.
+        title: the sweep's name.
         swept: the configuration keys that differ between the points.
-        command: what was typed.
-        points: how many there should be; 0 where a search decides that.
-        parent_run: the id of its MLflow run, if it is tracked.
-        tracking_error: why it is not, if it should be.
+        command: the words of the command line.
+        points: the number of points; 0 where a search decides it.
+        parent_run: the id of the sweep's MLflow run, if it is tracked.
+        tracking_error: why the sweep is not tracked although it should be.
         mode: of our sweeper, such as `zip`.
-        complete: whether every point is there, shown and tracked, so that a new start has nothing to do.
-        tracked_in: the store and the experiment of that run.
+        complete: whether every point is merged, shown and tracked, so that a new start has nothing to do.
+        tracked_in: the store and the experiment of the MLflow run.
     """
 
     title: str
@@ -68,7 +68,7 @@ class Sweep:
 
     @classmethod
     def load(cls, folder: Path) -> Sweep:
-        """What `save` wrote.
+        """Read `sweep.json`.
 
         Raises:
             ConfigError: the folder holds no sweep.
@@ -79,7 +79,7 @@ class Sweep:
             raise ConfigError(f"{folder} holds no sweep: {error}.") from None
 
     def records(self, folder: Path) -> dict[Path, Record]:
-        """The records of its points, by folder; not those of an earlier sweep there that had more."""
+        """The records of the points, by folder, without those of an earlier, larger sweep."""
         numbers = {folder / str(number) for number in range(self.points)}
 
         def is_ours(path: Path) -> bool:
@@ -88,13 +88,13 @@ class Sweep:
         return {path: record for path, record in load_all(folder).items() if is_ours(path)}
 
     def all_records(self, folder: Path, *, ended: bool = False) -> list[Record]:
-        """The records of all points: one that left none has failed, unless the sweep is still running.
+        """The records of all points; a point without a record failed, unless the sweep is still running.
 
         Args:
             folder: the folder of the sweep.
-            ended: whether the sweep is known to have run.
+            ended: whether the sweep is known to have ended.
         """
-        from mecha_exp.checkpoint.transaction.lock import is_in_use  # it brings torch
+        from mecha_exp.checkpoint.transaction.lock import is_in_use  # imports torch
 
         records = self.records(folder)
         lost = [n for n in range(self.points) if folder / str(n) not in records]

@@ -9,7 +9,7 @@ Value = float | int | bool | str | None
 
 
 def parse_value(text: str) -> Value:
-    """What an override's value means.
+    """The value of an override: None, bool, int, float, or else string.
 
     >>> [parse_value(text) for text in ("0.30", "3", "true", "ties", "")]
     [0.3, 3, True, 'ties', None]
@@ -27,7 +27,7 @@ def parse_value(text: str) -> Value:
 
 
 def as_text(value: Any) -> str:
-    """A value for people: floats without noise, nothing for None.
+    """A value as text for people: floats with six digits, an empty string for None.
 
     >>> as_text(0.30000000000000004), as_text(True), as_text(None)
     ('0.3', 'true', '')
@@ -40,11 +40,11 @@ def as_text(value: Any) -> str:
 
 
 def is_numeric(values: Iterable[Value]) -> bool:
-    """Whether values can be put on an axis, as far as there are any: some points may set none."""
+    """Whether all values that are not None are int or float, and some are."""
     present = [value for value in values if value is not None]
     return bool(present) and all(map(is_number, present))
 
 
 def is_number(value: Value) -> bool:
-    """Whether a value can be put on an axis."""
+    """Whether a value is an int or a float, and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""MLflow, and nothing of it where tracking is off."""
+"""Tracking of runs by MLflow, which is imported only when runs are tracked."""
 
 from mecha_exp.tracking.mlflow_store import Store
 

@@ -1,7 +1,7 @@
 """Runs in an MLflow store: a local database or a server.
 
-A run is logged when it is done, from what it left in its folder, in a few batches; so a run that could not
-be logged can be logged later, and none is left half-logged when its process dies.
+A finished run is logged in a few batches, from the files in its folder. So a run that could not be logged can
+be logged later, and no run stays half-logged when its process dies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_PARAMS_A_BATCH = 100
 MAX_RUNS = 10_000
 MAX_VALUE, MAX_KEY = 6000, 250
 
-# MLflow reports its use to its makers unless told not to, and retries a dead server for minutes.
+# By default MLflow sends telemetry, and retries a dead server for minutes.
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -43,7 +43,7 @@ _QUIET = {
 
 
 class Store:
-    """Where runs are logged.
+    """An experiment in an MLflow store, to which runs are logged.
 
     Args:
         uri: `sqlite:///path` (relative to the current folder; created when needed) or a server's address.
@@ -59,34 +59,34 @@ class Store:
             os.environ.setdefault(name, value)
         if self.uri.startswith(("http://", "https://")):
             _require_answer(self.uri)
-        with _explained(self.uri):
+        with _tracking_errors(self.uri):
             self._client = _client(self.uri)
             self._experiment = self._find_experiment(experiment)
 
     def start(self, name: str, tags: Mapping[str, str]) -> str:
-        """Open a run that others will be children of; returns its id."""
-        with _explained(self.uri):
+        """Create a parent run; returns its id."""
+        with _tracking_errors(self.uri):
             run = self._client.create_run(self._experiment, run_name=name, tags=_tags(tags))
         return str(run.info.run_id)
 
     def runs_with(self, tag: str, value: str) -> dict[str, str]:
-        """The statuses of the runs with a tag of that value, by their ids."""
+        """The status of each run whose tag has this value, by run id."""
         quoted = value.replace("'", "\\'")
-        with _explained(self.uri):
-            found = self._client.search_runs(
+        with _tracking_errors(self.uri):
+            runs = self._client.search_runs(
                 [self._experiment], f"tags.`{_name(tag)}` = '{quoted}'", max_results=MAX_RUNS
             )
-        return {str(run.info.run_id): str(run.info.status) for run in found}
+        return {str(run.info.run_id): str(run.info.status) for run in runs}
 
     def fetch(self, run_id: str, folder: Path) -> Path:
-        """Copy what was kept of a run into a folder, and return where it lies."""
+        """Download a run's artifacts into a folder; returns their path."""
         folder.mkdir(parents=True, exist_ok=True)
-        with _explained(self.uri):
+        with _tracking_errors(self.uri):
             return Path(self._client.download_artifacts(run_id, "", str(folder)))
 
     def delete(self, run_id: str) -> None:
-        """Remove a run that was not logged to its end."""
-        with _explained(self.uri):
+        """Delete a run, such as one that was logged in part."""
+        with _tracking_errors(self.uri):
             self._client.delete_run(run_id)
 
     def finish(
@@ -97,10 +97,10 @@ class Store:
         tags: Mapping[str, str],
         artifacts: Iterable[Path],
     ) -> None:
-        """Close a run with its last figures."""
-        with _explained(self.uri):
+        """End a run with its last metrics, tags and artifacts."""
+        with _tracking_errors(self.uri):
             self._client.log_batch(run_id, metrics=_metrics(metrics), tags=_run_tags(tags))
-            self._keep(self._client.get_run(run_id), [path for path in artifacts if path.is_file()])
+            self._copy_artifacts(self._client.get_run(run_id), [path for path in artifacts if path.is_file()])
             self._client.set_terminated(run_id, status)
 
     def log(
@@ -114,18 +114,18 @@ class Store:
         artifacts: Iterable[Path],
         parent: str | None = None,
     ) -> str:
-        """Log a run that is done; returns its id.
+        """Log a finished run; returns its id.
 
         Args:
             name: of the run.
             status: `FINISHED` or `FAILED`.
-            times: of its start and its end, in milliseconds since 1970.
-            parameters, metrics, tags: what is logged; parameters that are too many for a batch go in several.
-            artifacts: files to be copied to the store.
+            times: start and end, in milliseconds since 1970.
+            parameters, metrics, tags: by name; long lists of parameters are sent in several batches.
+            artifacts: files to copy to the store.
             parent: the id of the sweep's run.
         """
         tags = {**tags, **({PARENT_TAG: parent} if parent else {})}
-        with _explained(self.uri):
+        with _tracking_errors(self.uri):
             run = self._client.create_run(
                 self._experiment, start_time=times[0], run_name=name, tags=_tags(tags)
             )
@@ -136,30 +136,30 @@ class Store:
             )
             for start in range(MAX_PARAMS_A_BATCH, len(params), MAX_PARAMS_A_BATCH):
                 self._client.log_batch(run_id, params=params[start : start + MAX_PARAMS_A_BATCH])
-            self._keep(run, artifacts)
+            self._copy_artifacts(run, artifacts)
             self._client.set_terminated(run_id, status, end_time=times[1])
         return run_id
 
-    def _keep(self, run: Run, artifacts: Iterable[Path]) -> None:
-        """Copy files to where a run's artifacts are; Hydra's into `config`.
+    def _copy_artifacts(self, run: Run, artifacts: Iterable[Path]) -> None:
+        """Copy files to a run's artifacts; Hydra's files into `config`.
 
-        MLflow asks its database for that place once for each file, which would take most of the time.
+        A local store is written directly, since MLflow would query its database once for each file.
         """
-        place = str(run.info.artifact_uri)
+        address = str(run.info.artifact_uri)
         for path in artifacts:
             folder = "config" if path.parent.name == ".hydra" else None
-            if place.startswith("file:"):
-                target = Path(url2pathname(urlsplit(place).path)) / (folder or "")
+            if address.startswith("file:"):
+                target = Path(url2pathname(urlsplit(address).path)) / (folder or "")
                 target.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target / path.name)
             else:
                 self._client.log_artifact(str(run.info.run_id), str(path), folder)
 
     def _find_experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        location = None  # a server knows its own
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is not None:
+            return str(experiment.experiment_id)
+        location = None  # a server decides it
         if self.uri.startswith(SQLITE):
             location = (Path(self.uri.removeprefix(SQLITE)).parent / ARTIFACTS_FOLDER).as_uri()
         from mlflow.exceptions import MlflowException
@@ -167,10 +167,10 @@ class Store:
         try:
             return str(self._client.create_experiment(name, artifact_location=location))
         except MlflowException:
-            found = self._client.get_experiment_by_name(name)  # another process has made it meanwhile
-            if found is None:
+            experiment = self._client.get_experiment_by_name(name)  # another process created it meanwhile
+            if experiment is None:
                 raise
-            return str(found.experiment_id)
+            return str(experiment.experiment_id)
 
 
 def _client(uri: str) -> MlflowClient:
@@ -187,18 +187,18 @@ def _client(uri: str) -> MlflowClient:
 
 
 def _require_answer(uri: str) -> None:
-    """Ask once and briefly whether a server is there: MLflow itself would keep trying."""
+    """Raise a TrackingError unless a server answers one short request; MLflow itself would keep trying."""
     try:
         urllib.request.urlopen(uri.rstrip("/") + "/health", timeout=ANSWER_SECONDS).close()
     except urllib.error.HTTPError:
-        return  # it answers; whether it is content is seen when it is used
+        return  # it answers; other errors show when it is used
     except (OSError, ValueError) as error:
         raise TrackingError(f"the MLflow server at {uri} does not answer ({error}).") from None
 
 
 @contextmanager
-def _explained(uri: str) -> Iterator[None]:
-    """Whatever MLflow or its database raises becomes one TrackingError."""
+def _tracking_errors(uri: str) -> Iterator[None]:
+    """Turn every exception of MLflow or its database into a TrackingError."""
     try:
         yield
     except TrackingError:

@@ -146,7 +146,7 @@ def test_ls_says_which_name_of_a_condition_no_run_has(verb):
 
 
 def test_a_condition_that_is_none(verb):
-    assert "'alpha' is no condition. Write it as alpha>0.3" in verb("ls", "alpha")
+    assert "'alpha' is not a condition. Write it as alpha>0.3" in verb("ls", "alpha")
 
 
 def test_ls_where_nothing_was_run(app, folder):

@@ -1,4 +1,4 @@
-"""The figures of a sweep: which ones suit what was swept, and drawing them."""
+"""The figures of a sweep: choose those that suit the swept keys, and draw them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Draw = Callable[[Results], "Figure | None"]
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure that is drawn.
+    """A figure on disk.
 
     Attributes:
         path: of the PNG file.
-        caption: what it shows.
+        caption: of the figure.
     """
 
     path: Path
@@ -39,9 +39,9 @@ class Picture:
 
 
 def draw_figures(results: Results, folder: Path) -> list[Picture]:
-    """Draw every figure that suits the sweep; the first one is `sweep.png`, others `sweep-NAME.png`.
+    """Draw every figure that suits the sweep; the first is `sweep.png`, others are `sweep-NAME.png`.
 
-    Nothing is drawn where no point has a metric or nothing was swept.
+    Nothing is drawn if no point has a metric or no key was swept.
     """
     drawn: list[Picture] = []
     for name, caption, draw in _suitable(results):
@@ -55,12 +55,12 @@ def draw_figures(results: Results, folder: Path) -> list[Picture]:
 
 
 def draw_block_values(weights: Mapping[str, Mapping[str, float]], name: str, path: Path) -> None:
-    """Draw what each block got of each hyperparameter in a single run."""
+    """Draw the value of each block for each hyperparameter of a single run."""
     block_values(weights, name).savefig(path, dpi=_DPI)
 
 
 def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
-    """The name, the caption and the drawing of each figure, the main one first."""
+    """The name, the caption and the function of each figure, the main one first."""
     keys = [key for key in results.keys if len(_values(results, key)) > 1]
     metric, ablation = results.metric, has_block_ablation(results)
     if metric is None or (len(results.settings) < 2 and not ablation):
@@ -80,7 +80,7 @@ def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
     if len(keys) > 2:
         chosen.append(("parallel", f"{metric} over all {len(keys)} swept keys", parallel_coordinates))
     if len(numeric) == 2 and len(keys) == 2:
-        chosen.reverse()  # two dials are seen best on a map
+        chosen.reverse()  # two numeric keys are clearest on a map
     chosen.append(("block-weights", "The weight that each block got", block_weights))
     chosen.append(("distance", f"{metric} against how far the result is from its inputs", distances))
     return chosen

@@ -1,4 +1,4 @@
-"""Blocks: what each contributes in an ablation, and the weight that each got."""
+"""Figures of blocks: their contributions in an ablation, and their weights."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MAX_SETTINGS = 24
 
 
 def has_block_ablation(results: Results) -> bool:
-    """Whether each point of the sweep sets one block apart."""
+    """Whether the sweep is an ablation of several blocks."""
     return len(block_effects(results)) > 1
 
 
 def block_importance(results: Results) -> Figure | None:
-    """A bar for each block: how much the main metric changes by merging it, to the right where it helps."""
+    """Draw the change of the main metric by merging each block, as bars; hatched where it is worse."""
     effects = block_effects(results)
     if not effects:
         return None
@@ -62,7 +62,7 @@ def block_importance(results: Results) -> Figure | None:
 
 
 def block_weights(results: Results) -> Figure | None:
-    """The weight of each block, in the one point there is or over the points: rows are settings."""
+    """Draw the weight of each block as a map with a row for each setting."""
     import numpy as np
 
     weighted = [(s, s.records[0].block_weights) for s in results.ranked if s.records[0].block_weights]
@@ -97,51 +97,50 @@ def block_weights(results: Results) -> Figure | None:
 
 
 def _row_name(results: Results, setting: Setting) -> str:
-    """A setting in words: of a block ablation, which block it leaves out or merges alone."""
+    """The name of a setting; in a block ablation, the block that it leaves out or merges alone."""
     if results.mode not in _MODES:
         return setting.name
     return ", ".join(f"{results.heading(key)}: {results.cell(setting, key)}" for key in results.keys)
 
 
 def block_values(weights: Mapping[str, Mapping[str, float]], name: str) -> Figure:
-    """What each block got in a single run: bars over the blocks, a panel for each hyperparameter."""
+    """Draw the value of each block in a single run, as bars in a panel for each hyperparameter."""
     blocks = list(dict.fromkeys(block for values in weights.values() for block in values))
     width = min(10.0, max(6.5, 2.5 + 0.3 * len(blocks)))
     figure, panels = new_figure(width, 1.2 + 1.8 * len(weights), rows=len(weights), sharey=False)
-    places = range(len(blocks))
+    positions = range(len(blocks))
     for axes, (parameter, values) in zip(panels, weights.items(), strict=True):
-        axes.bar(places, [values.get(block, math.nan) for block in blocks], color=COLOURS[0])
+        axes.bar(positions, [values.get(block, math.nan) for block in blocks], color=COLOURS[0])
         axes.set_ylabel(parameter)
         axes.margins(x=0.01)
         axes.set_xticks([])
     stride = math.ceil(len(blocks) / 40)
     labels = [shortened(block, 24) for block in blocks[::stride]]
-    panels[-1].set_xticks(places[::stride], labels, rotation=60, ha="right", fontsize="small")
+    panels[-1].set_xticks(positions[::stride], labels, rotation=60, ha="right", fontsize="small")
     panels[-1].set_xlabel("block")
     panels[0].set_title(f"{shortened(name, 70)}\nvalue of each block", fontsize="medium")
     return figure
 
 
 def block_effects(results: Results) -> dict[str, Estimate]:
-    """How much each block changes the main metric, in the order of the points.
+    """The change of the main metric by each block, in the order of the points.
 
-    A point is compared with the undisturbed one of the same seed and other settings, so that what these do to
-    both does not count.
+    A point is compared with the undisturbed point of the same seed and other settings, whose effects cancel.
     """
     if results.mode not in _MODES:
         return {}
     others = [key for key in results.swept if key != BLOCK_KEY]
     whole, apart = {}, list[tuple[str, tuple[Value, ...], float]]()
     for record in results.finished:
-        place = tuple(results.value(record, key) for key in others)
+        setting = tuple(results.value(record, key) for key in others)
         measured = record.metrics.get(str(results.metric), math.nan)
         if block := results.text(record, BLOCK_KEY):
-            apart.append((block, place, measured))
+            apart.append((block, setting, measured))
         else:
-            whole[place] = measured
+            whole[setting] = measured
     sign = 1 if results.mode == "only_one_block" else -1
     changes: dict[str, list[float]] = {}
-    for block, place, measured in apart:
-        if place in whole:
-            changes.setdefault(block, []).append(sign * (measured - whole[place]))
+    for block, setting, measured in apart:
+        if setting in whole:
+            changes.setdefault(block, []).append(sign * (measured - whole[setting]))
     return {block: Estimate.of(values) for block, values in changes.items()}

@@ -1,4 +1,4 @@
-"""The main metric against one hyperparameter, or for each word of one."""
+"""Figures of the main metric against one hyperparameter, numeric or not."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from mecha_exp.runs.values import as_text, is_numeric
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_BAR_GAP = 0.007  # of the width of the picture, by which the intervals of two lines stand apart
+_BAR_GAP = 0.007  # between the intervals of two lines, as a fraction of the axis
 
 
 def curves(results: Results) -> Figure | None:
-    """A line for each value of the second key; bars are 95 % intervals over seeds."""
+    """Draw a line for each value of the second key; bars are 95 % intervals over seeds."""
     keys = [k for k in results.keys if len({s.values[k] for s in results.settings}) > 1]
     numeric = [k for k in keys if is_numeric(s.values[k] for s in results.settings)]
     key = max(numeric, key=lambda k: len({s.values[k] for s in results.settings}))
     others = [k for k in keys if k != key]
     lines: dict[str, list[tuple[float, Estimate]]] = {}
-    levels: dict[str, float] = {}  # of settings without the number, such as a method that has no alpha
+    levels: dict[str, float] = {}  # settings without a number, such as a method without alpha
     for setting in results.settings:
         label = ", ".join(as_text(setting.values[other]) for other in others)
         estimate = setting.estimate(results.metric)
@@ -53,7 +53,7 @@ def curves(results: Results) -> Figure | None:
         y = [estimate.mean for _, estimate in points]
         widths = [estimate.half_width or 0.0 for _, estimate in points]
         shown = {"yerr": widths, "capsize": 3, "elinewidth": 1} if any(widths) else {}
-        if any(widths):  # which would cover each other
+        if any(widths):  # otherwise the bars would cover each other
             x = _beside(x, number - (len(lines) - 1) / 2, tried, axes.get_xscale() == "log")
         axes.errorbar(x, y, label=label, **line_style(number), **shown)  # type: ignore[arg-type]
     for number, (label, level) in enumerate(levels.items(), len(lines)):
@@ -72,7 +72,7 @@ def curves(results: Results) -> Figure | None:
 
 
 def _beside(x: Sequence[float], steps: float, tried: Sequence[float], logarithmic: bool) -> list[float]:
-    """Places a little to the left or the right, seen alike on an axis of either kind."""
+    """Positions shifted sideways by the same distance on a linear or a logarithmic axis."""
     low, high = min(tried), max(tried)
     if logarithmic:
         return [value * (high / low) ** (steps * _BAR_GAP) for value in x]
@@ -80,23 +80,23 @@ def _beside(x: Sequence[float], steps: float, tried: Sequence[float], logarithmi
 
 
 def dots(results: Results) -> Figure | None:
-    """A line of the picture for each setting, the best on top; whiskers are 95 % intervals over seeds."""
+    """Draw a dot for each setting, the best on top; whiskers are 95 % intervals over seeds."""
     ranked = [s for s in results.ranked if not math.isnan(s.estimate(results.metric).mean)]
     if not ranked:
         return None
     estimates = [setting.estimate(results.metric) for setting in ranked]
     labels = distinct([setting.name.partition("=")[2] or setting.name for setting in ranked], 40)
     figure, (axes,) = new_figure(height=max(2.5, 1.4 + 0.3 * len(ranked)))
-    places = range(len(ranked))
+    positions = range(len(ranked))
     means, widths = [e.mean for e in estimates], [e.half_width or 0.0 for e in estimates]
-    axes.errorbar(means, places, xerr=widths if any(widths) else None, fmt="o", color="black", capsize=3)
-    for place, estimate in enumerate(estimates):
+    axes.errorbar(means, positions, xerr=widths if any(widths) else None, fmt="o", color="black", capsize=3)
+    for position, estimate in enumerate(estimates):
         end = estimate.mean + (estimate.half_width or 0.0)
         axes.annotate(
-            f"{estimate.mean:.4g}", (end, place), (7, 0), textcoords="offset points", va="center",
+            f"{estimate.mean:.4g}", (end, position), (7, 0), textcoords="offset points", va="center",
             fontsize="small",
         )  # fmt: skip
-    axes.set_yticks(places, labels)
+    axes.set_yticks(positions, labels)
     axes.invert_yaxis()
     axes.margins(x=0.18, y=0.5 / len(ranked))
     axes.grid(alpha=0.3)
@@ -107,5 +107,5 @@ def dots(results: Results) -> Figure | None:
 
 
 def interval_note(results: Results) -> str:
-    """What the bars on the points mean, where there are any."""
+    """The explanation of the error bars; an empty string if there are none."""
     return "mean and 95 % interval over seeds" if results.has_replicates else ""

@@ -1,4 +1,4 @@
-"""The main metric against how far each result is from its inputs."""
+"""The figure of the main metric against the distance of each result to its inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_GROUPS = 10
 
 
 def distances(results: Results) -> Figure | None:
-    """A panel for each input, a mark for each setting; what is swept in words has marks of its own."""
+    """Draw a panel for each input with a mark for each setting; the marks differ by a swept key."""
     inputs = [m.removeprefix(_PREFIX) for m in results.metrics if m.startswith(_PREFIX)][:_MAX_PANELS]
     if not inputs or not results.judged:
         return None
@@ -50,10 +50,10 @@ def distances(results: Results) -> Figure | None:
 def _scatter(axes: Axes, results: Results, name: str, key: str | None) -> int:
     groups: dict[str, list[tuple[float, float]]] = {}
     for setting in results.settings:
-        place = _place(setting, results, name)
-        if all(map(math.isfinite, place)):
+        point = _point(setting, results, name)
+        if all(map(math.isfinite, point)):
             label = results.cell(setting, key) if key else ""
-            groups.setdefault(label, []).append(place)
+            groups.setdefault(label, []).append(point)
     crowded = len(results.settings) > 60
     for number, (label, points) in enumerate(groups.items()):
         axes.scatter(
@@ -68,23 +68,23 @@ def _scatter(axes: Axes, results: Results, name: str, key: str | None) -> int:
             label=shortened(label),
         )
     if results.best_setting:
-        place = _place(results.best_setting, results, name)
-        axes.scatter(*place, s=170, facecolors="none", edgecolors="black", linewidths=1.5)
-        axes.annotate("best", place, (0, 11), textcoords="offset points", ha="center", fontsize="small")
+        point = _point(results.best_setting, results, name)
+        axes.scatter(*point, s=170, facecolors="none", edgecolors="black", linewidths=1.5)
+        axes.annotate("best", point, (0, 11), textcoords="offset points", ha="center", fontsize="small")
         axes.margins(y=0.15)
     return len(groups)
 
 
-def _place(setting: Setting, results: Results, name: str) -> tuple[float, float]:
+def _point(setting: Setting, results: Results, name: str) -> tuple[float, float]:
     """The distance to an input and the main metric, each the mean over the seeds."""
     return setting.estimate(_PREFIX + name).mean, setting.estimate(results.metric).mean
 
 
 def _grouping(results: Results) -> str | None:
-    """The swept key that marks are told apart by: words, such as the method, or else numbers; not many."""
+    """The swept key that decides the marks: a key with few values, preferably words such as the method."""
     keys: list[tuple[bool, str]] = []
     for key in results.keys:
         values = {s.values[key] for s in results.settings}
         if 1 < len(values) <= _MAX_GROUPS:
             keys.append((is_numeric(values), key))
-    return min(keys, key=lambda found: found[0])[1] if keys else None
+    return min(keys, key=lambda pair: pair[0])[1] if keys else None

@@ -1,4 +1,4 @@
-"""The main metric over two swept keys."""
+"""Figures of the main metric over two swept keys."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAX_LABELLED = 14  # columns or rows up to which each cell has its value written in it
-_SPARSE = 0.34  # the share of the cells that have a value below which points are drawn where they lie
-_MAX_VALUES = 40  # points up to which each has its value beside it
+_MAX_LABELLED = 14  # columns or rows up to which each cell shows its value
+_SPARSE = 0.34  # below this fraction of cells with a value, points are drawn instead
+_MAX_VALUES = 40  # points up to which each shows its value
 _NEAR = 70, 50  # pixels within which the values of two points could cover each other
 _CELL_WIDTH, _CELL_HEIGHT = 0.62, 0.42  # inches
 
 
 def heat_map(results: Results) -> Figure | None:
-    """A cell for each setting with its mean, the best one framed."""
+    """Draw a cell for each setting, coloured by its mean; the best one is framed."""
     import numpy as np
 
     x_key, y_key = _two_keys(results)
@@ -53,7 +53,7 @@ def heat_map(results: Results) -> Figure | None:
 
 
 def _scattered(results: Results, x_key: str, y_key: str) -> Figure:
-    """A point for each setting where its two numbers are: lighter and larger where the metric is higher."""
+    """Draw a point for each setting at its two numbers, lighter and larger for a higher metric."""
     measured = [(s, s.estimate(results.metric).mean) for s in results.settings]
     points = [(s.values[x_key], s.values[y_key], mean) for s, mean in measured if not math.isnan(mean)]
     xs, ys, means = ([float(v) for v in column] for column in zip(*points, strict=True))
@@ -68,11 +68,11 @@ def _scattered(results: Results, x_key: str, y_key: str) -> Figure:
     value_axis(axes.xaxis, axes.set_xscale, xs)
     value_axis(axes.yaxis, axes.set_yscale, ys)
     axes.margins(0.1)
-    places = axes.transData.transform(list(zip(xs, ys, strict=True)))
+    positions = axes.transData.transform(list(zip(xs, ys, strict=True)))
     for number, (x, y, mean) in enumerate(zip(xs, ys, means, strict=True)):
         is_best = bool(best) and (x, y) == (best_x, best_y)
         if is_best or len(means) <= _MAX_VALUES:
-            above = 11 if _is_crowded_below(places, number) else -21 if is_best else -14
+            above = 11 if _is_crowded_below(positions, number) else -21 if is_best else -14
             _note(axes, f"best {write(mean)}" if is_best else write(mean), (x, y), above)
     axes.grid(alpha=0.3)
     axes.set_xlabel(x_key)
@@ -86,33 +86,33 @@ def _scattered(results: Results, x_key: str, y_key: str) -> Figure:
     return figure
 
 
-def _is_crowded_below(places: Any, number: int) -> bool:
-    """Whether a point's nearest neighbour, if it is near at all, lies below it; places are in pixels."""
+def _is_crowded_below(positions: Any, number: int) -> bool:
+    """Whether a point has near neighbours and the nearest lies below it; positions are in pixels."""
     import numpy as np
 
-    across, up = (places - places[number]).T
+    across, up = (positions - positions[number]).T
     near = (np.abs(across) < _NEAR[0]) & (np.abs(up) < _NEAR[1])
     near[number] = False
     return bool(near.any()) and float(up[near][np.argmin(np.abs(up[near]))]) < 0
 
 
-def _note(axes: Axes, text: str, place: tuple[float, float], above: float) -> None:
-    axes.annotate(text, place, (0, above), textcoords="offset points", ha="center", fontsize="x-small")
+def _note(axes: Axes, text: str, position: tuple[float, float], above: float) -> None:
+    axes.annotate(text, position, (0, above), textcoords="offset points", ha="center", fontsize="x-small")
 
 
 def _two_keys(results: Results) -> tuple[str, str]:
-    """The keys that vary, numbers along x where only one of them is numeric."""
+    """The two keys that vary; if only one is numeric, it comes first, for the x axis."""
     keys = [k for k in results.keys if len({s.values[k] for s in results.settings}) > 1][:2]
     keys.sort(key=lambda k: not is_numeric(s.values[k] for s in results.settings))
     return keys[0], keys[1]
 
 
 def _values(results: Results, key: str) -> list[Value]:
-    found = list(dict.fromkeys(setting.values[key] for setting in results.settings))
-    if not is_numeric(found):
-        return found
-    numbers = sorted(value for value in found if value is not None)
-    return [*([None] if None in found else []), *numbers]
+    values = list(dict.fromkeys(setting.values[key] for setting in results.settings))
+    if not is_numeric(values):
+        return values
+    numbers = sorted(value for value in values if value is not None)
+    return [*([None] if None in values else []), *numbers]
 
 
 def _write_values(axes: Axes, grid: Any) -> None:
@@ -129,7 +129,7 @@ def _write_values(axes: Axes, grid: Any) -> None:
 
 
 def _as_digits(low: float, high: float) -> Callable[[float], str]:
-    """Writes numbers with as many digits as tell those between these two apart."""
+    """A formatter with enough digits to distinguish numbers between `low` and `high`."""
     if max(abs(low), abs(high)) >= 1e4:
         return lambda value: f"{value:.3g}"
     digits = 3 if high == low else max(0, min(4, 2 - math.floor(math.log10(high - low))))

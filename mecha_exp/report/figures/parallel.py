@@ -1,4 +1,4 @@
-"""More than two swept keys: an axis for each, a line for each setting."""
+"""The figure for more than two swept keys: an axis for each key, a line for each setting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ON_WHITE = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "no
 
 
 def parallel_coordinates(results: Results) -> Figure | None:
-    """Each setting as a line through its values to its metric, darker and on top the better it is."""
+    """Draw each setting as a line through its values and its metric; better ones are darker and on top."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
@@ -35,7 +35,7 @@ def parallel_coordinates(results: Results) -> Figure | None:
     scales = [*(_Scale([s.values[key] for s in ranked]) for key in keys), _Scale(means, rounded=True)]
     lines = [
         [
-            scale.place(value)
+            scale.position(value)
             for scale, value in zip(scales, (*(s.values[key] for key in keys), mean), strict=True)
         ]
         for s, mean in zip(ranked, means, strict=True)
@@ -68,17 +68,19 @@ def parallel_coordinates(results: Results) -> Figure | None:
 
 
 class _Scale:
-    """Where the values of one key lie between 0 and 1: numbers by size, or evenly where they are words."""
+    """The scale of one key: maps its values to 0 to 1, numbers by size and strings evenly."""
 
     def __init__(self, values: Sequence[Value], rounded: bool = False) -> None:
-        found = list(dict.fromkeys(values))
+        distinct_values = list(dict.fromkeys(values))
         self._rounded = rounded
-        self._numeric = is_numeric(found)
-        self._lacks_some = self._numeric and None in found  # which are at the foot, apart from the numbers
-        numbers = [value for value in found if value is not None] if self._numeric else []
-        self._values: list[Value] = [*sorted(numbers)] if self._numeric else found
+        self._numeric = is_numeric(distinct_values)
+        self._lacks_some = (
+            self._numeric and None in distinct_values
+        )  # None is drawn at the foot, apart from the numbers
+        numbers = [value for value in distinct_values if value is not None] if self._numeric else []
+        self._values: list[Value] = [*sorted(numbers)] if self._numeric else distinct_values
 
-    def place(self, value: Value) -> float:
+    def position(self, value: Value) -> float:
         if not self._numeric:
             return self._values.index(value) / max(len(self._values) - 1, 1)
         foot = _FOOT if self._lacks_some else 0.0
@@ -88,15 +90,15 @@ class _Scale:
         return foot + (1 - foot) * (float(value) - low) / ((high - low) or 1.0)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Every value where they are few; otherwise some words, or round numbers in their range."""
+        """Positions and texts of the ticks: every value if few, else some of them or round numbers."""
         missing = [(0.0, MISSING)] if self._lacks_some else []
         if self._rounded or (self._numeric and len(self._values) > _MAX_TICKS):
             return missing + self._round_ticks()
         stride = math.ceil(len(self._values) / _MAX_WORDS)
         chosen: list[tuple[float, str]] = []
         for value in self._values[::stride]:
-            if not chosen or self.place(value) - chosen[-1][0] >= 0.05:
-                chosen.append((self.place(value), shortened(as_text(value) or MISSING, 16)))
+            if not chosen or self.position(value) - chosen[-1][0] >= 0.05:
+                chosen.append((self.position(value), shortened(as_text(value) or MISSING, 16)))
         return missing + chosen
 
     def _round_ticks(self) -> list[tuple[float, str]]:
@@ -104,7 +106,7 @@ class _Scale:
 
         low, high = float(self._values[0]), float(self._values[-1])  # type: ignore[arg-type]
         ticks = MaxNLocator(5).tick_values(low, high)
-        return [(self.place(float(tick)), as_text(float(tick))) for tick in ticks if low <= tick <= high]
+        return [(self.position(float(tick)), as_text(float(tick))) for tick in ticks if low <= tick <= high]
 
 
 def _axes_of_keys(axes: Axes, names: Sequence[str], scales: Sequence[_Scale]) -> None:

@@ -1,4 +1,4 @@
-"""What all figures share: told apart without colour, labelled with what is measured and in what."""
+"""The style of all figures: readable without colour, with metrics and units as labels."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DASHES: list[Any] = ["-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1))]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 COLOUR_MAP = "cividis"  # even in lightness, so that it reads in grey
 SMALL = "small"
-_REFERENCE_REACH = 0.6  # how far beyond the data an input is still drawn, in heights of the data
+_REFERENCE_REACH = 0.6  # inputs are drawn up to this far beyond the data, as a fraction of their height
 _LOG_RATIO = 20  # between the largest and the smallest value, from which on an axis is logarithmic
 
 
 def new_figure(
     width: float = 7, height: float = 4.5, rows: int = 1, columns: int = 1, sharey: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """A figure that needs no window, with panels that share their y axis unless told otherwise."""
+    """A figure without a window, and its panels, which share their y axis by default."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -39,7 +39,7 @@ def new_figure(
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """The look of a line: no two of the first thirty are alike, in colour or without."""
+    """The style of a line; the first thirty lines differ, also without colour."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[number % len(DASHES)],
@@ -49,31 +49,31 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def metric_label(results: Results) -> str:
-    """The main metric with its unit, and which way is better."""
+    """The label of the main metric: its name, its unit, and whether more is better."""
     unit = results.unit(results.metric)
     named = f"{results.metric} [{unit}]" if unit else str(results.metric)
     return f"{named}\n{'less' if results.minimized else 'more'} is better" if results.judged else named
 
 
 def title(axes: Axes, results: Results, what: str = "") -> None:
-    """The sweep's name, and what this figure shows of it."""
+    """Set the title: the sweep's name, and below it what the figure shows."""
     axes.set_title("\n".join(filter(None, [shortened(results.title, 70), what])), fontsize="medium")
 
 
 def value_axis(axis: Any, scale: Any, values: Sequence[float]) -> None:
-    """Ticks at the values that were tried where there are few; a logarithmic axis where they span much."""
+    """Set ticks at the values if they are few, and a logarithmic scale if they span a wide range."""
     tried = sorted(set(values))
     if tried[0] > 0 and tried[-1] / tried[0] >= _LOG_RATIO:
         scale("log")
         axis.set_minor_locator(_no_ticks())
-    places = [math.log(value) for value in tried] if axis.get_scale() == "log" else tried
-    closest = min((b - a for a, b in pairwise(places)), default=1.0)
-    if len(tried) <= 12 and closest >= (places[-1] - places[0]) / 14:
+    positions = [math.log(value) for value in tried] if axis.get_scale() == "log" else tried
+    closest = min((b - a for a, b in pairwise(positions)), default=1.0)
+    if len(tried) <= 12 and closest >= (positions[-1] - positions[0]) / 14:
         axis.set_ticks(tried, [as_text(float(value)) for value in tried])
 
 
 def reference_lines(axes: Axes, results: Results, values: Sequence[float]) -> None:
-    """The inputs as dotted lines with their names at the edge; those too far off as a note."""
+    """Draw the inputs as dotted lines with their names; inputs that are too far off become a note."""
     low, high = min(values), max(values)
     reach = _REFERENCE_REACH * ((high - low) or abs(high) or 1.0)
     near, far = [], []
@@ -100,16 +100,16 @@ def reference_lines(axes: Axes, results: Results, values: Sequence[float]) -> No
 
 
 def _names_beside(axes: Axes, near: list[tuple[float, str]]) -> None:
-    """Names at the right edge, pushed apart where their lines are close."""
+    """Write names at the right edge, pushed apart where their lines are close."""
     axes.autoscale_view()
     low, high = axes.get_ylim()
     gap = (high - low) * 0.045
-    place = -math.inf
+    height = -math.inf
     for value, name in sorted(near):
-        place = max(value, place + gap)
+        height = max(value, height + gap)
         axes.annotate(
             f" {name}",
-            (1, place),
+            (1, height),
             xycoords=("axes fraction", "data"),
             va="center",
             fontsize=SMALL,
@@ -119,7 +119,7 @@ def _names_beside(axes: Axes, near: list[tuple[float, str]]) -> None:
 
 
 def legend(axes: Axes, heading: str, entries: int) -> None:
-    """Inside where it is short, beside the axes where it would cover the data."""
+    """Draw a legend: inside the axes if it is short, else beside them."""
     if entries <= 3:
         axes.legend(title=heading, fontsize=SMALL, framealpha=0.8)
     else:
