@@ -48,9 +48,9 @@ def test_a_collector_that_rests_is_not_woken(tmp_path: Path, monkeypatch: pytest
 
 def test_nothing_is_left_to_the_collector_when_python_ends():
     program = (
-        "import atexit, gc; from mecha_exp.system.imports import end_quickly\n"
+        "import atexit, gc; from mecha_exp.system.imports import skip_gc_at_exit\n"
         "atexit.register(lambda: print('at last', gc.get_freeze_count() > 99))\n"
-        "end_quickly(); end_quickly()\n"
+        "skip_gc_at_exit(); skip_gc_at_exit()\n"
         "atexit.register(lambda: print('before', gc.get_freeze_count()))\n"
     )
 

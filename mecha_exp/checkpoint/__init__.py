@@ -1,4 +1,4 @@
-"""Reading and writing state dicts: safetensors files, tile by tile, checked and atomic."""
+"""Reads and writes state dicts: files, shards and folders, in parts, checked and atomic."""
 
 from mecha_exp.checkpoint.destination import Destination, Template
 from mecha_exp.checkpoint.dtypes import dtype_name, is_arithmetic, parse_dtype, stored_bytes, torch_dtype

@@ -1,4 +1,4 @@
-"""Where a model is written to: one file, or a folder like that of the model it comes from."""
+"""The destination of a model: one file, or a folder laid out like another model's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mecha_exp.checkpoint.folder import STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
 from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
-from mecha_exp.checkpoint.shards import Package, Tensors, is_file_name, pack
+from mecha_exp.checkpoint.shards import Layout, Package, is_file_name, pack
 from mecha_exp.checkpoint.sidecars import CONFIG, companions
 from mecha_exp.checkpoint.transaction.space import check_writable
 from mecha_exp.errors import CheckpointError
@@ -19,19 +19,19 @@ from mecha_exp.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Template:
-    """The model whose folder is imitated: its components, its small files.
+    """A model whose folder layout, components and small files are imitated.
 
     Attributes:
-        folder: where it lies.
+        folder: the folder of the model.
         tensors: the dtype and shape of its keys.
     """
 
     folder: Path
-    tensors: Tensors = field(repr=False)
+    tensors: Layout = field(repr=False)
 
     @staticmethod
-    def at(path: Path | None, tensors: Tensors) -> Template | None:
-        """The model at a path, where that is a folder, or a file that has its configuration beside it."""
+    def at(path: Path | None, tensors: Layout) -> Template | None:
+        """The template at a path: a folder, or a file with its configuration beside it. Otherwise None."""
         if path is None:
             return None
         if path.is_dir():
@@ -39,26 +39,26 @@ class Template:
         is_usual = path.name.endswith(INDEX) or path.name.partition(".")[0] in STEMS
         return Template(path.parent, tensors) if is_usual and (path.parent / CONFIG).is_file() else None
 
-    def fits(self, tensors: Tensors) -> bool:
-        """Whether these are tensors of the same layout, at least most of them: no other format's."""
+    def fits(self, tensors: Layout) -> bool:
+        """Whether the template has at least half of these keys, so that both have one format."""
         return 2 * len(tensors.keys() & self.tensors.keys()) >= len(tensors)
 
 
 @dataclass(frozen=True)
 class Destination:
-    """A model that is to be written.
+    """A model to write.
 
     Attributes:
         path: a file (`*.safetensors`), or else a folder.
         tensors: the dtype and shape of each key.
-        shard_size: bytes of a file; larger models are written to a folder, in shards.
-        template: the model that a folder is made like.
-        components: the sub-folders that a folder has where no template says it.
-        small_files: what lies beside the weights there, by where it goes in the folder.
+        shard_size: the largest size of a file in bytes; a larger model is written as a folder of shards.
+        template: the model whose folder is imitated.
+        components: the sub-folders of the folder where no template gives them.
+        small_files: the files beside the weights there, by their path in the folder.
     """
 
     path: Path
-    tensors: Tensors = field(repr=False)
+    tensors: Layout = field(repr=False)
     shard_size: int | None = None
     template: Template | None = None
     components: Sequence[Component] = ()
@@ -70,7 +70,7 @@ class Destination:
         return self.shard_size is not None or not is_file_name(self.path)
 
     def check(self) -> None:
-        """Raise CheckpointError unless it can be written. Leaves nothing behind."""
+        """Raise CheckpointError unless the model can be written. Leaves nothing behind."""
         if not self.is_folder:
             check_writable(self.path, sum(p.nbytes for p in self._packages))
             return
@@ -86,7 +86,7 @@ class Destination:
     def open(
         self, metadata: Mapping[str, str], durable: bool, signature: str | None
     ) -> CheckpointWriter | FolderWriter:
-        """Begin to write."""
+        """Open a writer for the model."""
         if not self.is_folder:
             return CheckpointWriter(self.path, self.tensors, metadata, durable=durable, signature=signature)
         template = self._fitting

@@ -1,4 +1,4 @@
-"""The number formats of a safetensors file: their names, sizes, torch dtypes, and which are merged."""
+"""The dtypes of safetensors files: names, sizes, torch dtypes, and which of them take part in arithmetic."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from mecha_exp.errors import CheckpointError, ConfigError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """One dtype of the format. `torch` is None where torch has no such dtype: only its bytes are copied."""
+    """A dtype of the format. `torch` is None where torch lacks it: then only its bytes can be copied."""
 
     bits: int
     torch: torch.dtype | None
@@ -55,7 +55,7 @@ _NAMES = {entry.torch: name for name, entry in FORMATS.items() if entry.torch is
 
 
 def number_format(name: str) -> NumberFormat:
-    """The entry of the dtype called `name` in a header."""
+    """Look up a dtype by its name in a header."""
     try:
         return FORMATS[name]
     except KeyError:
@@ -79,12 +79,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_arithmetic(name: str) -> bool:
-    """Whether merges compute on this dtype: true floating point. Everything else is copied through."""
+    """Whether merges compute on this dtype (floating point). All other dtypes are copied."""
     return number_format(name).arithmetic
 
 
 def stored_bytes(name: str, shape: Sequence[int]) -> int:
-    """The size in a file of a tensor of dtype `name`; packed dtypes must fill whole bytes."""
+    """The size of a tensor in a file, in bytes. A tensor of a packed dtype must fill whole bytes."""
     bits = math.prod(shape) * number_format(name).bits
     if bits % 8:
         raise CheckpointError(f"{name} of shape {list(shape)} is {bits} bits, which is not whole bytes.")
@@ -103,13 +103,13 @@ _SPELLINGS = _spellings()
 
 
 def parse_dtype(text: str) -> torch.dtype:
-    """The dtype a user means: torch's name, the usual short one or a header's, in any case.
+    """Parse a dtype: torch's name, the usual short name, or the name in a header, in any case.
 
     >>> parse_dtype("fp16"), parse_dtype("bfloat16"), parse_dtype("F8_E4M3")
     (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
     """
-    wanted = str(text).strip().lower().removeprefix("torch.")
+    name = str(text).strip().lower().removeprefix("torch.")
     try:
-        return _SPELLINGS[wanted]
+        return _SPELLINGS[name]
     except KeyError:
-        raise ConfigError(f"unknown dtype {text!r}.{did_you_mean(wanted, _SPELLINGS)}") from None
+        raise ConfigError(f"unknown dtype {text!r}.{did_you_mean(name, _SPELLINGS)}") from None

@@ -1,4 +1,4 @@
-"""What lies in a model's folder: one file or shards with an index, of one model or of each component."""
+"""Opens stored models: files, folders, shards with an index, and pipelines of components."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mecha_exp.errors import CheckpointError, some
 log = logging.getLogger(__name__)
 
 STEMS = ("model", "diffusion_pytorch_model", "pytorch_model")
-"""What the libraries call a model's weights, before `.safetensors`, `.safetensors.index.json` or `.bin`."""
+"""The usual names of weights, before `.safetensors`, `.safetensors.index.json` or `.bin`."""
 
 PIPELINE = "model_index.json"
-"""What tells a pipeline of components, even where single-file checkpoints lie beside it."""
+"""The file that marks a pipeline of components, even where single-file checkpoints lie beside it."""
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 
@@ -31,10 +31,10 @@ _MAX_INDEX_BYTES = 100_000_000
 
 @dataclass(frozen=True)
 class Component:
-    """The weights of one folder: of a model, or of a component of a pipeline.
+    """The weights of a model, or of one component of a pipeline.
 
     Attributes:
-        name: of the sub-folder, and of the prefix of its keys; empty for the folder itself.
+        name: the name of the sub-folder and prefix of the keys; empty for the folder itself.
         weights: the file, or the index of the shards.
     """
 
@@ -43,12 +43,12 @@ class Component:
 
     @property
     def prefix(self) -> str:
-        """What its keys begin with in the whole."""
+        """The prefix of its keys in the whole model."""
         return f"{self.name}." if self.name else ""
 
     @property
     def stem(self) -> str:
-        """What its weights are called by whoever loads them: `model` or `diffusion_pytorch_model`."""
+        """The file name that libraries expect: `model` or `diffusion_pytorch_model`."""
         return STEMS[1] if self.weights.name.startswith(STEMS[1]) else STEMS[0]
 
 
@@ -73,29 +73,29 @@ def open_stored(path: Path) -> StateDictSource:
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a stored model, whatever its format, in memory."""
+    """Load all tensors of a stored model into memory, whatever its format."""
     with open_stored(path) as model:
         return {key: model.read(key) for key in model.keys()}
 
 
 def components_of(folder: Path) -> list[Component]:
-    """The weights in a folder: its own, or else those of its sub-folders.
+    """Find the weights in a folder, or else in its sub-folders.
 
     Raises:
-        CheckpointError: there are none, or several between which nothing chooses.
+        CheckpointError: there are none, or several and no rule to choose one.
     """
     if not (folder / PIPELINE).is_file() and (own := _weights_in(folder)) is not None:
         return [Component("", own)]
-    found = [
+    components = [
         Component(sub.name, weights)
         for sub in sorted(folder.iterdir())
         if sub.is_dir() and not sub.name.startswith(".") and (weights := _weights_in(sub)) is not None
     ]
-    if not found:
+    if not components:
         names = [entry.name for entry in sorted(folder.iterdir())]
-        lying = f" It has {some(names)}." if names else " It is empty."
-        raise CheckpointError(f"{folder} is a folder without a model in it.{lying}")
-    return found
+        content = f" It has {some(names)}." if names else " It is empty."
+        raise CheckpointError(f"{folder} is a folder without a model in it.{content}")
+    return components
 
 
 def _open_folder(folder: Path) -> StateDictSource:
@@ -133,12 +133,12 @@ def _open_shards(index: Path) -> StateDictSource:
 
 
 def read_index(index: Path) -> dict[str, set[str]]:
-    """The keys that are wanted of each shard, by its file's name."""
+    """Read the keys of each shard from an index, by the shard's file name."""
     try:
         with open_regular(index) as file:
             size = file.stat().st_size
             if size > _MAX_INDEX_BYTES:
-                raise CheckpointError(f"{index} has {size:,} bytes: this is no index of shards.")
+                raise CheckpointError(f"{index} has {size:,} bytes: this is not an index of shards.")
             text = bytearray(size)
             file.read_into(0, memoryview(text))
         content = json.loads(text)
@@ -146,11 +146,11 @@ def read_index(index: Path) -> dict[str, set[str]]:
         raise CheckpointError(f"{index} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{index} is not valid JSON: {error}.") from None
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict) or not places or not all(isinstance(v, str) for v in places.values()):
-        raise CheckpointError(f"{index} is no index of shards: it has no 'weight_map' of file names.")
+    files = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not files or not all(isinstance(v, str) for v in files.values()):
+        raise CheckpointError(f"{index} is not an index of shards: it has no 'weight_map' of file names.")
     shards: dict[str, set[str]] = {}
-    for key, name in places.items():
+    for key, name in files.items():
         shards.setdefault(name, set()).add(key)
     _require_present(index, shards)
     return dict(sorted(shards.items()))
@@ -169,20 +169,20 @@ def _require_present(index: Path, names: Mapping[str, object]) -> None:
 
 
 def _weights_in(folder: Path) -> Path | None:
-    """The weights of a folder: the usual names first, safetensors before pickles, else the only one."""
+    """Find the weights in a folder: a usual name, safetensors before pickles, or else the only file."""
     files = {entry.name for entry in folder.iterdir() if entry.is_file()}
     for suffix in FOLDER_SUFFIXES:
         for stem in STEMS:
             for name in (stem + suffix, stem + suffix + INDEX):
                 if name in files:
                     return folder / name
-    others = sorted(name for name in files if name.endswith((SUFFIX, SUFFIX + INDEX)))
-    whole = [name for name in others if not _SHARD.search(name)]
+    candidates = sorted(name for name in files if name.endswith((SUFFIX, SUFFIX + INDEX)))
+    whole = [name for name in candidates if not _SHARD.search(name)]
     if len(whole) > 1:
         raise CheckpointError(f"{folder} holds several models: {some(whole)}. Name one of them.")
-    if others and not whole:
+    if candidates and not whole:
         raise CheckpointError(
-            f"{folder} holds shards without their index ({some(others)}): model.safetensors{INDEX} "
+            f"{folder} holds shards without their index ({some(candidates)}): model.safetensors{INDEX} "
             "is missing. Download or copy it too."
         )
     return folder / whole[0] if whole else None

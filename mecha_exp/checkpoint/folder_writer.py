@@ -1,4 +1,4 @@
-"""Writing a model's folder: weights in one file or in shards, their index, the small files beside them."""
+"""Writes a model's folder: weights in one file or in shards, their index, and the small files beside them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mecha_exp.checkpoint.folder import PIPELINE, read_index
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
-from mecha_exp.checkpoint.shards import Package, Tensors
+from mecha_exp.checkpoint.shards import Layout, Package
 from mecha_exp.checkpoint.sidecars import content_of
 from mecha_exp.checkpoint.transaction.journal import Note
 from mecha_exp.checkpoint.transaction.space import cannot_write
@@ -23,18 +23,18 @@ from mecha_exp.system.atomic_write import atomic_write
 
 
 class FolderWriter:
-    """The folder of one model, which `from_pretrained` loads.
+    """Writes the folder of one model, which `from_pretrained` loads.
 
-    Every shard is a `CheckpointWriter`, with its own journal where there is a signature. `commit` puts the
-    small files and the shards in their places and the index last (a pipeline's `model_index.json` too): a
-    folder without its index is no model, so there is none before all is there. A model of the same name that
-    lay there is replaced; other files of the folder are left alone.
+    Every shard has a `CheckpointWriter`, with a journal where there is a signature. `commit` puts the small
+    files and the shards in place, and last the index (or a pipeline's `model_index.json`). Without it the
+    folder is not a model, so a partly written folder cannot be loaded. A model of the same name is replaced;
+    other files of the folder stay as they are.
 
     Args:
-        folder: where it goes.
-        packages: the weights, as `pack` shares them out.
-        companions: the small files, by where they go in the folder.
-        before: the tensors of the model that the companions are of.
+        folder: the folder to write.
+        packages: the weights of each component, as `pack` distributes them.
+        companions: the small files, by their path in the folder.
+        before: the tensors of the model that the small files come from.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class FolderWriter:
         metadata: Mapping[str, str],
         *,
         companions: Mapping[str, Path] | None = None,
-        before: Tensors | None = None,
+        before: Layout | None = None,
         durable: bool = True,
         signature: str | None = None,
     ) -> None:
@@ -53,7 +53,7 @@ class FolderWriter:
         self._companions = dict(companions or {})
         self._before = before or {}
         self._writers: dict[Path, CheckpointWriter] = {}
-        self._places: dict[str, tuple[CheckpointWriter, str]] = {}
+        self._writer_of: dict[str, tuple[CheckpointWriter, str]] = {}
         check_folder(self.path, packages)
         try:
             for package in packages:
@@ -63,43 +63,43 @@ class FolderWriter:
                         path, shard.tensors, metadata, durable=durable, signature=signature
                     )
                     self._writers[path] = writer
-                    self._places |= {package.prefix + key: (writer, key) for key in shard.tensors}
+                    self._writer_of |= {package.prefix + key: (writer, key) for key in shard.tensors}
         except BaseException as error:
             self.abort() if isinstance(error, Exception) else self.suspend()
             raise
         self.finished: Mapping[str, Note] = {
             key: writer.finished[inner]
-            for key, (writer, inner) in self._places.items()
+            for key, (writer, inner) in self._writer_of.items()
             if inner in writer.finished
         }
 
     def write(self, key: str, start: int, values: torch.Tensor) -> None:
         """Put `values` (1-D, the key's dtype) at element `start` of the flattened tensor `key`."""
-        writer, inner = self._places[key]
+        writer, inner = self._writer_of[key]
         writer.write(inner, start, values)
 
     def write_bytes(self, key: str, start: int, data: memoryview) -> None:
         """Put raw bytes at byte `start` of the tensor `key`."""
-        writer, inner = self._places[key]
+        writer, inner = self._writer_of[key]
         writer.write_bytes(inner, start, data)
 
     def writing_at(self, key: str) -> AbstractContextManager[FileRegion | None]:
-        """Where the bytes of a key lie, as `CheckpointWriter.placed` gives it."""
-        writer, inner = self._places[key]
+        """The place of a key's bytes, as `CheckpointWriter.writing_at` yields it."""
+        writer, inner = self._writer_of[key]
         return writer.writing_at(inner)
 
     def advance(self, key: str, nbytes: int) -> None:
-        """So many bytes of a key have been written at its place."""
-        writer, inner = self._places[key]
+        """Count bytes of a key that were written at its region."""
+        writer, inner = self._writer_of[key]
         writer.advance(inner, nbytes)
 
     def finish(self, key: str, note: Note) -> None:
-        """All of a key has been written."""
-        writer, inner = self._places[key]
+        """Record that all of a key was written."""
+        writer, inner = self._writer_of[key]
         writer.finish(inner, note)
 
     def commit(self) -> Path:
-        """Make the model appear. Returns the folder."""
+        """Put all files in place. Returns the folder."""
         replaced = self._remove_indices()
         last = {PIPELINE} & self._companions.keys()
         for name in self._companions.keys() - last:
@@ -117,17 +117,17 @@ class FolderWriter:
         return self.path
 
     def abort(self) -> None:
-        """Throw away what was written and is not committed. Idempotent."""
+        """Delete what was written and not committed. Idempotent."""
         for writer in self._writers.values():
             writer.abort()
 
     def suspend(self) -> None:
-        """Stop here, and keep what is finished. Idempotent."""
+        """Stop and keep the finished keys for a resume. Idempotent."""
         for writer in self._writers.values():
             writer.suspend()
 
     def _remove_indices(self) -> set[Path]:
-        """Take away the indices of what is being replaced; returns the shards that they list."""
+        """Delete the indices of the model that is replaced. Returns the shards that they list."""
         listed: set[Path] = set()
         with self._explained():
             (self.path / PIPELINE).unlink(missing_ok=True)
@@ -164,18 +164,18 @@ class FolderWriter:
 
 
 def check_folder(folder: Path, packages: list[Package]) -> None:
-    """Raise CheckpointError where other weights lie in the folder that would be loaded in place of these."""
+    """Raise CheckpointError if the folder holds other weights, which a library could load instead."""
     for package in packages:
-        place = folder / package.folder
-        whole, index = place / f"{package.stem}{SUFFIX}", place / package.index
+        subfolder = folder / package.folder
+        whole, index = subfolder / f"{package.stem}{SUFFIX}", subfolder / package.index
         other = whole if len(package.shards) > 1 else index
         if other.exists():
             raise CheckpointError(
-                f"{place} holds {other.name}, which could be loaded in place of the new weights. Delete it, "
-                "or choose another folder."
+                f"{subfolder} holds {other.name}, which could be loaded in place of the new weights. "
+                "Delete it, or choose another folder."
             )
 
 
 def _index(package: Package) -> bytes:
-    content = {"metadata": {"total_size": package.nbytes}, "weight_map": dict(sorted(package.places.items()))}
+    content = {"metadata": {"total_size": package.nbytes}, "weight_map": dict(sorted(package.files.items()))}
     return (json.dumps(content, indent=2) + "\n").encode()

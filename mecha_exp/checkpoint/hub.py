@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub by their names, through the cache that its library keeps."""
+"""Models of the Hugging Face hub by name, through the cache of its library."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _WEIGHTS = tuple(known.suffixes[0] for known in FORMATS)
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name may be that of a model on the hub: `org/name`, or `org/name@revision`."""
+    """Whether a name can be a model on the hub: `org/name`, or `org/name@revision`."""
     return bool(_NAME.fullmatch(name)) and not name.endswith((*SUFFIXES, INDEX))
 
 
 def hub_folder(name: str) -> Path:
-    """The folder of a model of the hub in the local cache, downloaded first where it is not there.
+    """The folder of a hub model in the local cache. Downloads the model if it is not there.
 
-    Safetensors are preferred; a model that has none is taken with its pickles.
+    Safetensors are preferred; pickles are downloaded for a model that has no other weights.
 
     Raises:
         CheckpointError: the library is not installed, there is no such model, or it is not in the cache and
@@ -29,13 +29,13 @@ def hub_folder(name: str) -> Path:
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise CheckpointError(f"'{name}' is no name of a model on the hub: expected org/name.")
+        raise CheckpointError(f"'{name}' is not the name of a model on the hub: expected org/name.")
     try:
         import huggingface_hub
     except ModuleNotFoundError:
         raise CheckpointError(
-            f"'{name}' is no file here. If it is a model of the Hugging Face hub, install the library that "
-            "fetches it: pip install 'mecha_exp[hub]'."
+            f"'{name}' is not a file here. If it is a model of the Hugging Face hub, install the library "
+            "that fetches it: pip install 'mecha_exp[hub]'."
         ) from None
     try:
         for suffix in _WEIGHTS:
@@ -48,10 +48,10 @@ def hub_folder(name: str) -> Path:
             )
             if any(file.suffix in _WEIGHTS for file in folder.rglob("*")):
                 return folder
-    except Exception as error:  # the library raises those of its transport too
+    except Exception as error:  # the library also raises errors of its transport
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"'{name}' is no file here, is not in the cache of the Hugging Face hub, and cannot be fetched: "
-            f"{cause}"
+            f"'{name}' is not a file here, is not in the cache of the Hugging Face hub, and cannot be "
+            f"fetched: {cause}"
         ) from None
     raise CheckpointError(f"'{name}' of the Hugging Face hub has no weights that can be read.")

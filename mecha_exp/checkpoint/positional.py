@@ -1,4 +1,4 @@
-"""A file that is read and written at absolute offsets, by many threads at once, on every platform."""
+"""Files that many threads read and write at absolute offsets, on every platform."""
 
 import io
 import os
@@ -17,7 +17,7 @@ _CHUNK = 1 << 30  # more than 2 GiB in one call is cut short on Linux and refuse
 
 
 class FileRegion(NamedTuple):
-    """Where bytes lie, for machine code that reads or writes them: in an open file, from an offset on."""
+    """A place in an open file, from an offset on, for machine code that reads or writes there."""
 
     descriptor: int
     offset: int
@@ -34,7 +34,7 @@ def _open(path: str | os.PathLike[str], flags: int, mode: int) -> int:
 
 
 class PositionalFile:
-    """An open file without a position: `read_into` and `write` take the offset, whole or not at all."""
+    """An open file without a position: `read_into` and `write` take the offset and transfer all bytes."""
 
     def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> None:
         self.path = Path(path)
@@ -59,7 +59,7 @@ class PositionalFile:
 
     @property
     def descriptor(self) -> int:
-        """For the calls of `os`; an error once the file is closed, when the number may be another file's."""
+        """The file descriptor. Raises CheckpointError once the file is closed."""
         try:
             return self._raw.fileno()
         except ValueError:
@@ -69,7 +69,7 @@ class PositionalFile:
         return os.fstat(self.descriptor)
 
     def region(self, offset: int) -> FileRegion | None:
-        """Where a byte lies; None where the system has no calls that take an offset."""
+        """The place of a byte; None where the system has no calls that take an offset."""
         return FileRegion(self.descriptor, offset) if self._lock is None else None
 
     def read_into(self, offset: int, view: memoryview) -> None:
@@ -86,7 +86,7 @@ class PositionalFile:
             done += count
 
     def write(self, offset: int, view: memoryview) -> None:
-        """Write all of `view` at `offset`; OSError where that fails."""
+        """Write all of `view` at `offset`. Raises OSError."""
         done = 0
         while done < len(view):
             done += self._write(offset + done, view[done : done + _CHUNK])
@@ -107,13 +107,13 @@ class PositionalFile:
 
 
 def require_little_endian() -> None:
-    """The format is little endian and tiles are used as they lie in the file."""
+    """Raise CheckpointError on a big-endian machine: tiles are used in the byte order of the file."""
     if sys.byteorder != "little":
         raise CheckpointError("big-endian machines are not supported: safetensors files are little endian.")
 
 
 def byte_view(values: torch.Tensor) -> memoryview:
-    """The memory of a contiguous 1-D tensor; through uint8, since numpy lacks bfloat16 and float8."""
+    """The memory of a contiguous 1-D tensor on the CPU, as bytes."""
     if values.device.type != "cpu" or not values.is_contiguous():
         raise CheckpointError("only contiguous tensors on the CPU can be read into or written from.")
     return values.detach().view(torch.uint8).numpy().data

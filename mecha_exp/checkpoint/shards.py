@@ -1,4 +1,4 @@
-"""Which file of a model's folder each tensor goes to: components, and shards of a size."""
+"""Distributes tensors to the files of a model's folder: by component, and in shards of a size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.errors import CheckpointError, ConfigError, some
 
-Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]
+"""The dtype (by its safetensors name) and the shape of each key."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -21,10 +22,10 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 @dataclass(frozen=True)
 class Shard:
-    """One file: its name, and the tensors in it with the names that they have there."""
+    """One file of weights: its name, and the tensors by their keys in it."""
 
     name: str
-    tensors: Tensors
+    tensors: Layout
     nbytes: int
 
 
@@ -33,19 +34,20 @@ class Package:
     """The weights of one component: a file, or shards with an index.
 
     Attributes:
-        folder: relative to the model's; empty for the folder itself.
-        prefix: of its keys in the whole, which its files leave out.
+        folder: the sub-folder of the model; empty for the folder itself.
+        prefix: the prefix of its keys in the whole model, which its files leave out.
+        files: the file name of each key.
     """
 
     folder: str
     prefix: str
     stem: str
     shards: tuple[Shard, ...]
-    places: Mapping[str, str] = field(repr=False)
+    files: Mapping[str, str] = field(repr=False)
 
     @property
     def index(self) -> str:
-        """The name of the index, which there is where there are several shards."""
+        """The name of the index. Only several shards have one."""
         return f"{self.stem}{SUFFIX}{INDEX}"
 
     @property
@@ -55,44 +57,44 @@ class Package:
 
 
 def is_file_name(path: Path) -> bool:
-    """Whether an output's path means one file; any other is the folder of a model."""
+    """Whether an output path means one file. Any other path is the folder of a model."""
     return path.suffix == SUFFIX or (path.exists() and not path.is_dir())
 
 
-def pack(tensors: Tensors, components: Sequence[Component], shard_size: int | None) -> list[Package]:
-    """Share the tensors out: to the component whose prefix they have, then to shards in their order.
+def pack(tensors: Layout, components: Sequence[Component], shard_size: int | None) -> list[Package]:
+    """Distribute tensors to components by the prefix of their keys, then to shards in their order.
 
     Args:
-        components: as `components_of` finds them in the model that is imitated; none for a plain model.
-        shard_size: bytes of a shard, which only a tensor that is larger by itself exceeds; None: one file.
+        components: the components as `components_of` finds them; none for a plain model.
+        shard_size: the largest size of a shard in bytes, exceeded only by a larger tensor. None: one file.
 
     Raises:
         CheckpointError: a key belongs to no component.
     """
-    parts = [(c.name, c.prefix, c.stem) for c in components] or [("", "", STEMS[0])]
-    shares: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {prefix: {} for _, prefix, _ in parts}
+    targets = [(c.name, c.prefix, c.stem) for c in components] or [("", "", STEMS[0])]
+    tensors_of: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {prefix: {} for _, prefix, _ in targets}
     stray = []
     for key, tensor in tensors.items():
-        prefix = next((p for p in shares if key.startswith(p)), None)
+        prefix = next((p for p in tensors_of if key.startswith(p)), None)
         if prefix is None:
             stray.append(key)
         else:
-            shares[prefix][key.removeprefix(prefix)] = tensor
+            tensors_of[prefix][key.removeprefix(prefix)] = tensor
     if stray:
-        names = ", ".join(name for name, _, _ in parts)
+        names = ", ".join(name for name, _, _ in targets)
         raise CheckpointError(f"{len(stray)} keys belong to none of the components {names}: {some(stray)}.")
     return [
-        _package(name, prefix, stem, shares[prefix], shard_size)
-        for name, prefix, stem in parts
-        if shares[prefix]
+        _package(name, prefix, stem, tensors_of[prefix], shard_size)
+        for name, prefix, stem in targets
+        if tensors_of[prefix]
     ]
 
 
 def parse_size(value: int | str) -> int:
-    """A number of bytes: 5000000000, `5GB`, `500MB` (powers of 1000), `4GiB` (of 1024).
+    """Parse a number of bytes: 5000000000, `5GB`, `500MB` (powers of 1000), `4GiB` (powers of 1024).
 
     Raises:
-        ConfigError: it is none, or not positive.
+        ConfigError: the value is not a size, or not positive.
     """
     match = _SIZE.fullmatch(str(value).strip())
     size = 0
@@ -104,7 +106,7 @@ def parse_size(value: int | str) -> int:
     return size
 
 
-def _package(name: str, prefix: str, stem: str, tensors: Tensors, shard_size: int | None) -> Package:
+def _package(name: str, prefix: str, stem: str, tensors: Layout, shard_size: int | None) -> Package:
     groups = _groups(tensors, shard_size)
     count = len(groups)
     shards = []
@@ -112,11 +114,11 @@ def _package(name: str, prefix: str, stem: str, tensors: Tensors, shard_size: in
         file = stem if count == 1 else f"{stem}-{number:05}-of-{count:05}"
         nbytes = sum(stored_bytes(*tensor) for tensor in group.values())
         shards.append(Shard(file + SUFFIX, group, nbytes))
-    places = {key: shard.name for shard in shards for key in shard.tensors}
-    return Package(name, prefix, stem, tuple(shards), places)
+    files = {key: shard.name for shard in shards for key in shard.tensors}
+    return Package(name, prefix, stem, tuple(shards), files)
 
 
-def _groups(tensors: Tensors, shard_size: int | None) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
+def _groups(tensors: Layout, shard_size: int | None) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
     groups: list[dict[str, tuple[str, tuple[int, ...]]]] = [{}]
     filled = 0
     for key, tensor in tensors.items():
@@ -127,7 +129,3 @@ def _groups(tensors: Tensors, shard_size: int | None) -> list[dict[str, tuple[st
         groups[-1][key] = tensor
         filled += nbytes
     return groups
-
-
-Layout = Mapping[str, tuple[str, tuple[int, ...]]]
-"""The dtype (by its safetensors name) and the shape of each key."""

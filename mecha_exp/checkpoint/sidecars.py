@@ -1,4 +1,4 @@
-"""The small files that stand beside a model's weights: its configuration, tokenizer, licence."""
+"""Sidecar files of a model: its configuration, tokenizer and licence."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from mecha_exp.checkpoint.dtypes import torch_dtype
 from mecha_exp.checkpoint.folder import PIPELINE
 from mecha_exp.checkpoint.formats import INDEX, SUFFIXES
-from mecha_exp.checkpoint.shards import Package, Tensors
+from mecha_exp.checkpoint.shards import Layout, Package
 
 CONFIG = "config.json"
 MAX_BYTES = 64_000_000
-"""What is larger is no companion."""
+"""Larger files are not copied."""
 
 _WEIGHTS = (*SUFFIXES, INDEX, ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
-_NO_PART = (".incomplete", ".jpg", ".lock", ".pdf", ".png")
-_OF_ITS_OWN = {"README.md", "trainer_state.json", "training_args.bin", "run.json"}
-"""What tells of the training of that very model."""
+_NOT_COPIED = (".incomplete", ".jpg", ".lock", ".pdf", ".png")
+_OF_TRAINING = {"README.md", "trainer_state.json", "training_args.bin", "run.json"}
+"""Files about the training of one model."""
 
 _PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
@@ -27,33 +27,32 @@ _HEADS = ("lm_head.weight", "embed_out.weight")
 
 
 def companions(folder: Path) -> dict[str, Path]:
-    """The small files of a model's folder, by where they lie in it; none where it has no configuration.
+    """Find the small files of a model's folder, by their path in it; none where it has no configuration.
 
-    A pipeline's are also those of its sub-folders. Weights, hidden files, and what tells of the training of
-    that very model are left out.
+    A pipeline's sub-folders are searched too. Weights, hidden files and files of a training are left out.
     """
     if (folder / PIPELINE).is_file():
-        found = {
+        files = {
             f"{sub.name}/{file.name}": file
             for sub in sorted(folder.iterdir())
             if sub.is_dir() and not sub.name.startswith(".")
             for file in _small_files(sub)
         }
-        return found | {file.name: file for file in _small_files(folder)}
+        return files | {file.name: file for file in _small_files(folder)}
     if not (folder / CONFIG).is_file():
         return {}
     return {file.name: file for file in _small_files(folder)}
 
 
-def content_of(source: Path, package: Package | None, before: Tensors) -> bytes:
-    """What a companion says beside the new weights.
+def content_of(source: Path, package: Package | None, before: Layout) -> bytes:
+    """The content of a small file beside the new weights.
 
-    A `config.json` is kept as it is but for what would make its weights be loaded wrongly: their dtype, the
-    size of the vocabulary, and whether the output layer is the embedding.
+    In a `config.json` only the entries that decide how weights are loaded are changed: their dtype, the size
+    of the vocabulary, and whether the output layer is the embedding.
 
     Args:
-        package: the new weights of that folder; None for files that are copied as they are.
-        before: the tensors (dtype, shape) of the model that the file is of.
+        package: the new weights of the folder; None for files that are copied unchanged.
+        before: the tensors (dtype, shape) of the model that the file comes from.
     """
     raw = source.read_bytes()
     if source.name != CONFIG or package is None:
@@ -69,12 +68,12 @@ def content_of(source: Path, package: Package | None, before: Tensors) -> bytes:
     return raw if changed == config else (json.dumps(changed, indent=2) + "\n").encode()
 
 
-def _changes(config: Mapping[str, Any], tensors: Tensors, before: Tensors) -> dict[str, Any]:
+def _changes(config: Mapping[str, Any], tensors: Layout, before: Layout) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     dtypes = {str(torch_dtype(dtype)) for dtype, _ in tensors.values() if dtype in _PLAIN_DTYPES}
-    for word in ("dtype", "torch_dtype"):
-        if word in config and len(dtypes) == 1:
-            changes[word] = min(dtypes).removeprefix("torch.")
+    for entry in ("dtype", "torch_dtype"):
+        if entry in config and len(dtypes) == 1:
+            changes[entry] = min(dtypes).removeprefix("torch.")
     embedding = next((key for key in tensors if key.endswith(_EMBEDDINGS)), None)
     rows_before = before[embedding][1][0] if embedding and embedding in before else None
     if embedding and rows_before is not None and config.get("vocab_size") == rows_before:
@@ -89,7 +88,7 @@ def _changes(config: Mapping[str, Any], tensors: Tensors, before: Tensors) -> di
 def _small_files(folder: Path) -> Iterator[Path]:
     for file in sorted(folder.iterdir()):
         name = file.name
-        if name.startswith(".") or name in _OF_ITS_OWN or name.endswith(_WEIGHTS + _NO_PART):
+        if name.startswith(".") or name in _OF_TRAINING or name.endswith(_WEIGHTS + _NOT_COPIED):
             continue
         if file.is_file() and file.stat().st_size <= MAX_BYTES:
             yield file

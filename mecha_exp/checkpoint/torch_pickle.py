@@ -1,4 +1,4 @@
-"""Pickle checkpoints (.ckpt, .pt, .pth, .bin): tensors only, mapped into memory, and never any code."""
+"""Pickle checkpoints (.ckpt, .pt, .pth, .bin): only tensors, mapped into memory. No code is run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mecha_exp.errors import CheckpointError, some
 log = logging.getLogger(__name__)
 
 WRAPPERS = ("state_dict", "model_state_dict", "module", "model", "params_ema", "params", "net", "weights")
-"""Where training programs put the state dict inside what they save, the likeliest first."""
+"""The names under which training programs save a state dict, the likeliest first."""
 
 _MAGIC = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
 _FORBIDDEN = re.compile(r"GLOBAL (\S+)")
@@ -36,14 +36,15 @@ def begins_as_pickle(start: bytes) -> bool:
 
 
 class PickledModel(StateDictSource):
-    """A state dict that `torch.save` wrote. Files of torch 1.6 and later are mapped: a tensor is read when it
-    is wanted. Older ones are loaded whole, since they cannot be mapped.
+    """A state dict that `torch.save` wrote.
 
-    A state dict inside a mapping (`WRAPPERS`) is unwrapped; what is no tensor is left out, with a warning.
+    Files of torch 1.6 and later are mapped, so that a tensor is read on use. Older files are loaded as a
+    whole, since they cannot be mapped. A state dict inside a mapping (`WRAPPERS`) is unwrapped. Values other
+    than tensors are left out, with a warning.
 
     Raises:
-        CheckpointError: the file is damaged, holds no state dict, or wants to run code: a pickle can, which
-            is why only tensors and plain containers are accepted.
+        CheckpointError: the file is damaged, holds no state dict, or would run code: only tensors and plain
+            containers are accepted.
     """
 
     path: Path
@@ -102,16 +103,16 @@ class PickledModel(StateDictSource):
         return self._unwrap(loaded)
 
     def _refused(self, message: str) -> str:
-        found = _FORBIDDEN.search(message)
-        if found is None:
+        forbidden = _FORBIDDEN.search(message)
+        if forbidden is None:
             cause = (message.partition("WeightsUnpickler error:")[2].strip() or message).splitlines()[0]
             return (
                 f"{self.path} is not a checkpoint of tensors as torch.save writes it: {cause[:200]}. "
                 "Pickles are read with torch's weights_only loading alone, so that nothing in them runs."
             )
         return (
-            f"{self.path} is refused: besides tensors it holds '{found[1]}', and a pickle can run code when "
-            "it is loaded. Get the model as safetensors; or, if you trust whoever made it, load it with "
+            f"{self.path} is refused: besides tensors it holds '{forbidden[1]}', and a pickle can run code "
+            "when it is loaded. Get the model as safetensors; or, if you trust whoever made it, load it with "
             "torch yourself and save its state dict as safetensors."
         )
 
@@ -123,16 +124,16 @@ class PickledModel(StateDictSource):
                 break
             state_dict = inner
         tensors: dict[str, torch.Tensor] = {}
-        others = []
+        left_out = []
         for key, value in state_dict.items() if isinstance(state_dict, Mapping) else ():
             if isinstance(value, torch.Tensor):
                 tensors[str(key)] = value
             else:
-                others.append(str(key))
+                left_out.append(str(key))
         if not tensors:
             raise CheckpointError(f"{self.path} holds no state dict: {_outline(loaded)}.")
-        if others:
-            log.warning("%s: left out, since they are no tensors: %s", self.path, some(others))
+        if left_out:
+            log.warning("%s: left out, since they are not tensors: %s", self.path, some(left_out))
         return tensors
 
     def _describe(self, key: str, tensor: torch.Tensor) -> TensorInfo:

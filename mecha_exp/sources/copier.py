@@ -1,4 +1,4 @@
-"""Copying a source to where a model is written, by ranges of bytes: memory does not grow with the model."""
+"""Copies a source to a destination in pieces, so that memory does not grow with the model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.source import Source
 
 COPY_BYTES = 8 << 20
-"""How much a thread copies at once."""
+"""The bytes that a thread copies at once."""
 
 
 class Copied(NamedTuple):
-    """What was written.
+    """The result of a copy.
 
     Attributes:
-        path: a file or a folder.
-        resumed: how many keys an interrupted run had written already.
+        path: the file or folder that was written.
+        resumed: the number of keys that an interrupted run had written already.
     """
 
     path: Path
@@ -41,22 +41,23 @@ def write_source(
     signature: str | None = None,
     workers: int = 2,
 ) -> Copied:
-    """Copy a source to where a model is written.
+    """Copy a source to a destination.
 
     Args:
-        advance: called with a key and a number of bytes whenever so many of it are written.
-        signature: of all that decides the bytes. With one, the next run that has the same goes on with one
-            that was killed or interrupted.
+        advance: called with a key and a number of bytes for each piece that is written.
+        signature: a hash of all that decides the bytes. With it, a run that was killed or interrupted is
+            resumed by the next one with the same signature.
+        workers: the number of threads.
 
     Raises:
-        CheckpointError: it would be written over what is read, or cannot be written. Nothing is left then.
+        CheckpointError: the destination is the source, or cannot be written. Nothing is left behind.
     """
     if destination.path.resolve() in {path.resolve() for path in (source.path, *source.files) if path}:
-        raise CheckpointError(f"{destination.path} is the model that is read: write it somewhere else.")
+        raise CheckpointError(f"{destination.path} is the model being read. Choose another output.")
     destination.check()
     buffers, counting = threading.local(), threading.Lock()
     pieces = list(_pieces(source))
-    left = Counter(key for key, _, _ in pieces)
+    remaining = Counter(key for key, _, _ in pieces)
     writer = destination.open(metadata, durable=True, signature=signature)
 
     def copy(key: str, start: int, size: int) -> None:
@@ -67,8 +68,8 @@ def write_source(
             source.read_bytes_into(key, start, view)
             writer.write_bytes(key, start, view)
             with counting:
-                left[key] -= 1
-                is_last = not left[key]
+                remaining[key] -= 1
+                is_last = not remaining[key]
             if is_last:
                 writer.finish(key, {})
         advance(key, size)
@@ -91,7 +92,7 @@ def write_source(
 
 
 def _pieces(source: Source) -> Iterator[tuple[str, int, int]]:
-    """(key, start, bytes) of everything in a source, in the order in which it is best read."""
+    """Yield (key, start, bytes) of all pieces of a source, in the order in which they are best read."""
     for key in source.keys():
         nbytes = source.info(key).nbytes
         for start in range(0, nbytes, COPY_BYTES):

@@ -1,4 +1,4 @@
-"""A model read as if it had another format: what is asked for is read from where it lies in the original."""
+"""A model read in another format, straight from the tensors of the original."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mecha_exp.sources.source import Source, SourceView, infos_of
 
 
 class ConvertedSource(SourceView):
-    """A source whose keys are views of another's.
+    """A source whose keys are views of another source's tensors.
 
-    A stacked or a split tensor is still a sequence of ranges of the original, so tiles are read from there
-    without a copy in between. A transposed one is read as a whole and kept: only CLIP's projection is.
+    A stacked or split tensor is a sequence of ranges of the original, so tiles are read from it without a
+    copy. A transposed tensor (only CLIP's projection) is read as a whole and cached.
 
     Attributes:
-        unused: keys of the original that no view has.
+        unused: keys of the original that no view reads.
     """
 
     def __init__(self, original: Source, conversion: Views) -> None:
@@ -46,8 +46,8 @@ class ConvertedSource(SourceView):
         """A hash of all that decides the bytes, computed without reading them; None without an identity."""
         if self.identity is None:
             return None
-        made_of = [(key, repr(view)) for key, view in self._views.items()]
-        return hashlib.sha256(json.dumps([__version__, self.identity, made_of]).encode()).hexdigest()
+        described = [(key, repr(view)) for key, view in self._views.items()]
+        return hashlib.sha256(json.dumps([__version__, self.identity, described]).encode()).hexdigest()
 
     def keys(self) -> Collection[str]:
         return self._infos.keys()
@@ -56,9 +56,9 @@ class ConvertedSource(SourceView):
         return self._infos[key]
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
-        made_of = self._views[key]
-        if made_of.transposed:
-            view[:] = self._transpose(made_of.sources[0])[start : start + len(view)].numpy().data
+        tensor_view = self._views[key]
+        if tensor_view.transposed:
+            view[:] = self._transpose(tensor_view.sources[0])[start : start + len(view)].numpy().data
             return
         done = 0  # bytes of the view that are filled
         for source, offset, size in self._ranges(key):
@@ -69,12 +69,12 @@ class ConvertedSource(SourceView):
             start = max(0, start - size)
 
     def region(self, key: str) -> FileRegion | None:
-        first, *others = self._ranges(key)
-        place = None if others or self._views[key].transposed else self._original.region(first[0])
-        return place and place._replace(offset=place.offset + first[1])
+        (source, offset, _), *more = self._ranges(key)
+        region = None if more or self._views[key].transposed else self._original.region(source)
+        return region and region._replace(offset=region.offset + offset)
 
     def _ranges(self, key: str) -> Iterator[tuple[str, int, int]]:
-        """What a key is made of, in order: a key of the original, where in it to begin, how many bytes."""
+        """Yield the ranges that make up a key: a key of the original, the first byte in it, and the size."""
         view = self._views[key]
         for source in view.sources:
             size = self._original.info(source).nbytes // view.of
@@ -93,44 +93,46 @@ class ConvertedSource(SourceView):
 def convert_source(
     original: Source, target: ModelConfig | str, config: ModelConfig | None = None
 ) -> ConvertedSource:
-    """A model in the format of another config.
+    """Read a model in the format of another config.
 
     Args:
         original: the model.
-        target: the config, or its identifier.
-        config: what the model is; found by its keys and shapes by default.
+        target: the config to convert to, or its identifier.
+        config: the config of the model; detected by its keys and shapes by default.
 
     Raises:
-        ConfigError: the config is not known, several fit, or nothing leads from it to the target.
-        CheckpointError: tensors that do not fit each other.
+        ConfigError: the config is unknown, several fit, or no conversion leads from it to the target.
+        CheckpointError: the model does not match its config, or tensors do not fit each other.
     """
-    found = detect(infos_of(original), None if config is None else [config])
-    if config is not None and not found.is_known:
-        raise CheckpointError(f"{original.name} is no {config.identifier}: its keys are others.")
-    wanted = resolve(target) if isinstance(target, str) else target
-    own_names = {name: key for key, name in found.renamed.items()}
-    return ConvertedSource(original, views(found.config, wanted).named(own_names))
+    detected = detect(infos_of(original), None if config is None else [config])
+    if config is not None and not detected.is_known:
+        raise CheckpointError(
+            f"{original.name} is not a checkpoint of {config.identifier}: its keys do not match that config."
+        )
+    target = resolve(target) if isinstance(target, str) else target
+    own_names = {name: key for key, name in detected.renamed.items()}
+    return ConvertedSource(original, views(detected.config, target).named(own_names))
 
 
 def _available(original: Source, by_key: Mapping[str, View]) -> dict[str, View]:
-    """The views whose sources are there, in the order in which those lie in the original."""
-    place = {key: i for i, key in enumerate(original.keys())}
+    """The views whose tensors the original has, in the order of the original."""
+    position = {key: i for i, key in enumerate(original.keys())}
     problems = Problems()
-    found: dict[str, View] = {}
+    available: dict[str, View] = {}
     for key, view in by_key.items():
-        lacking = [source for source in view.sources if source not in place]
+        lacking = [source for source in view.sources if source not in position]
         if not lacking:
-            found[key] = view
+            available[key] = view
         elif len(lacking) < len(view.sources):
             problems.add(f"{original.name}: {some(lacking)} is missing, of which {key} would be made.")
     problems.raise_as(CheckpointError)
-    return dict(sorted(found.items(), key=lambda item: (place[item[1].sources[0]], item[1].index)))
+    return dict(sorted(available.items(), key=lambda item: (position[item[1].sources[0]], item[1].index)))
 
 
-def _infos(original: Source, made_of: Mapping[str, View]) -> dict[str, TensorInfo]:
+def _infos(original: Source, by_key: Mapping[str, View]) -> dict[str, TensorInfo]:
     infos: dict[str, TensorInfo] = {}
     problems = Problems()
-    for key, view in made_of.items():
+    for key, view in by_key.items():
         sources = [original.info(source) for source in view.sources]
         if len({info.dtype for info in sources}) > 1:
             listed = ", ".join(f"{k} {original.info(k).dtype}" for k in view.sources)

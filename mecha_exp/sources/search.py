@@ -1,4 +1,4 @@
-"""Where the path of a model is looked for."""
+"""Finds the file or folder that the path of a model means."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ MODELS_DIR_VARIABLE = "MECHA_MODELS_DIR"
 
 
 def find_model(path: str, folders: Sequence[Path]) -> Path:
-    """The file or the folder that a model's path means.
+    """Find the file or folder that a model's path means.
 
     A path is relative to the current folder, then to each of the model folders and to those that the
     environment variable MECHA_MODELS_DIR lists; `.safetensors` may be left out. `pkg://some.package/file` is
-    a file inside an installed package, and `org/name` that is nowhere a model of the Hugging Face hub.
+    a file inside an installed package. `org/name` is a model of the Hugging Face hub if no such file exists.
 
     Raises:
-        CheckpointError: it is nowhere; the message says where was looked, and what lies there.
+        CheckpointError: there is no such model; the message lists the searched folders and the nearest name.
     """
     if path.startswith(PACKAGE_SCHEME):
         return packaged(path)
-    named = os.environ.get(MODELS_DIR_VARIABLE, "").split(os.pathsep)
-    places = (Path(), *folders, *search_path.get_all(), *(Path(folder) for folder in named if folder))
-    tried = [folder / path for folder in places]
-    lies = {file: _lies_at(file) for name in tried for file in (name, Path(f"{name}{SUFFIX}"))}
-    for wanted in (True, None):  # opening it says why it cannot be told
-        if (found := next((file for file, answer in lies.items() if answer is wanted), None)) is not None:
-            return found
+    listed = os.environ.get(MODELS_DIR_VARIABLE, "").split(os.pathsep)
+    searched = (Path(), *folders, *search_path.get_all(), *(Path(folder) for folder in listed if folder))
+    candidates = [folder / path for folder in searched]
+    exists = {file: _exists(file) for name in candidates for file in (name, Path(f"{name}{SUFFIX}"))}
+    for state in (True, None):  # opening a file of unknown state explains why it cannot be accessed
+        if (match := next((file for file, known in exists.items() if known is state), None)) is not None:
+            return match
     if is_hub_name(path) and not Path(path).parent.is_dir():
         return hub_folder(path)
-    lying = {p.name for t in tried if t.parent.is_dir() for p in t.parent.glob(f"*{SUFFIX}")}
-    looked = ", ".join(str(p.parent.resolve()) for p in dict.fromkeys(tried))
+    parents = [candidate.parent for candidate in dict.fromkeys(candidates)]
+    names = {file.name for parent in parents if parent.is_dir() for file in parent.glob(f"*{SUFFIX}")}
+    looked = ", ".join(str(parent.resolve()) for parent in parents)
     raise CheckpointError(
-        f"the model '{path}' does not exist. Looked in {looked}.{did_you_mean(Path(path).name, lying)}"
+        f"the model '{path}' does not exist. Looked in {looked}.{did_you_mean(Path(path).name, names)}"
     )
 
 
@@ -53,8 +54,8 @@ def folders_of(config: Mapping[str, Any]) -> list[Path]:
     return [packaged(name) if name.startswith(PACKAGE_SCHEME) else Path(name)]
 
 
-def _lies_at(path: Path) -> bool | None:
-    """Whether something is there, be it a link that leads nowhere; None where that may not be known."""
+def _exists(path: Path) -> bool | None:
+    """Whether a path exists, even as a broken link; None without the permission to look."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -65,7 +66,7 @@ def _lies_at(path: Path) -> bool | None:
 
 
 def packaged(path: str) -> Path:
-    """The file or folder that a `pkg://some.package/name` means."""
+    """The file or folder of a path `pkg://some.package/name`."""
     package, _, name = path.removeprefix(PACKAGE_SCHEME).partition("/")
     try:
         return Path(str(importlib.resources.files(package).joinpath(name)))

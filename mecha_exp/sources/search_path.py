@@ -1,4 +1,4 @@
-"""Folders where a relative path of a model is looked for, after the current one, by all of this process."""
+"""Folders that this process searches for models after the current folder."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ _folders: list[Path] = []
 
 
 def add_path(path: str | os.PathLike[str]) -> None:
-    """Look for models in a folder too, after those that were added before."""
+    """Add a folder to search for models, after the folders that were added before."""
     folder = Path(path)
     if folder not in _folders:
         _folders.append(folder)
@@ -21,4 +21,4 @@ def get_all() -> list[Path]:
 def normalize_path(path: str | os.PathLike[str]) -> Path:
     """The absolute path of a model: in the first added folder that has it, else in the current one."""
     candidates = (folder / path for folder in _folders)
-    return next((found for found in candidates if found.exists()), Path(path)).resolve()
+    return next((candidate for candidate in candidates if candidate.exists()), Path(path)).resolve()

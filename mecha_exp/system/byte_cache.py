@@ -1,4 +1,4 @@
-"""What is dear to make and may be asked for again, kept within a number of bytes."""
+"""A cache of results, bounded by bytes."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ import torch
 
 
 class ByteCache:
-    """Results that may be asked for again, the latest ones, up to a number of bytes.
+    """An LRU cache of results, bounded by bytes. Concurrent requests for one key compute it once.
 
-    Who asks for one that is being made waits for it; what it is made of never asks for it.
+    A computation must not request its own key.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._bytes = 0
         self._results: OrderedDict[Any, Any] = OrderedDict()
-        self._making: WeakValueDictionary[Any, _Turn] = WeakValueDictionary()
+        self._running: WeakValueDictionary[Any, _Turn] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def get(self, name: Any, make: Callable[[], Any]) -> Any:
-        """The result of that name, made now if it is not kept."""
+        """The result of a name, computed by `make` if it is not cached."""
         with self._lock:
-            turn = self._making.setdefault(name, _Turn())
+            turn = self._running.setdefault(name, _Turn())
         with turn.lock:
             with self._lock:
                 if name in self._results:
                     self._results.move_to_end(name)
                     return self._results[name]
-            made = make()  # without the lock: it may ask for others
-            self._keep(name, made)
-        return made
+            result = make()  # without the lock, since it may request other results
+            self._put(name, result)
+        return result
 
-    def _keep(self, name: Any, made: Any) -> None:
+    def _put(self, name: Any, result: Any) -> None:
         with self._lock:
-            if _bytes_of(made) <= self._budget:
-                self._results[name] = made
-                self._bytes += _bytes_of(made)
+            if _bytes_of(result) <= self._budget:
+                self._results[name] = result
+                self._bytes += _bytes_of(result)
             while self._bytes > self._budget:
                 _, oldest = self._results.popitem(last=False)
                 self._bytes -= _bytes_of(oldest)
 
 
 class _Turn:
-    """The lock that a result is made under, which is gone when nobody holds it."""
+    """The lock under which a result is computed. It disappears with its last user."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

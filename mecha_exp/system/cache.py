@@ -1,7 +1,7 @@
-"""The user's cache folder: what is dear to make, kept for the next process.
+"""The user's cache folder.
 
-Nothing in it is needed. Processes may share it, since files are written under another name and renamed; one
-that is broken, or of another name, counts as not there.
+The folder may be emptied at any time. Processes share it, since files are written atomically. A damaged or
+renamed file counts as missing.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from mecha_exp.system.atomic_write import atomic_write
 
 CACHE_VARIABLE = "MECHA_EXP_CACHE"
-"""Names the folder; `off` keeps nothing."""
+"""The environment variable that names the folder; `off` disables the cache."""
 
-_SEAL_BYTES = 32
+_CHECKSUM_BYTES = 32
 _log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path | None:
-    """The folder: $MECHA_EXP_CACHE, or one in the user's folder for caches; None where nothing is kept."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return None if chosen == "off" else Path(chosen)
+    """The folder of $MECHA_EXP_CACHE, or one in the user's folder for caches; None if the cache is off."""
+    setting = os.environ.get(CACHE_VARIABLE)
+    if setting:
+        return None if setting == "off" else Path(setting)
     try:
         return _user_caches() / "mecha_exp"
     except RuntimeError:  # no home
@@ -33,14 +33,14 @@ def cache_folder() -> Path | None:
 
 
 def write_cached(path: Path, content: bytes) -> bool:
-    """Have a file in the cache; whether it could be written."""
+    """Write a file to the cache. Returns whether that succeeded."""
     try:
         if path.is_file() and path.read_bytes() == content:
             return True
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write_bytes(content)
-            os.utime(file, (0, 0))  # numba compares times, and every process is to write the same one
+            os.utime(file, (0, 0))  # numba compares times, so every process writes the same one
     except OSError as error:
         _log.debug("nothing is kept in %s: %s", path.parent, error)
         return False
@@ -48,21 +48,21 @@ def write_cached(path: Path, content: bytes) -> bool:
 
 
 def write_checksummed(path: Path, content: bytes) -> bool:
-    """The same, of a file that tells whether it is whole and of that name."""
-    return write_cached(path, _seal(path, content) + content)
+    """Write a file with a checksum of its name and content to the cache. Returns whether that succeeded."""
+    return write_cached(path, _checksum(path, content) + content)
 
 
 def read_checksummed(path: Path) -> bytes | None:
-    """What `write_checksummed` wrote; None where there is nothing that can be trusted."""
+    """Read what `write_checksummed` wrote; None if the file is missing or its checksum is wrong."""
     try:
-        whole = path.read_bytes()
+        data = path.read_bytes()
     except OSError:
         return None
-    seal, content = whole[:_SEAL_BYTES], whole[_SEAL_BYTES:]
-    return content if seal == _seal(path, content) else None
+    checksum, content = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
+    return content if checksum == _checksum(path, content) else None
 
 
-def _seal(path: Path, content: bytes) -> bytes:
+def _checksum(path: Path, content: bytes) -> bytes:
     return hashlib.sha256(path.name.encode() + content).digest()
 
 

@@ -1,7 +1,7 @@
-"""Importing large packages in less time: without looking for garbage among what stays until the end.
+"""Imports large packages without garbage collection, which takes less time.
 
-Python's collector walks through all objects again and again while they become more. torch and MLflow make
-some hundred thousand of them when they are imported, and none is garbage.
+Python's collector walks through all objects again and again as their number grows. Importing torch or MLflow
+makes some hundred thousand objects, and none of them is garbage.
 """
 
 from __future__ import annotations
@@ -14,14 +14,7 @@ from types import ModuleType
 
 
 def import_without_gc(name: str) -> ModuleType:
-    """A module, with whatever it imports; the collector leaves their objects alone from then on.
-
-    Args:
-        name: of the module, with its package.
-
-    Returns:
-        the module.
-    """
+    """Import a module by its full name. The collector then ignores all objects made so far."""
     if name in sys.modules:
         return sys.modules[name]
     was_enabled = gc.isenabled()
@@ -35,6 +28,6 @@ def import_without_gc(name: str) -> ModuleType:
 
 
 def skip_gc_at_exit() -> None:
-    """Let the collector rest when Python ends: it would walk through every object a last time."""
+    """Keep the collector from walking through every object a last time when Python ends."""
     atexit.unregister(gc.freeze)  # twice does no harm
     atexit.register(gc.freeze)

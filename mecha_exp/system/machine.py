@@ -1,4 +1,4 @@
-"""The machine that a result was made on: what its processor can do decides how some functions are rounded."""
+"""Describes the machine: the features of its processor decide how some functions are rounded."""
 
 from __future__ import annotations
 
@@ -15,33 +15,50 @@ _VECTOR = (
     "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile", "asimd", "asimdhp", "sve", "sve2", "bf16",
 )  # fmt: skip
 
+_LINUX_NAMES = {
+    "sse4.2": "sse4_2", "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16",
+    "amx-bf16": "amx_bf16", "amx-tile": "amx_tile", "neon": "asimd", "fullfp16": "asimdhp",
+}  # fmt: skip
+"""The names of features in /proc/cpuinfo, by those of LLVM."""
+
 
 @functools.cache
 def machine() -> dict[str, str]:
-    """System, processor, its vector features, and which of them torch uses."""
+    """The system, the processor, its vector features, and the features that torch uses."""
     model, flags = _processor()
-    found = {
+    facts = {
         "machine/system": f"{platform.system()} {platform.machine()}",
         "machine/cpu": model or platform.processor() or "unknown",
         "machine/cores": str(os.cpu_count() or 1),
         "machine/vector_features": " ".join(name for name in _VECTOR if name in flags),
         "machine/torch_uses": torch.backends.cpu.get_cpu_capability(),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _processor() -> tuple[str, set[str]]:
-    """The processor's name and its feature flags, where the system lists them."""
+    """The processor's name and feature flags, from Linux or else from LLVM."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return "", set()
+        return _processor_by_llvm()
     values: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
         values.setdefault(name.strip(), value.strip())
     flags = values.get("flags") or values.get("Features") or ""
     return values.get("model name", ""), set(flags.split())
+
+
+def _processor_by_llvm() -> tuple[str, set[str]]:
+    from llvmlite import binding  # type: ignore[import-untyped]
+
+    try:
+        features = binding.get_host_cpu_features()
+    except RuntimeError:  # LLVM does not know this processor
+        features = {}
+    names = (name for name, is_present in features.items() if is_present)
+    return binding.get_host_cpu_name(), {_LINUX_NAMES.get(name, name) for name in names}
 
 
 def available_cores() -> int:

@@ -1,4 +1,4 @@
-"""The peak memory of a stretch of work, where the platform can tell."""
+"""Measures the peak memory of this process, where the platform reports it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _STATUS = Path("/proc/self/status")
 class PeakMemory:
     """Measures the largest resident size of this process inside a `with` block, in bytes.
 
-    Linux can start the count anew; elsewhere it is the largest since the process began, or 0 where the
-    platform does not say.
+    Linux can reset the count. Elsewhere the peak is that since the process began, or 0 where the platform
+    reports none.
     """
 
     peak: int = 0
@@ -32,7 +32,7 @@ class PeakMemory:
 
 
 def peak_memory() -> int:
-    """The largest resident size of this process so far, in bytes; 0 where the platform does not say."""
+    """The largest resident size of this process so far, in bytes; 0 where the platform reports none."""
     try:
         lines = _STATUS.read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

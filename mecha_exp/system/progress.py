@@ -1,4 +1,4 @@
-"""How far a merge is and what it took, in words, for a bar or for a log."""
+"""The progress of a merge, on a bar or in the log, and a summary of what it took."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from typing import Any
 
 LOG_SECONDS = 5.0
-"""How often a merge says in the log how far it is."""
+"""The time between two lines of progress in the log."""
 
 SHOWN = 40
-"""Letters of a key beside a bar: its end, which tells more."""
+"""The number of characters of a key beside a bar, counted from its end."""
 
 log = logging.getLogger(__name__)
 
 
 def human_bytes(count: float) -> str:
-    """A size for people: 2.1 GB, in powers of 1000."""
+    """Format a size for people, in powers of 1000: `2.1 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -28,7 +28,7 @@ def human_bytes(count: float) -> str:
 
 
 def merge_summary(seconds: float, bytes_read: float, bytes_written: float, peak_memory: float) -> str:
-    """What a merge took: "1.20 s: 4.3 GB read, 2.1 GB written, 5.3 GB/s, peak memory 321.0 MB"."""
+    """Summarise what a merge took: "1.20 s: 4.3 GB read, 2.1 GB written, 5.3 GB/s, peak memory 321.0 MB"."""
     rate = (bytes_read + bytes_written) / max(seconds, 1e-9)
     return (
         f"{seconds:.2f} s: {human_bytes(bytes_read)} read, {human_bytes(bytes_written)} written, "
@@ -37,29 +37,29 @@ def merge_summary(seconds: float, bytes_read: float, bytes_written: float, peak_
 
 
 class LoggedProgress:
-    """Progress as a line in the log every few seconds; it is told the key and the bytes of each tile."""
+    """Logs a line of progress every few seconds. Called with the key and the bytes of each tile."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0
-        self._began = self._said = time.monotonic()
+        self._began = self._logged = time.monotonic()
         self._lock = threading.Lock()
 
     def __call__(self, key: str, nbytes: int) -> None:
         with self._lock:
             self._done += nbytes
             now = time.monotonic()
-            if now - self._said < LOG_SECONDS or not self._done:
+            if now - self._logged < LOG_SECONDS or not self._done:
                 return
-            self._said = now
+            self._logged = now
             rate = max(self._done, 1) / (now - self._began)
         done, total = human_bytes(self._done), human_bytes(self._total)
-        left = (self._total - self._done) / rate
-        log.info("%s of %s, %s/s, %.0f s left, at %s", done, total, human_bytes(rate), left, key)
+        remaining = (self._total - self._done) / rate
+        log.info("%s of %s, %s/s, %.0f s left, at %s", done, total, human_bytes(rate), remaining, key)
 
 
 @contextmanager
 def tqdm_progress(tqdm: Callable[..., Any], total: int) -> Iterator[Callable[[str, int], None]]:
-    """Progress on a bar as tqdm makes one, with the current key behind it where the bar can show that."""
+    """Show progress on a tqdm bar, with the current key behind it where the bar can show it."""
     lock = threading.Lock()
     with tqdm(total=total, desc="Merging", unit="B", unit_scale=True) as bar:
         show_key = getattr(bar, "set_postfix_str", None)

@@ -43,7 +43,7 @@ def test_a_model_in_the_cache_is_merged_by_its_name(cache):
 
 
 def test_a_model_that_is_not_in_the_cache_is_an_error_offline(cache):
-    with pytest.raises(CheckpointError, match=r"'some-lab/other' is no file here, .*cannot be fetched"):
+    with pytest.raises(CheckpointError, match=r"'some-lab/other' is not a file here, .*cannot be fetched"):
         hub_folder("some-lab/other")
 
 
@@ -52,7 +52,7 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch, tmp_pat
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(
-        CheckpointError, match=r"'some-lab/tiny' is no file here.*pip install 'mecha_exp\[hub"
+        CheckpointError, match=r"'some-lab/tiny' is not a file here.*pip install 'mecha_exp\[hub"
     ):
         merge(weighted_sum("some-lab/tiny", {"w": torch.zeros(3)}, alpha=0.5))
 

@@ -177,7 +177,7 @@ def test_what_is_no_tensor_is_left_out_with_a_warning(tmp_path: Path, caplog: py
     torch.save({"w": torch.ones(2), "version": 3}, tmp_path / "x.pt")
 
     assert load(tmp_path / "x.pt").keys() == {"w"}
-    assert "left out, since they are no tensors: version" in caplog.text
+    assert "left out, since they are not tensors: version" in caplog.text
 
 
 def test_tensors_that_share_memory_or_are_transposed_are_read_right(tmp_path: Path):
@@ -244,7 +244,7 @@ def nothing(folder: Path) -> Path:
         (key_in_no_shard, r"model-00001-of-00002\.safetensors lacks 1 keys that .* says it has: ghost"),
         (path_outside, r"names files outside its own folder: \.\./secret\.safetensors"),
         (no_json, r"index\.json is not valid JSON"),
-        (no_map, r"is no index of shards: it has no 'weight_map'"),
+        (no_map, r"is not an index of shards: it has no 'weight_map'"),
         (no_index, r"shards without their index \(model-00001-of-00002\.safetensors, .*is missing"),
         (several, r"holds several models: a\.safetensors, b\.safetensors\. Name one of them"),
         (nothing, r"is a folder without a model in it\. It has readme\.md"),

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read without trusting it and written deterministically.
+"""The header of a safetensors file: checked when it is read, deterministic when it is written.
 
 A file is: 8 bytes (little endian) with the length of the header; the header, a JSON object of dtype, shape
 and data_offsets per tensor; then the data, which the tensors cover without holes, overlaps or a rest.
@@ -39,7 +39,7 @@ _LOOKALIKES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies in its file: `offset` is absolute, in bytes."""
+    """The dtype, shape and place of a tensor in its file. `offset` is absolute, in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself, checked; `tensors` are in the order in which they lie in the file."""
+    """A checked header. `tensors` are in the order of their data in the file."""
 
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
@@ -67,17 +67,17 @@ def begins_as_safetensors(start: bytes | bytearray) -> bool:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Read and check the header of the safetensors file at `path`.
+    """Read and check the header of the safetensors file at `path`. The data are not read.
 
-    Raises CheckpointError, naming the file, the cause and the cure, for anything that is not a whole and
-    valid file. Reads the header only, and never more than the 100 MB that the format allows it.
+    Raises:
+        CheckpointError: the file is not complete and valid, or its header exceeds the 100 MB of the format.
     """
     with open_regular(path) as file:
         return parse_header(file)
 
 
 def open_regular(path: str | os.PathLike[str]) -> PositionalFile:
-    """Open a regular file for reading; anything else (a pipe would block) is refused before it is opened."""
+    """Open a regular file for reading. Anything else is refused before it is opened: a pipe would block."""
     try:
         _require_regular(path, Path(path).stat())
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # in case it has become a pipe since
@@ -113,8 +113,8 @@ def encode_header(
 ) -> tuple[bytes, dict[str, int]]:
     """The first bytes of a file that holds `tensors` (dtype, shape), and the absolute offset of each.
 
-    The same arguments give the same bytes. Data lie in the order given, wider dtypes first: loaders need
-    every tensor aligned to its elements.
+    Equal arguments give equal bytes. The data are in the order of `tensors`, wider dtypes first: loaders
+    need every tensor aligned to its elements.
     """
     begins: dict[str, int] = {}
     ends: dict[str, int] = {}
@@ -149,7 +149,7 @@ def _require_regular(path: str | os.PathLike[str], status: os.stat_result) -> No
 
 
 def cannot_open(path: Path, error: OSError) -> CheckpointError:
-    """Why a file or a folder is not read, for people."""
+    """The error for a file or folder that cannot be opened, with the cause and the nearest name."""
     if error.errno == errno.ELOOP:
         return CheckpointError(f"{path} is a symbolic link that leads back to itself.")
     if isinstance(error, PermissionError):
@@ -193,9 +193,9 @@ def _raw_header(file: PositionalFile, file_size: int) -> bytearray:
 
 
 def _decode(raw: bytearray, data_start: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """The tensors and the metadata of a header."""
+    """Parse the tensors and the metadata of a header."""
     if not raw.startswith(b"{"):
-        raise CheckpointError(f"the header is not a JSON object: this is no safetensors file. {AGAIN}")
+        raise CheckpointError(f"the header is not a JSON object: this is not a safetensors file. {AGAIN}")
     try:
         text = raw.decode()
         raw.clear()
@@ -225,19 +225,19 @@ def _entries(text: EntryReader, data_start: int) -> tuple[dict[str, TensorInfo],
 
 
 def _metadata(text: EntryReader) -> dict[str, str]:
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     wrong = CheckpointError("the header's __metadata__ is not a map of texts to texts.")
     if not text.is_next("{"):
         raise wrong
     for name in text.names():
-        if name in found:
+        if name in metadata:
             raise CheckpointError(f"the header has {name[:200]!r} twice. {AGAIN}")
         if not text.is_next('"'):
             raise wrong
-        if len(found) == MAX_TENSORS:
+        if len(metadata) == MAX_TENSORS:
             raise CheckpointError(f"the header's __metadata__ has more than {MAX_TENSORS:,} entries.")
-        found[name] = text.string()
-    return found
+        metadata[name] = text.string()
+    return metadata
 
 
 def _tensor(key: str, entry: Any, data_start: int) -> TensorInfo:
@@ -258,8 +258,8 @@ def _tensor(key: str, entry: Any, data_start: int) -> TensorInfo:
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
     if span[1] - span[0] != nbytes:
-        taken = f"takes {span[1] - span[0]:,} bytes by its data_offsets"
-        raise CheckpointError(f"{where} {taken}, but {dtype} of shape {shape} is {nbytes:,}.")
+        size = f"takes {span[1] - span[0]:,} bytes by its data_offsets"
+        raise CheckpointError(f"{where} {size}, but {dtype} of shape {shape} is {nbytes:,}.")
     return TensorInfo(dtype, tuple(shape), data_start + span[0], nbytes)
 
 

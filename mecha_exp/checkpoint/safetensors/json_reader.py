@@ -1,6 +1,6 @@
-"""JSON objects that nobody vouches for, read one entry at a time.
+"""A reader of untrusted JSON objects, one entry at a time, so that a hostile header costs little memory.
 
-What JSON allows may be a hundred times as large in memory as its text: so nothing is read at once.
+Parsed JSON may be a hundred times as large in memory as its text.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from mecha_exp.errors import CheckpointError
 
-MAX_ENTRY = 1 << 13  # characters that describe a tensor: 64 sizes of 19 digits, and room to spare
+MAX_ENTRY = 1 << 13  # characters for one tensor: 64 sizes of 19 digits, and room to spare
 AGAIN = "It is damaged or was not fully copied: download or copy it again."
 
 _SPACES = " \t\n\r"
@@ -19,9 +19,9 @@ _SPACE = re.compile(f"[{_SPACES}]*")
 
 
 class EntryReader:
-    """The text of a header.
+    """Reads the text of a header from front to end.
 
-    Every method raises ValueError where that is not valid JSON, and CheckpointError where it is no header.
+    Every method raises ValueError for invalid JSON, and CheckpointError for JSON that is not a header.
     """
 
     def __init__(self, text: str) -> None:
@@ -29,7 +29,7 @@ class EntryReader:
         self._at = 0
 
     def names(self) -> Iterator[str]:
-        """The names of an object that begins here; after each its value is to be read."""
+        """Yield the names of the object that begins here. Read the value after each name."""
         self._skip("{")
         if self._peek() == "}":
             self._at += 1
@@ -44,23 +44,23 @@ class EntryReader:
             self._skip(",")
 
     def is_next(self, character: str) -> bool:
-        """Whether a value begins with that."""
+        """Whether the next value begins with a character."""
         return self._peek() == character
 
     def string(self) -> str:
-        """A text."""
+        """Read a string."""
         if self._peek() != '"':
             raise ValueError(f"a text is expected at character {self._at}")
-        found, self._at = _decoder.raw_decode(self._text, self._at)
-        _require_text(found)
-        return str(found)
+        text, self._at = _decoder.raw_decode(self._text, self._at)
+        _require_text(text)
+        return str(text)
 
     def value(self, name: str) -> Any:
-        """Any value that is described in `MAX_ENTRY` characters."""
+        """Read any value of at most `MAX_ENTRY` characters."""
         self._peek()
         part = self._text[self._at : self._at + MAX_ENTRY]
         try:
-            found, length = _decoder.raw_decode(part)
+            value, length = _decoder.raw_decode(part)
         except json.JSONDecodeError as error:
             if len(part) == MAX_ENTRY:
                 raise CheckpointError(
@@ -68,18 +68,18 @@ class EntryReader:
                 ) from None
             raise ValueError(f"{error.msg} at character {self._at + error.pos}") from None
         self._at += length
-        return found
+        return value
 
     def end(self) -> None:
-        """Nothing but spaces may follow."""
+        """Raise ValueError unless only spaces follow."""
         if self._peek():
             raise ValueError(f"there is more after its end, at character {self._at}")
 
     def _peek(self) -> str:
-        """The next character that is no space; nothing at the end."""
-        found = self._text[self._at : self._at + 1]
-        if found not in _SPACES:  # as in nearly every file
-            return found
+        """The next character that is not a space; an empty string at the end."""
+        character = self._text[self._at : self._at + 1]
+        if character not in _SPACES:  # as in nearly every file
+            return character
         space = _SPACE.match(self._text, self._at)
         self._at = space.end() if space else self._at
         return self._text[self._at : self._at + 1]

@@ -1,4 +1,4 @@
-"""Reading a safetensors file tile by tile: no memory map, no copy, nothing kept."""
+"""Reads a safetensors file in parts, into buffers of the caller: no memory map, no copy."""
 
 import os
 from collections.abc import KeysView
@@ -13,7 +13,7 @@ from mecha_exp.errors import CheckpointError, did_you_mean
 
 
 class Checkpoint:
-    """An open safetensors file: header read and checked at once, data on demand, tile by tile.
+    """An open safetensors file. The header is checked when it is opened, data are read on demand.
 
     Any number of threads may read at once. A memory map would count every page read against the process
     and turn a file that shrinks into a crash: this reads into the caller's buffers instead.
@@ -23,7 +23,7 @@ class Checkpoint:
     ...     checkpoint.read_into("layer.weight", 0, tile)
 
     Attributes:
-        identity: the inode, size and time of change of the file as it was opened.
+        identity: the inode, size and time of change of the file when it was opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -61,8 +61,8 @@ class Checkpoint:
         """
         info = self._info(key)
         if out.dtype is not number_format(info.dtype).torch or out.ndim != 1:
-            found = f"{key} is {info.dtype}, which cannot fill a {out.ndim}-D tensor of {out.dtype}"
-            raise CheckpointError(f"{self.path}: {found}.")
+            wrong = f"{key} is {info.dtype}, which cannot fill a {out.ndim}-D tensor of {out.dtype}"
+            raise CheckpointError(f"{self.path}: {wrong}.")
         stop = start + len(out)
         if not 0 <= start <= stop <= info.numel:
             raise CheckpointError(f"{self.path}: {key} has {info.numel:,} elements, not [{start}, {stop}).")
@@ -79,22 +79,22 @@ class Checkpoint:
         return values.reshape(info.shape)
 
     def read_bytes_into(self, offset: int, view: memoryview) -> None:
-        """Fill `view` (bytes) from the absolute `offset` in the file, whatever lies there."""
+        """Fill `view` with the bytes from the absolute `offset` in the file on."""
         self._file.read_into(offset, view)
 
     def region(self, offset: int) -> FileRegion | None:
-        """Where the bytes from an absolute offset on lie; None where machine code cannot read them."""
+        """The region from an absolute offset on; None where machine code cannot read it."""
         return self._file.region(offset)
 
     def unchanged(self) -> bool:
-        """Whether the file at `path` is still the one that was opened: same inode, size and time."""
+        """Whether the file at `path` still has the inode, size and time of the opened file."""
         try:
             return identity_of(self.path.stat()) == self.identity
         except OSError:
             return False
 
     def check_unchanged(self) -> None:
-        """Raise CheckpointError where the file was changed, replaced or removed since it was opened."""
+        """Raise CheckpointError if the file was changed, replaced or removed since it was opened."""
         if not self.unchanged():
             raise CheckpointError(
                 f"{self.path} changed while it was being read. Run again once it is at rest."

@@ -1,4 +1,4 @@
-"""Writing a safetensors file tile by tile, so that it is complete or does not exist."""
+"""Writes a safetensors file in parts, so that it is complete or does not exist."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from mecha_exp.checkpoint.transaction.space import cannot_write, check_writable,
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 
 FLUSH_SECONDS = 5.0
-"""How often a durable writer puts on the disk what is finished: after a power failure no more is redone."""
+"""How often a durable writer flushes finished keys: after a power failure only later ones are redone."""
 
 _flush_data = getattr(os, "fdatasync", os.fsync)  # only Linux has the former
 
@@ -28,24 +28,24 @@ _flush_data = getattr(os, "fdatasync", os.fsync)  # only Linux has the former
 class CheckpointWriter:
     """One output file: header first, then tiles in any order from any thread, then a rename.
 
-    Until `commit` the bytes lie in a hidden file beside `path`, whose former content stays as it is. The
-    room is taken at once: a full disk is an error before the work, not after it. `durable` waits for the
-    disk at commit, so that the file also survives a power failure.
+    Until `commit` the bytes are in a hidden file beside `path`, whose former content stays as it is. The disk
+    space is allocated at once, so that a full disk is an error before the work. `durable` waits for the disk
+    at commit, so that the file also survives a power failure.
 
-    With a `signature` a journal of the finished keys lies beside the hidden file. A writer that is killed or
-    interrupted leaves both, and the next one with the same signature, tensors and metadata goes on: the keys
-    in `finished` are there already. After any error, a full disk among them, nothing is left: what is
-    kept would take up the very room that is missing.
+    With a `signature` the finished keys are recorded in a journal beside the hidden file. A writer that is
+    killed or interrupted leaves both, and the next writer with the same signature, tensors and metadata
+    resumes: the keys in `finished` need no second write. After an error nothing is left, since what is kept
+    would take up the space that a full disk lacks.
 
     >>> with CheckpointWriter("out.safetensors", {"w": ("F16", (2, 2))}, {}) as writer:
     ...     writer.write("w", 0, torch.zeros(4, dtype=torch.float16))
     ...     writer.commit()
 
     Args:
-        signature: of all that decides the bytes; None where an interrupted run is not gone on with.
+        signature: a hash of all that decides the bytes; None to never resume.
 
     Attributes:
-        finished: the keys that an earlier run had finished, with its notes. Writing them again does nothing.
+        finished: the keys that an earlier run finished, with its notes. Writing them again does nothing.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class CheckpointWriter:
         self.write_bytes(key, start * values.element_size(), byte_view(values.contiguous()))
 
     def write_bytes(self, key: str, byte_start: int, view: memoryview) -> None:
-        """Put raw bytes at `byte_start` of the tensor `key`: the way for packed dtypes."""
+        """Put raw bytes at `byte_start` of the tensor `key`. Packed dtypes are written like this."""
         self._require(key)
         stop = byte_start + len(view)
         if not 0 <= byte_start <= stop <= self._sizes[key]:
@@ -110,21 +110,21 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def writing_at(self, key: str) -> Iterator[FileRegion | None]:
-        """Where the bytes of a key lie, for machine code that writes them meanwhile; `wrote` is to be told.
+        """Yield the region of a key, for machine code that writes there and reports to `advance`.
 
-        None where it cannot, or need not.
+        None where machine code cannot write, or the key is finished.
         """
         self._require(key)
         with self._in_use() as file:
             yield None if key in self.finished else file.region(self._offsets[key])
 
     def advance(self, key: str, nbytes: int) -> None:
-        """So many bytes of a key have been written at its place."""
+        """Count bytes of a key that were written at its region."""
         with self._changed:
             self._written[key] += nbytes
 
     def finish(self, key: str, note: Note | None = None) -> None:
-        """All of a key has been written: whoever goes on from here finds it, and the note, in `finished`."""
+        """Record that all of a key was written, with a note: a writer that resumes has both in `finished`."""
         self._require(key)
         if key in self.finished or self._journal is None:
             return
@@ -136,7 +136,7 @@ class CheckpointWriter:
                 self._flush()
 
     def commit(self) -> Path:
-        """Check that every byte was written, and put the file in its place. Returns its path."""
+        """Check that every byte was written, and rename the file to its path. Returns the path."""
         file = self._open_partial()
         wrong = [key for key, size in self._sizes.items() if self._written[key] != size]
         if wrong:
@@ -149,20 +149,20 @@ class CheckpointWriter:
             file.path.replace(self.path)
         if self._durable:
             _sync_folder(self.path.parent)
-        self.abort()  # what is left to do is the same: remove the journal, give the lock back
+        self.abort()  # removes the journal and frees the lock
         return self.path
 
     def abort(self) -> None:
-        """Throw away what was written, unless it is committed. The target stays as it was. Idempotent."""
+        """Delete what was written, unless it is committed. The target stays as it was. Idempotent."""
         self._close(keep=False)
 
     def suspend(self) -> None:
-        """Stop here: as `abort`, but what is finished is kept where there is a signature. Idempotent."""
+        """Stop, and keep the finished keys for a resume where there is a signature. Idempotent."""
         nothing_done = self._journal is not None and not self._journal.count
         self._close(keep=self._signature is not None and not nothing_done)
 
     def _leave(self, kind: type[BaseException] | None) -> None:
-        """An interrupt is no error: what is done is kept."""
+        """Abort after an error or at the normal end. Suspend after an interrupt."""
         if kind is None or issubclass(kind, Exception):
             self.abort()
         else:
@@ -202,7 +202,7 @@ class CheckpointWriter:
         self._written |= {key: self._sizes[key] for key in self.finished}
 
     def _reopen(self, header: bytes) -> Finished:
-        """Open the partial file of an interrupted run, where there is one to go on with."""
+        """Open the partial file of an interrupted run, if it can be resumed. Returns its finished keys."""
         if self._signature is None or not self._partial.is_file():
             return Finished()
         file = PositionalFile(self._partial, os.O_RDWR)
@@ -223,7 +223,7 @@ class CheckpointWriter:
         return sibling(self.path, PARTIAL)
 
     def _flush(self) -> None:
-        """Put on the disk what is finished; the other threads go on meanwhile."""
+        """Flush the finished keys to the disk, while other threads write."""
         if not self._flushing.acquire(blocking=False):
             return
         try:
@@ -242,7 +242,7 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[PositionalFile]:
-        """The open file, which is not closed meanwhile: its descriptor could be another file's then."""
+        """Yield the open file and keep it open: a closed descriptor could become another file's."""
         with self._changed:
             file = self._open_partial()
             self._writing += 1
@@ -275,15 +275,15 @@ class CheckpointWriter:
 
 
 def _begins_with(file: PositionalFile, header: bytes) -> bool:
-    found = bytearray(len(header))
-    file.read_into(0, memoryview(found))
-    return found == header
+    start = bytearray(len(header))
+    file.read_into(0, memoryview(start))
+    return start == header
 
 
 def _sync_folder(folder: Path) -> None:
     if os.name == "nt":
         return
-    with contextlib.suppress(OSError):  # the file is in its place; some file systems cannot sync folders
+    with contextlib.suppress(OSError):  # the file is renamed already; some file systems cannot sync folders
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

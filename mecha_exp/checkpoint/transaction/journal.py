@@ -1,9 +1,8 @@
-"""Which keys of a file that is being written are done, so that an interrupted run is gone on with.
+"""The journal of a file that is being written: its finished keys, so that an interrupted run can resume.
 
-A line is written as soon as a key's bytes have been handed to the operating system: that is enough when the
-process is killed, since the system still has them. A machine that goes down may lose what it had not put on
-the disk, so after a restart only the keys count that had been flushed. Every line carries a checksum; the
-first one that is not whole ends the journal.
+A line is written as soon as the operating system has a key's bytes, which is enough when the process is
+killed. A machine that goes down loses what was not on the disk, so only flushed keys count after a restart.
+Every line has a checksum; the first damaged line ends the journal.
 """
 
 import functools
@@ -19,17 +18,17 @@ from mecha_exp.checkpoint.transaction.paths import NEW
 from mecha_exp.system.atomic_write import atomic_write
 
 Note = dict[str, Any]
-"""What a writer's user wants to be told again of a finished key: anything that JSON can say."""
+"""Data about a finished key that a resumed writer returns: anything that JSON can represent."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The finished keys with their notes, in the order in which they were finished.
+    """The finished keys and their notes, in the order in which they were finished.
 
     Attributes:
-        flushed: how many of them, from the first one on, had been put on the disk.
+        flushed: how many of them, counted from the first, were flushed to the disk.
     """
 
     keys: Mapping[str, Note] = field(default_factory=dict)
@@ -37,12 +36,12 @@ class Finished:
 
 
 class Journal:
-    """A journal that is written to, from any thread; it replaces what lies at `path`.
+    """A journal that any thread may append to. It replaces the file at `path`.
 
     Args:
-        signature: of what is being written; whoever wants to go on must have the same.
-        inode: of the file that it tells of.
-        finished: what is done already.
+        signature: a hash of all that decides the bytes, which a writer that resumes must share.
+        inode: the inode of the partial file.
+        finished: the keys that are finished already.
     """
 
     def __init__(self, path: Path, signature: str, inode: int, finished: Finished) -> None:
@@ -56,23 +55,23 @@ class Journal:
 
     @property
     def count(self) -> int:
-        """How many keys are finished."""
+        """The number of finished keys."""
         return self._count
 
     def finish(self, key: str, note: Note) -> None:
-        """All of the key's bytes have been written."""
+        """Record that all bytes of a key were written."""
         line = _line([key, note])
         with self._lock:
             self._write(line)
             self._count += 1
 
     def flush(self, count: int) -> None:
-        """The first `count` finished keys are on the disk."""
+        """Record that the first `count` finished keys are on the disk."""
         with self._lock:
             self._write(_line(count))
 
     def close(self) -> None:
-        """Write no more; what comes later is not kept."""
+        """Close the file. Later entries are dropped."""
         with self._lock:
             self._file.close()
 
@@ -82,7 +81,7 @@ class Journal:
 
 
 def read_journal(path: Path, signature: str, inode: int) -> Finished:
-    """What the journal at `path` tells of that file; nothing where it tells of another or cannot be read."""
+    """Read the finished keys of a partial file; none if the journal is another file's or cannot be read."""
     try:
         lines = _lines(path.read_bytes())
         of_signature, of_inode, boot = next(lines)
@@ -118,7 +117,7 @@ def _lines(data: bytes) -> Iterator[Any]:
 
 @functools.cache
 def _boot() -> str | None:
-    """What is the same until the machine is restarted; None where it cannot be told."""
+    """An identifier of the time since the machine was started; None where the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -1,19 +1,19 @@
-"""The hidden files that lie beside an output while it is being written, and how they are called."""
+"""The names of the hidden files beside an output while it is written."""
 
 import re
 from pathlib import Path
 
 PARTIAL, JOURNAL, LOCK = "partial", "journal", "lock"
 NEW = "-new"
-"""What is added to the name of a journal that is about to take the place of another."""
+"""The suffix of a journal that is about to replace another."""
 
 _NAME = re.compile(rf"\.(?P<target>.+)\.mecha-({PARTIAL}|{JOURNAL}({NEW})?|{LOCK})", re.DOTALL)
 
 
 def sibling(target: Path, kind: str) -> Path:
-    """The file of that kind that belongs to an output.
+    """The hidden file of a kind that belongs to an output.
 
-    >>> beside(Path("out/model.safetensors"), PARTIAL)
+    >>> sibling(Path("out/model.safetensors"), PARTIAL)
     Path('out/.model.safetensors.mecha-partial')
     """
     return target.with_name(f".{target.name}.mecha-{kind}")
@@ -26,7 +26,7 @@ def target_of(path: Path) -> Path | None:
 
 
 def disk_bytes(path: Path) -> int:
-    """The room that a file takes on its disk; 0 where there is none."""
+    """The bytes that a file takes on its disk; 0 if it does not exist."""
     try:
         status = path.lstat()
     except OSError:

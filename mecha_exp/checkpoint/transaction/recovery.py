@@ -1,4 +1,4 @@
-"""What interrupted writers have left behind: finding it, and deleting what no living process needs."""
+"""Finds what interrupted writers left behind, and deletes what no running process needs."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -14,9 +14,9 @@ class PartialOutput:
     """The hidden files beside one output.
 
     Attributes:
-        target: the output that was to be.
-        nbytes: what they take on the disk.
-        in_use: whether a process is at it, or may be: one on another machine cannot be asked.
+        target: the output that was not finished.
+        nbytes: their size on the disk.
+        in_use: whether a process writes the output, or may do so on another machine.
     """
 
     target: Path
@@ -27,7 +27,7 @@ class PartialOutput:
         """Delete the files.
 
         Raises:
-            CheckpointError: somebody has begun to write the output.
+            CheckpointError: a process is writing the output.
             OSError: a file cannot be deleted.
         """
         lock = TargetLock(self.target)
@@ -38,36 +38,36 @@ class PartialOutput:
 
 
 def remove_beside(target: Path) -> None:
-    """Delete the partial file and its journal; for whoever holds the lock."""
+    """Delete the partial file and its journal. The caller holds the lock."""
     for kind in (JOURNAL + NEW, JOURNAL, PARTIAL):  # in this order: a journal without its file means nothing
         sibling(target, kind).unlink(missing_ok=True)
 
 
 def can_resume(path: str | os.PathLike[str]) -> bool:
-    """Whether an interrupted writer has left something at `path`, a file or a folder, to go on with."""
+    """Whether an interrupted writer left something to resume at `path`, a file or a folder."""
     if Path(path).is_dir():
         return any(sibling(target, JOURNAL).is_file() for target in _targets_below(Path(path)))
     return sibling(Path(path).absolute(), JOURNAL).is_file()
 
 
 def find_partial_outputs(folders: Iterable[Path]) -> list[PartialOutput]:
-    """Everything below the folders, by path; hidden folders and virtual environments are left alone."""
+    """Find all partial outputs below folders, by path. Skips hidden folders and virtual environments."""
     targets = {target.resolve() for folder in folders for target in _targets_below(folder)}
-    return [_leftover(target) for target in sorted(targets)]
+    return [_partial_output(target) for target in sorted(targets)]
 
 
-def _leftover(target: Path) -> PartialOutput:
+def _partial_output(target: Path) -> PartialOutput:
     files = [sibling(target, kind) for kind in (PARTIAL, JOURNAL, JOURNAL + NEW, LOCK)]
     return PartialOutput(target, sum(map(disk_bytes, files)), is_in_use(target))
 
 
 def _targets_below(folder: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders[:] = [
             name
             for name in folders
-            if not name.startswith(".") and not Path(place, name, "pyvenv.cfg").exists()
+            if not name.startswith(".") and not Path(parent, name, "pyvenv.cfg").exists()
         ]
         for name in files:
-            if (target := target_of(Path(place, name))) is not None:
+            if (target := target_of(Path(parent, name))) is not None:
                 yield target

@@ -1,4 +1,4 @@
-"""Whether there is room, and a right, to write a file: asked before the work, explained where it fails."""
+"""Checks before the work that a file can be written, allocates its space, and explains write errors."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ _IN_MEMORY = {"tmpfs", "ramfs"}
 def check_writable(path: str | os.PathLike[str], nbytes: int) -> None:
     """Raise CheckpointError unless a file of `nbytes` can be written to `path`. Leaves nothing behind.
 
-    Folders that do not exist yet are no error: the writer creates them.
+    Folders may be missing: the writer creates them.
     """
     target = Path(path).absolute()
     if "\0" in str(target):
@@ -34,7 +34,7 @@ def check_writable(path: str | os.PathLike[str], nbytes: int) -> None:
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         with tempfile.TemporaryFile(dir=folder):
-            pass  # asking for access rights tells little as root, on Windows and on network drives
+            pass  # os.access says little as root, on Windows and on network drives
         room = shutil.disk_usage(folder).free + disk_bytes(sibling(target, PARTIAL))  # which it takes over
         if room < nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -43,10 +43,10 @@ def check_writable(path: str | os.PathLike[str], nbytes: int) -> None:
 
 
 def preallocate(file: PositionalFile, nbytes: int) -> None:
-    """Give a file its size, and the room for it where the platform can.
+    """Set the size of a file, and allocate its space where the platform can.
 
-    On a disk that is a note of which blocks are the file's. In memory it is a page at a time, which takes
-    longer than many a merge: there the threads that write take what they need, all of them at once.
+    On a disk the allocation only reserves blocks. On a memory disk it touches every page, which takes longer
+    than many merges: there the writing threads allocate pages as they go.
     """
     if hasattr(os, "posix_fallocate") and not lies_in_memory(file.descriptor):
         try:
@@ -59,22 +59,22 @@ def preallocate(file: PositionalFile, nbytes: int) -> None:
 
 
 def lies_in_memory(descriptor: int) -> bool:
-    """Whether a file lies on a memory disk; False where the system does not tell."""
+    """Whether a file is on a memory disk; False where the system does not say."""
     device = os.fstat(descriptor).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
+    number = f"{os.major(device)}:{os.minor(device)}"
     try:
         mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
     for mount in mounts:  # "24 1 0:22 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw"
-        place, _, kind = mount.partition(" - ")
-        if place.split(" ")[2:3] == [wanted]:
+        position, _, kind = mount.partition(" - ")
+        if position.split(" ")[2:3] == [number]:
             return kind.split(" ")[0] in _IN_MEMORY
     return False
 
 
 def cannot_write(target: Path, nbytes: int, error: OSError) -> CheckpointError:
-    """What an error of the operating system means, and how it is mended."""
+    """The error for a file that cannot be written, with the cause and the cure."""
     folder = _existing_folder(target)
     room = f"{nbytes / 1e9:,.3f} GB needed"
     with contextlib.suppress(OSError):
