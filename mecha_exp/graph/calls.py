@@ -1,4 +1,4 @@
-"""Calls a merge method by its name, so that the graph need not know the methods."""
+"""Calls a merge method by its name, so that the graph does not import the methods."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _REGISTRY = "mecha_exp.method_api.registry"
 
 
 def call(method: str, *args: Any, **kwargs: Any) -> MergeNode:
-    """A call of the registered merge method of that name.
+    """A call of the registered merge method of a name.
 
-    The registry is loaded by name, as it loads the built-in methods itself: it lies above the graph.
+    The registry is imported by name here, because it lies above the graph.
 
     Raises:
         RecipeError: there is no such method, or it does not take these arguments.

@@ -17,12 +17,12 @@ from mecha_exp.errors import RecipeError, did_you_mean
 
 Curve: TypeAlias = "Gradient | Preset"
 Sampled: TypeAlias = Callable[[int, int], float]
-"""From a block's place and the number of blocks to its weight."""
+"""(index of a block, number of blocks) -> its weight."""
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """Points that lie evenly over the depth, with straight lines in between.
+    """Points that are spread evenly over the depth, with linear interpolation in between.
 
     >>> [Gradient((0.0, 1.0, 0.5)).at(i, 5) for i in range(5)]
     [0.0, 0.5, 1.0, 0.75, 0.5]
@@ -40,7 +40,7 @@ class Gradient:
 
     @property
     def elsewhere(self) -> float | None:
-        """The value of what lies in no layer, where that is neither before nor after them: there is none."""
+        """The value of keys that lie in no layer, neither before nor after them: a gradient has none."""
         return None
 
     @property
@@ -51,10 +51,10 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Preset:
-    """A published curve by its name.
+    """A published curve, by name.
 
     Raises:
-        RecipeError: there is none of that name.
+        RecipeError: there is no curve of that name.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Preset:
 
     @property
     def elsewhere(self) -> float | None:
-        """The value of what lies in no layer: as published for BASE, 0 in all presets but one."""
+        """The value of keys that lie in no layer: as published for BASE, 0 in all presets but one."""
         return 1.0 if self.name == "ALL_B" else 0.0
 
     @property
@@ -102,12 +102,12 @@ def _folded(x: float) -> float:
 
 
 def _wrap(blocks: int) -> Sampled:
-    """The first and the last blocks, so many in all."""
+    """1 at the first and the last blocks, `blocks` in all."""
     return lambda place, count: float(place < blocks / 2 or count - 1 - place < blocks / 2)
 
 
 def _rings(blocks: int, gap: int) -> Sampled:
-    """Two rings of blocks, so many in all, with a gap around the middle."""
+    """1 at two groups of blocks, `blocks` in all, with a gap around the middle."""
     return _from_middle(lambda x: float(gap / 2 <= abs(x) < (gap + blocks) / 2))
 
 
@@ -155,5 +155,5 @@ PRESETS = _presets()
 
 
 def is_like_a_preset(word: str) -> bool:
-    """Whether a word is the name of a preset, or looks like one misspelt."""
+    """Whether a word is the name of a preset, or a likely misspelling."""
     return bool(difflib.get_close_matches(word.upper(), PRESETS, n=1, cutoff=0.7))
