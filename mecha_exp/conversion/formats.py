@@ -63,8 +63,8 @@ def name_between(source: str, target: str) -> str:
 
 def method_named(identifier: str) -> MergeMethod | None:
     """The conversion of a name, or None."""
-    if found := _OF_ADAPTERS.fullmatch(identifier):
-        return adapter_conversion(found[1])
+    if to_base := _OF_ADAPTERS.fullmatch(identifier):
+        return adapter_conversion(to_base[1])
     between = _BETWEEN_FORMATS.fullmatch(identifier)
     ends = _NAMED.get(identifier) or (between and (between[1], between[2]))
     return (format_conversion(*ends) or adapter_conversion(*ends)) if ends else None

@@ -185,7 +185,7 @@ def _regular(name: str) -> re.Pattern[str]:
     try:
         return re.compile(name.removeprefix(REGULAR))
     except re.error as error:
-        raise RecipeError(f"'{name}' is no regular expression: {error}") from None
+        raise RecipeError(f"'{name}' is not a regular expression: {error}") from None
 
 
 def by_key(value: Mapping[str, Any]) -> Value | ByKey:

@@ -11,9 +11,8 @@ import torch
 
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.by_key import CONVENTION, DEFAULT, ByKey, by_key
-from mecha_exp.graph.calls import call
 from mecha_exp.graph.legacy_strengths import Strengths
-from mecha_exp.graph.nodes import InMemory, Literal, LiteralNode, ModelNode, Node
+from mecha_exp.graph.nodes import InMemory, Literal, LiteralNode, ModelNode, Node, call
 from mecha_exp.graph.spaces import is_space
 
 RecipeNode: TypeAlias = Node

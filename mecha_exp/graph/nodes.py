@@ -7,6 +7,7 @@ graphs is comparing two pointers, and results per node are shared by all graphs 
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import weakref
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from mecha_exp.graph.by_key import ByKey, Scalar
-from mecha_exp.graph.calls import call
 from mecha_exp.graph.curves import Gradient, Preset
 from mecha_exp.graph.spaces import resolve
 
@@ -29,6 +29,7 @@ Literal: TypeAlias = "Scalar | tuple[Scalar, ...] | Gradient | Preset | torch.Te
 
 _nodes: weakref.WeakValueDictionary[tuple[Any, ...], Node] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+_REGISTRY = "mecha_exp.method_api.registry"
 
 
 class _Interned(type):
@@ -278,6 +279,18 @@ class MergeNode(Node):
 
     def __repr__(self) -> str:
         return f"{self.method.identifier}({', '.join(name for name, _ in self.arguments)})"
+
+
+def call(method: str, *args: Any, **kwargs: Any) -> MergeNode:
+    """A call of the registered merge method of a name.
+
+    The registry is imported by name here, because it lies above the graph.
+
+    Raises:
+        RecipeError: there is no such method, or it does not take these arguments.
+    """
+    node: MergeNode = importlib.import_module(_REGISTRY).resolve_method(method)(*args, **kwargs)
+    return node
 
 
 def children_of(node: Node) -> tuple[Node, ...]:
