@@ -129,10 +129,13 @@ def vae():
             lambda: one_key("sd1-ldm"),
             r"for the keys of 'sdxl-sgm', and model\(.*\) is of 'sd1-ldm'",
         ),
-        (lambda: model({"x": torch.zeros(2)}), r"'sdxl-sgm', and model\(.*\) has none of them, but x\. Say"),
+        (
+            lambda: model({"x": torch.zeros(2)}),
+            r"'sdxl-sgm', and model\(.*\) has none of them \(it has x\)\. Give",
+        ),
         (
             lambda: model({"x": torch.zeros(2)}, "sdxl-diffusers"),
-            "is of 'sdxl-diffusers', whose keys are others",
+            "is of 'sdxl-diffusers', which has other keys",
         ),
         (
             lambda: weighted_sum(one_key("sd1-ldm"), one_key("sd1-ldm")),

@@ -106,7 +106,7 @@ def test_selectors_that_match_nothing_are_named_with_the_nearest_block():
 
 
 def test_a_regular_expression_that_is_none_is_an_error():
-    with pytest.raises(RecipeError, match=r"'re:\(' is no regular expression"):
+    with pytest.raises(RecipeError, match=r"'re:\(' is not a regular expression"):
         values(NETWORK, {"re:(": 1, "default": 0})
 
 

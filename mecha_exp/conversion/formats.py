@@ -19,13 +19,14 @@ _NAMED = {
     "convert_sd1_blocks_to_ldm": ("sd1-supermerger_blocks", "sd1-ldm"),
     "convert_sdxl_blocks_to_sgm": ("sdxl-supermerger_blocks", "sdxl-sgm"),
 }
-"""Conversions that sd-mecha gives other names."""
+"""Conversions with names of their own in sd-mecha."""
 
 
 class FormatConversion(MergeMethod):
-    """A conversion that computes nothing: each key is a view of other keys; see `architectures.conversions`.
+    """A conversion that only rearranges tensors: each key is a view of other keys; see `architectures.views`.
 
-    Of a model it is read as such, tile by tile; of a merge the keys that a view needs are computed first.
+    A converted model is read as a view, tile by tile. For a converted merge the keys that a view needs are
+    computed first.
 
     Attributes:
         source, target: the identifiers of the model configs.
@@ -54,16 +55,16 @@ class FormatConversion(MergeMethod):
 
 
 def name_between(source: str, target: str) -> str:
-    """What the conversion between two formats is called, as in sd-mecha."""
+    """The name of the conversion between two formats, as in sd-mecha."""
     return next(
         (n for n, ends in _NAMED.items() if ends == (source, target)), f"convert_'{source}'_to_'{target}'"
     )
 
 
 def method_named(identifier: str) -> MergeMethod | None:
-    """The conversion of that name, or None where there is none."""
-    if found := _OF_ADAPTERS.fullmatch(identifier):
-        return adapter_conversion(found[1])
+    """The conversion of a name, or None."""
+    if to_base := _OF_ADAPTERS.fullmatch(identifier):
+        return adapter_conversion(to_base[1])
     between = _BETWEEN_FORMATS.fullmatch(identifier)
     ends = _NAMED.get(identifier) or (between and (between[1], between[2]))
     return (format_conversion(*ends) or adapter_conversion(*ends)) if ends else None
@@ -71,7 +72,7 @@ def method_named(identifier: str) -> MergeMethod | None:
 
 @cache
 def format_conversion(source: str, target: str) -> FormatConversion | None:
-    """The conversion between two formats, or None where there is none."""
+    """The conversion between two formats, or None."""
     if source == target:
         return None
     try:

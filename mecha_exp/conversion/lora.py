@@ -16,10 +16,10 @@ from mecha_exp.method_api.state_dict import StateDict, StateDictKeyError
 class AdapterConversion(MergeMethod):
     """A conversion from the config of LoRA files to the differences that they stand for.
 
-    Of a file it is read as such; of a merge the tensors of a module are computed first.
+    A converted file is read as a view. For a converted merge the tensors of a module are computed first.
 
     Attributes:
-        deltas: what it makes.
+        deltas: computes the differences.
     """
 
     def __init__(self, deltas: Deltas) -> None:
@@ -44,10 +44,10 @@ class AdapterConversion(MergeMethod):
 
 
 def adapter_conversion(source: str, target: str | None = None) -> AdapterConversion | None:
-    """The conversion of LoRA files into differences to the models of a config, or None where there is none.
+    """The conversion of LoRA files into differences to the models of a config, or None.
 
     Args:
-        source, target: identifiers; without a target the models are those that the files are for.
+        source, target: identifiers; without a target it is the config that the files are for.
     """
     try:
         config = resolve(source)

@@ -1,6 +1,6 @@
 """A hyperparameter with a value for each key: by component, block or pattern, or as a curve over depth.
 
-Recipes hold it unbound (`ByKey`): it means something once it is bound to a model, whose parts its names are.
+Recipes hold it unbound (`ByKey`). It can be evaluated once it is bound to a model, whose parts it names.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 Scalar: TypeAlias = float | int | bool | str | None
 Value: TypeAlias = "Scalar | tuple[Scalar, ...] | Gradient | Preset"
-"""What a key gets, or a curve that says it."""
+"""The value of a key, or a curve over the depth of the model."""
 
 REGULAR = "re:"
-"""What a selector begins with that is a regular expression, to be found anywhere in a key."""
+"""The prefix of selectors that are regular expressions, which match anywhere in a key."""
 
 DEFAULT, PRESET, CONVENTION, BLOCKS = "default", "preset", "convention", "blocks"
-"""Words of a mapping that select nothing."""
+"""Names in a mapping that are not selectors."""
 
 _COMPONENT, _BLOCK, _KEYS = 1, 2, 3
 
 
 class NoValueError(RecipeError):
-    """A key for which a value by key says nothing."""
+    """A key for which a value by key has no value."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ByKey:
 
     Attributes:
         patterns: (selector, value).
-        default: of the keys that no selector holds; None: there must be none.
-        convention: whose blocks are meant where projects disagree; None: sd-mecha's.
+        default: the value of keys that no selector holds; None is an error for such keys.
+        convention: the project whose names of blocks are meant; None is sd-mecha.
         anatomy: the model that it is bound to.
     """
 
@@ -60,15 +60,15 @@ class ByKey:
     anatomy: Anatomy | None = field(default=None, repr=False)
 
     def over(self, anatomy: Anatomy) -> ByKey:
-        """The same, bound to a model."""
+        """A copy bound to a model."""
         return replace(self, anatomy=anatomy)
 
     def __call__(self, key: str) -> Scalar:
         """The value for a key of the model that it is bound to.
 
         Raises:
-            NoValueError: nothing is said of it.
-            RecipeError: selectors disagree on it; or it is not bound.
+            NoValueError: no selector holds the key, and there is no default.
+            RecipeError: selectors disagree on the key, or the value is not bound.
         """
         value = self._choose(key)
         if isinstance(value, Gradient | Preset):
@@ -76,24 +76,26 @@ class ByKey:
         return value  # type: ignore[return-value]
 
     def unmatched(self, keys: Iterable[str]) -> list[str]:
-        """What is wrong with selectors that hold none of the keys: most likely they are misspelt."""
-        wanted = set(keys)
-        return [self._explain(s) for s in self._selections if not s.keys & wanted]
+        """A message for each selector that holds none of the keys, as a misspelt one does."""
+        key_set = set(keys)
+        return [self._explain(s) for s in self._selections if not s.keys & key_set]
 
     @property
     def values(self) -> list[Value]:
-        """Every value that some key may get; of curves numbers that bound the others."""
-        given = [value for word, value in self.words if word != CONVENTION]
-        return [v for g in given for v in (g.range if isinstance(g, Gradient | Preset) else [g])]
+        """Every value that some key may have; for a curve, numbers that bound its values."""
+        values = [value for word, value in self.words if word != CONVENTION]
+        return [
+            v for value in values for v in (value.range if isinstance(value, Gradient | Preset) else [value])
+        ]
 
     @property
     def words(self) -> list[tuple[str, Value]]:
-        """The mapping that it is made from: `by_key(dict(words))` is the same again."""
+        """The items of its mapping: `by_key(dict(words))` is an equal value."""
         others: dict[str, Value] = {DEFAULT: self.default, CONVENTION: self.convention}
         return [*self.patterns, *((word, value) for word, value in others.items() if value is not None)]
 
     def with_curves(self) -> ByKey:
-        """Lists as gradients and words as presets: what they mean where a number is expected."""
+        """A copy with lists as gradients and strings as presets, as they mean where a number is expected."""
         patterns = tuple((name, as_curve(value)) for name, value in self.patterns)
         return replace(self, patterns=patterns, default=as_curve(self.default))
 
@@ -108,9 +110,9 @@ class ByKey:
             return self.default
         best = [s for s in holding if not any(other.beats(s) for other in holding)] or holding
         if len({repr(s.value) for s in best}) > 1:
-            said = ", ".join(f"{s.name!r} = {_said(s.value)}" for s in best)
+            values = ", ".join(f"{s.name!r} = {_text(s.value)}" for s in best)
             raise RecipeError(
-                f"the key '{key}' is held by {said}, which disagree, and neither lies inside the other. "
+                f"the key '{key}' is held by {values}, which disagree, and neither lies inside the other. "
                 "Add a selector for what they share."
             )
         return best[0].value
@@ -124,7 +126,7 @@ class ByKey:
         side = self._bound.side(key)
         if side is None:
             raise NoValueError(
-                f"the key '{key}' lies in no layer, so the gradient {_said(curve)} says nothing of it. Give "
+                f"the key '{key}' lies in no layer, so the gradient {_text(curve)} says nothing of it. Give "
                 "the layers by name, and a 'default'."
             )
         return curve.at(side, 2)
@@ -150,7 +152,7 @@ class ByKey:
 
 @dataclass(frozen=True)
 class _Selection:
-    """What a selector holds in one model."""
+    """The keys that a selector holds in one model."""
 
     name: str
     value: Value
@@ -164,7 +166,7 @@ class _Selection:
 
 
 def _select(name: str, value: Value, anatomy: Anatomy) -> _Selection:
-    """Find what is meant: a block or a component of that name, or else keys."""
+    """The selection of a selector: a block or a component of that name, or else keys."""
     if name.startswith(REGULAR):
         return _Selection(name, value, frozenset(filter(_regular(name).search, anatomy.keys)), _KEYS)
     is_glob = any(c in name for c in "*?[")
@@ -174,8 +176,8 @@ def _select(name: str, value: Value, anatomy: Anatomy) -> _Selection:
         for parts, rank in ((anatomy.blocks, _BLOCK), (anatomy.components, _COMPONENT))
     ]
     of_keys = frozenset(k for k in anatomy.keys if matches(k) or (not is_glob and k.startswith(name + ".")))
-    found = [(of_keys, _KEYS), *of_parts] if is_glob else [*of_parts, (of_keys, _KEYS)]
-    keys, rank = next((each for each in found if each[0]), (frozenset(), _KEYS))
+    ranked = [(of_keys, _KEYS), *of_parts] if is_glob else [*of_parts, (of_keys, _KEYS)]
+    keys, rank = next((pair for pair in ranked if pair[0]), (frozenset(), _KEYS))
     return _Selection(name, value, keys, rank)
 
 
@@ -183,15 +185,15 @@ def _regular(name: str) -> re.Pattern[str]:
     try:
         return re.compile(name.removeprefix(REGULAR))
     except re.error as error:
-        raise RecipeError(f"'{name}' is no regular expression: {error}") from None
+        raise RecipeError(f"'{name}' is not a regular expression: {error}") from None
 
 
 def by_key(value: Mapping[str, Any]) -> Value | ByKey:
-    """A per-key value from a mapping of selectors; `default` is for the keys that none of them holds.
+    """A value by key from a mapping of selectors; `default` is for the keys that none of them holds.
 
-    A nested mapping named `blocks` is merged in, so that a preset can stand beside a default: `preset` names
-    a curve, which takes the place of the default, and `convention` whose blocks are meant; with a number
-    each of them is a selector like others. Without any of that the result is the plain default.
+    A nested mapping named `blocks` is merged in, so that a preset can stand beside a default. `preset` names
+    a curve, which replaces the default, and `convention` names the project whose blocks are meant; with a
+    number each of them is an ordinary selector. A mapping of a default alone gives that default.
     """
     words = {str(k): v for k, v in value.items()}
     if isinstance(words.get(BLOCKS), Mapping | None):
@@ -209,7 +211,7 @@ def by_key(value: Mapping[str, Any]) -> Value | ByKey:
 
 
 def as_curve(value: Value) -> Value:
-    """A list of numbers as a gradient, a word as a preset; anything else as it is.
+    """A list of numbers as a gradient, the name of a preset as a preset; anything else as it is.
 
     Raises:
         RecipeError: no preset has that name.
@@ -220,7 +222,7 @@ def as_curve(value: Value) -> Value:
 
 
 def curve_words(curve: Gradient | Preset) -> Scalar | tuple[Scalar, ...]:
-    """What is written for a curve: the name of a preset, the points of a gradient."""
+    """The text form of a curve: the name of a preset, the points of a gradient."""
     return curve.name if isinstance(curve, Preset) else curve.points
 
 
@@ -228,7 +230,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _said(value: Value) -> str:
+def _text(value: Value) -> str:
     return str(curve_words(value) if isinstance(value, Gradient | Preset) else value)
 
 
@@ -249,10 +251,10 @@ def _flat(blocks: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BlockValue:
-    """What one block of a model gets: one value, or several by pattern of keys.
+    """The values of one block of a model: one, or several by pattern of keys.
 
     Attributes:
-        keys: how many of the model's keys lie in it.
+        keys: how many of the model's keys lie in the block.
         values: the different values, ascending.
     """
 
@@ -263,18 +265,18 @@ class BlockValue:
 
 
 def effective_values(value: ByKey, keys: Collection[str] | None = None) -> list[BlockValue]:
-    """What a bound value comes to, block by block, in the order of the model."""
+    """The values of a bound value by key, block by block, in the order of the model."""
     assert value.anatomy is not None
     anatomy = value.anatomy
-    found: dict[tuple[str, str], list[Scalar]] = {}
+    by_part: dict[tuple[str, str], list[Scalar]] = {}
     for key in anatomy.keys:
         if keys is None or key in keys:
             part = (anatomy.components.get(key, ""), anatomy.blocks.get(key, ""))
-            found.setdefault(part, []).append(value(key))
+            by_part.setdefault(part, []).append(value(key))
     order = {block: i for i, block in enumerate(anatomy.config.blocks(anatomy.convention))}
     return [
         BlockValue(component, block, len(values), tuple(sorted(set(values), key=_order)))
-        for (component, block), values in sorted(found.items(), key=lambda item: order.get(item[0][1], -1))
+        for (component, block), values in sorted(by_part.items(), key=lambda item: order.get(item[0][1], -1))
     ]
 
 

@@ -17,12 +17,12 @@ from mecha_exp.errors import RecipeError, did_you_mean
 
 Curve: TypeAlias = "Gradient | Preset"
 Sampled: TypeAlias = Callable[[int, int], float]
-"""From a block's place and the number of blocks to its weight."""
+"""(index of a block, number of blocks) -> its weight."""
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """Points that lie evenly over the depth, with straight lines in between.
+    """Points that are spread evenly over the depth, with linear interpolation in between.
 
     >>> [Gradient((0.0, 1.0, 0.5)).at(i, 5) for i in range(5)]
     [0.0, 0.5, 1.0, 0.75, 0.5]
@@ -30,9 +30,9 @@ class Gradient:
 
     points: tuple[float, ...]
 
-    def at(self, place: int, count: int) -> float:
-        """The value of block `place` (from 0) of `count`; a single block has the first point."""
-        position = place / max(count - 1, 1) * (len(self.points) - 1)
+    def at(self, index: int, count: int) -> float:
+        """The value of block `index` (from 0) of `count`; a single block has the first point."""
+        position = index / max(count - 1, 1) * (len(self.points) - 1)
         before = min(int(position), max(len(self.points) - 2, 0))
         after = min(before + 1, len(self.points) - 1)
         share = position - before
@@ -40,7 +40,7 @@ class Gradient:
 
     @property
     def elsewhere(self) -> float | None:
-        """The value of what lies in no layer, where that is neither before nor after them: there is none."""
+        """The value of keys that lie in no layer, neither before nor after them: a gradient has none."""
         return None
 
     @property
@@ -51,10 +51,10 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Preset:
-    """A published curve by its name.
+    """A published curve, by name.
 
     Raises:
-        RecipeError: there is none of that name.
+        RecipeError: there is no curve of that name.
     """
 
     name: str
@@ -63,13 +63,13 @@ class Preset:
         if self.name not in PRESETS:
             raise RecipeError(f"unknown preset of blocks '{self.name}'.{did_you_mean(self.name, PRESETS)}")
 
-    def at(self, place: int, count: int) -> float:
-        """The value of block `place` (from 0) of `count`."""
-        return PRESETS[self.name](place, count)
+    def at(self, index: int, count: int) -> float:
+        """The value of block `index` (from 0) of `count`."""
+        return PRESETS[self.name](index, count)
 
     @property
     def elsewhere(self) -> float | None:
-        """The value of what lies in no layer: as published for BASE, 0 in all presets but one."""
+        """The value of keys that lie in no layer: as published for BASE, 0 in all presets but one."""
         return 1.0 if self.name == "ALL_B" else 0.0
 
     @property
@@ -80,16 +80,16 @@ class Preset:
 
 def _over_depth(curve: Callable[[float], float]) -> Sampled:
     """A curve over the depth, 0 at the first block and 1 at the last."""
-    return lambda place, count: curve(place / max(count - 1, 1))
+    return lambda index, count: curve(index / max(count - 1, 1))
 
 
 def _from_middle(curve: Callable[[float], float]) -> Sampled:
     """A curve over the distance to the middle block, in blocks and below 0 before it."""
-    return lambda place, count: curve(place - (count - 1) / 2)
+    return lambda index, count: curve(index - (count - 1) / 2)
 
 
 def _reversed(curve: Sampled) -> Sampled:
-    return lambda place, count: 1 - curve(place, count)
+    return lambda index, count: 1 - curve(index, count)
 
 
 def _smoothstep(t: float) -> float:
@@ -102,12 +102,12 @@ def _folded(x: float) -> float:
 
 
 def _wrap(blocks: int) -> Sampled:
-    """The first and the last blocks, so many in all."""
-    return lambda place, count: float(place < blocks / 2 or count - 1 - place < blocks / 2)
+    """1 at the first and the last blocks, `blocks` in all."""
+    return lambda index, count: float(index < blocks / 2 or count - 1 - index < blocks / 2)
 
 
 def _rings(blocks: int, gap: int) -> Sampled:
-    """Two rings of blocks, so many in all, with a gap around the middle."""
+    """1 at two groups of blocks, `blocks` in all, with a gap around the middle."""
     return _from_middle(lambda x: float(gap / 2 <= abs(x) < (gap + blocks) / 2))
 
 
@@ -121,14 +121,14 @@ def _presets() -> dict[str, Sampled]:
     curves: dict[str, Sampled] = {
         "GRAD_V": _over_depth(lambda t: abs(1 - 2 * t)),
         "GRAD_A": _over_depth(lambda t: 1 - abs(1 - 2 * t)),
-        "FLAT_25": lambda place, count: 0.25,
-        "FLAT_75": lambda place, count: 0.75,
+        "FLAT_25": lambda index, count: 0.25,
+        "FLAT_75": lambda index, count: 0.75,
         "WRAP08": _wrap(8),
         "WRAP12": _wrap(12),
         "WRAP14": _wrap(14),
         "WRAP16": _wrap(16),
         "MID12_50": _from_middle(lambda x: 0.5 * (-7 <= x <= 6)),
-        "OUT07": lambda place, count: float(place >= count - 7),
+        "OUT07": lambda index, count: float(index >= count - 7),
         "OUT12": _from_middle(lambda x: float(x > 0)),
         "OUT12_5": _from_middle(lambda x: 0.5 * (x >= 0) + 0.5 * (x > 0)),
         "RING08_SOFT": _from_middle(lambda x: min(max(1.5 - abs(abs(x) - 5) / 2, 0), 1)),
@@ -147,7 +147,7 @@ def _presets() -> dict[str, Sampled]:
     named |= {name: f"R_{name}" for name in curves if name.startswith("SMOOTHSTEP") and name[10:]}
     named |= {f"{kind}_CUBIC_HERMITE": f"{kind}_REVERSE_CUBIC_HERMITE" for kind in ("TRUE", "FAKE")}
     curves |= {reverse: _reversed(curves[name]) for name, reverse in named.items()}
-    return curves | {"ALL_A": lambda place, count: 0.0, "ALL_B": lambda place, count: 1.0}
+    return curves | {"ALL_A": lambda index, count: 0.0, "ALL_B": lambda index, count: 1.0}
 
 
 PRESETS = _presets()
@@ -155,5 +155,5 @@ PRESETS = _presets()
 
 
 def is_like_a_preset(word: str) -> bool:
-    """Whether a word is the name of a preset, or looks like one misspelt."""
+    """Whether a word is the name of a preset, or a likely misspelling."""
     return bool(difflib.get_close_matches(word.upper(), PRESETS, n=1, cutoff=0.7))

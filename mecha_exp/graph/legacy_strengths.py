@@ -17,7 +17,7 @@ from mecha_exp.graph.by_key import REGULAR, ByKey
 
 
 class Part(NamedTuple):
-    """What a strength is for: a component of a config, or one of its blocks or classes."""
+    """The target of a strength: a component of a config, or one of its blocks or classes."""
 
     config: str
     component: str
@@ -27,12 +27,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Strengths:
-    """Numbers for parts of models; of what none of them names it is 0.
+    """Strengths of parts of models; all other parts have strength 0.
 
-    `a | b` has those of both, and b's where both name the same part.
+    `a | b` has the strengths of both, and those of b for parts that both name.
 
     Attributes:
-        values: of each part its number.
+        values: the strength of each part.
     """
 
     values: Mapping[Part, float]
@@ -42,7 +42,7 @@ class Strengths:
 
     @property
     def config(self) -> str | None:
-        """The model config whose parts are named; None: older names, which stand for prefixes of keys.
+        """The model config whose parts are named; None for older names, which stand for prefixes of keys.
 
         Raises:
             RecipeError: parts of several configs.
@@ -53,16 +53,16 @@ class Strengths:
         return next(iter(named), None)
 
     def by_key(self) -> ByKey:
-        """The same as selectors of keys; keys that several blocks share get the mean of what these say.
+        """The strengths by selector; keys that several blocks share have the mean of their strengths.
 
         Raises:
             RecipeError: a component, block or class that the config does not have.
         """
-        found: dict[str, list[float]] = {}
+        by_selector: dict[str, list[float]] = {}
         for part, value in self.values.items():
             for selector in _selectors(part):
-                found.setdefault(selector, []).append(value)
-        means = {s: given[0] if len(given) == 1 else sum(given) / len(given) for s, given in found.items()}
+                by_selector.setdefault(selector, []).append(value)
+        means = {selector: v[0] if len(v) == 1 else sum(v) / len(v) for selector, v in by_selector.items()}
         return ByKey(tuple(sorted(means.items())), 0)
 
 
@@ -84,9 +84,9 @@ def default(
     >>> alpha = default("sd1", "txt", 0.33) | blocks("sd1", "txt", in2=0.75)
     """
     name = _name(config)
-    given = [component] if isinstance(component, str) else component
-    components = given or list(_OLD_CONFIGS.get(name) or resolve(name).components())
-    return _checked({Part(name, each): value for each in components})
+    names = [component] if isinstance(component, str) else component
+    components = names or list(_OLD_CONFIGS.get(name) or resolve(name).components())
+    return _checked({Part(name, component): value for component in components})
 
 
 def blocks(
@@ -135,7 +135,7 @@ def classes(config: str | ModelConfig, component: str, **by_name: float) -> Stre
 
 
 def part_of_word(word: str) -> Part:
-    """What `sd1_txt_default` or `sd1_unet_block_in3` in an older recipe speaks of."""
+    """The part that a word of an older recipe names: `sd1_txt_default`, `sd1_unet_block_in3`."""
     match = _WORD.fullmatch(word)
     if match is None or match["arch"] not in _OLD_CONFIGS:
         raise RecipeError(
@@ -152,20 +152,20 @@ _WORD = re.compile(
 
 
 def _numbered(names: str, layers: str, count: int, **more: str) -> dict[str, list[str]]:
-    """Blocks of one layer each, and what some of them hold besides."""
+    """Blocks of one layer each, with further layers of some of them."""
     blocks = {f"{names}{i}": [f"{layers}.{i}"] for i in range(count)}
     return {block: [*parts, *more.get(block, "").split()] for block, parts in blocks.items()}
 
 
 def _unet(count: int) -> dict[str, list[str]]:
     """Down, middle and up; `time_embed` belongs to all blocks but those that have no residual layer."""
-    found = {
+    blocks = {
         **_numbered("in", "input_blocks", count),
         "mid": ["middle_block"],
         **_numbered("out", "output_blocks", count, **{f"out{count - 1}": "out"}),
     }
     without = {"in0", "in3", "in6", "in9"}
-    return {block: parts if block in without else [*parts, "time_embed"] for block, parts in found.items()}
+    return {block: parts if block in without else [*parts, "time_embed"] for block, parts in blocks.items()}
 
 
 _CLIP_L = _numbered("in", "encoder.layers", 12, in0="embeddings", in11="final_layer_norm")
@@ -187,11 +187,11 @@ _COMPONENTS = {
         "unet": ("model.diffusion_model", _unet(9)),
     },
 }
-"""As older releases have them: of each component the prefix of its keys, and the parts of its blocks."""
+"""The components of older releases: the prefix of their keys, and the layers of their blocks."""
 
 _TODAY = {"sd1": "sd1-ldm", "sdxl": "sdxl-sgm"}
 _OLD_CONFIGS = {old: _COMPONENTS[arch] for arch, today in _TODAY.items() for old in (arch, f"{today}-base")}
-"""The names that only older releases have."""
+"""The configs with the names that only older releases have."""
 
 
 def _name(config: str | ModelConfig) -> str:
@@ -203,11 +203,11 @@ def _config(name: str) -> ModelConfig:
 
 
 def _old_component(config: str, component: str) -> tuple[str, Mapping[str, Sequence[str]]] | None:
-    """A component of an older release, also of a config by today's name; None: it is one of today's."""
-    found = _OLD_CONFIGS.get(config) or _OLD_CONFIGS.get(f"{config}-base") or {}
-    if component in found:
-        return found[component]
-    known = [*found, *([] if config in _OLD_CONFIGS else _config(config).components())]
+    """A component of an older release, also of a config by today's name; None for one of today's."""
+    components = _OLD_CONFIGS.get(config) or _OLD_CONFIGS.get(f"{config}-base") or {}
+    if component in components:
+        return components[component]
+    known = [*components, *([] if config in _OLD_CONFIGS else _config(config).components())]
     if component not in known:
         raise RecipeError(f"'{config}' has no component '{component}'.{did_you_mean(component, known)}")
     return None
@@ -216,9 +216,9 @@ def _old_component(config: str, component: str) -> tuple[str, Mapping[str, Seque
 def _blocks_of(config: str, component: str) -> list[str]:
     if old := _old_component(config, component):
         return list(old[1])
-    found = _config(config)
-    held = {found.block_of(key) for key in found.components()[component]}
-    return [block for block in found.blocks() if block in held]
+    model_config = _config(config)
+    blocks = {model_config.block_of(key) for key in model_config.components()[component]}
+    return [block for block in model_config.blocks() if block in blocks]
 
 
 def _checked(values: Mapping[Part, float]) -> Strengths:
@@ -228,7 +228,7 @@ def _checked(values: Mapping[Part, float]) -> Strengths:
 
 
 def _selectors(part: Part) -> Sequence[str]:
-    """Selectors that hold the keys of a part, and no others."""
+    """The selectors that hold exactly the keys of a part."""
     old = _old_component(part.config, part.component)
     if part.kind == "default":
         return [old[0] if old else part.component]

@@ -1,4 +1,4 @@
-"""What Python values mean in a recipe graph: paths, state dicts, numbers, tensors, dictionaries."""
+"""Makes nodes of Python values: paths, state dicts, numbers, tensors, dictionaries."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ import torch
 
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.by_key import CONVENTION, DEFAULT, ByKey, by_key
-from mecha_exp.graph.calls import call
 from mecha_exp.graph.legacy_strengths import Strengths
-from mecha_exp.graph.nodes import InMemory, Literal, LiteralNode, ModelNode, Node
+from mecha_exp.graph.nodes import InMemory, Literal, LiteralNode, ModelNode, Node, call
 from mecha_exp.graph.spaces import is_space
 
 RecipeNode: TypeAlias = Node
 RecipeNodeOrValue: TypeAlias = "Node | str | os.PathLike[str] | Mapping[str, Any] | Literal"
-"""What sd-mecha calls nodes, and whatever `as_node` makes one of."""
+"""Types with the names of sd-mecha: nodes, and all values that `as_node` accepts."""
 
 SELECT = "select"
 """The method that chooses, at each key, one of several recipes."""
 
 
 def as_node(value: Any, *, model: bool = True) -> Node:
-    """What a Python value means in a graph.
+    """The node of a Python value.
 
     Args:
         value: a node (returned as it is), a path (a model), a mapping of tensors (an in-memory model), a
             number, a bool, a list of numbers or a tensor (a literal).
-        model: whether a string is a model's path; otherwise it is a literal word.
+        model: whether a string is a model's path; otherwise it is a literal string.
 
     Raises:
         RecipeError: for anything else.
@@ -59,25 +58,25 @@ def as_node(value: Any, *, model: bool = True) -> Node:
 
 
 def node_by_key(value: Mapping[str, Any], config: str | None = None) -> Node:
-    """What a mapping of selectors to values and recipes means in a graph.
+    """The node of a mapping of selectors to values and recipes.
 
     Args:
-        value: as `weighting.by_key` has it; without any recipe it is a plain value by key. A word beside
-            models is a path.
-        config: the model config whose keys are meant; None: those of the models beside it.
+        value: as `by_key` has it; without any recipe it is a plain value by key. A string beside models is a
+            path.
+        config: the model config whose keys the selectors hold; None is that of the models beside it.
     """
-    words = {name: value[name] for name in sorted(value, key=lambda name: (name == DEFAULT, name))}
-    convention = {name: words.pop(name) for name in (CONVENTION,) if name in words}
-    models = any(isinstance(each, Node) and each.merge_space != "param" for each in words.values())
-    nodes = {name: as_node(each, model=models) for name, each in words.items()}
+    by_selector = {name: value[name] for name in sorted(value, key=lambda name: (name == DEFAULT, name))}
+    convention = {name: by_selector.pop(name) for name in (CONVENTION,) if name in by_selector}
+    models = any(isinstance(v, Node) and v.merge_space != "param" for v in by_selector.values())
+    nodes = {name: as_node(v, model=models) for name, v in by_selector.items()}
     plain = {name: node.value for name, node in nodes.items() if _is_plain(node)}
     if len(plain) == len(nodes):
         return LiteralNode(by_key({**plain, **convention}), config=config)
-    numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes.values()))}
-    which = by_key({**{name: numbers[node] for name, node in nodes.items()}, **convention})
+    indices = {node: index for index, node in enumerate(dict.fromkeys(nodes.values()))}
+    which = by_key({**{name: indices[node] for name, node in nodes.items()}, **convention})
     if not isinstance(which, ByKey):  # a default alone
         return nodes[DEFAULT]
-    return call(SELECT, LiteralNode(which, config=config), *numbers)
+    return call(SELECT, LiteralNode(which, config=config), *indices)
 
 
 def _is_plain(node: Node) -> TypeGuard[LiteralNode]:
@@ -91,11 +90,11 @@ def _is_plain(node: Node) -> TypeGuard[LiteralNode]:
 
 
 def value_to_node(node_or_value: Any, expected_type: type | None = None) -> Node:
-    """What a Python value means in a graph: a path or named tensors a model, anything else a literal.
+    """The node of a Python value: a model for a path or named tensors, a literal for anything else.
 
     Args:
         node_or_value: a node is returned as it is.
-        expected_type: `str` makes a word of a string, which is a model's path otherwise.
+        expected_type: `str` makes a literal of a string, which is a model's path otherwise.
     """
     return as_node(node_or_value, model=expected_type is not str)
 
@@ -109,7 +108,7 @@ def model(
 
     Args:
         state_dict: a path, relative to the current folder or to the engine's `model_dirs`; or named tensors.
-        config: its model config, or the name of one; None: whatever its keys say. A merge space may stand
+        config: its model config, or the name of one; None: the one that its keys fit. A merge space may stand
             here too: `model("d.safetensors", "delta")`.
         merge_space: `weight`, or `delta` for a file of differences.
     """
@@ -123,9 +122,9 @@ def literal(value: Any, config: Any = None, merge_space: str | None = None) -> N
     """A number, a list of numbers, a tensor, or a mapping of key patterns to numbers.
 
     Args:
-        value: what it is.
+        value: the value.
         config: the model config whose keys a mapping has; a merge space may stand here too.
-        merge_space: `param` for a hyperparameter, which is what None means.
+        merge_space: None is `param`, a hyperparameter.
 
     >>> literal({"conv*": 0.3, "default": 0.7})
     """
@@ -137,6 +136,6 @@ def literal(value: Any, config: Any = None, merge_space: str | None = None) -> N
 
 
 def config_and_space(config: Any, merge_space: Any) -> tuple[str | None, Any]:
-    """The name of a model config, and a merge space; the one word that is given may be either."""
+    """The name of a model config, and a merge space; a single argument may be either."""
     name = getattr(config, "identifier", config)
     return (None, name) if is_space(name) else (name, merge_space)

@@ -2,11 +2,12 @@
 
 A leaf is a model (`ModelNode`) or a value (`LiteralNode`); an inner node calls a merge method
 (`MergeNode`). Nodes are hash-consed: building the same node twice returns the first one, so comparing two
-graphs is comparing two pointers, and whatever is computed per node is shared by all that contain it.
+graphs is comparing two pointers, and results per node are shared by all graphs that contain it.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import weakref
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from mecha_exp.graph.by_key import ByKey, Scalar
-from mecha_exp.graph.calls import call
 from mecha_exp.graph.curves import Gradient, Preset
 from mecha_exp.graph.spaces import resolve
 
@@ -29,6 +29,7 @@ Literal: TypeAlias = "Scalar | tuple[Scalar, ...] | Gradient | Preset | torch.Te
 
 _nodes: weakref.WeakValueDictionary[tuple[Any, ...], Node] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+_REGISTRY = "mecha_exp.method_api.registry"
 
 
 class _Interned(type):
@@ -42,14 +43,14 @@ class _Interned(type):
 
 @dataclass(frozen=True, eq=False)
 class Node(metaclass=_Interned):
-    """What every node of a recipe is: immutable, hashable by identity, with a merge space.
+    """A node of a recipe: immutable, hashable by identity, with a merge space.
 
     The operators build graphs: `a + d` and `a - d` add and subtract a delta (or take the difference of two
     weights), `2 * d` scales one, `a | b` is a where it has the key and b elsewhere.
     """
 
     def identity(self) -> tuple[Any, ...]:
-        """What makes this node this node; equal identities are the same object."""
+        """The values that identify this node; nodes with equal identities are the same object."""
         raise NotImplementedError
 
     @property
@@ -64,7 +65,7 @@ class Node(metaclass=_Interned):
 
     @property
     def model_config(self) -> ModelConfig | None:
-        """The model config that is declared for it, if one is; `convert` finds the others by their keys."""
+        """The declared model config, or None."""
         from mecha_exp.architectures import resolve as resolve_config
 
         name = self.declared_config
@@ -72,7 +73,7 @@ class Node(metaclass=_Interned):
 
     @property
     def declared_config(self) -> str | None:
-        """The name of that config."""
+        """The name of the declared model config, or None."""
         return getattr(self, "config", None)
 
     def __contains__(self, node: object) -> bool:
@@ -112,17 +113,17 @@ class Node(metaclass=_Interned):
         return call("fallback", other, self)
 
     def to(self, *, dtype: torch.dtype | str | Node | None = None, device: object = None) -> Node:
-        """The same values rounded to a dtype.
+        """A node with the same values rounded to a dtype.
 
         Args:
             dtype: a floating one, such as `torch.float16` or "bfloat16", or `get_dtype` of a model.
-            device: is accepted for the sake of scripts written for sd-mecha: where a merge is computed is an
-                option of the engine, and no part of the recipe.
+            device: accepted and ignored, for scripts written for sd-mecha: the device is an option of the
+                engine, not part of the recipe.
         """
         if dtype is None:
             return self
-        wanted = dtype if isinstance(dtype, Node) else str(dtype).removeprefix("torch.")
-        return call("cast", self, dtype=wanted)
+        name = dtype if isinstance(dtype, Node) else str(dtype).removeprefix("torch.")
+        return call("cast", self, dtype=name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +133,7 @@ class ModelNode(Node):
     Attributes:
         source: a path (resolved against the model folders when the merge is planned), or a state dict.
         space: `weight` for a checkpoint, `delta` for a file of differences.
-        config: the name of its model config, or None: whatever its keys say.
+        config: the name of its model config; None is the one that its keys fit.
     """
 
     source: str | InMemory
@@ -155,7 +156,7 @@ class ModelNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """A state dict as a leaf's source. Two of them are the same if they are the same object."""
+    """A state dict as the source of a leaf; it is equal only to itself."""
 
     state_dict: Mapping[str, torch.Tensor]
     name: str = "in-memory model"
@@ -166,12 +167,12 @@ class InMemory:
 
 @dataclass(frozen=True, eq=False)
 class LiteralNode(Node):
-    """A leaf: a number, a word, a list of numbers, a tensor, or a value per key (`ByKey`).
+    """A leaf: a number, a string, a list of numbers, a tensor, or a value by key (`ByKey`).
 
     Attributes:
-        value: what it is.
+        value: the value.
         space: `param` for a hyperparameter.
-        config: the name of the model config whose keys a `ByKey` has, or None: those of the models beside it.
+        config: the name of the model config whose keys a `ByKey` has; None is that of the models beside it.
     """
 
     value: Literal
@@ -196,14 +197,14 @@ class LiteralNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class ParameterNode(Node):
-    """A leaf that is not known yet: a model, a recipe or a number that is filled in before the merge.
+    """A placeholder leaf: a model, a recipe or a number that is filled in before the merge.
 
     See `mecha_exp.recipe.templates` for making and filling them.
 
     Attributes:
-        name: what it is filled by.
-        space: the merge space of what may fill it; None: whatever fits where it stands.
-        config: the model config of what may fill it, or None.
+        name: the name of the parameter.
+        space: the merge space that its value must have; None is any that fits its place.
+        config: the model config that its value must have, or None.
     """
 
     name: str
@@ -230,9 +231,9 @@ class MergeNode(Node):
     """An inner node: a merge method applied to arguments.
 
     Attributes:
-        method: what is called.
-        arguments: (parameter name, node or tuple of nodes) in the order of the signature; parameters that
-            are left at their default are absent, so that saying the default and leaving it out is the same.
+        method: the merge method.
+        arguments: (parameter name, node or tuple of nodes) in the order of the signature. Parameters with
+            their default are absent, so that passing the default and omitting it gives the same node.
         space: the merge space of the result.
     """
 
@@ -249,7 +250,7 @@ class MergeNode(Node):
 
     @property
     def named_children(self) -> tuple[tuple[str, Node], ...]:
-        """(parameter name, node) of each child: of a parameter that takes several, one for each."""
+        """(parameter name, node) of each child; a parameter that takes several nodes has several pairs."""
         return tuple(
             (name, child)
             for name, value in self.arguments
@@ -265,7 +266,7 @@ class MergeNode(Node):
         return self.method.signature.returned.config
 
     def with_children(self, new: Mapping[Node, Node]) -> MergeNode:
-        """The same call with other nodes in the place of its children."""
+        """A copy of the call with new nodes in place of its children."""
         arguments = tuple(
             (name, tuple(new[v] for v in value) if isinstance(value, tuple) else new[value])
             for name, value in self.arguments
@@ -273,11 +274,23 @@ class MergeNode(Node):
         return MergeNode(self.method, arguments, self.space)
 
     def create_cache(self) -> Any:
-        """A new cache for the method, to be given to `merge(..., cache={node: cache})`."""
+        """A new cache for the method, to pass to `merge(..., cache={node: cache})`."""
         return self.method.create_cache()
 
     def __repr__(self) -> str:
         return f"{self.method.identifier}({', '.join(name for name, _ in self.arguments)})"
+
+
+def call(method: str, *args: Any, **kwargs: Any) -> MergeNode:
+    """A call of the registered merge method of a name.
+
+    The registry is imported by name here, because it lies above the graph.
+
+    Raises:
+        RecipeError: there is no such method, or it does not take these arguments.
+    """
+    node: MergeNode = importlib.import_module(_REGISTRY).resolve_method(method)(*args, **kwargs)
+    return node
 
 
 def children_of(node: Node) -> tuple[Node, ...]:
@@ -290,8 +303,8 @@ def walk(
 ) -> Iterator[Node]:
     """Every node of the graphs once, children before parents. Iterative: graphs may be deep.
 
-    What is in `skip` is left out, with all that only it needs; it may grow meanwhile. `children` says which
-    nodes lie below one.
+    Nodes in `skip` are left out, with all that only they need; `skip` may grow during the walk. `children`
+    gives the nodes below a node.
     """
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]

@@ -1,4 +1,4 @@
-"""Graphs made into other graphs: node by node, and composites into what they are composed of."""
+"""Rewrites graphs node by node."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mecha_exp.graph.nodes import MergeNode, Node, walk
 def rewrite(
     roots: Sequence[Node], replace: Callable[[Node], Node], new: dict[Node, Node] | None = None
 ) -> tuple[Node, ...]:
-    """The graphs rebuilt from the leaves up, with `replace` applied to every node.
+    """Rebuild graphs from the leaves up, with `replace` applied to every node.
 
-    `new` remembers what became of each node, and that a result stays as it is.
+    `new` is filled with the new node of each node; nodes that are in it already are not replaced again.
     """
     new = {} if new is None else new
     for node in walk(*roots, skip=new):

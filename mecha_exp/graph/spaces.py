@@ -1,4 +1,4 @@
-"""Merge spaces: what a tensor means, and how a method says that its result means what its arguments do."""
+"""Merge spaces: what a tensor means, and symbols for methods whose result means what their arguments do."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class MergeSpace(str):
 
     @property
     def identifier(self) -> str:
-        """The name."""
+        """The name of the merge space."""
         return str(self)
 
 
 class MergeSpaceSymbol:
-    """A merge space to be found: one and the same for every parameter that names this symbol.
+    """A merge space that a call decides: it is equal for all parameters that name this symbol.
 
     >>> S = MergeSpaceSymbol("weight", "delta")
     >>> @merge_method
@@ -42,10 +42,10 @@ _registry: dict[str, MergeSpace] = {name: MergeSpace(name) for name in ("weight"
 
 
 def register_merge_space(identifier: str) -> None:
-    """Add a merge space of one's own, for methods whose tensors are none of weight, delta and param.
+    """Register a further merge space, for methods whose tensors are not weights, deltas or parameters.
 
     Raises:
-        RecipeError: there is one of that name.
+        RecipeError: the name is registered already.
     """
     if identifier in _registry:
         raise RecipeError(f"there is a merge space '{identifier}' already")
@@ -53,10 +53,10 @@ def register_merge_space(identifier: str) -> None:
 
 
 def resolve(identifier: str) -> MergeSpace:
-    """The merge space of that name.
+    """The merge space of a name.
 
     Raises:
-        RecipeError: there is none; the message names the nearest.
+        RecipeError: the name is unknown; the message suggests the nearest.
     """
     try:
         return _registry[identifier]
@@ -73,7 +73,7 @@ def get_all() -> list[MergeSpace]:
 
 
 def get_identifiers(merge_space: Iterable[str]) -> list[str]:
-    """The names of several merge spaces, or of those that a symbol stands for.
+    """The names of several merge spaces, or of those that a symbol allows.
 
     Raises:
         RecipeError: one of them is unknown, or it is one name instead of several.
@@ -86,7 +86,7 @@ def get_identifiers(merge_space: Iterable[str]) -> list[str]:
 
 
 def checked_spaces(spaces: str | Iterable[str]) -> tuple[str, ...]:
-    """One name or several as a tuple of known ones.
+    """One name or several as a tuple of registered names.
 
     Raises:
         RecipeError: one of them is unknown.
@@ -96,5 +96,5 @@ def checked_spaces(spaces: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def is_space(name: object) -> bool:
-    """Whether that is the name of a merge space."""
+    """Whether a value is the name of a merge space."""
     return isinstance(name, str) and name in _registry

@@ -1,9 +1,9 @@
-"""Which jobs can share a pass: those of which each comes to the same bytes as it does alone.
+"""Groups jobs that can share a pass, since each gives the same bytes as it does alone.
 
-The keys of a pass, their order and their shapes are those of its models. Jobs over other models share it
-where all of these have the same keys, in one order, of the same shapes: experts of one base, as they mostly
-are. Where models differ in that - an inpainting model, a counter more, another format - jobs have to read the
-same ones in the same order.
+A pass has the keys of its models, in their order and with their shapes. Jobs over different models share it
+if these models have equal keys, orders and shapes, as experts of one base mostly do. If they differ (an
+inpainting model, one more counter, another format), only jobs that read the same models in one order share a
+pass.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.source import Source
 
 OMIT_NON_FINITE = "omit_non_finite"
-"""The method whose model is read without the keys that are not finite there."""
+"""The method whose model is read without its keys that are not finite."""
 
 
 def batches(recipes: Sequence[Node], options: EngineOptions) -> list[tuple[int, ...]]:
-    """The numbers of the recipes, those together that can share a pass, in the order of the first of each."""
+    """The indices of recipes, grouped by the pass that they can share, in order of the first of each."""
     groups: Sequence[Hashable] = [_own(recipe) for recipe in recipes]
     if len(set(groups)) > 1:
         try:
             with open_sources(models_of(*recipes), options.model_dirs) as sources:
                 groups = groups_of(recipes, sources, options)
-        except MechaError:  # whoever plans the recipe says what is wrong with its file
+        except MechaError:  # planning reports it
             pass
-    found: dict[Hashable, list[int]] = {}
-    for number, group in enumerate(groups):
-        found.setdefault(group, []).append(number)
-    return [tuple(numbers) for numbers in found.values()]
+    indices: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        indices.setdefault(group, []).append(index)
+    return [tuple(group) for group in indices.values()]
 
 
 def groups_of(
     recipes: Sequence[Node], sources: Mapping[ModelNode, Source], options: EngineOptions
 ) -> list[Hashable]:
-    """Of each recipe what it has in common with all that can share a pass with it, and with no other."""
-    if len({_own(recipe) for recipe in recipes}) < 2:  # nothing needs to be looked at
+    """A grouping key per recipe: recipes with equal keys can share a pass."""
+    if len({_own(recipe) for recipe in recipes}) < 2:  # the headers do not matter
         return [None] * len(recipes)
     forms = {model: _form(model, source) for model, source in sources.items()}
     return [_group(recipe, forms, options) for recipe in recipes]
@@ -58,14 +58,14 @@ def _group(recipe: Node, forms: Mapping[ModelNode, Hashable], options: EngineOpt
 
 
 def _own(recipe: Node) -> tuple[tuple[ModelNode, ...], tuple[str, ...]]:
-    """The models, and the methods where these decide about keys: what has both in common can share a pass."""
+    """The models, and the methods if these decide about keys: recipes with equal ones can share a pass."""
     calls = [node for node in walk(recipe) if isinstance(node, MergeNode)]
     decides = any(_decides_keys(node) for node in calls)
     return tuple(models_of(recipe)), tuple(n.method.identifier for n in calls) if decides else ()
 
 
 def _decides_keys(node: MergeNode) -> bool:
-    """Whether a call may give other keys than its models have, or in another order."""
+    """Whether the result of a call may have other keys than its models, or another order."""
     method = node.method
     if reads_other_keys(node) or method.kind is Kind.INTERFACE or method.identifier == OMIT_NON_FINITE:
         return True
@@ -73,6 +73,6 @@ def _decides_keys(node: MergeNode) -> bool:
 
 
 def _form(model: ModelNode, source: Source) -> Hashable:
-    """The keys of a model with their shapes, whether they are numbers to compute with, and its config."""
+    """The declared config of a model, and its keys with their shapes and kinds of dtypes."""
     keys = ((key, source.info(key)) for key in source.keys())
     return model.config, tuple((k, i.shape, is_arithmetic(i.dtype) or i.dtype) for k, i in keys)

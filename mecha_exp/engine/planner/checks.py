@@ -1,4 +1,4 @@
-"""What can be wrong with a merge before data is read: each check gives its messages, none stops another."""
+"""Checks of a merge before data is read: each yields its messages, and none stops another."""
 
 from __future__ import annotations
 
@@ -19,68 +19,68 @@ Sources = Mapping[ModelNode, Source]
 
 
 def mismatched_configs(graph: PerKeyGraph) -> Iterator[str]:
-    """State dicts of another model config than is declared, or than the values beside them are for."""
+    """Arguments of another model config than the method declares, and values by key for another config."""
     calls = [node for node in walk(*graph.roots) if isinstance(node, MergeNode)]
     for node in calls:
         for name, child in node.named_children:
             spec = node.method.signature[name]
-            wrong = _not_of(spec.config, child, graph) if spec.config else None
-            if wrong is None and not spec.is_state_dict:
-                wrong = _for_other_keys(child, node.children, graph)
-            if wrong is not None:
-                yield f"{node.method.identifier}: {name}: {wrong}"
+            problem = _not_of(spec.config, child, graph) if spec.config else None
+            if problem is None and not spec.is_state_dict:
+                problem = _for_other_keys(child, node.children, graph)
+            if problem is not None:
+                yield f"{node.method.identifier}: {name}: {problem}"
 
 
-def _not_of(wanted: str, node: Node, graph: PerKeyGraph) -> str | None:
-    """Why a node is not of a model config."""
+def _not_of(config: str, node: Node, graph: PerKeyGraph) -> str | None:
+    """Why a node is not of a model config, or None."""
     if isinstance(node, LiteralNode) and node.config is None:
         if not isinstance(node.value, ByKey):
             return None
-        known = resolve(wanted).keys()
-        unknown = next((pattern for pattern, _ in node.value.patterns if pattern not in known), None)
-        return unknown and f"'{wanted}' has no key '{unknown}'.{did_you_mean(unknown, known)}"
-    found = graph.configs.possible(node)
-    if not found or wanted in found:
+        keys = resolve(config).keys()
+        unknown = next((pattern for pattern, _ in node.value.patterns if pattern not in keys), None)
+        return unknown and f"'{config}' has no key '{unknown}'.{did_you_mean(unknown, keys)}"
+    possible = graph.configs.possible(node)
+    if not possible or config in possible:
         return None
-    named = " or ".join(map(repr, found))
-    return f"expected '{wanted}', got {node!r} of {named}. Try convert(..., '{wanted}')."
+    named = " or ".join(map(repr, possible))
+    return f"expected '{config}', got {node!r} of {named}. Try convert(..., '{config}')."
 
 
 def _for_other_keys(value: Node, beside: Sequence[Node], graph: PerKeyGraph) -> str | None:
-    """Why values are not for the keys of the state dicts that they are used with."""
+    """Why values by key are not for the state dicts that they are used with, or None."""
     if not isinstance(value, LiteralNode) or not isinstance(value.value, ByKey) or not value.config:
         return None
-    wanted = resolve(value.config)
+    config = resolve(value.config)
     for node in beside:
         if graph.is_constant(node):
             continue
         names, keys = graph.configs.possible(node), graph.candidates((node,))
-        if names and wanted.identifier not in names:
+        if names and config.identifier not in names:
             return (
-                f"the values are for the keys of '{wanted.identifier}', and {node!r} is of "
-                f"{' or '.join(map(repr, names))}, whose keys are others. Say them for that."
+                f"the values are for the keys of '{config.identifier}', and {node!r} is of "
+                f"{' or '.join(map(repr, names))}, which has other keys. Give values for that."
             )
-        if not any(wanted.resolve_alias(key) in wanted.keys() for key in keys):
+        if not any(config.resolve_alias(key) in config.keys() for key in keys):
             return (
-                f"the values are for the keys of '{wanted.identifier}', and {node!r} has none of them, "
-                f"but {some(keys, 3)}. Say them for its own keys, components or blocks."
+                f"the values are for the keys of '{config.identifier}', and {node!r} has none of them "
+                f"(it has {some(keys, 3)}). Give values for its own keys, components or blocks."
             )
     return None
 
 
 def unmatched_patterns(values: Iterable[ByKey], keys: Sequence[str]) -> Iterator[str]:
-    """Patterns of per-key values that no key matches."""
+    """Selectors of values by key that match no key."""
     for value in values:
         yield from value.unmatched(keys)
 
 
-def missing_values(situations: Mapping[str, Specialisation]) -> Iterator[str]:
-    """Values by key that have none for a key of the models that they are used with."""
-    told: set[Node] = set()
-    for key, situation in situations.items():
-        for node in (node for lacking in situation.lacking for node in lacking):
-            if isinstance(node, LiteralNode) and isinstance(node.value, ByKey) and node not in told:
-                told.add(node)
+def missing_values(specialised: Mapping[str, Specialisation]) -> Iterator[str]:
+    """Values by key that have no value for a key of the models that they are used with."""
+    reported: set[Node] = set()
+    for key, specialisation in specialised.items():
+        for node in (node for lacking in specialisation.lacking for node in lacking):
+            if isinstance(node, LiteralNode) and isinstance(node.value, ByKey) and node not in reported:
+                reported.add(node)
                 try:
                     node.value(key)
                 except NoValueError as error:
@@ -88,7 +88,7 @@ def missing_values(situations: Mapping[str, Specialisation]) -> Iterator[str]:
 
 
 def different_shapes(models: Mapping[str, Sequence[ModelNode]], sources: Sources) -> Iterator[str]:
-    """Keys whose shape is not the same in all models that one recipe merges at that key."""
+    """Keys whose shapes differ between the models that one recipe merges at that key."""
 
     def shape(model: ModelNode, key: str) -> str:
         return str(list(sources[model].info(key).shape))
@@ -109,7 +109,7 @@ def different_kinds(models: Mapping[str, Sequence[ModelNode]], sources: Sources)
 
 
 def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]:
-    """Outputs that are an input, or another output."""
+    """Outputs at the path of an input or of another output."""
     inputs = {file.resolve(): file for source in sources.values() for file in source.files}
     folders = {folder: file for resolved, file in inputs.items() for folder in resolved.parents}
     seen: set[Path] = set()
@@ -129,7 +129,7 @@ def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]
 
 
 def unwritable_outputs(destinations: Iterable[Destination | None]) -> Iterator[str]:
-    """Outputs for which there is no permission or no room, or where other things are in the way."""
+    """Outputs without permission or space, or whose path is in use for something else."""
     for destination in destinations:
         try:
             if destination is not None:
@@ -145,15 +145,15 @@ def _different(
     what: str,
     cure: str,
 ) -> Iterator[str]:
-    """One message for all keys of which a trait differs between the models that are merged there."""
+    """One message for all keys whose trait differs between the models that are merged there."""
     lines = []
     for key, merged in models.items():
-        found: dict[str, str] = {}
+        traits: dict[str, str] = {}
         for model in merged:
             if key in sources[model]:
-                found.setdefault(trait(model, key), sources[model].name)
-        if len(found) > 1:
-            lines.append(f"{key}: " + ", ".join(f"{value} in {name}" for value, name in found.items()))
+                traits.setdefault(trait(model, key), sources[model].name)
+        if len(traits) > 1:
+            lines.append(f"{key}: " + ", ".join(f"{value} in {name}" for value, name in traits.items()))
     if lines:
         shown = "".join(f"\n    {line}" for line in lines[:SHOWN_KEYS])
         rest = f"\n    and {len(lines) - SHOWN_KEYS} more" if len(lines) > SHOWN_KEYS else ""

@@ -1,4 +1,4 @@
-"""A planned merge: what is to be made, and what is done for each key."""
+"""A planned merge: the jobs, and for each key its program and outputs."""
 
 from __future__ import annotations
 
@@ -35,19 +35,18 @@ class Job:
     Attributes:
         recipe: its graph.
         output: a path (`*.safetensors` is a file, any other a folder like that of the first input), a
-            dictionary to be filled, a function that is given each key and its tensor as soon as it is
-            complete (by one thread at a time, in no particular order), or None where only the statistics
-            are wanted.
+            dictionary to fill, a function that receives each key and its tensor as soon as it is complete (by
+            one thread at a time, in no particular order), or None if only the statistics are needed.
         dtype: of the output, or one by key (see `parse_output_dtype`); None keeps the dtype that each key has
             in the first input.
-        metadata: what the output file carries in its header; None: what makes it again (see `origin`).
+        metadata: the metadata in the header of the output file; None: its provenance.
         statistics: whether distances and cosines to the inputs are measured in the same pass.
         durable: whether the file is flushed to disk before it appears.
-        shard_size: bytes of a file: a larger model is written to a folder, in shards.
-        caches: by node what its method gets as `cache`, to live from merge to merge.
+        shard_size: the most bytes of a file: a larger model is written to a folder, in shards.
+        caches: by node the `cache` of its method, which lives from merge to merge.
 
     Raises:
-        MergeError: an output that is nothing of that.
+        MergeError: an output of another type.
     """
 
     recipe: Node
@@ -71,7 +70,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Output:
-    """What one job wants of one key: `root` is the index among the roots of the key's program."""
+    """An output of a job at one key: `root` is the index among the roots of the key's program."""
 
     job: int
     root: int
@@ -80,14 +79,14 @@ class Output:
 
 @dataclass(frozen=True)
 class KeyPlan:
-    """What is done for one key.
+    """The plan of one key.
 
     Attributes:
         key, shape: of the tensor.
-        program: how it is computed; None for integers and booleans, of which the first input is taken.
-        outputs: where the roots of the program go.
+        program: computes the outputs; None for integers and booleans, which are copied from the first input.
+        outputs: the jobs' outputs among the roots of the program.
         statistics: (job, input, root): the root is the `moments` of the job's result and the input.
-        copies: (job, first input) for such keys: a model whose bytes are copied, or a method's result.
+        copies: (job, first input) for copied keys: a model whose bytes are copied, or a method's result.
     """
 
     key: str
@@ -104,12 +103,12 @@ class KeyPlan:
 
     @cached_property
     def jobs(self) -> frozenset[int]:
-        """Whose outputs or statistics the key is for."""
+        """The jobs with outputs or statistics at this key."""
         outputs = {output.job for output in self.outputs}
         return frozenset(outputs | {job for job, _ in self.copies} | {job for job, *_ in self.statistics})
 
     def roots_of(self, job: int) -> tuple[int, ...]:
-        """The roots of the program that a job wants: its outputs, and what is measured of them."""
+        """The roots of the program that belong to a job: its outputs and their statistics."""
         statistics = [root for j, _, root in self.statistics if j == job]
         return (*(output.root for output in self.outputs if output.job == job), *statistics)
 
@@ -119,13 +118,13 @@ class Plan:
     """A checked merge, ready to run.
 
     Attributes:
-        jobs: the models to be made.
-        options: how.
+        jobs: the jobs, one for each output model.
+        options: the options of the engine.
         sources: the opened inputs.
-        keys: what is done for each key, in the order of the first input's file.
-        layouts: of each job the dtype and shape of every key of its output.
-        warnings: what is odd and not wrong.
-        ways: of each pass the loop that it is fused into, or why it runs eagerly.
+        keys: the plan of each key, in the order of the first input's file.
+        layouts: for each job the dtype and shape of every key of its output.
+        warnings: notices about what was changed or left out.
+        backends: for each pass the loop that it is fused into, or why it runs eagerly.
     """
 
     jobs: tuple[Job, ...]
@@ -138,7 +137,7 @@ class Plan:
 
     @property
     def inputs(self) -> Mapping[ModelNode, Source]:
-        """The models that the recipes name; `sources` has them in other formats, too."""
+        """The models that the recipes name, without the views of them in other formats."""
         return {m: source for m, source in self.sources.items() if not isinstance(m, ModelView)}
 
     @property
@@ -156,12 +155,12 @@ class Plan:
         )
 
     def effective_values(self, job: int = 0) -> dict[str, list[BlockValue]]:
-        """What a job's values by key come to, block by block, by `method.argument`."""
+        """The effective values of a job's hyperparameters by key, block by block, by `method.argument`."""
         return effective_values_of(self.jobs[job].recipe)
 
     @property
     def fused(self) -> dict[str, int]:
-        """How the elements go through the passes: "fused", "eager: why" or "whole", and how many do."""
+        """The number of elements by backend: "fused", "eager: why" or "whole"."""
         counts: dict[str, int] = {}
         for key in self.keys:
             for how in describe_backends(key.program, self.backends) if key.program else ():
@@ -178,30 +177,30 @@ class Plan:
 
     @property
     def whole_bytes(self) -> int:
-        """The most that the whole tensors of one key take."""
+        """The most bytes that the whole tensors of one key need."""
         return max((self.whole_bytes_of(key) for key in self.keys), default=0)
 
     def whole_bytes_of(self, key: KeyPlan) -> int:
-        """What the whole tensors of a key take in memory."""
+        """The bytes that the whole tensors of a key need in memory."""
         if key.program is None:
             return 0
         return key.program.whole_elements(key.shape) * self.options.compute_dtype.itemsize
 
     def keeps(self, output: Output) -> bool:
-        """Whether anybody is given an output, of which otherwise only numbers are wanted."""
+        """Whether an output is delivered; otherwise only its statistics are."""
         return self.jobs[output.job].output is not None
 
     def destination(self, job: int) -> Destination | None:
-        """Where a job's model is written to; None where it is not."""
-        made = self.jobs[job]
-        if not isinstance(made.output, Path):
+        """The destination of a job's file or folder; None if the job writes none."""
+        output, shard_size = self.jobs[job].output, self.jobs[job].shard_size
+        if not isinstance(output, Path):
             return None
-        first = self.sources[models_of(made.recipe)[0]]
+        first = self.sources[models_of(self.jobs[job].recipe)[0]]
         template = Template.at(first.path, layout_of(as_stored(first)))
-        return Destination(made.output, self.layouts[job], made.shard_size, template)
+        return Destination(output, self.layouts[job], shard_size, template)
 
     def bytes_of(self, key: KeyPlan) -> int:
-        """How many bytes are read for one key, if no sample was unlucky; see `Pass.is_full`."""
+        """How many bytes are read for one key, unless a sample misses its target; see `Pass.is_full`."""
         if key.program is None:
             held = [source for source in self.sources.values() if key.key in source]
             return sum(source.info(key.key).nbytes for source in held) if key.copies else 0
@@ -212,7 +211,7 @@ class Plan:
         return sum(self.sources[model].info(key.key).nbytes for model in pass_.models)
 
     def bytes_written_of(self, key: KeyPlan) -> int:
-        """How many bytes of all outputs a key makes up."""
+        """How many bytes a key has in all outputs."""
         return sum(
             stored_bytes(*layout[key.key])
             for job, layout in zip(self.jobs, self.layouts, strict=True)
@@ -231,5 +230,5 @@ def size_of(layout: Layout) -> int:
 
 
 def _tile_values(program: Program) -> int:
-    """How many tiles of the widest pass may be alive at once."""
+    """How many tiles may be alive at once in the widest pass."""
     return max((len(p.nodes) for stage in program.stages for p in stage.passes), default=1)

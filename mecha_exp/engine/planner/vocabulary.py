@@ -1,4 +1,4 @@
-"""Decides what is done about vocabularies of other sizes and tied output layers."""
+"""Unifies vocabularies of different sizes, and output layers that are tied in some models only."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ _TIED = {
     "encoder.embed_tokens.weight": ("shared.weight",),
     "decoder.embed_tokens.weight": ("shared.weight",),
 }
-"""What may be missing, and the tensors that it is then the same as."""
+"""Tensors that may be missing, and those that then have the same values."""
 
 _VOCABULARY = (
     *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "token_embedding.weight"),
     *("shared.weight", "embed_in.weight", "embed_out.weight", "lm_head.weight", "lm_head.bias"),
     *("cls.predictions.bias", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
 )
-"""What the keys end in that have a row for each token."""
+"""The ends of keys whose tensors have a row for each token."""
 
 
 def unify_vocabularies(sources: Sources, options: EngineOptions) -> dict[ModelNode, Source]:
-    """The inputs with one vocabulary, as `on_tied` and `resize_embeddings` want it.
+    """The inputs with one vocabulary, by the options `on_tied` and `resize_embeddings`.
 
     Raises:
-        CheckpointError: they differ and that is an error.
+        CheckpointError: the vocabularies differ, and the options make that an error.
     """
     problems = Problems()
-    untied = _settle_ties(sources, options, problems)
-    resized = _settle_sizes(untied, options, problems)
+    untied = _unify_ties(sources, options, problems)
+    resized = _unify_sizes(untied, options, problems)
     problems.raise_as(CheckpointError)
     return resized
 
 
-def _settle_ties(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
-    """Of each model the output layers that it lacks and others have are dealt with."""
-    settled = dict(sources)
+def _unify_ties(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
+    """Apply `on_tied` to models that lack an output layer others have."""
+    views = dict(sources)
     for head, embeddings in _TIED.items():
         having = [source for source in sources.values() if head in source]
         lacking = {
@@ -64,9 +64,9 @@ def _settle_ties(sources: Sources, options: EngineOptions, problems: Problems) -
         if not having or not tied:
             continue
         if options.on_tied == "tie":
-            settled = {model: VocabularyView(source, dropped=[head]) for model, source in settled.items()}
+            views = {model: VocabularyView(source, dropped=[head]) for model, source in views.items()}
         elif options.on_tied == "untie":
-            settled |= {model: VocabularyView(settled[model], {head: key}) for model, key in tied.items()}
+            views |= {model: VocabularyView(views[model], {head: key}) for model, key in tied.items()}
         elif options.on_missing == "error":
             names = ", ".join(sources[model].name for model in tied)
             problems.add(
@@ -74,13 +74,13 @@ def _settle_ties(sources: Sources, options: EngineOptions, problems: Problems) -
                 f"instead, while {having[0].name} has both. on_tied=untie reads the one for the other, and "
                 f"the result has both; on_tied=tie leaves '{head}' out of all, and the result is tied."
             )
-    return settled
+    return views
 
 
-def _settle_sizes(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
-    """Tensors that differ in the number of tokens alone get the same number."""
+def _unify_sizes(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
+    """Apply `resize_embeddings` to tensors that differ only in the number of tokens."""
     rows: dict[ModelNode, dict[str, tuple[int, Source]]] = {}
-    found: dict[str, list[int]] = {}
+    sizes_by_key: dict[str, list[int]] = {}
     for key in dict.fromkeys(key for source in sources.values() for key in source.keys()):
         having = {model: source for model, source in sources.items() if key in source}
         shapes = [source.info(key).shape for source in having.values()]
@@ -90,14 +90,14 @@ def _settle_sizes(sources: Sources, options: EngineOptions, problems: Problems) 
             or len({s[1:] for s in shapes}) > 1
         ):
             continue
-        sizes = found[key] = [shape[0] for shape in shapes]
+        sizes = sizes_by_key[key] = [shape[0] for shape in shapes]
         size = min(sizes) if options.resize_embeddings == "truncate" else max(sizes)
         donor = next(s for s in having.values() if s.info(key).shape[0] == size)
         for model, source in having.items():
             if source.info(key).shape[0] != size:
                 rows.setdefault(model, {})[key] = (size, donor)
-    if found and options.resize_embeddings == "error":
-        problems.add(_different_sizes(found, sources))
+    if sizes_by_key and options.resize_embeddings == "error":
+        problems.add(_different_sizes(sizes_by_key, sources))
         return dict(sources)
     return {
         model: VocabularyView(source, rows=rows[model]) if model in rows else source
@@ -105,8 +105,8 @@ def _settle_sizes(sources: Sources, options: EngineOptions, problems: Problems) 
     }
 
 
-def _different_sizes(found: Mapping[str, Sequence[int]], sources: Sources) -> str:
-    key, sizes = next(iter(found.items()))
+def _different_sizes(sizes_by_key: Mapping[str, Sequence[int]], sources: Sources) -> str:
+    key, sizes = next(iter(sizes_by_key.items()))
     listed = ", ".join(
         f"{source.info(key).shape[0]:,} in {source.name}" for source in sources.values() if key in source
     )

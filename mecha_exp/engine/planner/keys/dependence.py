@@ -1,8 +1,8 @@
-"""The nodes of a recipe that are not the same at every key: its atoms.
+"""Which nodes of a recipe vary from key to key: its atoms.
 
-A model may lack a key, a hyperparameter may have a value for each, `a | b` is one or the other, a part of a
-model is there or not, and a method that is told the key or sees state dicts may have nothing for it. All
-other methods have a value wherever their arguments have one.
+A model may lack a key, a hyperparameter may have a value for each key, `a | b` is one or the other, and a
+method that receives the key or state dicts may have no value for it. All other methods have a value at every
+key at which their arguments have one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class _Missing:
 
 
 MISSING = _Missing()
-"""What an atom is at a key for which it has no value."""
+"""The fact about an atom at a key for which it has no value."""
 
 
 def reads_other_keys(node: Node) -> bool:
-    """Whether a node's method sees state dicts and so may ask for any key."""
+    """Whether a node's method receives state dicts, of which it may read any key."""
     return (
         isinstance(node, MergeNode)
         and node.method.signature.reads_other_keys
@@ -33,7 +33,7 @@ def reads_other_keys(node: Node) -> bool:
 
 
 def varies_by_key(node: Node) -> bool:
-    """Whether a node may be something else at another key; see the module."""
+    """Whether a node is an atom: it may differ from key to key."""
     if isinstance(node, MergeNode):
         return node.method.signature.wants_key or node.method.kind is Kind.CHOICE or reads_other_keys(node)
     return isinstance(node, ModelNode) or (isinstance(node, LiteralNode) and isinstance(node.value, ByKey))
@@ -43,7 +43,7 @@ def value_at(node: LiteralNode, key: str) -> Any:
     """A literal's value at a key, or MISSING."""
     if not isinstance(node.value, ByKey):
         return node.value
-    if node.value.anatomy is None:  # of no model: the keys are the names as they stand
+    if node.value.anatomy is None:  # bound to no model, so the selectors are plain keys
         value = dict(node.value.patterns).get(key, node.value.default)
         return MISSING if value is None else value
     try:
