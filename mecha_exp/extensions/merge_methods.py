@@ -1,4 +1,4 @@
-"""Merge methods: how they are declared and found."""
+"""Merge methods: declaring and finding them."""
 
 from mecha_exp.graph.literals import value_to_node
 from mecha_exp.method_api.decorators import merge_method
