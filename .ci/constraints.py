@@ -31,7 +31,7 @@ UNPINNED = re.compile(r"nvidia-|cuda-|triton$|mecha-exp$")
 """torch names the exact versions of its CUDA libraries itself."""
 
 HEADER = """\
-# The exact versions that `make demo`, `make test`, `make docs` and `make hf` install, for Python 3.10 to 3.13.
+# The exact versions that the targets of the Makefile install, for Python 3.10 to 3.13.
 # Made by `make constraints`; the ranges that mecha_exp works with are in pyproject.toml.
 """
 

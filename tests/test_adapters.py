@@ -453,7 +453,7 @@ WRONG: dict[str, tuple[StateDict, str]] = {
     "alpha alone": (lora("lora_te_layers_1_q", alpha=torch.ones(())), "these tensors do not belong together"),
     "a vector": (
         lora("lora_te_layers_1_q", lora_up__weight=rand(8), lora_down__weight=rand(2, 6)),
-        "is no matrix",
+        "is not a matrix",
     ),
     "two kinds": (
         lora(

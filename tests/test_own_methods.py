@@ -392,7 +392,7 @@ def test_a_symbol_stands_for_one_merge_space():
         (lambda: Return(Tensor, ("weight", "delta")), "is of one merge space, not of weight, delta"),
         (lambda: merge_method(register=False, is_conversion=True), "must be registered"),
         (lambda: merge_method(elementwise=True, register=False)(crossed.__wrapped__), "is not elementwise"),
-        (lambda: merge_method(implements="slerp")(crossed.__wrapped__), "'slerp' is no interface"),
+        (lambda: merge_method(implements="slerp")(crossed.__wrapped__), "'slerp' is not an interface"),
         (
             lambda: merge_method(is_conversion=True)(crossed.__wrapped__),
             "says from and to which model config",
@@ -407,7 +407,7 @@ def test_a_declaration_without_a_meaning_is_refused(declare, said):
 
 
 def test_parameters_that_mean_nothing_are_refused():
-    with pytest.raises(RecipeError, match=r"'cache' is what a method gets by `\*\*kwargs`"):
+    with pytest.raises(RecipeError, match=r"'cache' is reserved for `\*\*kwargs`"):
 
         @merge_method(register=False)
         def cached(a: Parameter(Tensor), cache: Parameter(float)) -> Return(Tensor):

@@ -142,7 +142,7 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_place_and_the_nearest
 
     assert said == [
         "recipe.a.method: unknown merge method 'slrp'. Did you mean 'slerp' or 'nuslerp' or 'slerp_raw'? A "
-        "method of your own has to be loaded first: plugins=[mine.py] or --plugin mine.py.",
+        "method of your own must be loaded first: plugins=[mine.py] or --plugin mine.py.",
         "recipe.b.models[0]: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:', "
         "got ['modle']. Did you mean 'model'?",
         "recipe.b.models[1]: unknown word 'merge_spcae'. Did you mean 'merge_space'?",

@@ -1,4 +1,4 @@
-"""What a checkpoint is a checkpoint of: model configs, their components and blocks, and detection."""
+"""Model configs, their components and blocks, and the detection of a checkpoint's config."""
 
 from mecha_exp.architectures.blocks import infer_blocks
 from mecha_exp.architectures.components import Component, Layout

@@ -1,4 +1,4 @@
-"""What a model's keys are parts of: components, blocks, and how deep in the model they lie."""
+"""The component, the block and the depth of every key of a model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mecha_exp.architectures.keys import HasShape
 from mecha_exp.errors import ConfigError
 
 _BEFORE = re.compile(r"(^|[._])(\w*embed\w*|wte|wpe|conv_in|proj_in|img_in|txt_in|x_embedder)([._]|$)")
-"""Names of what a model begins with, where only the names tell."""
+"""Names of modules before the layers of a model."""
 
 UNKNOWN = "(unknown)"
-"""The block, where a name is needed, of keys that a model's config does not know."""
+"""The block in tables of keys that a model's config does not know."""
 
 _OUTSIDE = ("BASE", "VAE")
 """Blocks of Stable Diffusion that are neither before nor after the others."""
@@ -27,8 +27,8 @@ class Anatomy:
 
     Attributes:
         keys: its keys.
-        config: what it is.
-        convention: whose blocks are meant, where projects disagree.
+        config: its config.
+        convention: the block convention, where projects disagree.
     """
 
     keys: tuple[str, ...]
@@ -37,14 +37,14 @@ class Anatomy:
 
     @staticmethod
     def of(model: Mapping[str, HasShape], convention: str = DEFAULT_CONVENTION) -> Anatomy:
-        """That of a model, by its keys and shapes.
+        """The anatomy of a model, by its keys and shapes.
 
         Raises:
-            ConfigError: it has no such convention.
+            ConfigError: the config has no such convention.
         """
         try:
             config = detect(model).config
-        except ConfigError:  # several fit: its own keys then
+        except ConfigError:  # several configs fit
             config = StructuralConfig(model)
         config.blocks(convention)
         return Anatomy(tuple(model), config, convention)
@@ -60,17 +60,17 @@ class Anatomy:
         return {key: self.config.block_of(key, self.convention) for key in self._known}
 
     def block(self, key: str) -> str:
-        """The block of a key, or `UNKNOWN`: what tables are grouped by."""
+        """The block of a key, or `UNKNOWN`, for the groups of a table."""
         return self.blocks.get(key, UNKNOWN)
 
     def layer(self, key: str) -> tuple[int, int] | None:
-        """The place of a key's block among the layers of its stack, and their number; None outside."""
+        """The index of a key's block in its stack of layers, and the number of layers; None outside."""
         stack = self._stacks.get(self._stack_of(key), ())
         block = self.blocks.get(key, "")
         return (stack.index(block), len(stack)) if block in stack else None
 
     def side(self, key: str) -> int | None:
-        """Whether a key outside of the layers comes before them (0) or after (1); None where neither is so.
+        """0 for a key before the layers, 1 for one after them; None for any other key.
 
         Only a model with one stack of layers has a before and an after.
         """
@@ -85,7 +85,7 @@ class Anatomy:
 
     @cached_property
     def _stacks(self) -> Mapping[tuple[str, str], list[str]]:
-        """The numbered blocks that keys lie in, in the order of depth, of each stack."""
+        """The numbered blocks of each stack that has keys, in the order of depth."""
         order = {block: i for i, block in enumerate(self.config.layers(self.convention))}
         stacks: dict[tuple[str, str], set[str]] = {}
         for key, block in self.blocks.items():
@@ -101,7 +101,7 @@ class Anatomy:
 
 
 def _depth(blocks: Iterable[str], order: Mapping[str, int]) -> Callable[[str], int]:
-    """By number where there is nothing else in the names, otherwise in the order of the config."""
+    """A sort key for blocks: their number, or the order of the config where a name has no number."""
     numbers = [block.rpartition(".")[2] for block in blocks]
     if all(number.isdecimal() for number in numbers):
         return lambda block: int(block.rpartition(".")[2])

@@ -1,4 +1,4 @@
-"""Which keys share one weight where no config says it: what numbered layers tell."""
+"""The blocks of an unknown architecture, inferred from numbered layers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ def infer_blocks(keys: Iterable[str]) -> dict[str, str]:
     """The block of each key of an unknown architecture.
 
     A key below a numbered layer belongs to the block of that number: `model.layers.12.mlp.weight` to `12`.
-    Where several stacks of layers are numbered, their names tell them apart, as briefly as that is possible:
-    `encoder.layers.3` and
-    `decoder.layers.3`. Any other key belongs to the module that holds it.
+    Where several stacks of layers are numbered, the shortest distinct ends of their names precede the number:
+    `encoder.layers.3` and `decoder.layers.3`. Any other key belongs to the module that holds it.
 
     >>> infer_blocks(["model.layers.12.mlp.up.weight", "model.layers.12.mlp.down.weight", "head.weight"])
     {'model.layers.12.mlp.up.weight': '12', 'model.layers.12.mlp.down.weight': '12', 'head.weight': 'head'}
@@ -26,7 +25,7 @@ def infer_blocks(keys: Iterable[str]) -> dict[str, str]:
 
 
 def in_order(blocks: Iterable[str]) -> list[str]:
-    """Blocks in the order in which they come, those of a stack by number: files sort `10` before `2`."""
+    """Sort the blocks of each stack by number, since files sort `10` before `2`; stacks stay in order."""
     stacks: dict[str, list[str]] = {}
     for block in dict.fromkeys(blocks):
         stack, _, number = block.rpartition(".")
@@ -44,7 +43,7 @@ def _stack_and_number(key: str) -> tuple[str, str]:
 
 
 def _short_names(stacks: set[str]) -> dict[str, str]:
-    """For each dotted name as many of its last words as tell it from the others; none where it is alone."""
+    """The shortest end of each dotted name that no other has; an empty one for a single name."""
     if len(stacks) == 1:
         return dict.fromkeys(stacks, "")
     shared = Counter(end for stack in stacks for end in _ends(stack))
@@ -52,7 +51,7 @@ def _short_names(stacks: set[str]) -> dict[str, str]:
 
 
 def _ends(name: str) -> list[str]:
-    """Its last word, its last two words, and so on."""
+    """The last word of a dotted name, the last two words, and so on."""
     words = name.split(".")
     return [".".join(words[i:]) for i in reversed(range(len(words)))]
 

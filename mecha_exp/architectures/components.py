@@ -19,15 +19,15 @@ Beginnings: TypeAlias = Sequence[tuple[int, Sequence[str]]]
 
 @dataclass(frozen=True)
 class Layout:
-    """The names inside a part, however a file prefixes them: what several configs have in common.
+    """The keys of a component without their prefix, shared by several configs.
 
     Attributes:
-        sizes: what the sizes in its patterns are where a component does not say otherwise.
+        sizes: the default values of the sizes in its patterns.
         blocks: rules from names (`down.{0..3}.*`) to blocks (`IN{00..03}`).
         conventions: rules that go before `blocks` in a convention of that name.
-        blocks_of: the layout whose blocks these are, under other names, instead of `blocks`.
-        conversions: the rules to other layouts, by their names.
-        symmetries: what can be exchanged inside without changing what the network computes.
+        blocks_of: the layout whose blocks hold, under converted names, instead of `blocks`.
+        conversions: by the name of another layout the rules that lead to it.
+        symmetries: exchanges of units that do not change what the network computes.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Component:
     """A part of a model: `vae`, `clip_l`, `diffuser`.
 
     Attributes:
-        prefix: what the names of its keys begin with.
+        prefix: the beginning of its keys.
         keys: its keys, those of its layout first.
-        layout: the layout that its names follow below the prefix, if it has one. Parts of the same name whose
-            layouts are equal or convertible can be converted into each other.
-        dots: what stands for the dots of the layout's names.
-        aliases: how keys may begin, and how they begin instead in some files.
-        optional: whether a whole model may lack it; or the names that it may lack.
-        sizes: numbers for the layout's sizes.
+        layout: the layout of its names below the prefix, or None. Components of the same name whose layouts
+            are equal or convertible can be converted into each other.
+        dots: the replacement of the dots in the layout's names.
+        aliases: beginnings of keys, and what some files have in their place.
+        optional: whether a complete model may lack it; or the names that may be missing.
+        sizes: values for the layout's sizes.
         blocks: rules in place of those of the layout. Without any, blocks are inferred from numbered layers.
         conventions: rules that go before `blocks` in a convention of that name.
         symmetries: rules beside those of the layout.
@@ -72,71 +72,72 @@ class Component:
 
     @property
     def patterns(self) -> tuple[KeyPattern, ...]:
-        """The patterns of its layout and its own."""
+        """All patterns of keys: those of the layout, then its own."""
         return (self.layout.keys if self.layout else ()) + self.keys
 
     @cached_property
     def beginnings(self) -> Beginnings:
-        """Those of the keys that it must have."""
+        """The first keys of all patterns that are not optional."""
         required = (pattern for pattern in self.patterns if not pattern.optional)
         return tuple((len(pattern.shape), self.names_of_first(pattern)) for pattern in required)
 
     def names_of_first(self, pattern: KeyPattern) -> tuple[str, ...]:
-        """What files may call the first key of one of its patterns."""
+        """The names in files of the first key of a pattern."""
         own = self.full_name(pattern.names.first())
         return (own, *self.other_names(own), *(self.full_name(alias.first()) for alias in pattern.aliases))
 
     @property
     def all_symmetries(self) -> tuple[SymmetryRule, ...]:
-        """The rules of its layout and its own."""
+        """All rules of symmetry: those of the layout, then its own."""
         return (self.layout.symmetries if self.layout else ()) + self.symmetries
 
     @property
     def all_conventions(self) -> tuple[str, ...]:
-        """The conventions in which some of its blocks are others."""
+        """The conventions that assign some keys to other blocks."""
         return (*self._inherited.conventions, *self.conventions)
 
     def block_rules(self, convention: str) -> Rules:
-        """The rules that give its names, or those that its layout takes its blocks from, their blocks."""
+        """The rules from names to blocks; for `blocks_of`, from the names of that layout."""
         inherited = self._inherited
         usual = self.blocks + inherited.blocks
         return usual + inherited.conventions.get(convention, ()) + self.conventions.get(convention, ())
 
     @property
     def _inherited(self) -> Layout:
-        """Where rules come from that it does not have itself."""
+        """The layout whose block rules the component inherits; an empty one if it has rules."""
         nothing = Layout("", (), {})
         return nothing if self.blocks or self.layout is None else self.layout.blocks_of or self.layout
 
     def all_sizes(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        """The sizes that hold in it: its own before those of the model before those of the layout."""
+        """The sizes in effect: its own override the model's, which override the layout's."""
         return {**(self.layout.sizes if self.layout else {}), **sizes, **self.sizes}
 
     def count(self, sizes: Mapping[str, int]) -> int:
-        """How many keys it has."""
+        """The number of keys."""
         own = self.all_sizes(sizes)
         return sum(key.names.count(own) for key in self.patterns)
 
     def full_name(self, name: str) -> str:
-        """The key of one of its patterns' names."""
+        """The key of a name in the layout: with the prefix, and its dots replaced."""
         return self.prefix + (name if self.dots == "." else name.replace(".", self.dots))
 
     def other_names(self, key: str) -> tuple[str, ...]:
-        """What files may call the key instead."""
-        found = (other + key[len(begin) :] for begin, other in self.aliases.items() if key.startswith(begin))
-        return tuple(found)
+        """The other names of a key in files."""
+        aliases = self.aliases.items()
+        return tuple(other + key[len(begin) :] for begin, other in aliases if key.startswith(begin))
 
 
 def names_of(part: Component, sizes: Mapping[str, int]) -> Mapping[str, str]:
-    """A component's names in its layout, and the keys that they are in the model."""
+    """The keys of a component by their names in its layout."""
     own = part.all_sizes(sizes)
     return {name: part.full_name(name) for key in part.patterns for name in key.names.expand(own)}
 
 
 def expand(identifier: str, part: Component, sizes: Mapping[str, int]) -> Mapping[str, KeyInfo]:
+    """Every key of a component; ConfigError where two patterns have the same key."""
     own = part.all_sizes(sizes)
-    lackable = part.optional if isinstance(part.optional, tuple) else ()
-    optional = {part.full_name(name) for pattern in lackable for name in pattern.expand(own)}
+    patterns = part.optional if isinstance(part.optional, tuple) else ()
+    optional = {part.full_name(name) for pattern in patterns for name in pattern.expand(own)}
     keys: dict[str, KeyInfo] = {}
     for pattern in part.patterns:
         shape = tuple(size if isinstance(size, int) else own[size] for size in pattern.shape)
@@ -161,12 +162,12 @@ def expand(identifier: str, part: Component, sizes: Mapping[str, int]) -> Mappin
 def blocks_by_rules(
     part: Component, names: Iterable[str], sizes: Mapping[str, int], convention: str
 ) -> dict[str, str]:
-    """The block of each of a component's names that some rule matches."""
+    """The block of every name of a component that a rule matches."""
     links = {name: name for name in names}
     layout = part.layout
     if layout is not None and layout.blocks_of is not None and not part.blocks:
         conversion = layout.conversions[layout.blocks_of.name]
         links = {link.here: link.there for link in conversion.links(links, sizes)}
     rename = Renaming(part.block_rules(convention), sizes)
-    found = ((name, rename(other)) for name, other in links.items())
-    return {name: block for name, block in found if block is not None}
+    blocks = ((name, rename(other)) for name, other in links.items())
+    return {name: block for name, block in blocks if block is not None}

@@ -18,13 +18,13 @@ DEFAULT_CONVENTION = "sd-mecha"
 class ModelConfig:
     """The named set of keys of an architecture and format, such as `sdxl-sgm`.
 
-    Cheap to make: what its patterns stand for is worked out when it is first asked for, and kept.
+    Cheap to make: patterns are expanded at the first use, and the result is kept.
 
     Attributes:
         identifier: `architecture-implementation`.
         parts: its components, unexpanded.
-        sizes: the numbers that names in shapes and ranges stand for. A config with sizes describes a family
-            (any depth and width); `detect` finds those of a file, `with_sizes` sets them.
+        sizes: values of the names in shapes and ranges. A config with sizes describes a family (any depth and
+            width); `detect` finds those of a file, `with_sizes` sets them.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class ModelConfig:
 
     @property
     def architecture(self) -> str:
-        """What the model is: `sdxl` of `sdxl-sgm`."""
+        """The first part of the identifier: `sdxl` of `sdxl-sgm`."""
         return self.identifier.partition("-")[0]
 
     @property
     def implementation(self) -> str:
-        """Whose names the keys have: `sgm` of `sdxl-sgm`."""
+        """The project that named the keys: `sgm` of `sdxl-sgm`."""
         return self.identifier.partition("-")[2]
 
     def with_sizes(self, sizes: Mapping[str, int]) -> ModelConfig:
@@ -68,16 +68,16 @@ class ModelConfig:
         return self._keys
 
     def component_of(self, key: str) -> str:
-        """The component that a key belongs to; ConfigError for a key that is not in the config."""
+        """The component of a key; ConfigError for a key that is not in the config."""
         try:
             return self._component_of[self.resolve_alias(key)]
         except KeyError:
             raise self._unknown(key) from None
 
     def block_of(self, key: str, convention: str = DEFAULT_CONVENTION) -> str:
-        """The block that a key belongs to; ConfigError for a key that is not in the config.
+        """The block of a key; ConfigError for a key that is not in the config.
 
-        Projects disagree on where a few layers belong: `convention` says whose rules hold.
+        Projects assign a few layers to different blocks: `convention` chooses the project.
         """
         try:
             return self._block_of(convention)[self.resolve_alias(key)]
@@ -86,35 +86,35 @@ class ModelConfig:
 
     def blocks(self, convention: str = DEFAULT_CONVENTION) -> tuple[str, ...]:
         """Every block, in the order of the model."""
-        found = set(self._block_of(convention).values())
+        used = set(self._block_of(convention).values())
         named = (block for part in self.parts for block in self._named_blocks(part, convention))
-        return tuple(dict.fromkeys(block for block in named if block in found))
+        return tuple(dict.fromkeys(block for block in named if block in used))
 
     def layers(self, convention: str = DEFAULT_CONVENTION) -> tuple[str, ...]:
-        """The numbered blocks in the order of depth: what a gradient runs over."""
+        """The numbered blocks in the order of depth: a gradient runs over them."""
         return tuple(block for block in self.blocks(convention) if block[-1:].isdecimal())
 
     @property
     def conventions(self) -> tuple[str, ...]:
-        """The names that `convention` may have."""
+        """The names of all block conventions."""
         named = (name for part in self.parts for name in part.all_conventions)
         return tuple(dict.fromkeys([DEFAULT_CONVENTION, *named]))
 
     def resolve_alias(self, key: str) -> str:
-        """The config's own name of a key that a file may call otherwise; any other name as it is."""
+        """The config's name of a key that a file may name otherwise; an unknown name as it is."""
         if key in self._keys:
             return key
         return self._aliases.get(key, key)
 
     def aliases(self) -> Mapping[str, str]:
-        """Every alias, and the config's own name of its key."""
+        """The config's name of the key, by alias."""
         return self._aliases
 
     def symmetries(self, keys: Collection[str] | None = None) -> tuple[Symmetry, ...]:
-        """What can be exchanged inside without changing what a network computes.
+        """Exchanges of units that do not change what the network computes.
 
         Args:
-            keys: those that a file has, which then are named as it names them; None: all keys.
+            keys: the keys of a file, whose names the result has; None: all keys of the config.
 
         Raises:
             ConfigError: a rule does not fit the keys.
@@ -123,8 +123,8 @@ class ModelConfig:
             return self._symmetries
         names = {self.resolve_alias(key): key for key in keys}
         optional = {key for key, info in self._keys.items() if info.optional}
-        found = (symmetry.among(names, optional) for symmetry in self._symmetries)
-        return tuple(symmetry for symmetry in found if symmetry is not None)
+        present = (symmetry.among(names, optional) for symmetry in self._symmetries)
+        return tuple(symmetry for symmetry in present if symmetry is not None)
 
     @cached_property
     def _symmetries(self) -> tuple[Symmetry, ...]:
@@ -136,7 +136,7 @@ class ModelConfig:
         )
 
     def _symmetries_by(self, rule: SymmetryRule, part: Component) -> list[Symmetry]:
-        """What a rule says of a component; nothing where it is a layout's and does not fit other sizes."""
+        """The symmetries of a component by one rule; none where a layout's rule does not fit other sizes."""
         try:
             return list(
                 rule.symmetries(part.full_name, self._components[part.name], part.all_sizes(self.sizes))
@@ -153,7 +153,7 @@ class ModelConfig:
 
     @cached_property
     def _named(self) -> Mapping[str, Mapping[str, str]]:
-        """For each component its keys by their names in its layout."""
+        """The keys by their names in the layout, for each component."""
         return {part.name: names_of(part, self.sizes) for part in self.parts}
 
     @cached_property
@@ -196,15 +196,15 @@ class ModelConfig:
             return infer_blocks(named.values()).items()
         blocks = blocks_by_rules(part, named, part.all_sizes(self.sizes), convention)
         if len(blocks) < len(named):
-            lacking = next(key for name, key in named.items() if name not in blocks)
+            unmatched = next(key for name, key in named.items() if name not in blocks)
             raise ConfigError(
-                f"{self.identifier}: components.{part.name}.blocks: no rule matches {lacking!r}. "
+                f"{self.identifier}: components.{part.name}.blocks: no rule matches {unmatched!r}. "
                 "Add one for '*', the rest."
             )
         return ((named[name], block) for name, block in blocks.items())
 
     def _named_blocks(self, part: Component, convention: str) -> Iterable[str]:
-        """A component's blocks in their order: that of its rules, or of its numbered layers."""
+        """A component's blocks, in the order of its rules or of its numbered layers."""
         rules = part.block_rules(convention)
         if rules:
             return (block for _, right in rules for block in right.expand(part.all_sizes(self.sizes)))

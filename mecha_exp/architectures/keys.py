@@ -21,13 +21,13 @@ class HasShape(Protocol):
 
 
 class KeyInfo(NamedTuple):
-    """What a config says of a key.
+    """A key of a config.
 
     Attributes:
         shape: the sizes.
-        dtype: how it is usually stored, by torch's name: `float32`.
+        dtype: the usual dtype in files, by torch's name: `float32`.
         optional: whether a file of this config may lack it.
-        aliases: other names under which files have it.
+        aliases: its other names in files.
     """
 
     shape: tuple[int, ...]
@@ -38,10 +38,10 @@ class KeyInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyPattern:
-    """Keys that are written as one: a brace pattern, without the component's prefix.
+    """Keys that a brace pattern describes together, without the component's prefix.
 
     Attributes:
-        shape: numbers, and names of sizes that are inferred from a file.
+        shape: ints, and names of sizes that are inferred from a file.
         aliases: patterns whose groups correspond to those of `names`.
     """
 

@@ -1,4 +1,4 @@
-"""Model configs of LoRA files: modules that are named after the tensors of another config, and change them.
+"""Model configs of LoRA files: modules that are named after tensors of another config and change them.
 
     identifier: sd1-kohya_kohya_lora
     adapter: {base: sd1-kohya, prefix: lora}
@@ -20,7 +20,7 @@ from mecha_exp.errors import ConfigError, some
 Shape = tuple[int, ...]
 
 ANY_SHAPE: Shape = (-1,)
-"""The shape of a key whose dimensions a file decides: the rank of a module is its own."""
+"""The shape of a key whose dimensions depend on the file, as the rank of a module does."""
 
 UP, MID, DOWN = "lora_up.weight", "lora_mid.weight", "lora_down.weight"
 W1, W2 = ("lokr_w1", "lokr_w1_a", "lokr_w1_b"), ("lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2")
@@ -30,9 +30,9 @@ LORA = (UP, MID, DOWN)
 LOKR = (*W1, *W2)
 LOHA = (*HADA[0], *HADA[1])
 OF_MATRICES = (*LORA, *LOKR, *LOHA, "diff", ALPHA)
-"""What a module of a tensor of two and more axes may consist of."""
+"""The suffixes in modules of tensors with two and more axes."""
 OF_VECTORS, OF_BIASES = ("diff", "w_norm"), ("diff_b", "b_norm")
-"""What a module of one with less may: the difference itself."""
+"""The suffixes in modules of other tensors: the difference itself."""
 FULL = (*OF_VECTORS, *OF_BIASES)
 
 OTHERS = {
@@ -47,15 +47,15 @@ OTHERS = {
         "lora_linear_layer.down.weight",
     ),
 }
-"""Kinds of modules that cannot be read, by what the names of their tensors end in."""
+"""The suffixes of kinds of modules that cannot be read."""
 
 
 class AdapterConfig(ModelConfig):
-    """The keys of LoRA files for the models of another config; none of them has to be there.
+    """The config of LoRA files for the models of another config; every key is optional.
 
     Attributes:
-        base: the config of those models.
-        prefix: what the names of modules begin with.
+        base: the config of the models.
+        prefix: the beginning of the names of modules.
     """
 
     def __init__(self, identifier: str, base: ModelConfig, prefix: str) -> None:
@@ -72,12 +72,12 @@ class AdapterConfig(ModelConfig):
         return hash((self.identifier, self.prefix))
 
     def module_of(self, base_key: str) -> str:
-        """The name of the module that changes a tensor of the base; biases have that of their layer."""
+        """The module that changes a tensor of the base; a bias has the module of its layer."""
         stem = base_key.removesuffix(".weight").removesuffix(".bias")
         return f"{self.prefix}_{stem.replace('.', '_')}"
 
     def names_of(self, base_key: str) -> tuple[str, ...]:
-        """The keys that a file may have for a tensor of the base; none for whole numbers."""
+        """The keys that a file may have for a tensor of the base; none for integers."""
         module, info = self.module_of(base_key), self.base.keys()[base_key]
         if "float" not in info.dtype:
             return ()
@@ -86,19 +86,19 @@ class AdapterConfig(ModelConfig):
         return tuple(f"{module}.{suffix}" for suffix in suffixes)
 
     def base_key(self, key: str) -> str:
-        """The base's tensor that a key is about; ConfigError for a key that is not in the config."""
+        """The base's tensor that a key changes; ConfigError for a key that is not in the config."""
         try:
             return self._base_keys[key]
         except KeyError:
             raise self._unknown(key) from None
 
     def modules(self, keys: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Those of the given keys that are in the config: by the base's tensor, their names by suffix."""
-        found: dict[str, dict[str, str]] = {}
+        """Group keys by the base's tensor, and by suffix; without those that are not in the config."""
+        modules: dict[str, dict[str, str]] = {}
         for key in keys:
             if key in self._base_keys:
-                found.setdefault(self._base_keys[key], {})[key.partition(".")[2]] = key
-        return found
+                modules.setdefault(self._base_keys[key], {})[key.partition(".")[2]] = key
+        return modules
 
     def blocks(self, convention: str = DEFAULT_CONVENTION) -> tuple[str, ...]:
         return self.base.blocks(convention)
@@ -126,64 +126,66 @@ class AdapterConfig(ModelConfig):
         return {name: self.base.block_of(key, convention) for name, key in self._base_keys.items()}
 
 
-def made_shape(shapes: Mapping[str, Shape]) -> Shape:
-    """The shape of the difference that a module makes, from those of its tensors by suffix.
+def difference_shape(shapes: Mapping[str, Shape]) -> Shape:
+    """The shape of the difference that a module makes, from the shapes of its tensors by suffix.
+
+    Tuples are enough: the first product of meta tensors imports torch code for half a second and more.
 
     Raises:
-        ConfigError: it makes none: something is missing, is of rank 0, or does not fit.
+        ConfigError: a tensor is missing, is of rank 0, or does not fit the others.
     """
-    given = shapes.keys() - {ALPHA}
-    if len(given) == 1 and (whole := next(iter(given))) in FULL:
+    suffixes = shapes.keys() - {ALPHA}
+    if len(suffixes) == 1 and (whole := next(iter(suffixes))) in FULL:
         return shapes[whole]
     empty = next((name for name, shape in shapes.items() if 0 in shape), None)
     if empty is not None:
         raise ConfigError(f"{empty} is of rank 0")
-    if given and given <= set(LORA):
-        return _made_by_lora(shapes)
-    if given and given <= set(LOHA):
-        first, second = (_made_by_two(shapes, *names) for names in HADA)
+    if suffixes and suffixes <= set(LORA):
+        return _lora_shape(shapes)
+    if suffixes and suffixes <= set(LOHA):
+        first, second = (_pair_shape(shapes, *names) for names in HADA)
         if first != second:
             raise ConfigError(f"its products are {list(first)} and {list(second)}")
         return first
-    if given and given <= set(LOKR):
-        first = shapes[W1[0]] if W1[0] in shapes else _made_by_two(shapes, *W1[1:])
-        second = shapes[W2[0]] if W2[0] in shapes else _made_by_two(shapes, *W2[1:])
+    if suffixes and suffixes <= set(LOKR):
+        first = shapes[W1[0]] if W1[0] in shapes else _pair_shape(shapes, *W1[1:])
+        second = shapes[W2[0]] if W2[0] in shapes else _pair_shape(shapes, *W2[1:])
         return (first[0] * second[0], first[1] * second[1], *second[2:])
     raise ConfigError("these tensors do not belong together")
 
 
-def fits(made: Shape, wanted: Shape) -> bool:
-    """Whether a difference can be reshaped into that of a tensor of a shape: its rows are the same."""
-    return math.prod(made) == math.prod(wanted) and made[:1] == wanted[:1]
+def reshapes(shape: Shape, target: Shape) -> bool:
+    """Whether a difference can be reshaped into that of a tensor: it has as many rows and elements."""
+    return math.prod(shape) == math.prod(target) and shape[:1] == target[:1]
 
 
-def _made_by_lora(shapes: Mapping[str, Shape]) -> Shape:
+def _lora_shape(shapes: Mapping[str, Shape]) -> Shape:
     up, down = (_present(shapes, name) for name in (UP, DOWN))
     if MID in shapes:
-        return _through_core(shapes[MID], (up[1], up[0]), down)
-    return _product(up, down)
+        return _tucker_shape(shapes[MID], (up[1], up[0]), down)
+    return _product_shape(up, down)
 
 
-def _made_by_two(shapes: Mapping[str, Shape], a: str, b: str, core: str = "") -> Shape:
+def _pair_shape(shapes: Mapping[str, Shape], a: str, b: str, core: str = "") -> Shape:
     first, second = _present(shapes, a), _present(shapes, b)
-    return _through_core(shapes[core], first, second) if core in shapes else _product(first, second)
+    return _tucker_shape(shapes[core], first, second) if core in shapes else _product_shape(first, second)
 
 
 def _present(shapes: Mapping[str, Shape], name: str) -> Shape:
     if name not in shapes:
         raise ConfigError(f"{name} is missing")
     if len(shapes[name]) < 2:
-        raise ConfigError(f"{name} is no matrix")
+        raise ConfigError(f"{name} is not a matrix")
     return shapes[name]
 
 
-def _product(a: Shape, b: Shape) -> Shape:
+def _product_shape(a: Shape, b: Shape) -> Shape:
     if math.prod(a[1:]) != b[0]:
         raise ConfigError(f"their ranks are {math.prod(a[1:])} and {b[0]}")
     return (a[0], *b[1:])
 
 
-def _through_core(core: Shape, a: Shape, b: Shape) -> Shape:
+def _tucker_shape(core: Shape, a: Shape, b: Shape) -> Shape:
     if core[:2] != (a[0], b[0]):
         raise ConfigError(f"the ranks are {list(core[:2])} in the middle, and {a[0]} and {b[0]} outside")
     return (a[1], b[1], *core[2:])
@@ -192,25 +194,25 @@ def _through_core(core: Shape, a: Shape, b: Shape) -> Shape:
 def fault_of(
     config: AdapterConfig, base_key: str, names: Mapping[str, str], shapes: Mapping[str, Shape]
 ) -> str:
-    """What is wrong with the module of a tensor; nothing where it makes a difference of its shape.
+    """Describe what is wrong with a module; an empty string where it fits its tensor.
 
     Args:
         names: the module's keys by their suffixes.
-        shapes: those of the keys.
+        shapes: the shapes of the keys.
     """
-    wanted = config.base.keys()[base_key].shape
+    target = config.base.keys()[base_key].shape
     listed = ", ".join(f"{name} {list(shapes[name])}" for name in names.values())
     try:
-        made = made_shape({suffix: shapes[name] for suffix, name in names.items()})
+        shape = difference_shape({suffix: shapes[name] for suffix, name in names.items()})
     except ConfigError as error:
-        return f"{listed} make no difference to {base_key} {list(wanted)}: {error}"
-    if not fits(made, wanted):
-        return f"{listed} make a difference of shape {list(made)}, and {base_key} is {list(wanted)}"
+        return f"{listed} make no difference to {base_key} {list(target)}: {error}"
+    if not reshapes(shape, target):
+        return f"{listed} make a difference of shape {list(shape)}, and {base_key} is {list(target)}"
     return ""
 
 
 def foreign(config: AdapterConfig, shapes: Mapping[str, Shape]) -> str:
-    """What is said of keys that are in no module of a config; nothing where there are none."""
+    """Describe the keys that are in no module of a config; an empty string where there are none."""
     unknown = [key for key in shapes if key not in config.keys()]
     if not unknown:
         return ""
@@ -219,7 +221,7 @@ def foreign(config: AdapterConfig, shapes: Mapping[str, Shape]) -> str:
 
 
 def other_kind(keys: Iterable[str]) -> str:
-    """A hint where keys are of modules of a kind that cannot be read."""
+    """A hint for keys of modules of a kind that cannot be read; otherwise an empty string."""
     ends = tuple((kind, f".{end}") for kind, named in OTHERS.items() for end in named)
     kinds = dict.fromkeys(kind for key in keys for kind, end in ends if key.endswith(end))
     if not kinds:

@@ -1,7 +1,7 @@
-"""The differences that LoRA modules stand for, as a conversion from their file's config to that of a model.
+"""The differences that LoRA modules make, as a conversion from their file's config to that of a model.
 
-A tensor that no module changes has a difference of zero wherever it is asked for; only those that are changed
-are keys of the result, so that a LoRA alone makes a small file of differences.
+A tensor that no module changes has a difference of zero. Only changed tensors are keys of the result, so a
+LoRA alone makes a small file of differences.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -34,8 +34,8 @@ class Deltas:
     """The differences to the tensors of a model config that modules of LoRA files make.
 
     Attributes:
-        config: of the files.
-        target: of the models; the base's, or one that it converts to.
+        config: the config of the files.
+        target: the config of the models: the base, or one that it converts to.
     """
 
     def __init__(self, config: AdapterConfig, target: ModelConfig, conversion: Views | None) -> None:
@@ -52,7 +52,7 @@ class Deltas:
         return info is not None and "float" in info.dtype
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """That of a tensor of the model."""
+        """The shape of a tensor of the model."""
         return self.target.keys()[key].shape
 
     def changed(self, keys: Collection[str]) -> list[str]:
@@ -61,13 +61,13 @@ class Deltas:
         return [key for key, view in self._views.items() if any(k in modules for k in view.sources)]
 
     def unused(self, keys: Collection[str]) -> list[str]:
-        """Those keys of a file whose modules change nothing that the models have."""
+        """The keys of a file whose modules change no tensor of the models."""
         reached = {source for view in self._views.values() for source in view.sources}
         modules = self.config.modules(keys)
         return [name for key, names in modules.items() if key not in reached for name in names.values()]
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
-        """See that a file can be read; CheckpointError with everything that is wrong in it."""
+        """Raise a CheckpointError with everything that is wrong in a file."""
         problems = Problems()
         modules = self.config.modules(shapes)
         faults = [fault_of(self.config, key, names, shapes) for key, names in modules.items()]
@@ -80,23 +80,23 @@ class Deltas:
         """The difference to a tensor of the model.
 
         Args:
-            has, read: of the keys of the file.
+            has, read: (key of the file) -> whether it exists, and its tensor.
 
         Raises:
             CheckpointError: tensors of a module that do not fit each other or the model's.
         """
         view = self._views.get(key)
         parts = [self._of_base(source, has, read) for source in view.sources] if view else []
-        known = next((part for part in parts if part is not None), None)
-        if view is None or known is None:
+        like = next((part for part in parts if part is not None), None)
+        if view is None or like is None:
             return torch.zeros(self.shape(key))
         infos = self.config.base.keys()
         filled = [
-            torch.zeros(infos[source].shape, dtype=known.dtype, device=known.device) if part is None else part
+            torch.zeros(infos[source].shape, dtype=like.dtype, device=like.device) if part is None else part
             for source, part in zip(view.sources, parts, strict=True)
         ]
-        made: Tensor = viewed(view, filled)
-        return made
+        delta: Tensor = viewed(view, filled)
+        return delta
 
     def _of_base(self, key: str, has: Callable[[str], bool], read: Callable[[str], Tensor]) -> Tensor | None:
         names = {name.partition(".")[2]: name for name in self.config.names_of(key) if has(name)}
@@ -106,38 +106,38 @@ class Deltas:
         shapes = {name: tuple(tensors[suffix].shape) for suffix, name in names.items()}
         if fault := fault_of(self.config, key, names, shapes):
             raise CheckpointError(fault)
-        return composed(tensors).reshape(self.config.base.keys()[key].shape)
+        return difference(tensors).reshape(self.config.base.keys()[key].shape)
 
 
-def composed(tensors: Tensors) -> Tensor:
+def difference(tensors: Tensors) -> Tensor:
     """The difference that a module makes, from its tensors by suffix, which fit each other.
 
     LoRA: up down alpha / rank, or through `lora_mid` between them. LoHa: the elementwise product of two of
     these. LoKr: the Kronecker product of two factors, each a matrix or a product. Without alpha, and for two
-    whole factors, the scale is 1. It is a small factor that is scaled.
+    whole factors, the scale is 1. The scale multiplies a small factor.
     """
-    given = tensors.keys() - {ALPHA}
-    if given <= set(FULL):
-        return tensors[next(iter(given))]
-    if given <= set(LORA):
+    suffixes = tensors.keys() - {ALPHA}
+    if suffixes <= set(FULL):
+        return tensors[next(iter(suffixes))]
+    if suffixes <= set(LORA):
         down = tensors[DOWN]
         up = tensors[UP].flatten(1) * _scale(tensors, down.shape[0])
-        return _through_core(tensors[MID], up.mT, down.flatten(1)) if MID in tensors else _product(up, down)
-    if given <= set(LOHA):
+        return _tucker(tensors[MID], up.mT, down.flatten(1)) if MID in tensors else _product(up, down)
+    if suffixes <= set(LOHA):
         a, b, _ = HADA[0]
         scaled = {**tensors, a: tensors[a] * _scale(tensors, tensors[b].shape[0])}
-        return _made_by_two(scaled, *HADA[0]) * _made_by_two(scaled, *HADA[1])
-    first = tensors[W1[0]] if W1[0] in tensors else _made_by_two(tensors, *W1[1:])
-    second = tensors[W2[0]] if W2[0] in tensors else _made_by_two(tensors, *W2[1:])
+        return _pair(scaled, *HADA[0]) * _pair(scaled, *HADA[1])
+    first = tensors[W1[0]] if W1[0] in tensors else _pair(tensors, *W1[1:])
+    second = tensors[W2[0]] if W2[0] in tensors else _pair(tensors, *W2[1:])
     factor = next((tensors[b] for whole, b in ((W1[0], W1[2]), (W2[0], W2[2])) if whole not in tensors), None)
     if factor is not None:
         first = first * _scale(tensors, factor.shape[0])
     return torch.kron(first.reshape(*first.shape[:2], *[1] * (second.ndim - 2)), second.contiguous())
 
 
-def _made_by_two(tensors: Tensors, a: str, b: str, core: str = "") -> Tensor:
+def _pair(tensors: Tensors, a: str, b: str, core: str = "") -> Tensor:
     if core in tensors:
-        return _through_core(tensors[core], tensors[a].flatten(1), tensors[b].flatten(1))
+        return _tucker(tensors[core], tensors[a].flatten(1), tensors[b].flatten(1))
     return _product(tensors[a], tensors[b])
 
 
@@ -145,7 +145,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return (a.flatten(1) @ b.flatten(1)).reshape(a.shape[0], *b.shape[1:])
 
 
-def _through_core(core: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _tucker(core: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The factors a and b on both sides of a core that has the kernel of a convolution (Tucker)."""
     return torch.einsum("i j ..., i p, j r -> p r ...", core, a, b)
 

@@ -19,7 +19,7 @@ from itertools import product
 from mecha_exp.errors import ConfigError
 
 MAX_NAMES = 100_000
-"""What one pattern may stand for: no model has as many keys, and a slip such as {0..99999999} is caught."""
+"""The most names of one pattern: no model has as many keys, and a slip such as {0..99999999} is caught."""
 
 _RANGE = re.compile(r"(\d+)\.\.(?:(\d+)|([a-z_]\w*)(?:-(\d+))?)")
 NO_SIZES: Mapping[str, int] = {}
@@ -27,7 +27,7 @@ NO_SIZES: Mapping[str, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers from `start` to `last`, or to a size less `last`; `width` digits, filled with zeros."""
+    """The numbers from `start` to `last`, or to a size minus `last`; zeros fill them to `width` digits."""
 
     start: int
     last: int
@@ -94,21 +94,21 @@ class Pattern:
         return [piece for piece in self.pieces if not isinstance(piece, str)]
 
     def expand(self, sizes: Mapping[str, int] = NO_SIZES) -> list[str]:
-        """Every name it stands for."""
+        """Every name of the pattern."""
         return ["".join(parts) for parts in product(*self._parts(sizes))]
 
     def count(self, sizes: Mapping[str, int] = NO_SIZES) -> int:
-        """How many names it stands for, without making them."""
+        """The number of names, without making them."""
         return math.prod(len(piece.names(sizes)) for piece in self._groups)
 
     def first(self) -> str:
-        """The first of its names; that of an open range is where it starts."""
+        """The first name; an open range starts at its first number."""
         return "".join(piece if isinstance(piece, str) else piece.first() for piece in self.pieces)
 
     def pairs(self, other: Pattern, sizes: Mapping[str, int] = NO_SIZES) -> Iterator[tuple[str, str]]:
         """Each name with its counterpart in `other`: group by group, alternative by alternative.
 
-        Where `other` has no groups it is everybody's counterpart.
+        A pattern `other` without groups is the counterpart of every name.
 
         >>> list(Pattern.parse("down.{0,1}.{a,b}").pairs(Pattern.parse("{2,3}/{x,y}")))
         [('down.0.a', '2/x'), ('down.0.b', '2/y'), ('down.1.a', '3/x'), ('down.1.b', '3/y')]

@@ -19,7 +19,7 @@ _TRANSPOSED = "^T"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One tensor here is one tensor there, or the `index`-th of its `of` equal parts along the rows.
+    """A tensor of one layout, as a tensor of another or as the `index`-th of its `of` equal ranges of rows.
 
     Attributes:
         transposed: whether rows and columns change places.
@@ -33,7 +33,7 @@ class Link:
 
 
 class Renaming:
-    """Rules, taken apart once for many names: the longest match wins, and of equal ones the last."""
+    """Rules, expanded once for many names: the longest match wins, the last one among equals."""
 
     def __init__(self, rules: Iterable[tuple[Pattern, Pattern]], sizes: Mapping[str, int]) -> None:
         self._exact: dict[str, str] = {}
@@ -47,7 +47,7 @@ class Renaming:
         self._lengths = sorted({len(name) for name in self._below}, reverse=True)
 
     def __call__(self, name: str) -> str | None:
-        """What a name becomes, its rest in place of a `*`; None where no rule matches."""
+        """The new name, its rest in place of a `*`; None where no rule matches."""
         if name in self._exact:
             return self._exact[name]
         length = next((n for n in self._lengths if name[:n] in self._below), None)
@@ -59,7 +59,7 @@ class Renaming:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What becomes of a tensor besides its name."""
+    """The change of a tensor that a conversion makes besides its name."""
 
     index: int = 0
     of: int = 1
@@ -68,26 +68,26 @@ class Way:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The rules from one layout to another, by what else becomes of the tensors."""
+    """The rules from one layout to another, by the change of the tensors."""
 
     rules: Mapping[Way, Rules]
 
     @staticmethod
     def parse(rules: Mapping[str, str]) -> Conversion:
         """Rules as layouts/conversions.yaml has them, where the three signs are explained."""
-        found: dict[Way, Rules] = {}
+        by_way: dict[Way, Rules] = {}
         for left, right in rules.items():
             for way, rule in _ways(left, right):
-                found[way] = (*found.get(way, ()), rule)
-        return Conversion(found)
+                by_way[way] = (*by_way.get(way, ()), rule)
+        return Conversion(by_way)
 
     def links(self, names: Iterable[str], sizes: Mapping[str, int]) -> list[Link]:
-        """What becomes of each name that some rule matches."""
+        """A link for each name and each rule that matches it."""
         renamings = [(way, Renaming(rules, sizes)) for way, rules in self.rules.items()]
-        found = ((name, way, rename(name)) for name in names for way, rename in renamings)
+        renamed = ((name, way, rename(name)) for name in names for way, rename in renamings)
         return [
             Link(name, other, way.index, way.of, way.transposed)
-            for name, way, other in found
+            for name, way, other in renamed
             if other is not None
         ]
 

@@ -10,12 +10,13 @@ from mecha_exp.architectures.config import DEFAULT_CONVENTION, ModelConfig
 from mecha_exp.architectures.keys import HasShape, KeyInfo
 
 STRUCTURAL = "structural"
+"""The identifier of such a config, also in recipe texts."""
 MAX_COMPONENTS = 32
-"""More first words than this are no components: a file of LoRA modules has hundreds."""
+"""With more first words than this they are not taken for components: a LoRA file has hundreds."""
 
 
 class StructuralConfig(ModelConfig):
-    """The keys that a file has, whatever they mean; equal to that of another file with the same keys.
+    """The config of a file of unknown keys; files with the same keys have equal configs.
 
     Components are the first words in which the keys differ (`encoder`, `decoder`, `lm_head`), blocks the
     numbered layers.
@@ -52,7 +53,7 @@ class StructuralConfig(ModelConfig):
 
 
 def _common_words(names: list[list[str]]) -> int:
-    """How many first words all names share; a name's last word is never one of them."""
+    """The number of first words that all names share; a name's last word does not count."""
     shortest = min(map(len, names), default=1)
     return next((i for i in range(shortest - 1) if len({name[i] for name in names}) > 1), shortest - 1)
 

@@ -1,4 +1,4 @@
-"""Symmetries: what can be exchanged inside a network without changing what it computes.
+"""Symmetries: exchanges of units in a network that do not change what it computes.
 
     mlp:                                             # below each of these names, which may be a brace pattern
       - {rows: "fc1.{weight,bias}", columns: fc2.weight}
@@ -28,7 +28,7 @@ _PART = re.compile(r"(.*\S) +(\d+)/(\d+)")
 
 
 class AxisSlice(NamedTuple):
-    """Where the units of a symmetry are in a tensor: along an axis, from an index on."""
+    """The position of a symmetry's units in a tensor: along an axis, from an index on."""
 
     key: str
     axis: int
@@ -37,13 +37,13 @@ class AxisSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class Symmetry:
-    """Units that may change places, if they do so at all places at once.
+    """Units that may be permuted, in all of their tensors at once.
 
     Attributes:
-        heads: into how many groups of successive units they are divided, each of which keeps its own.
-        width: the units of a head; where there are no heads, all units.
-        sides: the places, by the tensors that belong together: a weight and its bias.
-        linear: whether only products of the two sides count, so that any invertible matrix may stand between.
+        heads: the number of groups of successive units; units stay in their group.
+        width: the number of units of a head; all units where there are no heads.
+        sides: slices of tensors, grouped by what belongs together: a weight and its bias.
+        linear: whether only products of the two sides matter, so that any invertible matrix may be between.
     """
 
     heads: int
@@ -53,20 +53,20 @@ class Symmetry:
 
     @property
     def places(self) -> tuple[AxisSlice, ...]:
-        """Those of all sides."""
+        """The slices of all sides."""
         return tuple(place for side in self.sides for place in side)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The tensors that it is about."""
+        """The keys of all its tensors."""
         return tuple(dict.fromkeys(place.key for place in self.places))
 
     def among(self, names: Mapping[str, str], optional: Collection[str]) -> Symmetry | None:
         """The symmetry of a file that may lack keys; None where it lacks one that is not optional.
 
         Args:
-            names: the keys that are there, and what the file calls them.
-            optional: keys, such as biases, without which the symmetry holds all the same.
+            names: the file's names of the keys that it has.
+            optional: keys that the symmetry does not need, such as biases.
         """
         missing = [key for key in self.keys if key not in names]
         if not all(key in optional for key in missing):
@@ -80,7 +80,7 @@ class Symmetry:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The tensors of one side of a rule: a pattern, and which of how many equal parts of them is meant."""
+    """The tensors of one side of a rule: a pattern, and the `index`-th of their `of` equal parts."""
 
     names: Pattern
     axis: int
@@ -89,14 +89,14 @@ class Side:
 
     @staticmethod
     def parse(text: str, axis: int) -> Side:
-        """Take `in_proj_weight 2/3` apart; ConfigError where there is no such part."""
-        found = _PART.fullmatch(text)
-        if found is None:
+        """Parse `in_proj_weight 2/3`; ConfigError where the part does not exist."""
+        match = _PART.fullmatch(text)
+        if match is None:
             return Side(Pattern.parse(text), axis)
-        index, of = int(found[2]), int(found[3])
+        index, of = int(match[2]), int(match[3])
         if not 1 <= index <= of:
             raise ConfigError(f"{text!r}: there is no part {index} of {of}. Parts are counted from 1.")
-        return Side(Pattern.parse(found[1]), axis, index, of)
+        return Side(Pattern.parse(match[1]), axis, index, of)
 
     def __str__(self) -> str:
         return str(self.names) if self.of == 1 else f"{self.names} {self.index}/{self.of}"
@@ -121,12 +121,12 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SymmetryRule:
-    """Symmetries that are written as one.
+    """A rule that describes several symmetries.
 
     Attributes:
-        below: the names under which its tensors are; one symmetry for each. It may be empty.
+        below: the modules that hold the tensors; one symmetry for each. It may be empty.
         sides: its tensors: rows are along axis 0, columns along axis 1.
-        head: how many units a head has; None where there are no heads.
+        head: the number of units of a head; None where there are no heads.
     """
 
     below: Pattern
@@ -162,10 +162,10 @@ class SymmetryRule:
 
 
 def linked(symmetries: Iterable[Symmetry]) -> list[tuple[Symmetry, ...]]:
-    """The symmetries by the tensors that tie them together: two that share one are in one group."""
+    """Group symmetries that share a tensor, directly or through others."""
     groups: dict[str, list[Symmetry]] = {}
     for symmetry in symmetries:
-        met = {id(groups[key]): groups[key] for key in symmetry.keys if key in groups}
-        joined = [*(one for group in met.values() for one in group), symmetry]
-        groups |= {key: joined for one in joined for key in one.keys}
+        touched = {id(groups[key]): groups[key] for key in symmetry.keys if key in groups}
+        joined = [*(member for group in touched.values() for member in group), symmetry]
+        groups |= {key: joined for member in joined for key in member.keys}
     return [tuple(group) for group in {id(group): group for group in groups.values()}.values()]

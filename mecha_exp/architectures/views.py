@@ -1,7 +1,7 @@
-"""From one model config to another, as a table: each key there is a view of keys here.
+"""Conversions from one model config to another as tables: each key of the target is a view of source keys.
 
-A view is a tensor renamed, its trailing dimensions of one added or left out, a range of its rows, its
-transpose, or several tensors one below the other. Nothing is computed, so nothing is lost, and it streams.
+A view renames a tensor, adds or drops trailing dimensions of size one, takes a range of rows, transposes, or
+stacks several tensors along the rows. Nothing is computed, so it is exact, and it streams.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from mecha_exp.errors import CheckpointError, ConfigError, some
 
 Shape = tuple[int, ...]
 BLOCKS = "blocks"
-"""The component of a config whose keys are the blocks of its architecture: one weight for each."""
+"""The component of a config whose keys are blocks: one weight for each block of its architecture."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a key is made of.
+    """The tensors that a key is made of, and how.
 
     Attributes:
-        sources: the keys that are stacked along the rows; usually one.
-        index, of: the one source's `index`-th of `of` equal ranges of rows.
-        transposed: whether its rows and columns change places.
-        ndim: how many dimensions it has: trailing ones are added or left out. None: as many as the source.
+        sources: the keys of the tensors, stacked along the rows; usually one.
+        index, of: the `index`-th of `of` equal ranges of the rows of a single source.
+        transposed: whether rows and columns are exchanged.
+        ndim: the number of dimensions: trailing ones are added or dropped. None: that of the source.
     """
 
     sources: tuple[str, ...]
@@ -42,7 +42,7 @@ class View:
     ndim: int | None = None
 
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
-        """Its shape, from those of its sources; CheckpointError where they do not fit."""
+        """The shape of the view, from its sources' shapes; CheckpointError where they do not fit."""
         first, *rest = (shapes[key] for key in self.sources)
         if any(shape[1:] != first[1:] or not shape for shape in rest):
             listed = ", ".join(f"{key} {list(shapes[key])}" for key in self.sources)
@@ -58,28 +58,26 @@ class View:
         return self._with_ndim(shape)
 
     def _with_ndim(self, shape: Shape) -> Shape:
-        wanted = len(shape) if self.ndim is None else self.ndim
-        if any(size != 1 for size in shape[wanted:]):
-            raise CheckpointError(
-                f"{self.sources[0]} of shape {list(shape)} cannot have {wanted} dimensions."
-            )
-        return shape[:wanted] + (1,) * (wanted - len(shape))
+        ndim = len(shape) if self.ndim is None else self.ndim
+        if any(size != 1 for size in shape[ndim:]):
+            raise CheckpointError(f"{self.sources[0]} of shape {list(shape)} cannot have {ndim} dimensions.")
+        return shape[:ndim] + (1,) * (ndim - len(shape))
 
 
 @dataclass(frozen=True)
 class Views:
-    """A conversion: the views of the target's keys, and what has no place there.
+    """A conversion: the views of the target's keys, and the source keys that it drops.
 
     Attributes:
-        by_key: the view of each key of the target that the other config has something for.
-        lost: keys of the other config that no view has.
+        by_key: the view of each key of the target that the source can fill.
+        lost: source keys that no view reads.
     """
 
     by_key: Mapping[str, View]
     lost: tuple[str, ...] = ()
 
     def named(self, names: Mapping[str, str]) -> Views:
-        """The same of a file that calls some keys otherwise: its names by the config's."""
+        """The conversion for a file that renames keys; `names` are the file's, by the config's."""
         return Views(
             {
                 key: replace(view, sources=tuple(names.get(source, source) for source in view.sources))
@@ -92,14 +90,14 @@ class Views:
 def views(
     source: ModelConfig | str, target: ModelConfig | str, convention: str = DEFAULT_CONVENTION
 ) -> Views:
-    """How a model of the config `source` is one of the config `target`.
+    """The conversion of models of the config `source` to the config `target`.
 
-    Components of the same name become each other, those that only one of them has are left out. A config of
-    blocks gives each key of its architecture the value of its block, in the given convention.
+    Components of the same name are converted, those of only one config are left out. A config of blocks gives
+    each key of its architecture the value of its block in the convention.
 
     Raises:
-        ConfigError: they have no component in common, no rules lead from the one's names to the other's, or a
-            component is another one in spite of its name.
+        ConfigError: they share no component, no rules lead from one layout to the other, or components of the
+            same name differ in shapes.
     """
     source = resolve(source) if isinstance(source, str) else source
     target = resolve(target) if isinstance(target, str) else target
@@ -114,7 +112,7 @@ def views(
 
 
 class _NoConversion(Exception):
-    """Why one config cannot become the other."""
+    """The reason why one config cannot be converted to another."""
 
 
 def _views(source: ModelConfig, target: ModelConfig, convention: str) -> Views:
@@ -124,28 +122,28 @@ def _views(source: ModelConfig, target: ModelConfig, convention: str) -> Views:
         return _views_of_blocks(source, target, convention)
     ours = {part.name: part for part in source.parts}
     shared = [(ours[part.name], part) for part in target.parts if part.name in ours]
-    found: dict[str, View] = {}
+    by_key: dict[str, View] = {}
     for here, there in shared:
-        found |= _views_of_part(source, here, target, there)
-    if not found:
+        by_key |= _views_of_part(source, here, target, there)
+    if not by_key:
         raise _NoConversion("they have no component in common")
-    _check_shapes(source, target, found)
-    used = {name for view in found.values() for name in view.sources}
-    return Views(found, tuple(key for key in source.keys() if key not in used))
+    _check_shapes(source, target, by_key)
+    used = {name for view in by_key.values() for name in view.sources}
+    return Views(by_key, tuple(key for key in source.keys() if key not in used))
 
 
 def targets_of(source: ModelConfig) -> list[str]:
     """The identifiers of the configs that a model of this config can be converted into."""
     if isinstance(source, AdapterConfig):
         return [source.base.identifier, *targets_of(source.base)]
-    found = []
+    targets = []
     for config in get_all():
         try:
             if config.identifier != source.identifier and _views(source, config, DEFAULT_CONVENTION).by_key:
-                found.append(config.identifier)
+                targets.append(config.identifier)
         except _NoConversion:
             continue
-    return found
+    return targets
 
 
 def _views_of_part(
@@ -157,19 +155,19 @@ def _views_of_part(
     for link in _links(source, target, here, there, ours, theirs):
         if link.here in ours and link.there in theirs:
             stacks.setdefault(theirs[link.there], []).append(link)
-    found: dict[str, View] = {}
+    by_key: dict[str, View] = {}
     for key, links in stacks.items():
         links.sort(key=lambda link: link.index)
         first = links[0]
         whole = len(links) == first.of and first.of > 1  # all of its parts, one below the other
-        found[key] = View(
+        by_key[key] = View(
             tuple(ours[link.here] for link in links),
             index=0 if whole else first.index,
             of=1 if whole else first.of,
             transposed=first.transposed,
             ndim=len(infos[key].shape),
         )
-    return found
+    return by_key
 
 
 def _links(
@@ -180,7 +178,7 @@ def _links(
     ours: Iterable[str],
     theirs: Iterable[str],
 ) -> list[Link]:
-    """From names here to names there; the rules of a conversion are written for one way and hold for both."""
+    """Links from names here to names there; rules are written for one direction and hold for both."""
     if here.layout is there.layout:
         return [Link(name, name) for name in ours]
     one, other = here.layout, there.layout
@@ -192,16 +190,16 @@ def _links(
     raise _NoConversion(f"no rules lead from the names of the one's {here.name} to those of the other's")
 
 
-def _check_shapes(source: ModelConfig, target: ModelConfig, found: Mapping[str, View]) -> None:
+def _check_shapes(source: ModelConfig, target: ModelConfig, by_key: Mapping[str, View]) -> None:
     if source.sizes or target.sizes:
         return  # families: the sizes are the file's
     shapes = {key: info.shape for key, info in source.keys().items()}
-    for key, view in found.items():
-        given, wanted = view.shape(shapes), target.keys()[key].shape
-        if given != wanted:
+    for key, view in by_key.items():
+        shape, expected = view.shape(shapes), target.keys()[key].shape
+        if shape != expected:
             raise _NoConversion(
-                f"their {target.component_of(key)} differ, as in {key}: {list(given)} in the one and "
-                f"{list(wanted)} in the other"
+                f"their {target.component_of(key)} differ, as in {key}: {list(shape)} in the one and "
+                f"{list(expected)} in the other"
             )
 
 
@@ -217,7 +215,7 @@ def _views_of_blocks(source: ModelConfig, target: ModelConfig, convention: str) 
 
 
 def viewed(view: View, values: Sequence[Any]) -> Any:
-    """What a view makes of the values of its sources; a number stays what it is."""
+    """Apply a view to the values of its sources; a number is returned unchanged."""
     if not isinstance(values[0], torch.Tensor):
         return values[0]
     joined = values[0] if len(values) == 1 else torch.cat(list(values))

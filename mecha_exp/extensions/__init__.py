@@ -1,4 +1,4 @@
-"""What can be added to mecha_exp: model configs, merge methods, merge spaces, and folders of models."""
+"""Extension points: model configs, merge methods, merge spaces, and folders of models."""
 
 from mecha_exp.extensions import merge_methods, merge_spaces, model_configs, model_dirs
 

@@ -1,4 +1,4 @@
-"""Model configs: what the keys of an architecture are, by name; see `mecha_exp.architectures`."""
+"""Model configs: the keys of architectures; see `mecha_exp.architectures`."""
 
 from mecha_exp.architectures import (
     AdapterConfig,
@@ -31,5 +31,5 @@ __all__ = [
 
 
 def get_all() -> list[ModelConfig]:
-    """Every known config, those of LoRA files among them."""
+    """Every known config, including those of LoRA files."""
     return [*get_all_base(), *get_all_aux()]

@@ -1,4 +1,4 @@
-"""Folders where a relative path of a model is looked for, after the current one, by all of this process."""
+"""The process-wide folders of models: relative paths are searched there after the current folder."""
 
 from mecha_exp.sources.search_path import add_path, get_all, normalize_path
 

@@ -1,4 +1,4 @@
-"""Reading what the annotations of a merge method's function say."""
+"""Reads the declaration of a merge method from its function's annotations."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mecha_exp.method_api.parameters import SCALARS, Declared, Parameter, Parame
 from mecha_exp.method_api.state_dict import T, Tile
 
 RESERVED = ("key", "key_relation", "cache", "output_reused")
-"""What a method gets in its `**kwargs`: no names for parameters."""
+"""Names that a method receives in its `**kwargs`; parameters cannot have them."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """Everything that a function declares.
+    """The parameters and the result that a function declares.
 
     Attributes:
         parameters: in order.
         returned: the merge space, the symbol and the model config of the result.
-        wants_tile: the name of the parameter that is told where a tile lies.
-        has_state: whether a reduction hands something from one round to the next.
+        wants_tile: the name of the parameter that receives the `Tile`, or None.
+        has_state: whether a reduction passes a state from one round to the next.
         wants_key: whether it takes `**kwargs`: the key, its relation to others, and a cache.
     """
 
@@ -39,10 +39,10 @@ class Declaration:
 
 
 def read_declaration(function: Callable[..., Any], owner: str) -> Declaration:
-    """What the annotations of a function say; of a class, those of its `__call__`.
+    """Read the annotations of a function, or of a class with `__call__`.
 
     Raises:
-        RecipeError: a parameter without an annotation, or of a type that cannot be merged.
+        RecipeError: a parameter has no annotation, or a type that cannot be merged.
     """
     declared = inspect.signature(function.__call__ if inspect.isclass(function) else function, eval_str=True)
     parameters = list(declared.parameters.values())[1 if inspect.isclass(function) else 0 :]
@@ -55,7 +55,7 @@ def read_declaration(function: Callable[..., Any], owner: str) -> Declaration:
             parameter.annotation, Declared
         ):
             wants_key = True
-        elif parameter.name != "state":  # what a reduction hands from one round to the next
+        elif parameter.name != "state":  # the state of a reduction
             specs.append(_read_parameter(parameter, owner))
     returned = declared.return_annotation
     if not isinstance(returned, Declared):
@@ -82,7 +82,7 @@ def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
         )
     if parameter.name in RESERVED:
         raise RecipeError(
-            f"{owner}: '{parameter.name}' is what a method gets by `**kwargs`. Give another name."
+            f"{owner}: '{parameter.name}' is reserved for `**kwargs`. Give the parameter another name."
         )
     declared = annotation if isinstance(annotation, Declared) else Declared(annotation)
     interface, is_state_dict = _interface(declared.interface, owner, parameter.name)
@@ -116,7 +116,7 @@ def _is_optional(annotation: Any) -> bool:
 
 
 def _interface(annotation: Any, owner: str, name: str) -> tuple[Any, bool]:
-    """The type of one value, and whether the method sees it in a `StateDict`."""
+    """The type of a value, and whether the method receives it in a `StateDict`."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         kinds = [a for a in typing.get_args(annotation) if a is not type(None)]
         annotation = kinds[0] if len(kinds) == 1 else annotation

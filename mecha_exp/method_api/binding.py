@@ -1,7 +1,7 @@
-"""How arguments are checked against a merge method's signature and become nodes.
+"""Checks arguments against a merge method's signature and turns them into nodes.
 
-Recipes built in code, in YAML and from text all come through `Signature.bind`, which reports everything that
-is wrong at once and names the nearest valid word.
+Recipes from code, YAML and text all use `MethodSignature.bind`, which reports every mistake at once with the
+nearest valid name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mecha_exp.method_api.annotations import Declaration, read_declaration
 from mecha_exp.method_api.parameters import ParameterSpec
 
 Bound = tuple[tuple[str, Node | tuple[Node, ...]], ...]
-"""Arguments as `MergeNode.arguments` has them."""
+"""Arguments in the form of `MergeNode.arguments`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +36,12 @@ class _Unknown(Node):
 
 
 UNKNOWN = _Unknown()
-"""Stands for an argument whose own problems are already reported, so that nothing more is said of it."""
+"""Replaces an argument whose mistakes are reported already, so that it causes no further ones."""
 
 
 @dataclass(frozen=True)
 class MethodSignature(Declaration):
-    """The parameters of a merge method in order, and what it returns."""
+    """The parameters of a merge method in order, and its result."""
 
     def __getitem__(self, name: str) -> ParameterSpec:
         return next(p for p in self.parameters if p.name == name)
@@ -58,17 +58,17 @@ class MethodSignature(Declaration):
 
     @property
     def reads_other_keys(self) -> bool:
-        """Whether the method sees a `StateDict`, and so may ask for any key."""
+        """Whether the method receives a `StateDict`, and so may read any key."""
         return any(p.is_state_dict for p in self.parameters)
 
     def by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a Python call under their names, varargs as a list.
 
-        A hyperparameter in the place of a model that may be left out is what comes after it: the third
-        argument of `add_difference(a, d, 0.5)` is alpha, since it can be no c.
+        A hyperparameter in the place of an optional model is taken for the next parameter: the third argument
+        of `add_difference(a, d, 0.5)` is alpha, since a number cannot be the model c.
 
         Raises:
-            RecipeError: too many positional arguments, or one given twice.
+            RecipeError: there are too many positional arguments, or one is given twice.
         """
         named: dict[str, Any] = {}
         rest = list(args)
@@ -106,8 +106,7 @@ class MethodSignature(Declaration):
         """Check arguments and turn them into nodes.
 
         Returns:
-            the bound arguments (see `MergeNode.arguments`), the merge space of the result, and everything
-            that is wrong.
+            the bound arguments (see `MergeNode.arguments`), the merge space of the result, and every mistake.
         """
         problems = [
             f"{name}: there is no such argument.{did_you_mean(name, self.names)}"
@@ -117,7 +116,7 @@ class MethodSignature(Declaration):
         bound: list[tuple[str, Node | tuple[Node, ...]]] = []
         for spec in self.parameters:
             try:
-                value = self._bind_one(spec, named, problems)
+                value = self._bind_argument(spec, named, problems)
             except RecipeError as error:
                 problems.append(f"{spec.name}: {error}")
                 continue
@@ -125,7 +124,7 @@ class MethodSignature(Declaration):
                 bound.append((spec.name, value))
         return tuple(bound), self._space(tuple(bound), problems), problems
 
-    def _bind_one(
+    def _bind_argument(
         self, spec: ParameterSpec, named: Mapping[str, Any], problems: list[str]
     ) -> Node | tuple[Node, ...] | None:
         if spec.name not in named or (spec.variadic and not named[spec.name]):
@@ -157,10 +156,10 @@ class MethodSignature(Declaration):
         return variadic is not None and self.parameters.index(spec) > self.parameters.index(variadic)
 
     def _space(self, bound: Bound, problems: list[str]) -> str:
-        """The result's merge space: the declared one, or the one that its symbol stands for.
+        """The result's merge space: the declared one, or that of its symbol.
 
-        Parameters that say nothing share one symbol, which has no name. A tensor that is given as a
-        value takes the space of what it is merged with, and a recipe parameter counts as a weight.
+        Parameters without a space share one unnamed symbol. A tensor literal takes the space of the other
+        arguments, and a recipe parameter counts as a weight.
         """
         groups: dict[object, dict[str, tuple[str, Node]]] = {}
         unfilled: set[object] = set()
@@ -182,22 +181,22 @@ class MethodSignature(Declaration):
             return self.returned.spaces[0]
         if self.returned.symbol not in groups:
             return "weight"
-        unsaid = "weight" if self.returned.symbol in unfilled else "param"
-        return next(iter(groups[self.returned.symbol]), unsaid)
+        default = "weight" if self.returned.symbol in unfilled else "param"
+        return next(iter(groups[self.returned.symbol]), default)
 
 
 def read_signature(function: Callable[..., Any]) -> MethodSignature:
-    """The `MethodSignature` that the annotations of a function, or of a class with `__call__`, declare.
+    """Read the signature from the annotations of a function, or of a class with `__call__`.
 
     Raises:
-        RecipeError: a parameter without an annotation, or of a type that cannot be merged.
+        RecipeError: a parameter has no annotation, or a type that cannot be merged.
     """
     declaration = read_declaration(function, getattr(function, "__name__", "merge method"))
     return MethodSignature(**vars(declaration))
 
 
 def _with_curves(spec: ParameterSpec, node: Node) -> Node:
-    """A list where one number is expected is a gradient over depth, a word may be a preset of blocks."""
+    """Read a list in the place of a number as a gradient over depth, and a string as a preset of blocks."""
     if not spec.is_number or not isinstance(node, LiteralNode):
         return node
     value = node.value
@@ -217,31 +216,31 @@ def _is_hyperparameter(value: Any) -> bool:
 
 
 def _is_flexible(node: Node) -> bool:
-    """Whether a node has no merge space of its own: a tensor that was given without one."""
+    """Whether a node fits any merge space: a tensor literal without one."""
     return isinstance(node, LiteralNode) and node.space == "param" and isinstance(node.value, torch.Tensor)
 
 
 def _is_open(node: Node) -> bool:
-    """Whether nothing can be said of a node yet."""
+    """Whether the merge space of a node is unknown so far."""
     return node is UNKNOWN or (isinstance(node, ParameterNode) and node.space is None)
 
 
 def _is_known_in_time(node: Node, spec: ParameterSpec) -> bool:
-    """Whether a node has a plain value for each key when a merge is planned: no model is read for it."""
+    """Whether a node has a plain value for each key at planning time, without reading a model."""
     if not isinstance(node, MergeNode):
         return False
-    says_a_word = node.method.signature.returned.interface is str
-    return spec.interface is str if says_a_word else not models_of(node)
+    returns_text = node.method.signature.returned.interface is str
+    return spec.interface is str if returns_text else not models_of(node)
 
 
 def _check_node(spec: ParameterSpec, node: Node, where: str, problems: list[str]) -> None:
     if _is_open(node) or (isinstance(node, ParameterNode) and node.space == "param" and not spec.is_model):
         return
     if isinstance(node, LiteralNode):
-        wrong = spec.check(node.value)
-        if wrong:
-            problems.append(f"{where}: {wrong}")
-        if wrong or not spec.is_tensor or node.value is None:
+        mistake = spec.check(node.value)
+        if mistake:
+            problems.append(f"{where}: {mistake}")
+        if mistake or not spec.is_tensor or node.value is None:
             return
     if not spec.is_tensor:
         if not _is_known_in_time(node, spec):
@@ -261,7 +260,7 @@ def _check_node(spec: ParameterSpec, node: Node, where: str, problems: list[str]
 
 
 def _conflict(group: Mapping[str, tuple[str, Node]]) -> str:
-    """Two merge spaces where one is wanted, and what makes them so."""
+    """Describe arguments of different merge spaces that must share one."""
     _, (odd, _), *_ = group.values()
     listed = ", ".join(
         f"'{where}' is a {space} ({_describe(node)})" for space, (where, node) in group.items()
@@ -279,6 +278,6 @@ def _describe(node: Node) -> str:
 
 
 def _same_number(value: Any, default: Any) -> bool:
-    """Whether 1 stands for the default 1.0, which is one and the same recipe."""
+    """Whether a value equals the default: 1 and 1.0 make the same recipe."""
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, default))
     return numbers and float(value) == float(default) and math.copysign(1, value) == math.copysign(1, default)

@@ -52,29 +52,28 @@ def merge_method(
 
     Args:
         function: a pure function of tensors; its parameters are annotated with `Parameter`, what it returns
-            with `Return`. It must not write into its inputs. With `**kwargs` it is told the `key`, its
+            with `Return`. It must not write into its inputs. With `**kwargs` it receives the `key`, its
             `key_relation` to the keys of the arguments, and a `cache` (see `merge`).
         identifier: its name in recipes; the function's name by default.
-        elementwise: `Kind.ELEMENTWISE`. Tensors come as flat tiles in the dtype of the arithmetic, small
-            values as zero-dimensional tensors.
+        elementwise: `Kind.ELEMENTWISE`. Tensors are flat tiles in the dtype of the arithmetic, small values
+            are zero-dimensional tensors.
         rowwise: `Kind.ROWWISE`; true for rows along the last axis, or (shape) -> the length of a row.
-        composite: `Kind.COMPOSITE`: the function gets nodes for tensors (None for those left out) and
+        composite: `Kind.COMPOSITE`: the function receives nodes for tensors (None for those left out) and
             returns a node.
-        choice: `Kind.CHOICE`: the function returns one of the state dicts that it gets, or skips the key.
+        choice: `Kind.CHOICE`: the function returns one of its state dicts, or skips the key.
         register: whether recipes can find it by name.
-        is_conversion: whether `convert` may use it; it says from and to which model config it leads.
-        is_interface: whether it is a mere name for several methods, which say `implements=` it; the one whose
-            model configs are those of the arguments is called. The function's body is not used.
-        implements: the interface that it is a case of.
-        choose: of an interface that knows its cases itself, (model configs by argument) -> the method that is
-            called; each argument may be of several configs, or of none that is known. The method gets those
-            of the arguments that it names.
-        reuse_outputs: is accepted for the sake of methods written for sd-mecha, and changes nothing.
-        cache_factory: makes what `MergeNode.create_cache` gives.
+        is_conversion: whether `convert` may use it; it declares its source and target model configs.
+        is_interface: whether it is a name for several methods with `implements=`; the one whose model configs
+            are those of the arguments is called. The function's body is not used.
+        implements: the interface that it implements.
+        choose: for an interface, (possible model configs by argument) -> the method to call. An argument may
+            have several configs, or none that is known. The method receives the arguments that it names.
+        reuse_outputs: accepted for methods written for sd-mecha; it changes nothing.
+        cache_factory: makes the result of `MergeNode.create_cache`.
 
     Raises:
-        RecipeError: a parameter without a usable annotation, a name that is taken by another function, or
-            options that exclude each other.
+        RecipeError: a parameter has no usable annotation, the name is taken by another function, or options
+            exclude each other.
     """
     kinds = {
         Kind.ELEMENTWISE: elementwise,
@@ -83,7 +82,7 @@ def merge_method(
         Kind.CHOICE: choice,
         Kind.INTERFACE: is_interface,
     }
-    chosen = [kind for kind, wanted in kinds.items() if wanted] or [Kind.WHOLE]
+    chosen = [kind for kind, is_set in kinds.items() if is_set] or [Kind.WHOLE]
     if len(chosen) > 1:
         raise RecipeError(f"a merge method is one of {', '.join(k.value for k in chosen)}, not several")
     if choose is not None and not is_interface:
@@ -93,11 +92,11 @@ def merge_method(
 
     def decorate(fn: Callable[..., Any]) -> MergeMethod:
         columns = _row_length(rowwise)
-        made = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory, columns)
-        made.choose = choose
+        method = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory, columns)
+        method.choose = choose
         if implements is not None:
-            _implement(made, implements)
-        return _registered(made, register)
+            _implement(method, implements)
+        return _registered(method, register)
 
     return decorate if function is None else decorate(function)
 
@@ -125,15 +124,15 @@ def reduction(
     rowwise: bool | RowLength = False,
     register: bool = True,
 ) -> Reduction | Callable[[Callable[..., Any]], Reduction]:
-    """Make a reduction of a function of entries or of blocks; see `Reduction` and, for rows, `merge_method`.
+    """Make a reduction of a function of elements or blocks; see `Reduction` and, for rows, `merge_method`.
 
     >>> @reduction(sums=True)
     ... def dot(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor, "param"):
     ...     return a.double() * b.double()
 
     Raises:
-        RecipeError: as `merge_method`; or both `sums` and `rank` are given, or `rank` and `finish`, or rows
-            for what is told entry by entry.
+        RecipeError: as `merge_method`; or `rank` is combined with `sums` or `finish`, or `rowwise` with
+            `sums` or `rank`.
     """
     if rank and (sums or finish):
         raise RecipeError("a reduction by rank gives the entry of that rank: it has no sums and no finish")
@@ -141,9 +140,9 @@ def reduction(
         raise RecipeError("a reduction by rows gets blocks of rows: it has no sums and no rank of entries")
 
     def decorate(fn: Callable[..., Any]) -> Reduction:
-        made = Reduction(fn, fn.__name__, rounds, finish, sums, rank, _row_length(rowwise))
-        _registered(made, register)
-        return made
+        method = Reduction(fn, fn.__name__, rounds, finish, sums, rank, _row_length(rowwise))
+        _registered(method, register)
+        return method
 
     return decorate if function is None else decorate(function)
 
@@ -162,18 +161,20 @@ def factor(
     """
 
     def decorate(fn: Callable[..., Any]) -> Factor:
-        made = Factor(fn, fn.__name__, elements)
-        _registered(made, register)
-        return made
+        method = Factor(fn, fn.__name__, elements)
+        _registered(method, register)
+        return method
 
     return decorate
 
 
 def _implement(method: MergeMethod, interface: str | MergeMethod) -> None:
-    """Make a method one of those that an interface stands for."""
+    """Add a method to the implementations of an interface."""
     known = resolve_method(interface) if isinstance(interface, str) else interface
     if known.kind is not Kind.INTERFACE:
-        raise RecipeError(f"{method.identifier}: '{known.identifier}' is no interface (`is_interface=True`)")
+        raise RecipeError(
+            f"{method.identifier}: '{known.identifier}' is not an interface (`is_interface=True`)"
+        )
     if method.signature.names != known.signature.names:
         raise RecipeError(
             f"{method.identifier}: the parameters of '{known.identifier}' are "

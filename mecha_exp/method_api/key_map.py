@@ -1,4 +1,4 @@
-"""Which keys of its arguments a merge method needs for each key that it gives: `map_keys`.
+"""`map_keys` of a merge method: the input keys that it needs for each output key.
 
     @merge_method(is_conversion=True)
     class split_heads:
@@ -13,9 +13,9 @@
             outputs, inputs = kwargs["key_relation"]
             return dict(zip(outputs, fused[inputs["fused"][0]].chunk(3)))
 
-Keys on the left that stand together are made together, by one call that returns all of them. On the right
-`&` joins needs, `|` lists alternatives of which the first that the arguments have is taken, and `@ meta` says
-something of an alternative that the method finds in `key_relation.meta`.
+Several keys on the left are made together, by one call that returns all of them. On the right `&` joins
+needs, `|` separates alternatives and the first with all its keys is used, and `@ meta` attaches a value to
+an alternative, which the method receives as `key_relation.meta`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ NO_CONFIGS: Mapping[str, ModelConfig | None] = {}
 
 @dataclass(frozen=True)
 class KeyRelation:
-    """What one call of a method is about.
+    """The output keys and the input keys of one call of a method.
 
     Attributes:
-        outputs: the keys that it gives.
-        inputs: of each argument the keys that were named for them.
-        meta: what `@` says of the alternative that was taken.
+        outputs: the keys that it makes.
+        inputs: the keys that it needs, by argument.
+        meta: the value that `@` attaches to the alternative.
     """
 
     outputs: tuple[str, ...]
@@ -85,7 +85,7 @@ def _joined(one: Any, other: Any) -> Any:
 
 
 class _Keys:
-    """`keys()` lists the keys of some arguments, `keys[k]` needs one of them and `keys[k, l]` several."""
+    """The keys of arguments: `keys()` lists them, `keys[k]` needs one of them and `keys[k, l]` several."""
 
     def __init__(self, inputs: Mapping[str, Mapping[str, Any]], where: str) -> None:
         self._inputs = inputs
@@ -121,7 +121,7 @@ class _Port:
 
     Attributes:
         keys: its keys.
-        model_config: what it is a checkpoint of; None for an output and for hyperparameters.
+        model_config: its model config; None for an output and for hyperparameters.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class _Port:
 class KeyMapBuilder:
     """The `b` of `map_keys(b)`.
 
-    `b.keys` are those of all arguments together, `b.<argument>.keys` those of one, `b.out.keys` those of the
-    output; `b[outputs] = needs` says what outputs (a key, several, or `...` for every key) are made of.
+    `b.keys` are the keys of all arguments together, `b.<argument>.keys` those of one, `b.out.keys` those of
+    the output. `b[outputs] = needs` declares the needs of outputs (a key, several, or `...` for every key).
     `b.<argument>.model_config` is the model config of an argument.
     """
 
@@ -170,12 +170,12 @@ class KeyMapBuilder:
                     f"map_keys: the output has no key '{key}'.{did_you_mean(key, self._outputs)}"
                 )
             if key in self.needs:
-                raise RecipeError(f"map_keys: it is said twice what the key '{key}' is made of")
+                raise RecipeError(f"map_keys: the key '{key}' is assigned twice")
             self.needs[key] = (group, needs)
 
 
 class KeyMap:
-    """The relations that a method's `map_keys` describes, for arguments of known keys."""
+    """The key relations of a method's `map_keys`, for arguments of known keys."""
 
     def __init__(
         self,
@@ -189,20 +189,20 @@ class KeyMap:
         self._needs = builder.needs
 
     def keys(self) -> Collection[str]:
-        """The keys that the method gives where its arguments have all that it may need."""
+        """The keys that the method makes if its arguments have every key that it may need."""
         return self._needs.keys()
 
     def relation(self, key: str, has: Callable[[str, str], bool]) -> KeyRelation | None:
-        """How a key is made: by the first alternative of which all is there; None where there is none.
+        """The first alternative for a key whose input keys all exist; None if there is none.
 
         Args:
-            key: of the output.
+            key: the key of the output.
             has: (argument, key) -> whether the argument has the key.
         """
         if key not in self._needs:
             return None
         outputs, needs = self._needs[key]
         for inputs, meta in needs.alternatives:
-            if all(has(name, wanted) for name, keys in inputs.items() for wanted in keys):
+            if all(has(name, source) for name, keys in inputs.items() for source in keys):
                 return KeyRelation(outputs, inputs, meta)
         return None

@@ -8,8 +8,8 @@
 
     node = weighted_sum("a.safetensors", "b.safetensors", alpha=0.3)   # a node of a recipe, nothing is read
 
-What a method declares of itself decides how the engine can run it (see `Kind`): whatever streams in tiles
-needs no more memory for a large tensor than for a small one. The built-in methods use this very API.
+The declaration of a method decides how the engine runs it (see `Kind`): a method that streams in tiles needs
+no more memory for a large tensor than for a small one. The built-in methods use the same API.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from mecha_exp.architectures import ModelConfig
 
 RowLength = Callable[[tuple[int, ...]], int]
-"""How many consecutive entries are a row of a tensor of a shape."""
+"""(shape) -> the number of consecutive elements that are a row of a tensor."""
 
 
 Choose: TypeAlias = "Callable[[Mapping[str, Sequence[ModelConfig]]], MergeMethod]"
-"""From the model configs that each argument may be of to a method."""
+"""(possible model configs by argument) -> the method to call."""
 
 
 class Kind(enum.Enum):
@@ -54,23 +54,23 @@ class Kind(enum.Enum):
     COMPOSITE = "composite"
     """Nodes in, a node out: a graph of other methods, built when a merge is planned."""
     CHOICE = "choice"
-    """State dicts in, one of them out, for each key when a merge is planned: it costs nothing."""
+    """State dicts in, one of them out, for each key at planning time: it costs nothing."""
     INTERFACE = "interface"
-    """A name for several methods: the one that fits the model configs of the arguments is called."""
+    """A name for several methods, chosen by the model configs of the arguments."""
 
 
 class MergeMethod:
     """A merge method: call it with nodes, paths and numbers to get a node of a recipe.
 
     Attributes:
-        identifier: the name that recipes know it by.
+        identifier: its name in recipes.
         kind: how it sees its tensors.
         signature: its parameters, their types, ranges and merge spaces.
-        is_conversion: whether `convert` may use it to get from one model config to another.
-        implementations: of an interface, the methods to choose from.
-        choose: of an interface, what chooses otherwise than by the configs that those declare.
-        columns: (shape) -> how many consecutive entries of a tensor are a row; None if it has no rows.
-        __wrapped__: the function itself, to be called with tensors; or a class with `__call__`.
+        is_conversion: whether `convert` may use it between model configs.
+        implementations: the methods of an interface.
+        choose: the function of an interface that chooses a method, in place of their declared configs.
+        columns: (shape) -> the number of consecutive elements that are a row; None without rows.
+        __wrapped__: the function of tensors, or a class with `__call__`.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class MergeMethod:
         self._check()
 
     def instantiate(self) -> Callable[..., Any]:
-        """What is called with tensors: the function, or a new object of the class."""
+        """The callable for tensors: the function, or a new object of the class."""
         wrapped: Any = self.__wrapped__
         function: Callable[..., Any] = wrapped() if isinstance(wrapped, type) else wrapped
         return function
 
     @property
     def map_keys(self) -> Callable[[Any], None] | None:
-        """What says which keys of the arguments each key of the result needs; see `relations`."""
-        found: Callable[[Any], None] | None = getattr(self.__wrapped__, "map_keys", None)
-        return found
+        """The function that maps each key of the result to keys of the arguments; see `key_map`."""
+        function: Callable[[Any], None] | None = getattr(self.__wrapped__, "map_keys", None)
+        return function
 
     def _check(self) -> None:
         signature = self.signature
@@ -125,10 +125,10 @@ class MergeMethod:
             )
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> MergeNode:
-        """A node that applies this method.
+        """A node that calls this method.
 
         Raises:
-            RecipeError: everything that is wrong with the arguments.
+            RecipeError: every mistake in the arguments.
         """
         try:
             named = self.signature.by_name(args, kwargs)
@@ -140,7 +140,7 @@ class MergeMethod:
         return node
 
     def bind(self, named: Mapping[str, Any]) -> tuple[MergeNode | None, list[str]]:
-        """As a call with arguments by name, but returns the problems instead of raising."""
+        """Call by argument names; returns the mistakes instead of raising them."""
         arguments, space, problems = self.signature.bind(named)
         return (None if problems else MergeNode(self, arguments, space)), problems
 
@@ -149,26 +149,25 @@ class MergeMethod:
 
 
 class Reduction(MergeMethod):
-    """A method whose result for a key is one small value, made from partial results of fixed blocks.
+    """A method whose result for a key is one small value, combined from partial results of fixed blocks.
 
-    Most are told entry by entry, and then the engine can fuse the function with whatever makes its
-    arguments: with `sums` the function returns what each entry adds to a sum (or a tuple, for several sums),
-    with `histogram` the number of the bin in which each entry is counted. Any other function gets a block of
+    With `sums` the function returns the term that each element adds to a sum (or a tuple, for several sums),
+    and the engine can fuse it with the computation of its arguments. Any other function receives a block of
     each tensor as a flat tile and returns a tensor of any small shape.
 
-    The engine adds everything up in float64 and in a fixed order, so that the result has the same bits
-    whatever the tiles and threads. Terms of float32 are added up as such 32 at a time, twice as fast; give
-    those that need more as `double()`. With several rounds the function also gets `state`: None in the first
-    round, then what `finish` made of the round before.
+    The engine adds in float64 and in a fixed order, so that the result has the same bits for any tiles and
+    threads. Terms of float32 are added 32 at a time in float32, twice as fast; return `double()` where that
+    is not exact enough. With several rounds the function also receives `state`: None in the first round, then
+    the result of `finish` of the round before.
 
     With `rowwise` a block has whole rows, of shape [rows, columns].
 
     Attributes:
         sums: whether the function returns terms of sums. The total is a number or, for a tuple, a vector.
-        rank: (count, **hyperparameters) -> the rank of the entry that is wanted, 1 being the smallest. The
-            result is its value, exactly: the order statistic. What is not a number (NaN) is not counted, so
-            that a function can leave entries out; of a rank above `count` the result is infinity.
-        rounds: how often the data is looked at, given the dtype of the arithmetic.
+        rank: (count, **hyperparameters) -> the rank of the requested element, 1 being the smallest. The
+            result is its exact value, the order statistic. NaN is not counted, so that a function can leave
+            elements out. A rank above `count` gives infinity.
+        rounds: (dtype of the arithmetic) -> the number of passes over the data.
         finish: (total, state, count, dtype, **hyperparameters) -> the next state or, in the last round, the
             value; `count` is the number of elements of the key, `dtype` that of the arithmetic.
     """
@@ -191,14 +190,14 @@ class Reduction(MergeMethod):
 
 
 class Factor(MergeMethod):
-    """What whole-tensor methods need of a key and is dear to find: a decomposition, a rotation, an order.
+    """An expensive result that whole-tensor methods share at a key: a decomposition, a rotation, an order.
 
-    Its value may have any form: a tensor of any shape, a tuple of some. It is kept until its key is done, and
-    as equal nodes are one node, all methods and all points of a sweep that need it share it.
+    Its value may be a tensor of any shape, or a tuple of tensors. It is kept until its key is finished. Equal
+    nodes are one node, so all methods and all points of a sweep share it.
 
     Attributes:
-        elements: (shape, **arguments) -> how many numbers it holds for a tensor of a shape, for the memory
-            budget; arguments are those of the function that it names as keywords.
+        elements: (shape, **arguments) -> the number of elements of the value, for the memory budget;
+            arguments are those of the method that it names as keywords.
     """
 
     def __init__(self, function: Callable[..., Any], identifier: str, elements: Callable[..., int]) -> None:
@@ -208,14 +207,14 @@ class Factor(MergeMethod):
         self._named = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name in self.signature.names]
 
     def size(self, shape: tuple[int, ...], arguments: Mapping[str, Any]) -> int:
-        """How many numbers it holds for a tensor of a shape."""
+        """The number of elements of the value for a tensor of a shape."""
         return self.elements(shape, **{name: arguments[name] for name in self._named})
 
 
 def is_constant(node: Node, value: float) -> bool:
-    """Whether a node is that very number, known before any data is read.
+    """Whether a node is a literal of this number.
 
-    A composite asks it to leave out what a strength of 0 or 1 makes needless.
+    A composite uses it to leave out calls that a strength of 0 or 1 makes unnecessary.
     """
     return (
         isinstance(node, LiteralNode) and isinstance(node.value, int | float) and float(node.value) == value
@@ -223,10 +222,10 @@ def is_constant(node: Node, value: float) -> bool:
 
 
 def spread(weights: float | Sequence[float], count: int) -> list[float]:
-    """One weight for each of `count` models, given one for all or a list.
+    """One weight for each of `count` models, from a number for all of them or a list.
 
     Raises:
-        RecipeError: a list of another length.
+        RecipeError: the list has another length.
     """
     if isinstance(weights, int | float):
         return [float(weights)] * count

@@ -1,9 +1,9 @@
-"""What a merge method declares of its parameters and of what it returns.
+"""The declaration of a merge method's parameters and of its result.
 
     @merge_method
     def blend(a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(Tensor) = 0.5) -> Return(Tensor):
 
-The signature is the schema: how arguments are checked against it is in `binding`.
+The signature is the schema: `binding` checks arguments against it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Declared:
-    """What `Parameter(...)` and `Return(...)` put into an annotation.
+    """The annotation that `Parameter(...)` and `Return(...)` make.
 
     Attributes:
-        spaces: the allowed merge spaces; None where nothing is said.
-        symbol: stands for a space that is shared with others.
+        spaces: the allowed merge spaces; None where none are declared.
+        symbol: the symbol of a merge space that parameters share.
         config: the identifier of a model config.
         bounds, choices, help: see `Parameter`.
     """
@@ -83,38 +83,37 @@ def Parameter(
 ) -> Any:
     """Declare a parameter of a merge method, as the annotation of a function's parameter.
 
-    What several methods share is declared once and used by name: `Density = Parameter(float, gt=0, le=1)`.
+    A declaration can be shared by several methods: `Density = Parameter(float, gt=0, le=1)`.
 
     Args:
         interface: `torch.Tensor`, `float`, `int`, `bool`, `str`, `list[float]` (one number, or one for each
-            model), a `TypeVar` (whatever is given), or `StateDict[...]` of one of these; optional by
-            `... | None`.
-        merge_space: what the tensor may be: `weight`, `delta`, `param`, several, or a `MergeSpaceSymbol`.
-            None: anything, but the same for every parameter that says nothing. A parameter with a default is
-            a `param`. A model config may stand here too.
+            model), a `TypeVar` (any of them), or `StateDict[...]` of one of these; optional by `... | None`.
+        merge_space: the allowed spaces: `weight`, `delta`, `param`, several, or a `MergeSpaceSymbol`. None:
+            any, but the same for all parameters without one. A parameter with a default is a `param`. A model
+            config may be passed here too.
         model_config: the model config of a `StateDict`, or its identifier.
         ge, gt, le, lt: the range of a hyperparameter, checked before any work.
-        choices: the only words, or truth values, that a `str` parameter may be.
-        help: what it means, for `python -m mecha_exp info methods NAME`.
+        choices: the only strings, or bools, that a `str` parameter accepts.
+        help: its meaning, for `python -m mecha_exp info methods NAME`.
 
     Raises:
-        RecipeError: for a merge space that does not exist.
+        RecipeError: the merge space does not exist.
     """
     declared = _declared(interface, merge_space, model_config)
     return replace(declared, bounds=Bounds(ge, gt, le, lt), choices=tuple(choices), help=help)
 
 
 def Return(interface: Any, merge_space: Any = None, model_config: Any = None) -> Any:
-    """Declare what a merge method returns.
+    """Declare the result of a merge method.
 
     Args:
         interface: `torch.Tensor`, a scalar type, or a `TypeVar` that a parameter has too.
-        merge_space: one space, or a `MergeSpaceSymbol` that a parameter names; None: that of the parameters
-            that say nothing. A model config may stand here too.
-        model_config: the model config whose keys the method gives, or its identifier.
+        merge_space: one space, or the `MergeSpaceSymbol` of a parameter; None: that of the parameters without
+            one. A model config may be passed here too.
+        model_config: the model config of the result's keys, or its identifier.
 
     Raises:
-        RecipeError: it is a `StateDict` (methods give one key at a time), or several spaces.
+        RecipeError: it is a `StateDict` (methods return one key at a time), or has several spaces.
     """
     declared = _declared(interface, merge_space, model_config)
     if is_state_dict(interface):
@@ -132,7 +131,7 @@ def Return(interface: Any, merge_space: Any = None, model_config: Any = None) ->
 def _declared(interface: Any, space: Any, config: Any) -> Declared:
     if (isinstance(space, str) and not is_space(space) and "-" in space) or (
         space is not None and hasattr(space, "components")
-    ):  # every config has one in its name
+    ):  # the identifier of a config has a hyphen
         space, config = None, space
     identifier, _ = config_and_space(config, None)
     symbol = space if isinstance(space, MergeSpaceSymbol) else None
@@ -145,16 +144,16 @@ class ParameterSpec:
 
     Attributes:
         name: as written in the function.
-        interface: `torch.Tensor`, a scalar type, `list` for numbers, or `object` for anything.
-        spaces: the merge spaces that it accepts; None follows the other parameters.
+        interface: `torch.Tensor`, a scalar type, `list` for numbers, or `object` for any value.
+        spaces: the merge spaces that it accepts; None: that of the other parameters.
         default: its default value, or `inspect.Parameter.empty`.
         bounds: the range of a number.
         variadic: whether it takes any number of values (`*models`).
-        symbol: the merge space that it shares with others.
+        symbol: the symbol of the merge space that it shares with others.
         config: the identifier of the model config that a `StateDict` must have.
-        is_state_dict: whether the method sees a `StateDict` rather than the value of the key.
-        choices: the only values that it may have, if there are any.
-        help: what it means.
+        is_state_dict: whether the method receives a `StateDict` rather than the value of the key.
+        choices: the only values that it accepts; empty for any.
+        help: its meaning.
         optional: whether it may be None, which is its default.
     """
 
@@ -173,17 +172,17 @@ class ParameterSpec:
 
     @property
     def required(self) -> bool:
-        """Whether a call must give it."""
+        """Whether a call must have the argument."""
         return self.default is inspect.Parameter.empty
 
     @property
     def is_tensor(self) -> bool:
-        """Whether the method sees tensors (otherwise Python values)."""
+        """Whether the method receives tensors rather than Python values."""
         return self.interface in (torch.Tensor, object)
 
     @property
     def is_model(self) -> bool:
-        """Whether a word given for it is a model's path: a tensor that is not a mere hyperparameter."""
+        """Whether a string argument is a model's path: it is a tensor and not a hyperparameter."""
         return self.is_tensor and self.spaces != ("param",)
 
     @property
@@ -192,7 +191,7 @@ class ParameterSpec:
         return self.interface in (float, int) or (self.is_tensor and not self.is_model)
 
     def check(self, value: Any) -> str | None:
-        """What is wrong with a literal value, or None."""
+        """Describe what is wrong with a literal value; None if it is valid."""
         if isinstance(value, ByKey):
             return next((p for v in value.values if (p := self.check(v))), None)
         if isinstance(value, tuple):
@@ -227,7 +226,7 @@ class ParameterSpec:
 
     @property
     def expected(self) -> str:
-        """What it takes, in words."""
+        """The accepted values in words, for messages."""
         if self.choices:
             return " or ".join(c if isinstance(c, str) else str(c).lower() for c in self.choices)
         return SCALARS.get(self.interface, "a model" if self.is_model else "a number")

@@ -1,4 +1,4 @@
-"""The merge methods that recipes find by name: built-in ones, those of plugins, conversions of formats."""
+"""The registry of merge methods: built-in ones, those of plugins, and conversions of formats."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 BUILTIN_METHODS = "mecha_exp.methods"
 PROVIDERS = ("mecha_exp.conversion.formats",)
-"""Modules whose `method_named(identifier)` makes methods on demand; each is imported when first asked."""
+"""Modules whose `method_named(identifier)` makes methods on demand; each is imported at its first use."""
 
 _registry: dict[str, MergeMethod] = {}
 
 
 def register_method(method: MergeMethod) -> None:
-    """Let recipes find a method by its name.
+    """Register a method under its name, for recipes.
 
     Raises:
         RecipeError: the name is taken by another function.
@@ -36,7 +36,7 @@ def resolve_method(identifier: str) -> MergeMethod:
     """The registered method of that name.
 
     Raises:
-        RecipeError: there is none; the message names the nearest.
+        RecipeError: no method has the name; the message suggests the nearest.
     """
     importlib.import_module(BUILTIN_METHODS)
     try:
@@ -48,7 +48,7 @@ def resolve_method(identifier: str) -> MergeMethod:
                 return method
         raise RecipeError(
             f"unknown merge method '{identifier}'.{did_you_mean(identifier, _registry)} A method of your own "
-            "has to be loaded first: plugins=[mine.py] or --plugin mine.py."
+            "must be loaded first: plugins=[mine.py] or --plugin mine.py."
         ) from None
 
 
@@ -59,7 +59,7 @@ def all_methods() -> list[MergeMethod]:
 
 
 def conversions() -> list[MergeMethod]:
-    """Every registered method that leads from one model config to another."""
+    """Every registered method that converts between model configs."""
     return [method for method in all_methods() if method.is_conversion]
 
 

@@ -1,4 +1,4 @@
-"""What a merge method sees of a model whose other keys it asks for."""
+"""State dicts and tiles as merge methods receive them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 class StateDict(Mapping[str, T], Generic[T], abc.ABC):
     """A lazy mapping that a method gets for a parameter declared `StateDict[Tensor]`, or of another type.
 
-    `state_dict[key]` gives the value that the argument has at that key: a model's tensor, read when it is
-    asked for, or the result of the merge that the argument is, computed then. A key that the argument lacks
-    raises `StateDictKeyError`; whoever does not catch it leaves the key out.
+    `state_dict[key]` is the value of the argument at a key: the tensor of a model, read on access, or the
+    result of a merge, computed on access. A missing key raises `StateDictKeyError`; a method that does not
+    catch it leaves the output key out.
     """
 
     @property
@@ -26,28 +26,28 @@ class StateDict(Mapping[str, T], Generic[T], abc.ABC):
 
 
 class StateDictKeyError(KeyError):
-    """A merge method has no value for a key: the key is left out, or taken from what stands behind `|`."""
+    """A merge method has no value for a key: the key is left out, or taken from the recipe behind `|`."""
 
 
 def skip_key(key: str) -> typing.NoReturn:
     """Leave a key out, from within a merge method.
 
-    A method is tried on shapes alone before anything is written, so the decision must depend on names and
-    shapes and not on values.
+    A method runs on shapes alone before anything is written, so the decision must depend on names and shapes
+    and not on values.
     """
     raise StateDictKeyError(key)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Where a tile lies, for an elementwise method that has a parameter annotated `Tile`.
+    """The position of a tile, for an elementwise method with a parameter annotated `Tile`.
 
-    The engine fills it in; it is no argument of the recipe.
+    The engine passes it; a recipe cannot.
 
     Attributes:
         key: the name of the tensor.
-        start, stop: the elements of the flattened tensor that the tile holds.
-        shape: of the tensor.
+        start, stop: the range of the tile in the flattened tensor.
+        shape: the shape of the tensor.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""Recipes from YAML and from text, and back to text; the graph itself is in `mecha_exp.graph.nodes`."""
+"""Recipes read from YAML and text, and written as text; the graph is in `mecha_exp.graph.nodes`."""
 
 from mecha_exp.recipe.files import deserialize_path, serialize_and_save
 from mecha_exp.recipe.templates import fill, parameter, parameters_of

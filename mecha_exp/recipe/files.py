@@ -1,4 +1,4 @@
-"""Recipes in files: a text of its own (`.mecha`), or the one that a merged model carries in its header."""
+"""Recipes in files: a `.mecha` text, or the recipe in the header of a merged model."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from mecha_exp.sources.search import find_model
 
 SUFFIX = ".mecha"
 METADATA_KEY = "mecha_recipe"
-"""Under which a model's header has the text of its recipe."""
+"""The key of the recipe's text in a model's header."""
 
 
 def deserialize_path(recipe: str | os.PathLike[str]) -> Node:
-    """The recipe in a `.mecha` file, or the one that a merged model carries.
+    """Read the recipe of a `.mecha` file or of a merged model.
 
     Raises:
-        RecipeError: there is no such file, it cannot be read, or it carries no recipe.
-        CheckpointError: a model that cannot be read.
+        RecipeError: the file does not exist, cannot be read, or has no recipe.
+        CheckpointError: the model cannot be read.
     """
     return read_recipe_text(Path(recipe))[1]
 
 
 def read_recipe_text(path: Path) -> tuple[str, Node]:
-    """The text as it stands in the file, and the recipe; errors as of `deserialize_path`."""
+    """The text in a file, and the recipe; errors as in `deserialize_path`."""
     if not path.exists():
         raise RecipeError(f"the recipe '{path}' does not exist. Looked in {path.absolute().parent}.")
     text = _text_of(path) if path.suffix == SUFFIX else _embedded(path)
@@ -41,9 +41,9 @@ def read_recipe_text(path: Path) -> tuple[str, Node]:
 
 
 def serialize_and_save(recipe: Node, path: str | os.PathLike[str]) -> Path:
-    """Write the text of a recipe to a file, and return its path; `.mecha` may be left out of it.
+    """Write the text of a recipe to a file and return its path. The suffix `.mecha` is added if missing.
 
-    The file ends without a line end, since sd-mecha takes none after the last line.
+    The last line has no line end, since sd-mecha does not accept one.
 
     Raises:
         RecipeError: the recipe has an in-memory model, or the file cannot be written.
@@ -57,7 +57,7 @@ def serialize_and_save(recipe: Node, path: str | os.PathLike[str]) -> Path:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")  # line ends as they are: a path may hold some
+        return path.read_bytes().decode("utf-8")  # without translating line ends: a path may contain some
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
@@ -75,22 +75,18 @@ def _embedded(path: Path) -> str:
     return text
 
 
-def fill_from_files(recipe: Node, given: Mapping[str, Any], folders: Sequence[Path]) -> Node:
-    """The recipe with parameters replaced by values, of which a `.mecha` path is the recipe in that file."""
-    if not given:
-        return recipe
-    is_recipe = {name: isinstance(value, str) and value.endswith(SUFFIX) for name, value in given.items()}
-    return fill(
-        recipe,
-        {
-            name: deserialize_path(find_recipe(Path(value), folders)) if is_recipe[name] else value
-            for name, value in given.items()
-        },
-    )
+def fill_from_files(recipe: Node, arguments: Mapping[str, Any], folders: Sequence[Path]) -> Node:
+    """Fill the parameters of a recipe; the path of a `.mecha` file stands for the recipe in it."""
+
+    def loaded(value: Any) -> Any:
+        is_recipe = isinstance(value, str) and value.endswith(SUFFIX)
+        return deserialize_path(find_recipe(Path(value), folders)) if is_recipe else value
+
+    return fill(recipe, {name: loaded(value) for name, value in arguments.items()}) if arguments else recipe
 
 
 def find_recipe(path: Path, folders: Sequence[Path]) -> Path:
-    """Where a recipe lies: as models, relative to the current folder or to one of the model folders."""
+    """Find a recipe as models are found: in the current folder, or in one of the model folders."""
     try:
         return find_model(str(path), folders)
     except CheckpointError as error:

@@ -1,16 +1,14 @@
 """The text form of a recipe, `.mecha` version 0.1.0 as sd-mecha writes it.
 
-One line a node that others refer to, `&N` being the N-th line after the version; the last line is the
-recipe:
+Each line is a node. `&N` refers to the N-th line after the version, and the last line is the recipe:
 
     version 0.1.0
     model "a.safetensors" model_config=null merge_space="weight"
     model "b.safetensors" model_config=null merge_space="weight"
     merge "weighted_sum" &0 &1 alpha=0.3
 
-Beyond sd-mecha it can say parameters, lists (`[0.3,0.7]`), infinities, tensors, and any character in a path
-or a dictionary's key; docs/recipe-format.md has all of it. Reading a recipe never runs code and opens no
-file.
+Beyond sd-mecha it has parameters, lists (`[0.3,0.7]`), infinities, tensors, and any character in a path or a
+dictionary's key; see docs/recipe-format.md. Reading a recipe runs no code and opens no file.
 """
 
 from __future__ import annotations
@@ -33,13 +31,12 @@ def serialize(recipe: Any, *, finalize: bool = True, output: str | os.PathLike[s
     """The text of a recipe; equal recipes have equal texts.
 
     Args:
-        recipe: its graph, or whatever means one.
-        finalize: is accepted for the sake of scripts written for sd-mecha, and changes nothing.
-        output: a file that the text is written to as well.
+        recipe: its graph, or a value that `as_node` accepts.
+        finalize: accepted for scripts written for sd-mecha; it changes nothing.
+        output: a file to write the text to.
 
     Raises:
-        RecipeError: the recipe has an in-memory model, which a text cannot name; or the file cannot be
-            written.
+        RecipeError: the recipe has an in-memory model, which has no path; or the file cannot be written.
     """
     text = "\n".join([VERSION_LINE, *write_lines(as_node(recipe))])
     if output is not None:
@@ -48,7 +45,7 @@ def serialize(recipe: Any, *, finalize: bool = True, output: str | os.PathLike[s
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a recipe's text to a file; RecipeError where that cannot be done."""
+    """Write a recipe's text to a file; RecipeError where it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
@@ -56,18 +53,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def deserialize(recipe: str | Sequence[str]) -> Node:
-    """The recipe that a text describes: of version 0.1.0, or of the older format without a version line.
+    """Read a recipe from text: of version 0.1.0, or of the older format without a version line.
 
     Args:
         recipe: the text, or its lines.
 
     Raises:
-        RecipeError: with the line, the column and the line's text.
+        RecipeError: the text is not valid; the message has the line, its number and the column.
     """
-    # Only at these: a path may hold the other characters that splitlines() splits at.
+    # Not splitlines(), which also splits at other characters that a path may contain.
     lines = recipe.split("\n") if isinstance(recipe, str) else [line.removesuffix("\n") for line in recipe]
     lines = [line.removesuffix("\r").removeprefix("\ufeff") for line in lines]
-    first = next((number for number, line in enumerate(lines) if text_reader.says_something(line)), None)
+    first = next((number for number, line in enumerate(lines) if text_reader.has_content(line)), None)
     if first is None:
         raise RecipeError(f"line 1: expected '{VERSION_LINE}', found an empty text")
     if lines[first].strip() == VERSION_LINE:

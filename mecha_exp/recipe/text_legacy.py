@@ -5,8 +5,8 @@
     dict sd1_txt_default=0 sd1_unet_block_in3=0.7
     merge "weighted_sum" &0 &1 alpha=&2
 
-A model has an architecture and a type, merge spaces are called BASE and DELTA, `merge` was `call` at first,
-and a dictionary names the components and blocks of an architecture. Here all of it gets today's words.
+A model has an architecture and a type, merge spaces are BASE and DELTA, `merge` was `call` at first, and a
+dictionary names the components and blocks of an architecture. All of it is translated to version 0.1.0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONFIGS = {
 
 SPACES = {"BASE": "weight", "DELTA": "delta"}
 RENAMED = {"rotate": {"alpha": "alignment", "beta": "alpha"}}
-"""Arguments that have another name today, by method."""
+"""Arguments that have another name now, by method."""
 
 _LORA = (
     "cannot be read from the old format, which does not say what model it is for. In version 0.1.0 it is "
@@ -44,7 +44,7 @@ _FIRST_WORD = re.compile(r"\s*(dict|model|lora|parameter|merge|call)\b")
 
 
 def is_legacy(line: str) -> bool:
-    """Whether the first line of a text is one of the old format."""
+    """Whether the first line of a text is in the old format."""
     return _FIRST_WORD.match(line) is not None
 
 
@@ -88,29 +88,29 @@ def _merge(arguments: Arguments) -> Node:
 
 
 def _hyperparameter(method: MergeMethod, name: str, value: Any) -> Any:
-    """A number in the type that the method wants today; a dictionary as strengths by key."""
+    """A number in the type of the method's parameter; a dictionary as strengths by key."""
     if isinstance(value, Mapping):
         return strengths(value)
     if isinstance(value, float | int) and name in method.signature.names:
-        wanted = method.signature[name].interface
-        if wanted is bool:
+        interface = method.signature[name].interface
+        if interface is bool:
             return value > 0
-        if wanted is int and value == int(value):
+        if interface is int and value == int(value):
             return int(value)
     return value
 
 
-def strengths(given: Mapping[str, Any]) -> ByKey:
-    """Strengths by component and block as patterns over keys; keys that none of them names have 0.
+def strengths(by_word: Mapping[str, Any]) -> ByKey:
+    """Strengths by component and block as patterns over keys; any other key has 0.
 
     >>> strengths({"sd1_txt_default": 0.2}).patterns
     (('cond_stage_model.transformer.text_model', 0.2),)
     """
-    return Strengths({part_of_word(word): value for word, value in given.items()}).by_key()
+    return Strengths({part_of_word(word): value for word, value in by_word.items()}).by_key()
 
 
 def _config(arch: Any) -> str | None:
-    """Today's name of an architecture; of one that has none, nothing, so that its keys are asked."""
+    """The model config of an architecture; None for an unknown one, which is then detected."""
     if arch is not None and not isinstance(arch, str):
         raise RecipeError(f"expected an architecture in quotes, found {arch!r}")
     return CONFIGS.get(arch or "")
@@ -127,4 +127,4 @@ DIALECT = Dialect(
     },
     escapes=False,
 )
-"""Without a version line; a backslash is a backslash, as in a path of Windows."""
+"""The format without a version line. A backslash is an ordinary character, as in a path of Windows."""

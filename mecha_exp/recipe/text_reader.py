@@ -1,6 +1,6 @@
-"""Reading the lines of a recipe text: words, references and calls, and where a mistake is.
+"""Reads the lines of a recipe text, and reports mistakes with line and column.
 
-What the lines mean is a `Dialect`: that of version 0.1.0 is here, the older one in `text_legacy`.
+A `Dialect` gives the commands their meaning: version 0.1.0 is here, the older one in `text_legacy`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from mecha_exp.architectures.structural import STRUCTURAL
 from mecha_exp.checkpoint import parse_dtype
 from mecha_exp.errors import MechaError, RecipeError, did_you_mean
 from mecha_exp.graph.by_key import by_key
@@ -24,25 +25,22 @@ from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.recipe.text_writer import CONSTANTS, OF_DELTAS
 
 SHOWN_COLUMNS = 160
-"""Of a line that a message shows."""
+"""The most columns of a line that a message shows."""
 
 SINGLE, SPREAD = "singleton-mecha", "convert_singleton"
-"""How sd-mecha writes a value that is the same for all keys: a model of one key, and its conversion."""
-
-STRUCTURAL = "structural"
-"""What sd-mecha calls the config of a model whose architecture it does not know."""
+"""sd-mecha's words for a value that is the same for all keys: a model of one key, and its conversion."""
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 @dataclass
 class Arguments:
-    """What stands after the command of a line.
+    """The arguments of a command.
 
     Attributes:
         values: those without a name, in order.
         named: the others.
-        columns: where a named one begins.
+        columns: the first column of each named one.
     """
 
     values: list[Any] = field(default_factory=list)
@@ -50,32 +48,32 @@ class Arguments:
     columns: dict[str, int] = field(default_factory=dict)
 
     def word(self, expected: str) -> str:
-        """The first value, which must be a word; it is taken away."""
+        """Remove and return the first value, which must be a string."""
         if not self.values or not isinstance(self.values[0], str):
             raise RecipeError(f"expected {expected}")
         return str(self.values.pop(0))
 
     def take(self, *known: str) -> dict[str, Any]:
-        """The arguments by name; those without a name have the `known` ones in order."""
+        """The arguments by name; those without a name take the `known` names in order."""
         for name in self.named:
             if name not in known:
                 raise _Misplaced(f"unknown word '{name}'.{did_you_mean(name, known)}", self.columns[name])
         if len(self.values) > len(known):
             raise RecipeError(f"there are {len(self.values) - len(known)} words too many")
-        taken = dict(zip(known, self.values, strict=False))
+        positional = dict(zip(known, self.values, strict=False))
         for name in self.named:
-            if name in taken:
+            if name in positional:
                 raise _Misplaced(f"'{name}' is given twice", self.columns[name])
-        return taken | self.named
+        return positional | self.named
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """What lines mean.
+    """The commands and the syntax of a format.
 
     Attributes:
-        commands: what makes a node, or a dictionary, of the arguments of each command.
-        escapes: whether a backslash gives the next character another meaning.
+        commands: by name, a function from arguments to a node or a dictionary.
+        escapes: whether a backslash escapes the next character.
     """
 
     commands: Mapping[str, Callable[[Arguments], Any]]
@@ -96,8 +94,8 @@ class Dialect:
         return re.compile(rf'[ \t]*(?P<item>{self._string}|[^ \t,"]+)[ \t]*(?:,|$)')
 
     def arguments(self, line: str, column: int, results: Sequence[Any]) -> Arguments:
-        """What stands from a column on."""
-        found = Arguments()
+        """Parse the arguments from a column on."""
+        arguments = Arguments()
         while column < len(line):
             match = self._token.match(line, column)
             if match is None:
@@ -107,13 +105,13 @@ class Dialect:
             except RecipeError as error:
                 raise _Misplaced(str(error), column) from None
             if match["name"] is None:
-                found.values.append(value)
-            elif (name := self._plain(match["name"])) in found.named:
+                arguments.values.append(value)
+            elif (name := self._plain(match["name"])) in arguments.named:
                 raise _Misplaced(f"'{name}' is given twice", column)
             else:
-                found.named[name], found.columns[name] = value, column
+                arguments.named[name], arguments.columns[name] = value, column
             column = _next_word(line, match.end())
-        return found
+        return arguments
 
     def _value(self, token: str, results: Sequence[Any]) -> Any:
         if token in CONSTANTS:
@@ -145,7 +143,7 @@ class Dialect:
 
 
 class _Misplaced(RecipeError):
-    """What is wrong at a column of a line."""
+    """A mistake at a column of a line."""
 
     def __init__(self, message: str, column: int) -> None:
         super().__init__(message)
@@ -153,21 +151,21 @@ class _Misplaced(RecipeError):
 
 
 def read(lines: Iterable[str], dialect: Dialect) -> Node:
-    """The recipe of the last line.
+    """Read all lines; the last one is the recipe.
 
     Raises:
-        RecipeError: with the line, the column and the line's text.
+        RecipeError: a line is not valid; the message has the line, its number and the column.
     """
     results: list[Any] = []
     for number, line in enumerate(lines, 1):
-        if says_something(line):
+        if has_content(line):
             results.append(_read_line(line, number, results, dialect))
     if not results:
         raise RecipeError("the recipe has no line after its version")
     return as_node(as_argument(results[-1]))
 
 
-def says_something(line: str) -> bool:
+def has_content(line: str) -> bool:
     """Whether a line is neither blank nor a comment."""
     return bool(line.strip()) and not line.lstrip().startswith("#")
 
@@ -181,13 +179,19 @@ def _read_line(line: str, number: int, results: Sequence[Any], dialect: Dialect)
             raise RecipeError(f"unknown command '{command}': expected {', '.join(most)} or {last}")
         arguments = dialect.arguments(line, _next_word(line, start + len(command)), results)
         return dialect.commands[command](arguments)
-    except (MechaError, ValueError, TypeError, RuntimeError, OverflowError) as error:  # the last are torch's
+    except (
+        MechaError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:  # the last two: torch
         column = error.column if isinstance(error, _Misplaced) else start
         raise RecipeError(f"line {number}, column {column + 1}: {error}\n{_excerpt(line, column)}") from None
 
 
 def _excerpt(line: str, column: int) -> str:
-    """The line, or what of a long one is near the column, with a mark below the column."""
+    """The line, or the part of a long one around the column, with a mark below the column."""
     first = max(0, min(column - SHOWN_COLUMNS // 2, len(line) - SHOWN_COLUMNS))
     shown = line[first : first + SHOWN_COLUMNS].replace("\t", " ")
     return f"    {shown}\n    {' ' * (column - first)}^"
@@ -197,7 +201,7 @@ _WORD = re.compile(r"[^ \t]")
 
 
 def _next_word(line: str, column: int) -> int:
-    """Where the next word begins, or the end of the line."""
+    """The column of the next word, or the end of the line."""
     match = _WORD.search(line, column)
     return match.start() if match else len(line)
 
@@ -212,10 +216,10 @@ def _number(token: str) -> float | int:
 
 
 def read_dict(arguments: Arguments, of: type | tuple[type, ...] = ()) -> Mapping[str, Any]:
-    """A dictionary; what it means depends on the line that refers to it.
+    """Read a dictionary; its meaning depends on the line that refers to it.
 
     Args:
-        of: what values may be beside numbers and words.
+        of: types that values may have besides numbers and strings.
     """
     if arguments.values or not arguments.named:
         raise RecipeError("expected pairs of a key pattern and a value, such as conv1=0.3")
@@ -229,13 +233,13 @@ def read_dict(arguments: Arguments, of: type | tuple[type, ...] = ()) -> Mapping
 
 
 def call(method: MergeMethod, arguments: Arguments, named: Mapping[str, Any]) -> Node:
-    """A call of a merge method."""
+    """Call a merge method with the arguments of a line."""
     values = map(as_argument, arguments.values)
     return method(*values, **{name: as_argument(value) for name, value in named.items()})
 
 
 def as_argument(value: Any) -> Any:
-    """A dictionary as a value by key, or as a recipe where it has some, all else as it is."""
+    """A dictionary as a value by key, or as a node where it has nodes; all else as it is."""
     if not isinstance(value, Mapping):
         return value
     return node_by_key(value) if has_nodes(value) else by_key(value)

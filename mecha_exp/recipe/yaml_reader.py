@@ -1,9 +1,8 @@
-"""From YAML to a recipe graph.
+"""Builds recipe graphs from YAML.
 
-A mapping with `method:` is a call, one with `model:` is a leaf, one with `mecha:` loads a text recipe, one
-with `parameter:` is to be filled. A word where a tensor is expected is a model's path, a list fills a
-parameter that takes any number of models, and a mapping of key patterns where a hyperparameter is expected
-gives it per key.
+A mapping with `method:` is a call, one with `model:` a leaf, one with `mecha:` loads a text recipe, one with
+`parameter:` is a variable. A string where a tensor is expected is a model's path, a list fills a variadic
+parameter, and a mapping of key patterns in the place of a hyperparameter gives its value per key.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ NODE_WORDS = ("method", "model", "mecha", "parameter")
 
 
 def build_recipe(config: Any, where: str = "recipe", load_text: Callable[[str], Node] | None = None) -> Node:
-    """The graph that a configuration describes.
+    """Build the graph that a configuration describes.
 
     Args:
         config: a mapping (see the module), or a model's path.
-        where: how messages call it.
-        load_text: what gives the graph of the `.mecha` file at a path; None refuses such files.
+        where: its name in messages.
+        load_text: (path of a `.mecha` file) -> its graph; None refuses such files.
 
     Raises:
-        RecipeError: everything that is wrong, each with its place and the nearest valid name.
+        RecipeError: every mistake, with its place and the nearest valid name.
     """
     problems = Problems()
     node = _Builder(problems, load_text).node(config, where)
@@ -49,7 +48,7 @@ class _Builder:
         self._load_text = load_text
 
     def node(self, config: Any, where: str) -> Node | None:
-        """A node, or None after noting what is wrong."""
+        """The node of a configuration; None after noting a mistake."""
         if isinstance(config, Node):
             return config
         if isinstance(config, str):
@@ -129,17 +128,17 @@ class _Builder:
         spec = method.signature[name]
         if spec.variadic:
             values = value if isinstance(value, list | tuple) else [value]
-            return [self._one(spec, v, f"{where}[{i}]") for i, v in enumerate(values)]
-        return self._one(spec, value, where)
+            return [self._value(spec, v, f"{where}[{i}]") for i, v in enumerate(values)]
+        return self._value(spec, value, where)
 
-    def _one(self, spec: ParameterSpec, value: Any, where: str) -> Any:
+    def _value(self, spec: ParameterSpec, value: Any, where: str) -> Any:
         if _is_node(value) or (spec.is_model and isinstance(value, str | Mapping)):
             return self.node(value, where) or UNKNOWN
         if not isinstance(value, Mapping):
             return value
         words = {
-            str(name): (self.node(each, f"{where}.{name}") or UNKNOWN) if _is_node(each) else each
-            for name, each in value.items()
+            str(name): (self.node(item, f"{where}.{name}") or UNKNOWN) if _is_node(item) else item
+            for name, item in value.items()
         }
         try:
             return node_by_key(words) if has_nodes(words) else by_key(value)

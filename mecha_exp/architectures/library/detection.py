@@ -1,4 +1,4 @@
-"""What a file is a checkpoint of, from its keys and shapes alone."""
+"""Detection of a file's model config, from its keys and shapes alone."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Keys = Mapping[str, HasShape]
 
 @dataclass(frozen=True)
 class Detection:
-    """What a file is, and how well that fits.
+    """The config of a file, and how well it fits.
 
     Attributes:
-        config: the config; structural where no known one fits.
-        matched: how many of the file's keys belong to it.
+        config: the config; a structural one where no known one fits.
+        matched: the number of the file's keys that belong to it.
         missing: required keys that the file lacks, of components that it has.
-        absent: components that it lacks as a whole and that a whole model has.
+        absent: required components of which the file has too few keys.
         extra: keys of the file that the config does not know.
-        renamed: keys that the file has under an alias, and the config's names for them.
+        renamed: aliases in the file, with the config's names of their keys.
     """
 
     config: ModelConfig
@@ -45,48 +45,48 @@ class Detection:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing that the config requires is missing."""
+        """Whether the file has every required key."""
         return not self.missing and not self.absent
 
 
 def detect(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> Detection:
-    """The config that a file's keys and shapes fit; a structural one where no known config does.
+    """Detect the config that a file's keys and shapes fit; a structural one where no known config does.
 
     Args:
-        keys: what the file has, such as a header's `tensors`, or a state dict.
+        keys: the file's keys with their shapes, such as a header's `tensors`, or a state dict.
         configs: the configs to choose from; all known ones by default.
 
     Raises:
-        ConfigError: several configs fit equally well. `candidates` has them.
+        ConfigError: several configs fit equally well. `candidates` returns them.
     """
-    found = candidates(keys, configs)
-    if not found:
+    best = candidates(keys, configs)
+    if not best:
         return Detection(StructuralConfig(keys), len(keys))
-    if len(found) > 1:
-        names = ", ".join(f"'{d.config.identifier}'" for d in found)
+    if len(best) > 1:
+        names = ", ".join(f"'{detection.config.identifier}'" for detection in best)
         raise ConfigError(
-            f"the keys ({some(keys, 3)}) fit {len(found)} model configs equally well: {names}. "
+            f"the keys ({some(keys, 3)}) fit {len(best)} model configs equally well: {names}. "
             "Say which one is meant."
         )
-    return found[0]
+    return best[0]
 
 
 def candidates(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> list[Detection]:
-    """The configs that fit best: those that explain the most keys, and of these the whole ones if any is."""
+    """The configs that match the most keys; only the complete ones among them, if there are any."""
     known = plausible_configs(keys) if configs is None else configs
-    found = [d for config in known if (d := match(keys, config)) is not None]
-    best = max((d.matched for d in found), default=0)
-    found = [d for d in found if d.matched == best]
-    return [d for d in found if d.is_whole] or found
+    detections = [detection for config in known if (detection := match(keys, config)) is not None]
+    most = max((detection.matched for detection in detections), default=0)
+    best = [detection for detection in detections if detection.matched == most]
+    return [detection for detection in best if detection.is_whole] or best
 
 
 @dataclass(frozen=True)
 class NearMiss:
-    """What keeps a file from being of a config that it has most keys of.
+    """The differences between a file and a config that has most of its keys.
 
     Attributes:
         config: the config.
-        other_shape: by key the shape that the file has and the one that the config has.
+        other_shape: the shapes in the file and in the config, by key.
         missing: required keys that the file lacks, of components that it has.
         extra: keys of the file that the config does not know.
     """
@@ -98,10 +98,10 @@ class NearMiss:
 
 
 def closest(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> NearMiss | None:
-    """For a file that no config fits the one that has most of its keys and shapes, if that is over half."""
+    """The config that shares the most keys and shapes with a file that fits none, if over half of them."""
     known = get_all() if configs is None else configs
     ranked = ((_alike(keys, fitted), fitted) for fitted in (sized_for(keys, config) for config in known))
-    alike, config = max(ranked, key=lambda found: found[0], default=(0, None))
+    alike, config = max(ranked, key=lambda pair: pair[0], default=(0, None))
     if config is None or 2 * alike <= len(keys):
         return None
     names = {config.resolve_alias(key): key for key in keys}
@@ -124,14 +124,14 @@ def closest(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> NearMis
 
 def _alike(keys: Keys, config: ModelConfig) -> int:
     infos = config.keys()
-    found = ((infos.get(config.resolve_alias(key)), info) for key, info in keys.items())
-    return sum(known is not None and known.shape == tuple(info.shape) for known, info in found)
+    pairs = ((infos.get(config.resolve_alias(key)), info) for key, info in keys.items())
+    return sum(known is not None and known.shape == tuple(info.shape) for known, info in pairs)
 
 
 def match(keys: Keys, config: ModelConfig) -> Detection | None:
-    """How a file fits one config, or None where it does not.
+    """Compare a file with one config; None where it does not fit.
 
-    It does where it has at least one of its components, no key of another shape, and not mostly other keys.
+    It fits if it has a component, no key of another shape, and over half of its keys in the config.
     """
     if isinstance(config, AdapterConfig):
         return _match_adapter(keys, config)
@@ -167,7 +167,7 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
 
 
 def _match_adapter(keys: Keys, config: AdapterConfig) -> Detection | None:
-    """How a file fits a config of LoRA files: where most of its keys are of modules that fit the base."""
+    """Compare a file with a config of LoRA files: most of its keys must be in modules that fit the base."""
     if not is_adapter(keys, config.prefix):
         return None
     shapes = {key: tuple(info.shape) for key, info in keys.items()}
@@ -178,12 +178,12 @@ def _match_adapter(keys: Keys, config: AdapterConfig) -> Detection | None:
 
 
 def sized_for(keys: Keys, config: ModelConfig) -> ModelConfig:
-    """A config as it is for a file: the member of a family that has the file's sizes."""
+    """The member of a family of configs that has the sizes of a file."""
     return config.with_sizes(_find_sizes(keys, config))
 
 
 def _find_sizes(keys: Keys, config: ModelConfig) -> dict[str, int]:
-    """The sizes of a family's member: lengths of shapes, and ranges as long as the file has layers."""
+    """The sizes that a file implies: from its shapes, and from its numbers of layers."""
     sizes: dict[str, int] = {}
     patterns = ((part, pattern) for part in config.parts for pattern in part.keys) if config.sizes else ()
     for part, pattern in patterns:
@@ -200,12 +200,12 @@ def _find_sizes(keys: Keys, config: ModelConfig) -> dict[str, int]:
 
 
 def _length(keys: Keys, pattern: KeyPattern, open_range: Range, first: str) -> int:
-    """The last number that follows, without a gap, where the open range is in its first name."""
+    """The last number, without a gap, in the place of the open range."""
     pieces = pattern.names.pieces
     after = "".join(p if isinstance(p, str) else p.first() for p in pieces[pieces.index(open_range) + 1 :])
     before = first.removesuffix(open_range.first() + after)
     numbered = re.compile(re.escape(before) + r"(\d+)\b")
-    numbers = {int(found[1]) for key in keys if (found := numbered.match(key))}
+    numbers = {int(match[1]) for key in keys if (match := numbered.match(key))}
     last = open_range.start
     while last + 1 in numbers:
         last += 1

@@ -1,7 +1,7 @@
-"""What tells at a glance that a file is not of a config, so that the config need not be read.
+"""Outlines of configs: a cheap test that rules out most configs of a file without reading them.
 
-Reading every built-in config takes 0.1 s, as long as a small merge, and a file is of one or two of them.
-Their outlines lie in the user's cache folder, under the hash of the configs' texts.
+Reading every built-in config takes 0.1 s, as long as a small merge, and a file fits one or two of them. The
+outlines are in the user's cache folder, under a hash of the configs' texts.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.system.cache import cache_folder, read_checksummed, write_checksummed
 
 ENOUGH = 0.8
-"""The share of a component's keys that a file must have for it to be that component with keys missing."""
+"""The share of a component's keys above which a file has the component, with keys missing."""
 
 FORMAT = 1
 """Raised when outlines change."""
 
 
 class Outline(NamedTuple):
-    """What tells that a file is not of a config.
+    """The keys that a file of a config begins its components with.
 
     Attributes:
-        parts: what the components begin with that make a model one of this config.
-        prefix: of the modules of LoRA files; None for models.
+        parts: the beginnings of every component that is not optional.
+        prefix: the prefix of modules in LoRA files; None for models.
     """
 
     parts: Sequence[Beginnings]
@@ -38,60 +38,60 @@ class Outline(NamedTuple):
 
 
 Outlines: TypeAlias = Mapping[str, Outline]
-"""By identifier."""
+"""Outlines by the identifier of the config."""
 
 
 def outline_of(config: ModelConfig) -> Outline:
-    """That of a config."""
+    """The outline of a config."""
     if isinstance(config, AdapterConfig):
         return Outline((), config.prefix)
     return Outline([part.beginnings for part in config.parts if part.optional is not True])
 
 
 def may_match(keys: Mapping[str, HasShape], outline: Outline) -> bool:
-    """Whether a file may be of the config with that outline."""
+    """Whether a file may fit the config with this outline."""
     if outline.prefix is not None:
         return is_adapter(keys, outline.prefix)
     return any(starts_like(keys, beginnings) for beginnings in outline.parts)
 
 
 def is_adapter(keys: Iterable[str], prefix: str) -> bool:
-    """Whether most keys are of modules with that prefix."""
-    ours = [key.startswith(f"{prefix}_") for key in keys]
-    return 2 * sum(ours) > len(ours)
+    """Whether most keys belong to modules with this prefix."""
+    matches = [key.startswith(f"{prefix}_") for key in keys]
+    return 2 * sum(matches) > len(matches)
 
 
 def starts_like(keys: Mapping[str, HasShape], beginnings: Beginnings) -> bool:
-    """Whether the file has much of what a component begins with: enough to look closer, cheaply."""
-    may_lack = len(beginnings) - ENOUGH / 2 * len(beginnings)
-    lacking = 0
+    """Whether a file has enough of a component's first keys to be compared in full."""
+    allowed = len(beginnings) - ENOUGH / 2 * len(beginnings)
+    missing = 0
     for dimensions, names in beginnings:
         name = first_in(keys, names)
-        lacking += name is None
-        if lacking > may_lack or (name is not None and len(keys[name].shape) != dimensions):
+        missing += name is None
+        if missing > allowed or (name is not None and len(keys[name].shape) != dimensions):
             return False
     return True
 
 
 def first_in(keys: Mapping[str, HasShape], names: Iterable[str]) -> str | None:
-    """The first of the names that the file has, if it has one."""
+    """The first of the names that is a key of the file, or None."""
     return next((name for name in names if name in keys), None)
 
 
 def outlines_of(texts: Iterable[Path], configs: Callable[[], Iterable[ModelConfig]]) -> Outlines:
-    """The outlines of configs, which are read only where none are kept for the same texts.
+    """The outlines of configs, from the cache if it has those of the same texts.
 
     Args:
-        texts: the files that the configs are made of.
-        configs: reads them.
+        texts: the files of the configs and layouts.
+        configs: reads all configs.
     """
     folder = cache_folder()
     content = [FORMAT, *((path.name, path.read_text(encoding="utf-8")) for path in sorted(texts))]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     path = folder / f"configs-{digest[:32]}.json" if folder else None
-    kept = read_checksummed(path) if path else None
-    if kept is not None:
-        return {name: Outline(*outline) for name, outline in json.loads(kept).items()}
+    cached = read_checksummed(path) if path else None
+    if cached is not None:
+        return {name: Outline(*outline) for name, outline in json.loads(cached).items()}
     outlines = {config.identifier: outline_of(config) for config in configs()}
     if path:
         write_checksummed(path, json.dumps(outlines).encode())

@@ -1,4 +1,4 @@
-"""The known model configs: the built-in ones, which are read when they are asked for, and a user's."""
+"""The registry of model configs: the built-in ones, which are read at their first use, and a user's."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _REGISTERED: dict[str, ModelConfig] = {}
 
 
 def from_yaml(yaml_config: str, name: str = "the model config") -> ModelConfig:
-    """Read a config from YAML; docs/model-configs.md says how it is written.
+    """Read a config from YAML; docs/model-configs.md describes the format.
 
     Args:
         yaml_config: the text.
         name: how messages call it, such as its file.
 
     Raises:
-        ConfigError: it lists everything that is wrong, and where.
+        ConfigError: everything that is wrong, each with its place.
     """
     return read_config(yaml_config, name, find_layout, resolve)
 
 
 def register(config: ModelConfig) -> ModelConfig:
-    """Make a config known by its identifier, for `resolve` and for detection; twice does no harm.
+    """Register a config for `resolve` and `detect`; an equal one may be registered again.
 
     Raises:
-        ConfigError: another config has that identifier, a key is there twice, or a symmetry fits no keys.
+        ConfigError: the identifier is taken, two components share a key, or a symmetry fits no keys.
     """
     known = _REGISTERED.get(config.identifier, config)
     same = known == config and (known.parts, known.sizes) == (config.parts, config.sizes)
@@ -49,10 +49,10 @@ def register(config: ModelConfig) -> ModelConfig:
 
 
 def resolve(identifier: str) -> ModelConfig:
-    """The config of that identifier, or of the architecture where it has one config: `llama`, `flux`.
+    """The config of an identifier, or of an architecture that has only one: `llama`, `flux`.
 
     Raises:
-        ConfigError: there is none, or the architecture has several.
+        ConfigError: no config has the name, or the architecture has several.
     """
     known = {**_builtin(), **_REGISTERED}
     formats = [name for name in known if name.partition("-")[0] == identifier]
@@ -82,7 +82,7 @@ def get_all_adapters() -> list[AdapterConfig]:
 
 
 def plausible_configs(keys: Mapping[str, HasShape]) -> list[ModelConfig]:
-    """The known configs that a file may be of, by its keys and shapes; the others are not even read."""
+    """The known configs that a file may fit, by its keys and shapes; the others are not read."""
     outlines = {**_builtin_outlines(), **{name: outline_of(config) for name, config in _REGISTERED.items()}}
     return [resolve(name) for name in sorted(outlines) if may_match(keys, outlines[name])]
 
@@ -93,7 +93,7 @@ def _known() -> list[ModelConfig]:
 
 @cache
 def find_layout(name: str) -> Layout:
-    """The built-in layout of that name; ConfigError where there is none."""
+    """The built-in layout of a name; ConfigError where there is none."""
     try:
         path = _layouts()[name]
     except KeyError:
@@ -103,7 +103,7 @@ def find_layout(name: str) -> Layout:
 
 @cache
 def _builtin() -> dict[str, Path]:
-    """The file of each built-in config, which is named by its identifier."""
+    """The file of each built-in config, by identifier."""
     return {path.stem: path for path in builtin_folder().glob("*.yaml")}
 
 
@@ -115,17 +115,17 @@ def _builtin_outlines() -> Outlines:
 
 @cache
 def _layouts() -> dict[str, Path]:
-    found = {path.stem: path for path in (builtin_folder() / "layouts").glob("*.yaml")}
-    return {name: path for name, path in found.items() if name != CONVERSIONS}
+    paths = (builtin_folder() / "layouts").glob("*.yaml")
+    return {path.stem: path for path in paths if path.stem != CONVERSIONS}
 
 
 def builtin_folder() -> Path:
-    """Where the built-in configs lie."""
+    """The folder of the built-in configs."""
     return Path(str(importlib.resources.files("mecha_exp.model_configs")))
 
 
 def small_files(identifier: str) -> dict[str, Path]:
-    """What lies beside the weights in a folder of a built-in config, such as `unet/config.json`."""
+    """The files beside the weights of a built-in config, such as `unet/config.json`, by relative path."""
     folder = builtin_folder() / "files" / identifier
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.json"))}
 
@@ -137,10 +137,10 @@ def _load(path: Path) -> ModelConfig:
 
 @cache
 def conversions() -> dict[str, dict[str, Conversion]]:
-    """The rules from layout to layout, by the one and then by the other."""
+    """The conversions between layouts, by the name of the source and then of the target."""
     path = builtin_folder() / "layouts" / f"{CONVERSIONS}.yaml"
-    found: dict[str, dict[str, Conversion]] = {}
+    by_layouts: dict[str, dict[str, Conversion]] = {}
     for names, rules in load_yaml(path.read_text(encoding="utf-8"), path.name).items():
-        here, there = names.split(" -> ")
-        found.setdefault(here, {})[there] = Conversion.parse(rules)
-    return found
+        source, target = names.split(" -> ")
+        by_layouts.setdefault(source, {})[target] = Conversion.parse(rules)
+    return by_layouts
