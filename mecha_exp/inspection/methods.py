@@ -17,6 +17,7 @@ from rich.markup import escape
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.graph.literals import model
 from mecha_exp.graph.nodes import MergeNode, Node, walk
+from mecha_exp.inspection.method_recipe import recipe_text
 from mecha_exp.method_api.method import Kind, MergeMethod
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods, resolve_method
@@ -44,8 +45,14 @@ def main(arguments: list[str]) -> int:
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="as JSON, for other programs")
     shape.add_argument("--markdown", action="store_true", help="the list as in docs/methods.md")
+    shape.add_argument("--recipe", action="store_true", help="a recipe file to begin with, for one method")
     options = parser.parse_args(arguments)
+    if options.recipe and not options.name:
+        parser.error("--recipe needs the NAME of a method")
     chosen = [resolve_method(options.name)] if options.name else all_methods()
+    if options.recipe:
+        sys.stdout.write(recipe_text(chosen[0]))
+        return 0
     described = [describe(method) for method in chosen]
     if options.json:
         sys.stdout.write(json.dumps(described[0] if options.name else described, indent=2) + "\n")
