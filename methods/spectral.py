@@ -1,4 +1,4 @@
-"""Rotations and decompositions. Their dear parts are factors, found once for all points of a sweep."""
+"""Rotations and decompositions. Their expensive parts are factors, computed once for a whole sweep."""
 
 import math
 

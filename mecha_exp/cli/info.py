@@ -13,6 +13,7 @@ from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli.arguments import add_models_dir, make_parser
 from mecha_exp.errors import CheckpointError, ConfigError, did_you_mean
 from mecha_exp.inspection import methods
+from mecha_exp.inspection.method_recipe import recipe_text
 from mecha_exp.inspection.model import describe_model, show_model
 from mecha_exp.inspection.model_config import describe_config, show_config, show_configs, summary_of
 from mecha_exp.method_api.registry import all_methods, resolve_method
@@ -102,8 +103,14 @@ def _describe_methods(arguments: list[str]) -> int:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as JSON, for other programs")
     form.add_argument("--markdown", action="store_true", help="the list as in docs/methods.md")
+    form.add_argument("--recipe", action="store_true", help="a recipe file to begin with, for one method")
     options = parser.parse_args(arguments)
+    if options.recipe and not options.name:
+        parser.error("--recipe needs the NAME of a method")
     requested = [resolve_method(options.name)] if options.name else all_methods()
+    if options.recipe:
+        sys.stdout.write(recipe_text(requested[0]))
+        return 0
     described = [methods.describe(method) for method in requested]
     if options.json:
         sys.stdout.write(json.dumps(described[0] if options.name else described, indent=2) + "\n")
