@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     load_plugins(line.config.get("plugins") or ())
     if line.config.get("debug") and line.config.debug.get("plan"):
         return _show_plan(line)
-    register_with_hydra(line.jobs)
+    register_with_hydra()
     bench = workbench(line.config.store, line.config.rerun)
     return _run_sweep(line, bench) if line.is_sweep else _run_one(line, bench)
 
@@ -104,7 +104,7 @@ def _run_one(line: CommandLine, bench: Workbench) -> int:
     folder = Path(line.config.hydra.run.dir)
     _require_one_good_point(line, bench, folder)
     try:
-        run_jobs([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], False, run_point)
+        run_jobs([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], None, run_point)
     except KeyboardInterrupt:
         return _interrupted(_how_to_go_on(line, folder))
     record = Record.load(folder)
@@ -143,7 +143,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
         summary.begin(sweep, folder, tracking)
         good, trouble, interrupted = False, None, False
         try:
-            run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], True, run_point)
+            run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], line.jobs, run_point)
         except KeyboardInterrupt:
             interrupted = True
         finally:

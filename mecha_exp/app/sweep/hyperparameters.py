@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.default_element import ConfigDefault
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
+from mecha_exp.app.hydra.options import option_values
 from mecha_exp.lab.points import Setting
 
 GROUP = "recipe"
@@ -32,8 +31,8 @@ class RecipeFile:
 
     @classmethod
     def load(cls, name: str) -> RecipeFile:
-        """The file of an option of the group `recipe`, with those that it is based on."""
-        values = _values(name)
+        """Read the file of a recipe, with the files that it is based on."""
+        values = option_values(GROUP, name)
         is_open = values is None or "mecha" in (values.get(GROUP) or {})  # a text, with parameters of its own
         return cls(None if is_open else values)
 
@@ -104,14 +103,3 @@ def drop_unused(
 
     kept = [o for o in fixed if o.key_or_group not in left_out]
     return Fitted(kept, [fitted(s) for s in settings], frozenset(own), left_out)
-
-
-def _values(name: str) -> dict[str, Any] | None:
-    found = GlobalHydra.instance().config_loader().repository.load_config(f"{GROUP}/{name}")  # type: ignore[attr-defined]
-    if found is None or found.header.get("package") != "_global_":
-        return None
-    values: dict[str, Any] = {}
-    for default in found.defaults_list or ():
-        if isinstance(default, ConfigDefault) and not default.is_self():
-            values |= _values(str(default.path)) or {}
-    return values | {str(key): value for key, value in found.config.items_ex(resolve=False)}
