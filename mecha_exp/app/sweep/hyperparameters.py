@@ -1,4 +1,4 @@
-"""A sweep over several recipes: each gets those of the hyperparameters that it has.
+"""Fits a sweep over several recipes: each recipe gets only the hyperparameters that it has.
 
 `recipe=ties,task_arithmetic alpha=0.3,0.5 k=0.1,0.2` has four points of TIES, and two of task arithmetic,
 which has no k. What a recipe has is read from its file.
@@ -21,7 +21,7 @@ GROUP = "recipe"
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What a recipe's configuration says of its hyperparameters.
+    """The hyperparameters in the file of a recipe.
 
     Attributes:
         values: its hyperparameters with their defaults, and its graph; None where that cannot be told.
@@ -37,16 +37,16 @@ class RecipeFile:
         return cls(None if is_open else values)
 
     def has(self, key: str) -> bool:
-        """Whether it is one of its hyperparameters."""
+        """Whether a key is one of its hyperparameters."""
         return self.values is not None and key in self.values
 
     def uses(self, key: str) -> bool:
-        """Whether it has it, or refers to it, or may."""
+        """Whether it has or may have a hyperparameter, or refers to it."""
         return self.values is None or key in self.values or f"${{{key}" in str(self.values)
 
     @property
     def seed(self) -> int | None:
-        """Of its random draws; None where it makes none."""
+        """The default seed of its random draws; None if it makes none."""
         seed = (self.values or {}).get("seed")
         return seed if isinstance(seed, int) else None
 
@@ -76,7 +76,7 @@ def recipe_of(setting: Setting, config: DictConfig) -> str:
 def drop_unused(
     settings: Sequence[Setting], fixed: Sequence[Override], varied: Sequence[str], config: DictConfig
 ) -> Fitted:
-    """Take from each point what its recipe has no use for, where another one of the sweep has it.
+    """Drop the hyperparameters that a point's recipe lacks and another recipe of the sweep has.
 
     A key that none of them has stays everywhere, so that it is an error; so does what a listed point names.
 
