@@ -1,4 +1,4 @@
-"""The weight that each block of a model gets, where a hyperparameter is not the same for all keys."""
+"""The weight of each block of a model, for hyperparameters that vary by key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, walk
 
 
 def block_weights(recipe: Node, files: Iterable[Path]) -> dict[str, dict[str, float]]:
-    """For each hyperparameter with values by key: its mean over the keys of each block.
+    """The mean of each hyperparameter with values by key, over the keys of each block.
 
     Args:
         recipe: the graph.
@@ -45,14 +45,14 @@ def _means(value: ByKey, anatomy: Anatomy) -> dict[str, float]:
     for key, block in anatomy.blocks.items():
         try:
             by_block.setdefault(block, []).append(float(bound(key)))  # type: ignore[arg-type]
-        except (MechaError, TypeError, ValueError):  # no value, or none that is a number
+        except (MechaError, TypeError, ValueError):  # no value, or not a number
             continue
     return {block: math.fsum(found) / len(found) for block, found in _ordered(by_block, anatomy) if found}
 
 
 def _ordered(by_block: Mapping[str, list[float]], anatomy: Anatomy) -> list[tuple[str, list[float]]]:
     """The blocks from the first layer to the last, as the model's config lists them."""
-    order = {str(block): place for place, block in enumerate(anatomy.config.blocks(anatomy.convention))}
+    order = {str(block): index for index, block in enumerate(anatomy.config.blocks(anatomy.convention))}
     return sorted(by_block.items(), key=lambda pair: order.get(pair[0], len(order)))
 
 

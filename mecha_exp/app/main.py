@@ -1,4 +1,4 @@
-"""The Hydra application: checks a command line, runs its points, sums them up."""
+"""The Hydra application: checks a command line, runs its points, shows the summary."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     load_plugins(line.config.get("plugins") or ())
     if line.config.get("debug") and line.config.debug.get("plan"):
         return _show_plan(line)
-    register_with_hydra(line.jobs)
+    register_with_hydra()
     bench = workbench(line.config.store, line.config.rerun)
     return _run_sweep(line, bench) if line.is_sweep else _run_one(line, bench)
 
@@ -66,7 +66,7 @@ def _show_plan_of_sweep(line: CommandLine) -> int:
 
 
 def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -> Scoring:
-    """Build and plan points until one is right; where none is, say so before anything is written.
+    """Plan points until one is sound; if none is, fail before anything is written.
 
     Returns:
         what measures that point.
@@ -87,7 +87,7 @@ def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -
 
 
 def _check_objective(line: CommandLine, scoring: Scoring) -> None:
-    """A sweeper that searches must look for what is better: some look for less unless they are told."""
+    """Check that a searching sweeper optimises in the direction of the metric."""
     wanted = OmegaConf.select(line.config, "hydra.sweeper.direction")
     if wanted is None:
         return
@@ -104,7 +104,7 @@ def _run_one(line: CommandLine, bench: Workbench) -> int:
     folder = Path(line.config.hydra.run.dir)
     _require_one_good_point(line, bench, folder)
     try:
-        run_jobs([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], False, run_point)
+        run_jobs([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], None, run_point)
     except KeyboardInterrupt:
         return _interrupted(_how_to_go_on(line, folder))
     record = Record.load(folder)
@@ -120,7 +120,7 @@ def _interrupted(what_now: str) -> int:
 
 
 def _how_to_go_on(line: CommandLine, folder: Path) -> str:
-    """What an interrupt has left of a merge, and the command that takes it up."""
+    """The hint after an interrupt: what is kept, and the command that resumes it."""
     output = line.config.output
     named = {str(output.path)} if output.save and output.path else set()
     if not any(map(can_resume, named | {leftover.target for leftover in find_partial_outputs([folder])})):
@@ -143,7 +143,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
         summary.begin(sweep, folder, tracking)
         good, trouble, interrupted = False, None, False
         try:
-            run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], True, run_point)
+            run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], line.jobs, run_point)
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -157,7 +157,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
 
 
 def _title(line: CommandLine) -> str:
-    """What a sweep without a name is called: its recipes, and what is varied in them."""
+    """The title of a sweep without a name: its recipes and its varied keys."""
     recipes = list(dict.fromkeys(str(c.hydra.runtime.choices.recipe) for c in line.points.choices))
     named = ", ".join(recipes) if len(recipes) <= _MAX_NAMED else f"{len(recipes)} recipes"
     others = [key for key in line.swept if key != "recipe"]

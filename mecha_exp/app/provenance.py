@@ -1,4 +1,4 @@
-"""Where a result comes from, beside its signature: its inputs' names, code by commit, packages by version."""
+"""The environment of a result: the names of its inputs, the commit, the versions of packages."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LARGEST_DIFF = 1_000_000
 
 
 def environment() -> dict[str, str]:
-    """What a result was made with, beside its recipe and its inputs."""
+    """The commit, the versions and the machine that a result was made with."""
     return {**git_state(), **versions(), **machine()}
 
 
 def input_names(files: Mapping[ModelNode, Path]) -> dict[ModelNode, str]:
-    """A short name for each input: its file's, or its folder's where several files are called alike."""
+    """A short name for each input: its file name, or its folder's if several files have the same name."""
     stems = [_stem(path) for path in files.values()]
     names: dict[ModelNode, str] = {}
     for (model, path), stem in zip(files.items(), stems, strict=True):
@@ -37,7 +37,7 @@ def input_names(files: Mapping[ModelNode, Path]) -> dict[ModelNode, str]:
 
 
 def _stem(path: Path) -> str:
-    """What a file, or a folder, is called; an index of shards by its folder."""
+    """The name of a file or folder without suffix; a shard index is named by its folder."""
     if path.name.endswith(INDEX):
         return path.absolute().parent.name
     return path.name if path.is_dir() else path.stem
@@ -61,7 +61,7 @@ def git_state() -> dict[str, str]:
 
 @functools.cache
 def git_changes() -> str:
-    """What was not committed, as a diff on top of `git/commit`; untracked files are named."""
+    """The uncommitted changes, as a diff on top of `git/commit`; untracked files are only named."""
     for folder in _repositories():
         try:
             diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff")
@@ -86,7 +86,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The versions of Python, of this package, and of what it stands on."""
+    """The versions of Python, of this package and of its main dependencies."""
     found = {"version/mecha_exp": __version__, "version/python": platform.python_version()}
     for package in PACKAGES:
         try:

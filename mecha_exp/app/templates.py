@@ -15,7 +15,7 @@ from mecha_exp.recipe.files import fill_from_files, find_recipe
 
 
 def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: Sequence[str]) -> Node:
-    """The recipe of a resolved configuration, with those of its parameters filled that it has values for.
+    """Build the recipe of a resolved configuration, and fill the parameters that it has values for.
 
     Args:
         config: the whole configuration; its `recipe` is built.

@@ -1,4 +1,4 @@
-"""Logging finished runs to MLflow from what they left in their folders: at once, or later."""
+"""Logs finished runs to MLflow from the files in their folders, at once or later."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def log_sweep(folder: Path, store: Store) -> int:
 
 
 def close_run(sweep: Sweep, results: Results, files: Sequence[Path], store: Store) -> None:
-    """Give the sweep's MLflow run its best point and the files that say what came out."""
+    """Log the best point and the result files of a sweep, and end its MLflow run."""
     best = results.best
     metrics = {f"best/{best.metric}": best.metrics[str(best.metric)]} if best else {}
     tags = {"best": best.name} if best else {}
@@ -74,5 +74,5 @@ def close_run(sweep: Sweep, results: Results, files: Sequence[Path], store: Stor
 
 
 def how_to_log_later(folder: Path) -> str:
-    """The command that logs a folder once the store is there again."""
+    """A hint with the command that logs a folder when the store answers again."""
     return f"The results are kept in {folder}. Log them later with: python -m mecha_exp track {folder}"

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.app.reproduction.comparison import Outcome
 from mecha_exp.app.reproduction.original import Original, read_original
-from mecha_exp.app.reproduction.remake import Outcome, remake
+from mecha_exp.app.reproduction.remake import remake
 from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
 from mecha_exp.paths import OUTPUTS, TRACKING_URI
 from mecha_exp.plugins import load_plugins

@@ -1,7 +1,7 @@
-"""What is in a file: its SHA-256, computed once and remembered until the file changes.
+"""The SHA-256 of files, computed once and cached until a file changes.
 
-The memory is a text file in the user's cache folder with a line of JSON for each hash. Processes append to it
-at the same time; a line that a kill has cut is skipped.
+The cache is an SQLite table in the user's cache folder, with one row per path. Several processes may use it
+at once. A cache that is locked, read-only or damaged costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
+from typing import Any
 
 from mecha_exp.checkpoint import INDEX, open_stored
 from mecha_exp.errors import CheckpointError
@@ -21,24 +22,26 @@ from mecha_exp.system.cache import cache_folder
 from mecha_exp.system.machine import available_cores
 
 _CHUNK = 1 << 22
-_FILE = "contents.jsonl"
-_Identity = tuple[str, int, int, int, int]
+_FILE = "contents.sqlite"
+_TABLE = "hashes (path BLOB PRIMARY KEY, status TEXT, sha256 TEXT, day INTEGER)"
+_DAYS_KEPT = 180
+_Identity = tuple[str, str]
 
-_known: dict[Path | None, dict[_Identity, str]] = {}
-_lock = Lock()
+_hashes: dict[_Identity, str] = {}
+"""The hashes that this process has used."""
 
 Advance = Callable[[int], None]
-"""Told how many more bytes have been read."""
+"""Receives the number of bytes that were read since the last call."""
 
 
 def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
-    """The SHA-256 of a file, in hex; of a model in several, that of their names and contents.
+    """The SHA-256 of a file, in hex; for a model in several files, of their names and contents.
 
     A file counts as unchanged while its path, size, time of change (of the data and of the entry) and inode
     stay the same.
 
     Raises:
-        CheckpointError: it cannot be read, or changes meanwhile.
+        CheckpointError: it cannot be read, or it changes meanwhile.
     """
     files = files_of(path)
     if files != (path,):
@@ -46,21 +49,21 @@ def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     try:
         identity = _identity(path)
-        known = _remembered()
-        if identity not in known:
+        digest = _cached(identity)
+        if digest is None:
             digest = _hash(path, advance)
             if _identity(path) != identity:
                 raise CheckpointError(
                     f"{path} changed while it was being read. Run again once it is at rest."
                 )
-            _remember(identity, digest)
-        return known[identity]
+            _cache(identity, digest)
+        return digest
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The files that hold a model: itself, or those of a folder or an index of shards.
+    """The files of a model: the path itself, or the files of a folder or of a shard index.
 
     Raises:
         CheckpointError: a folder without a model in it.
@@ -72,12 +75,12 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 
 def size_of(path: Path) -> int:
-    """The bytes of the files that hold a model."""
+    """The size of a model's files in bytes."""
     return sum(file.stat().st_size for file in files_of(path))
 
 
 def content_is(path: Path, sha256: str | None) -> bool:
-    """Whether a file is there and has that content."""
+    """Whether a file exists and has that content."""
     try:
         return path.exists() and content_of(path) == sha256
     except (OSError, CheckpointError):
@@ -85,32 +88,34 @@ def content_is(path: Path, sha256: str | None) -> bool:
 
 
 def contents_of(paths: Iterable[Path], advance: Advance = lambda nbytes: None) -> dict[Path, str]:
-    """`content_of` many files, several at a time.
+    """The `content_of` many files, several at a time.
 
     Raises:
         CheckpointError: the first one that cannot be read.
     """
-    wanted = list(dict.fromkeys(paths))
-    pool = ThreadPoolExecutor(max(1, min(available_cores(), len(wanted))))
+    unique = list(dict.fromkeys(paths))
+    pool = ThreadPoolExecutor(max(1, min(available_cores(), len(unique))))
     try:
-        return dict(zip(wanted, pool.map(lambda path: content_of(path, advance), wanted), strict=True))
+        return dict(zip(unique, pool.map(lambda path: content_of(path, advance), unique), strict=True))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def unread_bytes(paths: Iterable[Path]) -> int:
-    """How many bytes `contents_of` would read, which is nothing for files that are remembered."""
+    """How many bytes `contents_of` would read: none for files whose hashes are cached."""
     total = 0
     for path in dict.fromkeys(paths):
         for file in files_of(path):
-            if _identity(file) not in _remembered():
+            if _cached(_identity(file)) is None:
                 total += file.stat().st_size
     return total
 
 
 def _identity(path: Path) -> _Identity:
+    """The path of a file, and what changes with its content."""
     status = path.stat()
-    return str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+    numbers = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    return str(path.resolve()), " ".join(map(str, numbers))
 
 
 def _hash(path: Path, advance: Advance) -> str:
@@ -123,41 +128,39 @@ def _hash(path: Path, advance: Advance) -> str:
     return digest.hexdigest()
 
 
-def _memory() -> Path | None:
+def _cached(identity: _Identity) -> str | None:
+    if identity not in _hashes:
+        path, status = identity
+        for (sha256,) in _query("SELECT sha256 FROM hashes WHERE path = ? AND status = ?", path, status):
+            _hashes[identity] = str(sha256)
+    return _hashes.get(identity)
+
+
+def _cache(identity: _Identity, sha256: str) -> None:
+    _hashes[identity] = sha256
+    today = int(time.time()) // 86400
+    _query("REPLACE INTO hashes VALUES (?, ?, ?, ?)", *identity, sha256, today)
+    _query("DELETE FROM hashes WHERE day < ?", None, today - _DAYS_KEPT)
+
+
+def _query(statement: str, path: str | None, *values: Any) -> list[Any]:
+    """Run a statement on the cached hashes; returns no rows if there is no cache or it cannot be used."""
+    import sqlite3  # here, because most commands hash nothing
+
     folder = cache_folder()
-    return folder / _FILE if folder else None
-
-
-def _remembered() -> dict[_Identity, str]:
-    """Every hash that is remembered; the file is read once in a process."""
-    path = _memory()
-    with _lock:
-        if path not in _known:
-            _known[path] = _load(path) if path else {}
-        return _known[path]
-
-
-def _load(path: Path) -> dict[_Identity, str]:
-    known: dict[_Identity, str] = {}
+    if folder is None:
+        return []
+    file = folder / _FILE
+    parameters = values if path is None else (os.fsencode(path), *values)
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return known
-    for line in lines:
-        try:
-            name, size, changed, entered, inode, digest = json.loads(line)
-            known[str(name), int(size), int(changed), int(entered), int(inode)] = str(digest)
-        except (ValueError, TypeError):
-            continue
-    return known
-
-
-def _remember(identity: _Identity, digest: str) -> None:
-    path = _memory()
-    _remembered()[identity] = digest
-    if path is None:
-        return
-    with contextlib.suppress(OSError):  # nothing is lost but time: the next process reads the file again
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:  # one write of one line, which appending keeps whole
-            file.write(json.dumps([*identity, digest]) + "\n")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.closing(sqlite3.connect(file)) as database, database:
+            database.execute("PRAGMA synchronous = OFF")  # a cache need not survive a power failure
+            database.execute(f"CREATE TABLE IF NOT EXISTS {_TABLE}")
+            return database.execute(statement, parameters).fetchall()
+    except (OSError, sqlite3.OperationalError):  # locked, read-only, or a full disk
+        return []
+    except sqlite3.DatabaseError:  # damaged: start afresh
+        with contextlib.suppress(OSError):
+            file.unlink()
+        return []

@@ -1,4 +1,4 @@
-"""Which points a sweep has: from axes (a key and its values, or a range) to lists of settings.
+"""Makes the points of a sweep: from axes (a key and its values, or a range) to lists of settings.
 
 A point is a dictionary from configuration keys to texts, as they are typed on the command line.
 """
@@ -47,7 +47,7 @@ class Axis:
         return not self.values
 
     def at(self, share: float) -> str:
-        """The value at a share of the way, from 0 to 1."""
+        """The value at a fraction of the range, from 0 to 1."""
         if self.values:
             return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
         if self.logarithmic:
@@ -120,13 +120,13 @@ def zipped(axes: Sequence[Axis]) -> list[Setting]:
 
 
 def at_random(axes: Sequence[Axis], n: int, seed: int) -> list[Setting]:
-    """`n` points, each axis drawn from by itself."""
+    """Draw `n` points, each axis independently."""
     chance = random.Random(seed)
     return [{axis.key: axis.at(chance.random()) for axis in axes} for _ in range(n)]
 
 
 def latin_hypercube(axes: Sequence[Axis], n: int, seed: int) -> list[Setting]:
-    """`n` points of which each axis has one in each of `n` equal parts, in an order of its own."""
+    """Draw `n` points as a Latin hypercube: each axis has one value in each of its `n` equal parts."""
     chance = random.Random(seed)
     columns = {}
     for axis in axes:
@@ -144,10 +144,10 @@ def one_at_a_time(axes: Sequence[Axis], default: Mapping[str, str]) -> list[Sett
 
 
 def listed(points: Sequence[Mapping[str, Any]]) -> list[Setting]:
-    """Points that are given one by one.
+    """Points that are listed one by one.
 
     Raises:
-        ConfigError: none, or one that is no mapping.
+        ConfigError: there are none, or one is not a mapping.
     """
     wrong = next((p for p in points if not isinstance(p, Mapping)), None)
     if not points or wrong is not None:
@@ -160,7 +160,7 @@ def listed(points: Sequence[Mapping[str, Any]]) -> list[Setting]:
 
 
 def read_points(path: Path) -> list[Setting]:
-    """Points from a CSV file: keys in the first row, a point in each other one; an empty field sets nothing.
+    """Read points from a CSV file: keys in the first row, then one point per row; empty fields set nothing.
 
     Raises:
         ConfigError: it cannot be read, or a row has more fields than there are keys.

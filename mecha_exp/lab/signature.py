@@ -21,12 +21,12 @@ from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.recipe import serialize
 
 FORMAT = 1
-"""Changes when the same recipe is to have another signature: when the engine gives other bytes."""
+"""Raise it when the engine gives other bytes for the same recipe: all signatures change."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What decides a result's bytes.
+    """Everything that decides a result's bytes.
 
     Attributes:
         recipe: as text, each input named by its content.
@@ -42,7 +42,7 @@ class Signature:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Everything that goes into the hash; comparing two of these tells why two points differ."""
+        """The content of the hash. Comparing two of these shows why two points differ."""
         return {
             "format": FORMAT,
             "recipe": self.recipe,
@@ -53,7 +53,7 @@ class Signature:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of it all, in hex."""
+        """The SHA-256 of all parts, in hex."""
         return hashlib.sha256(json.dumps(self.parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -44,7 +44,7 @@ def test_a_folder_of_the_users_adds_options(tmp_path: Path):
 
 
 def test_jobs_have_the_configuration_that_hydra_would_compose():
-    register_with_hydra(JOBS)
+    register_with_hydra()
     with hydra_of(get_args_parser().parse_args([])) as ours:
         sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
         loader = ours.config_loader

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mecha_exp.app.provenance import git_changes
-from mecha_exp.app.reproduction.remake import describe_differences
+from mecha_exp.app.reproduction.comparison import describe_differences
 from mecha_exp.system.machine import machine
 
 MERGE = ("recipe=weighted_sum", "models.base=a.safetensors", "models.experts=[b.safetensors]", "alpha=0.25")

@@ -1,8 +1,12 @@
 """Same signature, same bytes: what is in a signature, what is not, and how inputs are read for it."""
 
+import contextlib
+import hashlib
 import importlib
 import os
+import sqlite3
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from mecha_exp import EngineOptions, add_difference_ties, model, weighted_sum
 from mecha_exp.engine.code_hash import code_hashes, normalised_source
 from mecha_exp.errors import CheckpointError, RecipeError
 from mecha_exp.graph.nodes import Node, models_of
+from mecha_exp.lab import content_hash
 from mecha_exp.lab.content_hash import content_of, contents_of, size_of, unread_bytes
 from mecha_exp.lab.signature import Signature, signature_of
 
@@ -111,6 +116,65 @@ def test_the_content_of_a_folder_is_that_of_its_files(tmp_path: Path):
 
     one, same, other = (content_of(tmp_path / name) for name in ("one", "same", "other"))
     assert one == same != other
+
+
+def test_hashes_are_cached_for_other_processes(hash_cache: Path, tmp_path: Path):
+    path = tmp_path / "file"
+    path.write_text("first")
+    content_of(path)
+    content_hash._hashes.clear()  # as another process has it
+
+    assert unread_bytes([path]) == 0
+    path.write_text("another")
+    assert unread_bytes([path]) == 7
+
+
+def test_a_file_that_changes_has_one_row_and_old_rows_go(
+    hash_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("old", "new", "new"):
+        (tmp_path / name).write_text(name + str(os.urandom(4)))
+        content_of(tmp_path / name)
+    assert _rows(hash_cache) == [str(tmp_path / "new"), str(tmp_path / "old")]
+    later = time.time() + 365 * 86400
+    monkeypatch.setattr(content_hash.time, "time", lambda: later)
+    (tmp_path / "last").write_text("last")
+    content_of(tmp_path / "last")
+
+    assert _rows(hash_cache) == [str(tmp_path / "last")]
+
+
+def test_a_damaged_cache_is_made_anew(hash_cache: Path, tmp_path: Path):
+    path = tmp_path / "file"
+    path.write_text("content")
+    hash_cache.write_bytes(b"no database " * 1000)
+
+    first = content_of(path)
+    content_hash._hashes.clear()
+    assert content_of(path) == first
+    assert _rows(hash_cache) == [str(path)]
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(hash_cache: Path, tmp_path: Path):
+    hash_cache.mkdir()  # a folder has the name of the file
+    path = tmp_path / "file"
+    path.write_text("content")
+
+    assert content_of(path) == hashlib.sha256(b"content").hexdigest()
+
+
+@pytest.fixture
+def hash_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the cache, which is empty."""
+    monkeypatch.setattr(content_hash, "_hashes", {})
+    monkeypatch.setenv("MECHA_EXP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache" / "contents.sqlite"
+
+
+def _rows(cache: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(cache)) as database:
+        return [os.fsdecode(path) for (path,) in database.execute("SELECT path FROM hashes ORDER BY path")]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path):

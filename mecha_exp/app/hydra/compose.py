@@ -1,4 +1,4 @@
-"""Hydra over our configuration: it composes, answers flags such as `--help`, and runs jobs."""
+"""Composes our configuration with Hydra, lets Hydra answer flags such as `--help`, and runs its jobs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from hydra._internal.utils import create_automatic_config_search_path, get_args_
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig
 
-from mecha_exp.app.hydra.choices import register_choices
-from mecha_exp.app.hydra.presets import register_presets
+from mecha_exp.app.hydra.options import register_choices, register_presets
 from mecha_exp.errors import ConfigError
 
 CONFIG_MODULE = "mecha_exp.conf"
@@ -27,27 +29,81 @@ CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 
 
-@contextmanager
-def hydra_of(flags: Namespace) -> Iterator[Hydra]:
-    """Hydra over the packaged configuration and a folder of the user's, as its own start-up makes it.
+JOBS: ContextVar[Sequence[Sequence[str]]] = ContextVar("JOBS", default=())
+"""The overrides of each point of the sweep that is running."""
 
-    Hydra's public `initialize` functions take one place only.
+_IN_MAPPINGS = " The names in a mapping are not quoted, and ':', '[' and ']' in them take a backslash."
+
+
+class Composer:
+    """Composes the configurations of a command line, once for each choice of groups.
+
+    Attributes:
+        overrides: the overrides of the command line.
+        is_multirun: whether it has the flag -m.
+        groups: the names of all groups.
+    """
+
+    def __init__(self, ours: Hydra, flags: Namespace) -> None:
+        self._loader = ours.config_loader
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self.overrides: list[str] = list(flags.overrides)
+        self.is_multirun = bool(flags.multirun)
+        self.groups = frozenset(self._loader.list_groups(""))
+
+    def compose(self, choice: Sequence[str]) -> DictConfig:
+        """The configuration with these overrides, cached: copy it to change it."""
+        key = tuple(choice)
+        if key not in self._composed:
+            overrides = list(choice)
+            self._composed[key] = hydra.compose(CONFIG_NAME, overrides=overrides, return_hydra_config=True)
+        return self._composed[key]
+
+    def options(self, group: str) -> set[str]:
+        """The names of a group's options."""
+        return set(self._loader.get_group_options(group))
+
+    def is_group(self, override: Override) -> bool:
+        """Whether an override chooses an option of a group."""
+        return override.key_or_group in self.groups or "/" in override.key_or_group
+
+
+@contextmanager
+def composer_of(arguments: Sequence[str]) -> Iterator[Composer]:
+    """A composer for the arguments of a command line, flags first.
 
     Raises:
-        ConfigError: the user's folder is not there.
+        ConfigError: the user's folder does not exist; or anything that Hydra rejects meanwhile.
+    """
+    flags = get_args_parser().parse_args(list(arguments))
+    with hydra_of(flags) as ours:
+        try:
+            yield Composer(ours, flags)
+        except HydraException as error:
+            raise ConfigError(_in_our_words(error)) from None
+
+
+@contextmanager
+def hydra_of(flags: Namespace) -> Iterator[Hydra]:
+    """Hydra over the packaged configuration and a folder of the user's, set up as Hydra's own start does.
+
+    Hydra's public `initialize` functions take only one folder.
+
+    Raises:
+        ConfigError: the user's folder does not exist.
     """
     register_presets()
     path = flags.config_path or f"pkg://{CONFIG_MODULE}"
-    places = create_automatic_config_search_path(__file__, None, path)
+    search_path = create_automatic_config_search_path(__file__, None, path)
     if flags.config_dir:
         if not Path(flags.config_dir).is_dir():
             raise ConfigError(f"--config-dir {flags.config_dir}: there is no such folder.")
         before_schema = SearchPathQuery(provider="schema", path=None)  # which must be last
-        places.prepend("command-line", f"file://{Path(flags.config_dir).absolute()}", before_schema)
+        search_path.prepend("command-line", f"file://{Path(flags.config_dir).absolute()}", before_schema)
     current = GlobalHydra.instance()
     before = current.hydra
     hydra.version.setbase(VERSION_BASE)
-    current.hydra = Hydra("mecha_exp", _Loader(places))
+    current.hydra = Hydra("mecha_exp", _Loader(search_path))
     try:
         yield current.hydra
     finally:
@@ -55,14 +111,14 @@ def hydra_of(flags: Namespace) -> Iterator[Hydra]:
 
 
 def answer(arguments: Sequence[str]) -> None:
-    """Let Hydra answer a flag such as `--help`, which runs nothing."""
+    """Let Hydra answer a flag such as `--help` that runs nothing."""
     register_presets()
     register_choices()
     parser = get_args_parser()
     flags = parser.parse_args(list(arguments))
     if flags.help:
-        with hydra_of(flags) as our:
-            our.app_help(flags.config_name or CONFIG_NAME, parser, flags)
+        with hydra_of(flags) as ours:
+            ours.app_help(flags.config_name or CONFIG_NAME, parser, flags)
         return
     sys.argv = [sys.argv[0], *arguments]
     hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(
@@ -70,25 +126,39 @@ def answer(arguments: Sequence[str]) -> None:
     )()
 
 
-def run_jobs(arguments: Sequence[str], is_sweep: bool, task: Callable[[DictConfig], Any]) -> None:
-    """Let Hydra run a command line as one job, or as those of a sweep.
+def run_jobs(
+    arguments: Sequence[str], jobs: Sequence[Sequence[str]] | None, task: Callable[..., Any]
+) -> None:
+    """Let Hydra run a command line as one job, or as the jobs of a sweep.
 
     `hydra.main` would compose the configuration once more, only to learn which of the two it is.
 
     Args:
-        arguments: of the command line, flags first.
-        is_sweep: whether there are several jobs.
-        task: what is called with the configuration of each.
+        arguments: the arguments of the command line, flags first.
+        jobs: the overrides of each job of a sweep; None for one job.
+        task: the function that is called with the configuration of each job.
     """
     flags = get_args_parser().parse_args(list(arguments))
-    words = [*flags.overrides, f"hydra.mode={'MULTIRUN' if is_sweep else 'RUN'}"]
-    with hydra_of(flags) as our:
-        run = our.multirun if is_sweep else our.run
-        run_and_report(lambda: run(flags.config_name or CONFIG_NAME, task, words))
+    words = [*flags.overrides, f"hydra.mode={'RUN' if jobs is None else 'MULTIRUN'}"]
+    token = JOBS.set(jobs or ())
+    try:
+        with hydra_of(flags) as ours:
+            run = ours.run if jobs is None else ours.multirun
+            run_and_report(lambda: run(flags.config_name or CONFIG_NAME, task, words))
+    finally:
+        JOBS.reset(token)
+
+
+def _in_our_words(error: HydraException) -> str:
+    if isinstance(error, OverrideParseException):
+        hint = _IN_MAPPINGS if "{" in str(error.override) else ""
+        return f"'{error.override}' cannot be read: {str(error.message).splitlines()[0]}.{hint}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines) or type(error).__name__
 
 
 class _Loader(ConfigLoaderImpl):
-    """Hydra's loader, which would copy all that it knows whenever it is asked for the options of a group."""
+    """Hydra's loader, without copying the whole repository for each list of a group's options."""
 
     def get_group_options(
         self,
@@ -97,7 +167,7 @@ class _Loader(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """The names in a group; a configuration and overrides may add places to look for them."""
+        """The names in a group. A configuration and overrides may add folders to the search path."""
         if config_name is None and not overrides:
             return self.repository.get_group_options(group_name, results_filter)
         return super().get_group_options(group_name, results_filter, config_name, overrides)

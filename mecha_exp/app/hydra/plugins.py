@@ -1,35 +1,34 @@
-"""Making our launcher and our sweeper known to Hydra.
+"""Makes our launcher and our sweeper known to Hydra.
 
-Hydra takes plugins from the package `hydra_plugins` only and finds them by walking through its folders, which
-an editable install does not have. So the package gets a module that is made here and has no file.
+Hydra takes plugins only from the package `hydra_plugins`, whose folders it walks; an editable install has no
+such folder. So the package receives a module that is made here and has no file.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 
 from hydra.core.plugins import Plugins
 
+from mecha_exp.app.hydra.launcher import OnePassLauncher
+
 PACKAGE, MODULE = "hydra_plugins", "hydra_plugins.mecha_exp"
 
 
-def register_with_hydra(jobs: Sequence[Sequence[str]]) -> None:
-    """Register what the configuration calls `hydra_plugins.mecha_exp.*`; twice does no harm.
-
-    Args:
-        jobs: the overrides of each point, which the sweeper is to run.
-    """
-    from mecha_exp.app.hydra.launcher import OnePassLauncher
+def register_with_hydra() -> None:
+    """Register what the configuration calls `hydra_plugins.mecha_exp.*`. Calling it twice does no harm."""
+    plugins = (
+        Plugins.instance()
+    )  # reloads Hydra's own sweeper, so import the class that inherits from it later
     from mecha_exp.app.hydra.sweeper import LabSweeper
 
     module = ModuleType(MODULE)
-    for plugin in (OnePassLauncher, LabSweeper.of(jobs)):
+    for plugin in (OnePassLauncher, LabSweeper):
         plugin.__module__ = MODULE
         setattr(module, plugin.__name__, plugin)
-        Plugins.instance().register(plugin)
+        plugins.register(plugin)
     sys.modules[MODULE] = module
     try:
         package = importlib.import_module(PACKAGE)

@@ -1,4 +1,4 @@
-"""What is known of a result that is to be made again: from its folder, from MLflow, or from the model."""
+"""Reads the provenance of a result from its folder, from MLflow, or from the header of its model."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _FORMAT = {"format": "pt"}
 
 @dataclass(frozen=True)
 class Original:
-    """A result, and all that decided it.
+    """A result and its provenance.
 
     Attributes:
-        name: what it is called.
-        source: where this was read.
-        recipe: as text, with the paths that its inputs had.
+        name: the name of the result.
+        source: where its provenance was read.
+        recipe: the recipe as text, with the original paths of its inputs.
         inputs: the SHA-256 of each input, in the order of the recipe's models, as far as they are known.
-        config: engine and output settings, plugins, and evaluators.
-        metadata: of the model's file.
-        versions: of packages, the commit, and the machine's features.
-        methods: the hash of each merge method's code, where it is known.
-        sha256: of the model's bytes, where one was kept.
-        model: where it lies, if it is still there.
-        metrics: what was measured, for a result that was not kept.
+        config: the engine and output settings, plugins and evaluators.
+        metadata: the metadata of the model's file.
+        versions: the versions of packages, the commit, and the machine's features.
+        methods: the hash of each merge method's code, if known.
+        sha256: the hash of the model's bytes, if a model was kept.
+        model: the path of the model, if it still exists.
+        metrics: the evaluators' numbers, for a result whose model was not kept.
     """
 
     name: str
@@ -55,21 +55,21 @@ class Original:
 
     @property
     def folders(self) -> list[Path]:
-        """Where the configuration looked for models."""
+        """The folders that the configuration searched for models."""
         return folders_of(self.config)
 
 
 def read_original(word: str, folders: Sequence[Path], uri: str, scratch: Path) -> Original:
-    """What a word means: a merged model's file, or a run.
+    """Read the original that a word names: the file of a merged model, or a run.
 
     Args:
-        word: a path, or what `find_run` takes.
-        folders: where runs are looked for.
-        uri: the MLflow store that is asked for runs that are not there.
-        scratch: an empty folder, for what MLflow keeps.
+        word: a path, or a word for `find_run`.
+        folders: the folders to search for runs.
+        uri: the MLflow store to search for other runs.
+        scratch: an empty folder for the files of an MLflow run.
 
     Raises:
-        ConfigError: there is no such run or model, or it does not say how it was made.
+        ConfigError: there is no such run or model, or it has no provenance.
     """
     path = Path(word)
     if path.is_file():
@@ -81,7 +81,9 @@ def read_original(word: str, folders: Sequence[Path], uri: str, scratch: Path) -
             raise
         folder = Store(uri, "mecha_exp").fetch(word, scratch / "record")
         if not (folder / RUN_FILE).is_file():
-            raise ConfigError(f"the MLflow run {word} is no point of ours: it has no {RUN_FILE}.") from None
+            raise ConfigError(
+                f"the MLflow run {word} was not logged by mecha_exp: it has no {RUN_FILE}."
+            ) from None
         return _of_run(Run(folder, Record.load(folder)), f"the MLflow run {word}")
     return _of_run(run, str(run.folder))
 
@@ -116,7 +118,7 @@ def _of_run(run: Run, source: str) -> Original:
 
 
 def _metadata(recipe: str, record: Record) -> dict[str, str]:
-    """What the header of a model said that is not there any more."""
+    """The header of a model that no longer exists."""
     origin = {KEY: Origin(**record.origin).text()} if record.origin else {}
     return {**_FORMAT, RECIPE_KEY: recipe, **origin}
 

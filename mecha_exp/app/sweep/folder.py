@@ -1,4 +1,4 @@
-"""Which folder a sweep runs in: the one of its last start with the same command, so that it goes on there."""
+"""Finds the folder of a sweep: that of the last start with the same command, to continue it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def claimed_folder(line: CommandLine, bench: Workbench) -> Iterator[Path]:
 
 
 def _claim(folders: Iterator[Path]) -> tuple[Path, TargetLock]:
-    """The first folder in which nobody is at work."""
+    """Lock and return the first folder that no other process uses."""
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -58,7 +58,7 @@ def _claim(folders: Iterator[Path]) -> tuple[Path, TargetLock]:
 
 
 def _fresh(folder: Path) -> Iterator[Path]:
-    """The folder, or one beside it that is not there: two sweeps may begin in the same second."""
+    """The folder, or a new one beside it: two sweeps may start in the same second."""
     numbered = (folder.with_name(f"{folder.name}_{number}") for number in itertools.count(2))
     return (path for path in itertools.chain([folder], numbered) if not (path / SWEEP_FILE).exists())
 
@@ -72,8 +72,8 @@ def _keep(bench: Workbench, key: str, folder: Path) -> None:
 
 
 def _key(line: CommandLine) -> str:
-    """What two starts of one sweep have in common: the words, and the points that they come to here."""
+    """A key that is equal for two starts of one sweep: a hash of its words and its points."""
     words = sorted(word for word in line.arguments if not word.startswith(_NOT_ABOUT_THE_POINTS))
-    # what they come to where a file is changed, and from where: paths may be relative, and stores shared
-    told = [words, line.jobs, str(Path.cwd())]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+    # the points change with the files, and the folder counts: paths may be relative and stores shared
+    content = [words, line.jobs, str(Path.cwd())]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""A sweep over several recipes: each gets those of the hyperparameters that it has.
+"""Fits a sweep over several recipes: each recipe gets only the hyperparameters that it has.
 
 `recipe=ties,task_arithmetic alpha=0.3,0.5 k=0.1,0.2` has four points of TIES, and two of task arithmetic,
 which has no k. What a recipe has is read from its file.
@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.default_element import ConfigDefault
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
+from mecha_exp.app.hydra.options import option_values
 from mecha_exp.lab.points import Setting
 
 GROUP = "recipe"
@@ -22,7 +21,7 @@ GROUP = "recipe"
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What a recipe's configuration says of its hyperparameters.
+    """The hyperparameters in the file of a recipe.
 
     Attributes:
         values: its hyperparameters with their defaults, and its graph; None where that cannot be told.
@@ -32,22 +31,22 @@ class RecipeFile:
 
     @classmethod
     def load(cls, name: str) -> RecipeFile:
-        """The file of an option of the group `recipe`, with those that it is based on."""
-        values = _values(name)
+        """Read the file of a recipe, with the files that it is based on."""
+        values = option_values(GROUP, name)
         is_open = values is None or "mecha" in (values.get(GROUP) or {})  # a text, with parameters of its own
         return cls(None if is_open else values)
 
     def has(self, key: str) -> bool:
-        """Whether it is one of its hyperparameters."""
+        """Whether a key is one of its hyperparameters."""
         return self.values is not None and key in self.values
 
     def uses(self, key: str) -> bool:
-        """Whether it has it, or refers to it, or may."""
+        """Whether it has or may have a hyperparameter, or refers to it."""
         return self.values is None or key in self.values or f"${{{key}" in str(self.values)
 
     @property
     def seed(self) -> int | None:
-        """Of its random draws; None where it makes none."""
+        """The default seed of its random draws; None if it makes none."""
         seed = (self.values or {}).get("seed")
         return seed if isinstance(seed, int) else None
 
@@ -77,7 +76,7 @@ def recipe_of(setting: Setting, config: DictConfig) -> str:
 def drop_unused(
     settings: Sequence[Setting], fixed: Sequence[Override], varied: Sequence[str], config: DictConfig
 ) -> Fitted:
-    """Take from each point what its recipe has no use for, where another one of the sweep has it.
+    """Drop the hyperparameters that a point's recipe lacks and another recipe of the sweep has.
 
     A key that none of them has stays everywhere, so that it is an error; so does what a listed point names.
 
@@ -104,14 +103,3 @@ def drop_unused(
 
     kept = [o for o in fixed if o.key_or_group not in left_out]
     return Fitted(kept, [fitted(s) for s in settings], frozenset(own), left_out)
-
-
-def _values(name: str) -> dict[str, Any] | None:
-    found = GlobalHydra.instance().config_loader().repository.load_config(f"{GROUP}/{name}")  # type: ignore[attr-defined]
-    if found is None or found.header.get("package") != "_global_":
-        return None
-    values: dict[str, Any] = {}
-    for default in found.defaults_list or ():
-        if isinstance(default, ConfigDefault) and not default.is_self():
-            values |= _values(str(default.path)) or {}
-    return values | {str(key): value for key, value in found.config.items_ex(resolve=False)}

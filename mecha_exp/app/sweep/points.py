@@ -1,4 +1,4 @@
-"""The points of a sweep from its command line: what is listed, and what the group `sweep` makes of it."""
+"""Makes the points of a sweep from its command line and the mode of the group `sweep`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mecha_exp.lab.points import Axis, Setting
 
 PARTS = ("block", "layer", "component")
 CONVENTION = "convention"
-"""What of `blocks` is no strength: whose names of blocks are meant."""
+"""The key of `blocks` that is not a strength: the naming convention of the blocks."""
 _STRENGTH = re.compile(r"'default': '(?P<reference>\$\{\w+\})', 'blocks': '\$\{blocks\}'")
 
 
@@ -99,7 +99,7 @@ def _axis(override: Override) -> Axis:
 
 
 def _is_stop(text: str, override: Override) -> bool:
-    """Whether a value is the end of its range: Hydra's sums come to 1.0999999999999999 in place of 1.1."""
+    """Whether a value is the end of its range: Hydra's sums give 1.0999999999999999 instead of 1.1."""
     value = override.value()
     return isinstance(value, RangeSweep) and value.stop is not None and float(text) == float(value.stop)
 
@@ -158,7 +158,7 @@ def _blocks_apart(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
 
 
 def _strength(recipe: str, config: DictConfig) -> str:
-    """What the blocks of a recipe have where nothing else is said: a reference to its hyperparameter.
+    """The default strength of a recipe's blocks: a reference to its hyperparameter.
 
     Raises:
         ConfigError: it has none that can be another one for each block.
@@ -214,7 +214,7 @@ def _replicated(points: Sequence[Setting], config: DictConfig, fixed: Sequence[O
 
 
 def _seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[int | None]:
-    """The first seed of each point; None where its recipe draws nothing."""
+    """The first seed of each point; None if its recipe draws no random numbers."""
     names = [recipe_of(point, config) for point in points]
     if len(set(names)) == 1:
         return [config.get("seed")] * len(points)

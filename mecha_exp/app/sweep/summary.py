@@ -1,4 +1,4 @@
-"""A sweep around its points: its folder's state, and the summary when the last point has run."""
+"""Begins a sweep in its folder, and writes its summary when the last point has run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mecha_exp.tracking.mlflow_store import PARENT_TAG
 
 
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
-    """Write down a sweep that is about to run, and open its MLflow run; or go on with what is there."""
+    """Write the state of a sweep before it runs and open its MLflow run, or continue an earlier start."""
     before = _before(folder)
     sweep.tracked_in = tracking.place
     is_known = before is not None and before.tracked_in == sweep.tracked_in and not tracking.is_gone
@@ -46,7 +46,7 @@ def _before(folder: Path) -> Sweep | None:
 
 
 def _mend(sweep: Sweep, folder: Path, store: Store) -> None:
-    """Remove what a kill has left half logged: a parent that nobody knows, points without a record."""
+    """Remove what a kill left half logged: an unknown parent run, points without a record."""
     parents = store.runs_with(FOLDER_TAG, str(folder.absolute()))
     for run_id, status in parents.items():
         if run_id != sweep.parent_run and status == RUNNING:
@@ -65,7 +65,7 @@ def _mend(sweep: Sweep, folder: Path, store: Store) -> None:
 
 
 def reopen(sweep: Sweep, folder: Path) -> None:
-    """A point is made again: until the sweep has ended it is not complete, should it be killed."""
+    """Mark a sweep as incomplete while one of its points runs again."""
     if sweep.complete:
         sweep.complete = False
         sweep.save(folder)
@@ -89,7 +89,7 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
 
 
 def _is_as_before(results: Results, folder: Path) -> bool:
-    """Whether no point was written since the table was."""
+    """Whether no point was written after the table."""
     try:
         written = (folder / CSV_FILE).stat().st_mtime * 1000
     except OSError:
@@ -131,6 +131,6 @@ def _log_the_rest(sweep: Sweep, folder: Path, store: Store) -> None:
 
 
 def _last_line(text: str | None) -> str:
-    """Of a traceback what went wrong; of a message all that is on its first line."""
+    """The last line of a traceback, or the first line of another message."""
     lines = (text or "").strip().splitlines() or [""]
     return lines[-1] if lines[0].startswith("Traceback") else lines[0]

@@ -1,0 +1,103 @@
+"""Checks the names on a command line against the configuration: options, keys, swept hyperparameters."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from mecha_exp.app.grid import Grid, GridPoint, recipe_name, used_by
+from mecha_exp.app.hydra.compose import Composer
+from mecha_exp.errors import Problems, did_you_mean
+from mecha_exp.graph.curves import PRESETS
+
+
+def values_of(override: Override) -> list[Any]:
+    """The values that an override gives its key, one or several."""
+    if override.is_discrete_sweep():
+        return list(override.sweep_iterator())
+    if override.is_interval_sweep():  # for sweepers that search: one value stands for the interval
+        return [override.value().start]  # type: ignore[union-attr]
+    return [override.value()]
+
+
+def check_options(override: Override, composer: Composer, problems: Problems) -> None:
+    """Whether the options that an override chooses exist."""
+    group = override.key_or_group
+    options = composer.options(group) | set(PRESETS if group == "blocks" else ())
+    for name in values_of(override):
+        if isinstance(name, str) and name not in options:
+            problems.add(f"{group}={name}: there is no such {group}.{did_you_mean(str(name), options)}")
+
+
+def check_names(grid: Grid, problems: Problems) -> None:
+    """Whether the keys that points set exist in their configurations; `+key` may be new."""
+    overrides = {
+        (id(point.base), o.key_or_group): (point, o) for point in grid.points for o in point.overrides
+    }
+    raw = {id(base): OmegaConf.to_container(base, resolve=False) for base in grid.choices}
+    for point, override in overrides.values():
+        is_new = override.is_add() or override.is_force_add()
+        if not is_new and override.key_or_group not in grid.parameters:
+            _check_name(point, raw[id(point.base)], override.key_or_group, problems)
+
+
+def _check_name(point: GridPoint, node: Any, key: str, problems: Problems) -> None:
+    path = key.split(".")
+    for depth, part in enumerate(path):
+        if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+            node = node[int(part)]
+        elif isinstance(node, dict) and part in node:
+            node = node[part]
+        else:
+            parent = ".".join(path[:depth]) or f"the recipe{recipe_name(point.base)}"
+            hint = _hint(point, part, node if isinstance(node, dict) else {}, depth == 0)
+            problems.add(f"{key}: {parent} has no '{part}'.{hint}")
+            return
+
+
+def _hint(point: GridPoint, name: str, siblings: dict[str, Any], is_top: bool) -> str:
+    """The key that is likely meant by a name that the configuration lacks."""
+    known = [str(key) for key in siblings if key != "hydra"]
+    if not is_top:
+        return did_you_mean(name, known)
+    deeper = [f"{key}.{name}" for key in known if isinstance(siblings[key], dict) and name in siblings[key]]
+    return f" Did you mean '{deeper[0]}'?" if deeper else _nearest(name, known, used_by(point.config()))
+
+
+def _nearest(name: str, known: Sequence[str], used: set[str]) -> str:
+    """The closest name: a hyperparameter of the recipe is more likely than another key."""
+    likely = difflib.get_close_matches(name, used, cutoff=0.6)
+    near = likely or difflib.get_close_matches(name, known, cutoff=0.75)
+    return did_you_mean(name, near) if near else f" It uses {', '.join(sorted(used)) or 'no hyperparameter'}."
+
+
+def check_used(swept: set[str], grid: Grid, problems: Problems) -> None:
+    """Whether each swept hyperparameter reaches the recipe; else the points would be equal merges."""
+    checked: set[tuple[int, str]] = set()
+    for point in grid.points:
+        keys = [o.key_or_group for o in point.overrides if o.key_or_group in swept]
+        for key in (k for k in keys if "." not in k and (id(point.base), k) not in checked):
+            checked.add((id(point.base), key))
+            used = used_by(point.config())
+            if key not in used:
+                names = ", ".join(sorted(used)) or "no hyperparameter"
+                problems.add(
+                    f"{key} is swept, but the recipe{recipe_name(point.base)} does not use it, so every "
+                    f"point would be the same merge. It uses {names}."
+                )
+
+
+def check_distinct_outputs(grid: Grid, problems: Problems) -> None:
+    """Whether points would overwrite each other's models."""
+    if not any(config.output.path for config in grid.first_of_each):
+        return
+    paths = [str(config.output.path) for config in grid if config.output.save and config.output.path]
+    if len(set(paths)) < len(paths):
+        problems.add(
+            f"output.path={paths[0]} is the same for several points, which would overwrite each other. Put "
+            "a swept value into it, as in 'output.path=merged-${alpha}.safetensors'."
+        )

@@ -1,0 +1,116 @@
+"""The configurations of a sweep's points, and the hyperparameters that their recipes use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from mecha_exp.app.hydra.compose import Composer
+from mecha_exp.app.hydra.jobs import decides_files, parse_override
+
+_TEMPLATE = re.compile(r"'(?:mecha|parameter)':")  # a node of a recipe that brings parameters
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """A point as its configuration's choice of groups, and the values on top of it.
+
+    Attributes:
+        base: the configuration of its choice of groups, shared by all points with that choice.
+        overrides: the values that the point sets.
+    """
+
+    base: DictConfig
+    overrides: tuple[Override, ...]
+
+    def config(self) -> DictConfig:
+        """The configuration of the point."""
+        config = self.base.copy()
+        for override in self.overrides:
+            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+        return config
+
+
+@dataclass(frozen=True)
+class Grid(Sequence[DictConfig]):
+    """The configurations of the points, each composed when it is requested."""
+
+    points: list[GridPoint]
+
+    @classmethod
+    def of(cls, points: Sequence[Sequence[str]], composer: Composer) -> Grid:
+        """The grid of points that are given by their overrides."""
+        return cls([_grid_point(words, composer) for words in points])
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.points[index].config()
+
+    @cached_property
+    def parameters(self) -> set[str]:
+        """The parameters of the recipes; values of the configuration may fill them."""
+        return set().union(*map(parameters_of, self.first_of_each))
+
+    @property
+    def choices(self) -> list[DictConfig]:
+        """The configuration of each choice of groups, without the values of its points."""
+        return list({id(point.base): point.base for point in self.points}.values())
+
+    @property
+    def first_of_each(self) -> list[DictConfig]:
+        """The first point of each choice of groups."""
+        firsts: dict[int, GridPoint] = {}
+        for point in self.points:
+            firsts.setdefault(id(point.base), point)
+        return [point.config() for point in firsts.values()]
+
+
+def _grid_point(words: Sequence[str], composer: Composer) -> GridPoint:
+    parsed = [parse_override(word) for word in words]
+    choice = [str(o.input_line) for o in parsed if decides_files(o, composer.groups)]
+    values = tuple(o for o in parsed if not decides_files(o, composer.groups))
+    return GridPoint(composer.compose(choice), values)
+
+
+def recipe_name(config: DictConfig) -> str:
+    """The recipe of a configuration, in quotes after a space; empty without one."""
+    name = config.hydra.runtime.choices.get("recipe")
+    return f" '{name}'" if name else ""
+
+
+def used_by(config: DictConfig) -> set[str]:
+    """The top-level hyperparameters that the recipe refers to, directly or through another one."""
+    raw = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(raw, dict)
+    used = parameters_of(config)
+    waiting = [raw.get("recipe"), *(raw.get(name) for name in used)]
+    while waiting:
+        for reference in _REFERENCE.findall(str(waiting.pop())):
+            key = reference.partition(".")[0]
+            if key not in used:
+                used.add(key)
+                waiting.append(raw.get(key))
+    return {key for key in used if key not in ("models", "blocks", "recipe")}
+
+
+def parameters_of(config: DictConfig) -> set[str]:
+    """The parameters of the recipe, if it is or may contain a template."""
+    raw = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(raw, dict)
+    if not _TEMPLATE.search(str(raw.get("recipe"))):
+        return set()
+    from mecha_exp.app.point import resolve
+    from mecha_exp.app.templates import names_in
+    from mecha_exp.sources.search import folders_of
+
+    resolved = resolve(config)
+    return names_in(resolved["recipe"], folders_of(resolved))

@@ -1,0 +1,89 @@
+"""The options of Hydra's groups: presets of block weights, lists for the help, the values of an option."""
+
+from __future__ import annotations
+
+import functools
+import re
+import textwrap
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import ConfigDefault
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from omegaconf import OmegaConf
+
+from mecha_exp.graph.curves import PRESETS
+
+RESOLVER = "choices"
+INDENT, WIDTH = 12, 100
+BLOCKS = "blocks"
+ALL_PRESETS = "all_presets"
+
+_LIST = re.compile(rf"{BLOCKS}=\[(?P<names>[^\[\]]*)\]")
+
+
+def register_presets() -> None:
+    """Make each preset of block weights an option of `blocks`. Calling it twice does no harm."""
+    for name in PRESETS:
+        folder, _, last = f"{BLOCKS}/{name}".rpartition("/")  # `SMOOTHSTEP/2` is an option of a sub-group
+        ConfigStore.instance().store(
+            name=last, node={"preset": name}, group=folder, package=BLOCKS, provider="mecha_exp"
+        )
+
+
+def expand_presets(word: str) -> str:
+    """Write out a word of the command line that stands for several presets.
+
+    >>> expand_presets("blocks=[GRAD_V, WRAP12]")
+    'blocks=GRAD_V,WRAP12'
+    """
+    if word == f"{BLOCKS}={ALL_PRESETS}":
+        return f"{BLOCKS}={','.join(PRESETS)}"
+    if match := _LIST.fullmatch(word):
+        return f"{BLOCKS}={','.join(name.strip() for name in match['names'].split(','))}"
+    return word
+
+
+def register_choices() -> None:
+    """Let the help list a group with `${choices:recipe}`. Calling it twice does no harm."""
+    OmegaConf.register_new_resolver(RESOLVER, choices, replace=True)
+
+
+def choices(group: str) -> str:
+    """The options of a group and of its sub-groups, wrapped for a second column."""
+    return "\n".join(
+        textwrap.wrap(
+            ", ".join(_options(GlobalHydra.instance().config_loader(), group)),
+            WIDTH - INDENT,
+            subsequent_indent=" " * INDENT,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    )
+
+
+def option_values(group: str, name: str) -> dict[str, Any] | None:
+    """The top-level values in the file of an option and in the files that it is based on.
+
+    None if there is no such file, or if its values belong to a package.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    file = loader.repository.load_config(f"{group}/{name}")  # type: ignore[attr-defined]
+    if file is None or file.header.get("package") != "_global_":
+        return None
+    values: dict[str, Any] = {}
+    for default in file.defaults_list or ():
+        if isinstance(default, ConfigDefault) and not default.is_self():
+            values |= option_values(group, str(default.path)) or {}
+    return values | {str(key): value for key, value in file.config.items_ex(resolve=False)}
+
+
+@functools.lru_cache(maxsize=64)
+def _options(loader: ConfigLoader, group: str) -> tuple[str, ...]:
+    """The options by name, cached: every composed configuration asks for them, and Hydra parses each file."""
+    names = loader.get_group_options(group, ObjectType.CONFIG)
+    inner = loader.get_group_options(group, ObjectType.GROUP)
+    nested = (f"{name}/{option}" for name in inner for option in _options(loader, f"{group}/{name}"))
+    return tuple(sorted([*names, *nested]))

@@ -1,0 +1,33 @@
+"""Each room keeps its own secrets: which module may use what."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import mecha_exp
+
+PACKAGE = Path(mecha_exp.__file__).parent
+HYDRA_ROOM = PACKAGE / "app" / "hydra"
+
+
+def test_the_insides_of_hydra_are_used_in_one_room():
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if not path.is_relative_to(HYDRA_ROOM)
+        for module in _imported_modules(path)
+        if (module + ".").startswith(("hydra._internal.", "omegaconf._"))
+    }
+
+    assert users == set()
+    assert any(
+        "hydra._internal" in module for path in HYDRA_ROOM.glob("*.py") for module in _imported_modules(path)
+    )
+
+
+def _imported_modules(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
