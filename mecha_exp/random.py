@@ -1,5 +1,5 @@
 # mypy: disable-error-code="valid-type"
-"""Random numbers that depend on where they are used and on nothing else.
+"""Counter-based random numbers: a draw depends on its key, index, seed and stream alone.
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") is a function from a
 counter and a key to four 32-bit words. The key comes from the seed and the tensor's name, the counter from

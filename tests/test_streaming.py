@@ -18,7 +18,7 @@ from mecha_exp import CheckpointError, EngineOptions, Job, MergeError, merge_man
 from mecha_exp.checkpoint import Checkpoint, CheckpointWriter, open_stored, positional
 from mecha_exp.engine.compiler import object_file
 from mecha_exp.engine.ir.reductions import REDUCTION_BLOCK
-from mecha_exp.engine.runtime.kernel_call import Route
+from mecha_exp.engine.runtime.kernel_call import StreamLaunch
 from mecha_exp.engine.runtime.key_pass import KeyPass
 from mecha_exp.engine.runtime.scheduler import Scheduler
 from mecha_exp.graph.nodes import InMemory
@@ -52,7 +52,7 @@ def paths(tmp_path):
 def steps(monkeypatch):
     """Counts the entries that are streamed, and the tiles that Python does."""
     counted = Counter()
-    stream, run_tile = Route.stream, KeyPass._run_tile
+    stream, run_tile = StreamLaunch.run, KeyPass._run_tile
 
     def count_stream(self, tile, length, scratch):
         done = stream(self, tile, length, scratch)
@@ -63,7 +63,7 @@ def steps(monkeypatch):
         counted["by Python"] += not self._pass.sampled
         run_tile(self, tile, scratch)
 
-    monkeypatch.setattr(Route, "stream", count_stream)
+    monkeypatch.setattr(StreamLaunch, "run", count_stream)
     monkeypatch.setattr(KeyPass, "_run_tile", count_tile)
     return counted
 

@@ -52,7 +52,7 @@ def own_stream(name: str) -> Iterator[None]:
 
 
 def moved(value: Any, name: str) -> Any:
-    """A tensor on a device, or tuples and lists of them; anything else is as it was."""
+    """Move a tensor, or tuples and lists of tensors, to a device; other values are returned as they are."""
     if isinstance(value, torch.Tensor):
         return value.to(name)
     return type(value)(moved(part, name) for part in value) if type(value) in (tuple, list) else value

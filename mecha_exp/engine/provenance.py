@@ -56,12 +56,12 @@ class Origin:
 
     @classmethod
     def of(cls, recipe: Node, options: EngineOptions, dtype: torch.dtype | ByKey | None) -> Origin:
-        """That of a merge."""
+        """The origin of a merge's output."""
         output = {"dtype": _dtype_setting(dtype)} if dtype is not None else {}
         return cls((), settings_of(options), output, code_hashes(recipe), versions())
 
     def text(self) -> str:
-        """As a model's header holds it."""
+        """The JSON text for a model's header."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The source of a fused loop: how a trace is written down for the compiler.
+"""Writes the source of a fused loop from a trace.
 
 This is the loop for a pass that needs the sum of `base + alpha * (model - base)` and the result itself:
 
@@ -34,8 +34,8 @@ This is the loop for a pass that needs the sum of `base + alpha * (model - base)
 The table holds the addresses of what the loop reads and writes, so that every loop is called alike. All
 memory is the caller's, and nothing can fail: the machine code needs nothing of numba's. The last two numbers
 of an `entry` say that what it reads is one of so many stretches of memory, none of which overlap. What much
-is wanted of is divided into several loops over a strip (`parting`), and what is done to many points alike is
-written once (`wording`): the source is the same for any number of them.
+is wanted of is divided into several loops over a strip (partition), and what is done to many points alike is
+written once (`loop_body`): the source is the same for any number of them.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
+from mecha_exp.engine.compiler.abi import WORD, Rank, Table
 from mecha_exp.engine.compiler.jit import LoopText, converts_half
 from mecha_exp.engine.compiler.loop_body import LoopBody, LoopSpec
 from mecha_exp.engine.compiler.ops import NUMBERS, STORED
@@ -58,11 +59,11 @@ SHORT = 1 << 9
 """Entries in a strip that several loops go over: what they hand on stays in the first cache."""
 
 FIXED = 1 << 20
-"""Entries of a table of which no loop asks how many there are: the source does not depend on them."""
+"""The nominal length of arrays whose true length no loop uses: the source does not depend on it."""
 
 
 def loop_dtype(stored: torch.dtype, compute_dtype: torch.dtype) -> torch.dtype:
-    """How a loop takes a tile of that dtype: as it is stored, or converted by torch."""
+    """The dtype in which a loop reads or writes a tile: as stored, or converted by torch."""
     direct = stored in STORED and compute_dtype is torch.float32
     return stored if direct and (stored is not torch.float16 or converts_half()) else compute_dtype
 
@@ -93,13 +94,13 @@ class LoopWriter:
         families: dict[object, list[LoopBody]] = {}
         for part in parts:
             words = LoopBody(part, self._wanted)
-            families.setdefault(words.meaning, []).append(words)
+            families.setdefault(words.structure, []).append(words)
         self._families = [*families.values()]
         self._order: list[int] = []
         self._lists: dict[int, Sequence[int]] = {}
 
     def text(self) -> LoopText:
-        """The source file, and what the loop is to be given."""
+        """The source, and the memory and integers that the loop receives."""
         self._order, self._lists = [], {}
         source = "\n".join(self._module()) + "\n"
         order = [*self._order]
@@ -123,12 +124,12 @@ class LoopWriter:
             yield f"    peaks[{number}] = p{number}"
 
     def _told(self, number: int) -> str:
-        """A number that the loop finds in `order`, so that its source is the same whatever it is."""
+        """An integer that the loop reads from `order`, so that its source does not depend on it."""
         self._order.append(number)
         return f"order[{len(self._order) - 1}]"
 
     def _told_all(self, numbers: Sequence[int], step: int) -> str:
-        """The places in `order` of every first of so many numbers."""
+        """A range over the positions in `order` where groups of `step` integers begin."""
         self._lists[len(self._order)] = numbers
         return f"range({self._told(0)}, {self._told(0)}, {step})"
 
@@ -138,25 +139,25 @@ class LoopWriter:
         """The arrays that the table has the addresses of; a name that ends in `_` is an address."""
         trace = self._trace
         tiles = len(trace.inputs) + len(trace.outputs)
-        yield "places = array_at(table, 5, int64)"
-        yield f"order = array_at(places[2], {FIXED}, int64)"
-        yield f"floats = array_at(places[0], {FIXED}, float64)"
-        yield f"integers = array_at(places[1], {FIXED}, int64)"
-        yield f"peaks = array_at(places[3], {self._told(tiles)}, int64)"
-        yield f"tiles = array_at(table + 40, {self._told(tiles)}, int64)"
-        yield f"terms = array_at(table + 40 + 8 * {self._told(tiles)}, {FIXED}, int64)"
+        yield f"places = array_at(table, {Table.TILES:d}, int64)"
+        yield f"order = array_at(places[{Table.ORDER:d}], {FIXED}, int64)"
+        yield f"floats = array_at(places[{Table.FLOATS:d}], {FIXED}, float64)"
+        yield f"integers = array_at(places[{Table.INTEGERS:d}], {FIXED}, int64)"
+        yield f"peaks = array_at(places[{Table.PEAKS:d}], {self._told(tiles)}, int64)"
+        yield f"tiles = array_at(table + {WORD * Table.TILES}, {self._told(tiles)}, int64)"
+        yield f"terms = array_at(table + {WORD * Table.TILES} + {WORD} * {self._told(tiles)}, {FIXED}, int64)"
         for place in range(self._ranks):
             yield f"s{place} = array_at(terms[{1 + place}], count + 1, {self._key_type})"
-            yield f"found{place} = array_at(terms[{1 + self._ranks + place}], 5, int64)"
-        offset = 0
+            yield f"found{place} = array_at(terms[{1 + self._ranks + place}], {len(Rank)}, int64)"
+        room, offset = f"places[{Table.ROOM:d}]", 0
         for name, size, kind in self._rooms():
-            yield f"{name}_ = places[4] + {offset}"
+            yield f"{name}_ = {room} + {offset}"
             yield f"{name} = array_at({name}_, {size}, {kind})"
             offset += size * np.dtype(kind).itemsize
         if self._summed:
             yield f"columns = {self._told(len(_terms_summed(trace)))}"
             yield f"results = array_at(terms[0], {FIXED}, float64)"
-        end = f"places[4] + {offset}"
+        end = f"{room} + {offset}"
         for dtype, count in self._lanes.items():
             kind, size = NUMBERS[dtype], dtype.itemsize
             yield f"sums{size} = {self._told(count)}"
@@ -187,8 +188,8 @@ class LoopWriter:
                 yield f"{name}{number} = integers[{whole + 3 * number + place}]"
         for place in range(self._ranks):
             yield f"keys{place}[:] = 0"
-            yield f"low{place} = {self._key_type}(found{place}[0])"
-            yield f"high{place} = {self._key_type}(found{place}[1])"
+            yield f"low{place} = {self._key_type}(found{place}[{Rank.LOW:d}])"
+            yield f"high{place} = {self._key_type}(found{place}[{Rank.HIGH:d}])"
         yield f"last = {self._key_type}({2 ** (31 if self._key_type == 'int32' else 63) - 1})"
         yield "peaks[:] = 0"
         for number in range(len(trace.inputs)):
@@ -210,7 +211,7 @@ class LoopWriter:
             yield f"        results[place] = totals{size}[order[one + 1] * {LANES}]"
 
     def _results(self, dtype: torch.dtype) -> list[int]:
-        """Of each result with lanes of a dtype its column among all of them, and its slot."""
+        """(column, slot) of every result whose lanes have this dtype."""
         places = enumerate(self._summed.index(ref) for ref in _terms_summed(self._trace))
         lanes = [(column, place) for column, place in places if self._wanted.lane_dtype(place) is dtype]
         return [number for column, place in lanes for number in (column, self._slots[place])]
@@ -257,7 +258,7 @@ class LoopWriter:
             yield f"    peaks[peak{own}] = max(peaks[peak{own}], int64(q{own}))"
 
     def _places(self, words: LoopBody) -> list[int]:
-        """Where a part has its arguments, outputs and sums."""
+        """The positions of the arguments, outputs and sums of a part."""
         kinds = [dtype.is_floating_point for _, dtype in self._trace.arguments]
         arguments = [kinds[:number].count(kinds[number]) for number in words.arguments]
         slots = [self._slots[place] for place in words.part.sums]

@@ -3,7 +3,7 @@
     trace (what torch would do)  ->  source of a loop  ->  machine code, kept by source  ->  a call per tile
 
 The loop says the same operations in the same order with the same rounding as torch, so it gives the same
-bits; it only leaves out the memory between them. `writing` shows what it looks like.
+bits; it only leaves out the memory between them. `codegen` shows what it looks like.
 Fractions are arguments of the loop and not part of it: a sweep over alpha compiles once.
 """
 
@@ -36,7 +36,7 @@ _MOST_OPERATIONS = 16  # of a method, to tell a tiny merge without tracing it
 
 
 TileDtypes: TypeAlias = tuple[tuple[torch.dtype, ...], tuple[torch.dtype | None, ...]]
-"""Of the tiles that go in and out of a loop; None where nobody is given what comes out."""
+"""The dtypes of the inputs and outputs of a loop; None for an output that is not written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class FusedPass:
 
     @cached_property
     def structure(self) -> str:
-        """The same for all passes that do the same."""
+        """The source of the loop: equal for passes that compute the same."""
         return self.typed(((), ())).source
 
     def typed(self, dtypes: TileDtypes) -> LoopText:
@@ -73,7 +73,7 @@ class FusedPass:
     def arguments(
         self, values: Mapping[Node, torch.Tensor], key: str
     ) -> tuple[array[float], array[int]] | None:
-        """The small values for one key, fractions and whole numbers; None if one of them is not a number."""
+        """The small values for one key, as floats and ints; None if one of them is not a single number."""
         known: dict[Computed, Any] = {}
         floats, integers = array("d"), array("q")
         for small, dtype in self.trace.arguments:
@@ -121,7 +121,7 @@ def choose_backends(elements: Mapping[Program, int], options: EngineOptions) -> 
 
 
 def _reason_against(node_elements: int, options: EngineOptions) -> str | None:
-    """Why nothing at all is fused."""
+    """The reason why no pass is fused, if there is one."""
     if options.device != CPU:
         return f"torch computes on {options.device}"
     if options.fuse == "never":

@@ -8,6 +8,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
+from mecha_exp.engine.compiler.abi import Rank, words
+
 _REINTERPRETED = {
     types.float32: types.int32,
     types.float64: types.int64,
@@ -20,6 +22,7 @@ _LLVM = {
     types.int32: ir.IntType(32),
     types.int64: ir.IntType(64),
 }
+_RANK = words(Rank)
 _HALF_LIMIT = np.float32(65520)  # from here on a float16 is infinite
 _HALF_NORMAL = np.float32(2**-14)
 _ROUNDER = np.float32(0.5)  # float32 has steps of 2^-24 from here on, as float16 has below 2^-14
@@ -271,13 +274,12 @@ from_e5m2fnuz, to_e5m2fnuz, as_e5m2fnuz = _float8(torch.float8_e5m2fnuz, 16, 2)
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
 def gathered(keys, count, low, high, last, words, found, kept):
-    """Of a strip of keys count those below a bracket, and add those inside, which are few, to what is kept.
+    """Count the sort keys of a strip that lie below a bracket, and append the few inside it to `kept`.
 
-    `found` has at its end how many keys are below the bracket, how many are the last one, which is of no
-    number, and how many are inside; `words` is room.
+    `found` is a row of `abi.Rank`, whose counts grow; `last` is the sort key of NaN; `words` is room.
     """
     inside = words.view(np.uint8)  # eight of them are looked at as one word
-    below, no_numbers, place = np.int32(0), np.int32(0), np.uint64(found[4])
+    below, no_numbers, place = np.int32(0), np.int32(0), np.uint64(found[_RANK.INSIDE])
     for i in range(count):
         inside[i] = np.uint8(keys[i] >= low) & np.uint8(keys[i] <= high)
     for i in range(count):
@@ -291,9 +293,9 @@ def gathered(keys, count, low, high, last, words, found, kept):
             for i in range(8 * word, 8 * word + 8):
                 kept[place] = keys[i]
                 place += np.uint64(inside[i])
-    found[2] += below
-    found[3] += no_numbers
-    found[4] = np.int64(place)
+    found[_RANK.BELOW] += below
+    found[_RANK.NAN] += no_numbers
+    found[_RANK.INSIDE] = np.int64(place)
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)

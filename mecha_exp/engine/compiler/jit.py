@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call"
 """Compiled loops: once a source and machine, kept in memory for the process and on disk for the next ones.
 
-On disk they are machine code, as `objects` has it; where it cannot, small source files with what numba keeps
+On disk they are machine code, see `object_file`; where it cannot, small source files with what numba keeps
 beside them. One that cannot be used costs the time to compile.
 """
 
@@ -34,7 +34,7 @@ class LoopText(NamedTuple):
     Attributes:
         source: of the function.
         room: the bytes that it needs for itself.
-        order: whole numbers that it is to be given.
+        order: the integers that it receives.
     """
 
     source: str
@@ -47,7 +47,7 @@ _compiling = threading.Lock()
 
 
 def can_compile() -> bool:
-    """Whether numba is there."""
+    """Whether numba is installed."""
     return importlib.util.find_spec("numba") is not None
 
 
@@ -121,7 +121,7 @@ def _by_numba(text: LoopText, folder: Path | None) -> Loop:
 
 
 def _function(text: LoopText, filename: str) -> Loop:
-    """A loop as Python has it."""
+    """The Python function of a loop."""
     # a module that can be imported, or numba keeps nothing
     namespace: dict[str, Any] = {"__name__": __name__}
     exec(compile(text.source, filename, "exec"), namespace)
@@ -130,18 +130,22 @@ def _function(text: LoopText, filename: str) -> Loop:
 
 
 def _name(text: LoopText) -> str:
-    """Of the files of a loop."""
+    """The stem of the cache files of a loop."""
     return f"{_version()}-{hashlib.sha256(text.source.encode()).hexdigest()[:32]}"
+
+
+_CALLED = ("abi", "intrinsics", "stream_kernel")
+"""The modules that the source of a loop calls, whose text is part of what a loop is."""
 
 
 @functools.cache
 def _version() -> str:
-    """What besides its source decides what becomes of a loop."""
+    """A hash of what decides the machine code of a loop besides its source."""
     from llvmlite import binding
 
     packages = (metadata.version(name) for name in ("numba", "llvmlite", "torch"))
     versions = (sys.version, *packages, object_file.FORMAT)
     machine = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), platform.machine())
     settings = sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
-    called = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("intrinsics", "stream_kernel")]
+    called = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _CALLED]
     return hashlib.sha256(repr((versions, machine, settings, called)).encode()).hexdigest()[:12]

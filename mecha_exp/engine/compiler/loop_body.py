@@ -1,7 +1,7 @@
-"""What a fused loop does to one element, in words: the expressions of a part, and where their values go.
+"""The body of a fused loop: one line of numba code per traced operation.
 
-What a part has in places of its own - arguments, outputs, sums - is numbered within the part. So parts that
-do the same have the same words, and the loop says them once for all of them: such are the points of a sweep.
+The arguments, outputs and sums of a part are numbered within the part. So parts that compute the same, such
+as the points of a sweep, have the same lines, and the loop has them once for all of these parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mecha_exp.engine.ir.reductions import lane_dtype
 
 @dataclass(frozen=True)
 class LoopSpec:
-    """What a loop is written for.
+    """What a loop computes, on tiles of which dtypes, and its parts.
 
     Attributes:
         trace: what it computes.
@@ -41,21 +41,21 @@ class LoopSpec:
 
     @property
     def key_type(self) -> str:
-        """Of whole numbers that sort as the fractions do."""
+        """The integer type of sort keys."""
         return "int32" if self.dtype.itemsize == 4 else "int64"
 
     @property
     def left(self) -> tuple[int, ...]:
-        """The expressions that the first part leaves for the others."""
+        """The expressions that the first part spills for the others."""
         return self.parts[0].left
 
     def kind_left(self, number: int) -> str:
-        """What an expression is left as."""
+        """The type of a spilled expression."""
         kind = NUMBERS[self.trace.expressions[number].dtype]
         return "uint8" if kind == "boolean" else kind
 
     def lane_dtype(self, place: int) -> torch.dtype:
-        """What a sum is added up in within a strip."""
+        """The dtype of the lanes of a sum."""
         return lane_dtype(self.trace.expressions[self.summed[place].number].dtype)
 
     def stretch(self, name: str, place: int) -> str:
@@ -76,7 +76,7 @@ class LoopSpec:
 
 
 class LoopBody:
-    """The words of a part.
+    """The lines of a part of a loop.
 
     Attributes:
         part: that they are of.
@@ -92,8 +92,8 @@ class LoopBody:
         self.lines = [*self._statements()]
 
     @property
-    def meaning(self) -> tuple[object, ...]:
-        """The same for parts for which the same loop will do."""
+    def structure(self) -> tuple[object, ...]:
+        """A key that is equal for parts which one loop can compute."""
         kinds = [self._trace.arguments[number][1] for number in self.arguments]
         return tuple(self.lines), tuple(kinds), len(self.part.outputs), len(self.part.sums)
 
@@ -154,7 +154,7 @@ class LoopBody:
         return f"as_{STORED[expression.dtype]}({text})" if expression.dtype in STORED else text
 
     def _converted(self, operand: Operand, dtype: torch.dtype) -> str:
-        """An operand in the dtype that it is needed in."""
+        """An operand, converted to a dtype."""
         if isinstance(operand, Ref):
             name, own = self._names[operand.number], self._trace.expressions[operand.number].dtype
         elif isinstance(operand, Argument):
@@ -169,7 +169,7 @@ class LoopBody:
 
 
 def element_type(dtype: torch.dtype) -> str:
-    """The type of what a tile of that dtype holds."""
+    """The numba type of the elements of a tile of a dtype."""
     return str(bits_dtype(dtype)).removeprefix("torch.") if dtype in STORED else NUMBERS[dtype]
 
 

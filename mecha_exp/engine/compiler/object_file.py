@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 SIGNATURE = "void(int64, int64, int64)"
-"""Of every loop: where its tile starts, how many entries that has, and the address of the table."""
+"""The signature of every loop: the start and the length of its tile, and the address of its table."""
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Of numba, for every loop: nothing in it is allocated, counted or raised."""
+"""Options of numba for every loop: nothing in it is allocated, counted or raised."""
 
 FORMAT = 1
-"""Raised when what is kept changes."""
+"""The version of object files in the cache: raise it when their interface changes."""
 
 Loop: TypeAlias = Callable[[int, int, int], None]
 

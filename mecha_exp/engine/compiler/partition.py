@@ -1,4 +1,6 @@
-"""How a fused loop is divided: too much at once is slow, and compiles for minutes.
+"""Loop fission: splits a trace into loops of at most 14 results that share spilled values.
+
+A loop with too many results is slow, and compiles for minutes.
 
 What is wanted of a trace - tiles, sums, ranks - falls into groups that have little in common but what all of
 them need. That is computed by a first part, which leaves it where it stays in the cache; every group
@@ -15,10 +17,10 @@ import torch
 from mecha_exp.engine.compiler.trace import INPUT, Expression, Ref, Trace
 
 MOST = 14
-"""Values that are wanted of one part, at most."""
+"""The most results of one part."""
 
 FEW = 3
-"""Values for which no loop is made: it does others' too."""
+"""A group of fewer results gets no loop of its own: such groups share one."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
 # mypy: ignore-errors
-"""Machine code that goes from tile to tile by itself; see `streaming`. Only that has it compiled."""
+"""The stream kernel: machine code that reads, computes and writes tile after tile by itself."""
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from mecha_exp.engine.compiler.abi import WORD, Move, Rank, StreamJob, Table, words
 from mecha_exp.engine.compiler.intrinsics import array_at
 from mecha_exp.engine.ir.reductions import REDUCTION_BLOCK
+
+_JOB, _MOVE, _RANK, _TABLE = words(StreamJob), words(Move), words(Rank), words(Table)
 
 
 @intrinsic
@@ -38,11 +41,12 @@ def _call(builder, result, address, given):
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
 def moved(call, moves, done, count):
-    """Read or write so many entries, after those that are done, wherever they are to go; whether all were."""
-    for row in range(0, len(moves), 4):
-        descriptor, memory, offset, size = moves[row], moves[row + 1], moves[row + 2], moves[row + 3]
-        nbytes = count * size
-        if transferred(call, np.int32(descriptor), memory, nbytes, offset + done * size) != nbytes:
+    """Read or write `count` elements after the first `done` by every move; returns whether all succeeded."""
+    for row in range(0, len(moves), len(_MOVE)):
+        size = moves[row + _MOVE.ITEM_BYTES]
+        descriptor, memory = np.int32(moves[row + _MOVE.DESCRIPTOR]), moves[row + _MOVE.MEMORY]
+        nbytes, offset = count * size, moves[row + _MOVE.OFFSET] + done * size
+        if transferred(call, descriptor, memory, nbytes, offset) != nbytes:
             return False
     return True
 
@@ -58,34 +62,35 @@ def within(values, limits):
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
 def streamed(start, count, table):
-    """Read, compute and write tile after tile; `streaming.run_stream` says what the table has.
+    """Read, compute and write tile after tile; `table` is the address of an `abi.StreamJob`.
 
-    It stops at a tile that cannot be read or written, or in which a magnitude reaches its limit, and says how
-    many entries lie before.
+    It stops at a tile that cannot be read or written, or in which a magnitude reaches its limit, and reports
+    how many elements lie before that tile.
     """
-    job = array_at(table, 18, types.int64)
-    loop, result, loop_table, length, row_bytes = job[0], job[1], job[2], job[3], job[4]
-    tiles, peaks, limits = job[5], job[6], job[7]
-    read, reads, inputs = job[8], job[9], job[10]
-    write, writes, outputs = job[11], job[12], job[13]
-    ranks, found, before = job[14], job[15], job[16]
-    to_read = array_at(reads, 4 * inputs, types.int64)
-    to_write = array_at(writes, 4 * outputs, types.int64)
-    largest, below = array_at(peaks, tiles, types.int64), array_at(limits, tiles, types.int64)
-    counts, counts_before = array_at(found, 5 * ranks, types.int64), array_at(before, 5 * ranks, types.int64)
-    terms = array_at(loop_table + 40 + 8 * tiles, 1, types.int64)
+    job = array_at(table, len(_JOB), types.int64)
+    loop, result, loop_table = job[_JOB.LOOP], job[_JOB.RESULT], job[_JOB.TABLE]
+    length, sum_bytes = job[_JOB.LENGTH], job[_JOB.SUM_BYTES]
+    tiles, found_words = job[_JOB.TILES], len(_RANK) * job[_JOB.RANKS]
+    read, write = job[_JOB.READ], job[_JOB.WRITE]
+    reads = array_at(job[_JOB.READS], len(_MOVE) * job[_JOB.INPUTS], types.int64)
+    writes = array_at(job[_JOB.WRITES], len(_MOVE) * job[_JOB.OUTPUTS], types.int64)
+    peaks = array_at(job[_JOB.PEAKS], tiles, types.int64)
+    limits = array_at(job[_JOB.LIMITS], tiles, types.int64)
+    found = array_at(job[_JOB.FOUND], found_words, types.int64)
+    found_before = array_at(job[_JOB.FOUND_BEFORE], found_words, types.int64)
+    terms = array_at(loop_table + WORD * (_TABLE.TILES + tiles), 1, types.int64)
     first_sums, done = terms[0], 0
     while done < count:
         size = min(length, count - done)
-        if not moved(read, to_read, done, size):
+        if not moved(read, reads, done, size):
             break
-        terms[0] = first_sums + done // REDUCTION_BLOCK * row_bytes
-        for i in range(len(counts)):
-            counts_before[i] = counts[i]
+        terms[0] = first_sums + done // REDUCTION_BLOCK * sum_bytes
+        for i in range(len(found)):
+            found_before[i] = found[i]
         fails = called(loop, result, start + done, size, loop_table) != 0
-        if fails or not within(largest, below) or not moved(write, to_write, done, size):
-            for i in range(len(counts)):
-                counts[i] = counts_before[i]  # what is kept of this tile is written over by the next one's
+        if fails or not within(peaks, limits) or not moved(write, writes, done, size):
+            for i in range(len(found)):
+                found[i] = found_before[i]  # the candidates of this tile are overwritten by the next one's
             break
         done += size
-    job[17] = done
+    job[_JOB.DONE] = done

@@ -82,7 +82,7 @@ class Trace:
         inputs: the nodes whose tiles are read, for the expressions `INPUT` by number.
         draws: the nodes of random draws, for the expressions `DRAW` by number.
         arguments: where the small values come from, and their dtypes.
-        outputs: the nodes whose values are wanted as tiles.
+        outputs: the nodes whose values are returned as tiles.
         terms: of each sum of the pass what an entry adds to it, of each ranking what an entry is ranked by.
     """
 

@@ -1,20 +1,22 @@
-"""What a pass does to one element: a trace is a run of the program on a toy tile, with a recorder.
+"""Traces what a pass does to one element: a run of the program on a toy tile, with a recorder.
 
-So a method is plain torch and is never parsed. What cannot be told by running it once - writing into a
-tensor, reading a value in order to decide - is refused with a reason, and such a pass stays with torch.
+So a method is plain torch and is never parsed. What one run cannot show - writing into a tensor, reading a
+value in order to decide - is refused with a reason, and such a pass runs eagerly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
 from mecha_exp.engine.compiler.recorder import Guard, Recorder
 from mecha_exp.engine.compiler.trace import DRAW, INPUT, Trace, Untraceable
-from mecha_exp.engine.ir.calls import Extent
+from mecha_exp.engine.ir.calls import Call, Extent
+from mecha_exp.engine.ir.interpreter import TileCall, accumulate, evaluate
 from mecha_exp.engine.ir.program import Pass, Program, Stage
-from mecha_exp.engine.ir.reductions import is_by_entry, open_partials
+from mecha_exp.engine.ir.reductions import is_by_entry, open_accumulator
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.nodes import MergeNode, Node
 from mecha_exp.method_api.state_dict import Tile
@@ -24,7 +26,7 @@ _TOY_KEY, _TOY_SIZE = "a toy tile", 7
 
 
 def trace_program(program: Program, compute_dtype: torch.dtype) -> dict[Pass, Trace | str]:
-    """What every pass computes, or why it cannot be told."""
+    """Trace every pass of a program; the reason where one cannot be traced."""
     toy = _ToyRun(program, compute_dtype)
     traces: dict[Pass, Trace | str] = {}
     reason = ""
@@ -38,7 +40,7 @@ def trace_program(program: Program, compute_dtype: torch.dtype) -> dict[Pass, Tr
 
 
 class _ToyRun:
-    """The program on a few numbers: the small values get their shapes and dtypes, the passes are recorded."""
+    """Runs a program on a few numbers: small values get their shapes and dtypes, passes are recorded."""
 
     def __init__(self, program: Program, compute_dtype: torch.dtype) -> None:
         self._program = program
@@ -65,42 +67,50 @@ class _ToyRun:
                 terms = [
                     (node, self._terms(node, values)) for node, _ in pass_.reductions if is_by_entry(node)
                 ]
-            wanted = [*pass_.kept, *(node for _, node in pass_.outputs)]
+            outputs = [*pass_.kept, *(node for _, node in pass_.outputs)]
             for node, _ in pass_.reductions:
                 if not is_by_entry(node):
-                    wanted += [c for c in node.children if self._program.extents[c] is not Extent.SMALL]
-            return recorder.trace({node: values[node] for node in wanted}, terms)
+                    outputs += self._program.tile_children(node)
+            return recorder.trace({node: values[node] for node in outputs}, terms)
         except MechaError as error:
             return str(error)
 
     def _reduce(self, pass_: Pass, node: MergeNode) -> torch.Tensor:
-        partials = open_partials(node, self._values.get(node), _TOY_SIZE, _TOY_SIZE, self._dtype)
+        state = self._values.get(node)
+        accumulator = open_accumulator(node, state, _TOY_SIZE, _TOY_SIZE, self._dtype)
         values = self._tiles(pass_, None)
-        partials.add(0, self._terms(node, values))
-        return partials.finish(self._program.calls[node].hyperparameters, self._dtype)
+        accumulate([node], self._program, values, self._tile, _TOY_SIZE, {node: accumulator})
+        return accumulator.finish(self._program.calls[node].hyperparameters, self._dtype)
 
     def _tiles(self, pass_: Pass, recorder: Recorder | None) -> dict[Node, torch.Tensor]:
-        values = dict(self._values)
-        for node in pass_.nodes:
-            if isinstance(node, MergeNode) and self._program.extents[node] is Extent.TILE:
-                values[node] = self._call(node, values, recorder)
-            elif self._program.extents[node] is not Extent.SMALL:
-                values[node] = torch.linspace(0.5, 1, _TOY_SIZE, dtype=self._dtype)
-                if recorder:
-                    recorder.begins(INPUT, node, values[node])
-        return values
+        """The values of a pass on the toy tile."""
 
-    def _call(
-        self, node: MergeNode, values: Mapping[Node, torch.Tensor], recorder: Recorder | None
-    ) -> torch.Tensor:
-        if node.method is uniform:
+        def leaf(node: Node) -> torch.Tensor:
+            tile = torch.linspace(0.5, 1, _TOY_SIZE, dtype=self._dtype)
+            if recorder:
+                recorder.begins(INPUT, node, tile)
+            return tile
+
+        calls = {node: self._call(node, call, recorder) for node, call in self._program.tile_calls.items()}
+        return evaluate(pass_.nodes, calls, self._tile, leaf, self._flat, dict(self._values))
+
+    def _call(self, node: MergeNode, call: Call, recorder: Recorder | None) -> TileCall:
+        """An elementwise call as it is traced: draws are inputs, and no method learns where its tile lies."""
+
+        def draw(values: Mapping[Node, Any], tile: Tile) -> torch.Tensor:
             drawn = torch.linspace(0, 0.5, _TOY_SIZE, dtype=self._dtype)
             if recorder:
                 recorder.begins(DRAW, node, drawn)
             return drawn
-        if recorder and node.method.signature.wants_tile:
+
+        def refuse(values: Mapping[Node, Any], tile: Tile) -> torch.Tensor:
             raise Untraceable(f"{node.method.identifier}: it asks where its tile lies")
-        result = self._program.calls[node](values, self._tile)
+
+        if node.method is uniform:
+            return draw
+        return refuse if recorder and node.method.signature.wants_tile else call
+
+    def _flat(self, node: MergeNode, result: torch.Tensor) -> torch.Tensor:
         return result.reshape(-1).to(self._dtype)
 
     def _terms(self, node: MergeNode, values: Mapping[Node, torch.Tensor]) -> list[torch.Tensor]:

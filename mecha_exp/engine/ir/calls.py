@@ -1,4 +1,4 @@
-"""How a merge method is run: with what arguments, and what is said where it fails."""
+"""Calls of merge methods: their arguments, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Call:
     def partial(
         self, values: Mapping[Node, torch.Tensor], tile: Tile, state: torch.Tensor | None
     ) -> list[torch.Tensor]:
-        """What a reduction makes of one tile, or of one block; several tensors if it takes several sums."""
+        """The terms of a reduction for one tile or block; several tensors if it has several sums."""
         extra = {"state": state} if self.method.signature.has_state else {}
         result = self._run(values, tile, **extra)
         return [self._checked(r) for r in (result if isinstance(result, tuple | list) else (result,))]

@@ -16,7 +16,7 @@ from mecha_exp.method_api.parameters import ParameterSpec
 def expand(roots: Sequence[Node], expanded: dict[Node, Node] | None = None) -> tuple[Node, ...]:
     """The graphs with every composite method replaced by what it is composed of.
 
-    `expanded` is told what became of each node.
+    `expanded` receives the replacement of each node.
     """
     expanded = {} if expanded is None else expanded
 

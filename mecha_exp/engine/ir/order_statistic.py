@@ -1,4 +1,4 @@
-"""The entry of a given rank among many, exactly, and most of the time in one pass over them.
+"""Order statistics: the exact element of a rank, found by sampling mostly in one pass over the data.
 
 A sample tells a bracket that the wanted entry is almost certainly in. One pass then counts the entries below
 the bracket and collects those inside it, a percent or so, and the wanted one is among them. The sample never
@@ -31,7 +31,7 @@ _SURE = 3.0  # standard deviations between the guess and the end of the bracket
 _MOST = 1 << 22  # entries that are collected, at most
 
 Keys: TypeAlias = "NDArray[Any]"
-"""Whole numbers of the size of the floats that they stand for."""
+"""Sort keys: integers of the size of their floats."""
 
 
 class Bracket(NamedTuple):
@@ -48,13 +48,13 @@ class Bracket(NamedTuple):
 
 
 def sort_key(values: torch.Tensor) -> torch.Tensor:
-    """Whole numbers that sort as the floats do, the largest one for what is not a number."""
+    """Integers that sort like the floats; NaN maps to the largest."""
     whole = torch.int32 if values.dtype.itemsize == 4 else torch.int64
     return _turned(values.view(whole)).masked_fill(values.isnan(), torch.iinfo(whole).max)
 
 
 def from_sort_key(key: int, dtype: torch.dtype) -> torch.Tensor:
-    """The float that a whole number stands for."""
+    """The float of a sort key."""
     whole = torch.int32 if dtype.itemsize == 4 else torch.int64
     return _turned(torch.tensor(key, dtype=whole)).view(dtype)
 
@@ -126,7 +126,7 @@ class Candidates:
         self.below = self.count = self.no_numbers = 0
 
     def add(self, below: int, no_numbers: int, keys: Keys) -> None:
-        """So many entries below the bracket, so many that are not a number, and these inside it."""
+        """Add a tile's counts: elements below the bracket, NaNs, and the candidates inside it."""
         self.below += below
         self.no_numbers += no_numbers
         self.count += len(keys)
@@ -164,7 +164,7 @@ class Candidates:
 
 
 def partition(keys: Keys, bracket: Bracket) -> tuple[int, int, Keys]:
-    """How many keys lie below a bracket, how many are of no number, and those inside it."""
+    """Count the sort keys below a bracket and those of NaN, and select those inside it."""
     no_numbers = int((keys == np.iinfo(keys.dtype).max).sum())
     inside = keys[(keys >= bracket.low) & (keys <= bracket.high)]
     return int((keys < bracket.low).sum()), no_numbers, inside

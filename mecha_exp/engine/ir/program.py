@@ -14,11 +14,10 @@ the same object.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -140,8 +139,17 @@ class Program:
         return [p for stage in self.stages for p in stage.passes if p.is_full]
 
     @cached_property
+    def tile_calls(self) -> Mapping[MergeNode, Call]:
+        """The calls whose results come tile by tile."""
+        return {call.node: call for node, call in self.calls.items() if self.extents[node] is Extent.TILE}
+
+    def tile_children(self, node: Node) -> list[Node]:
+        """The arguments of a node that are as large as the key: tiles and whole tensors."""
+        return [child for child in node.children if self.extents[child] in (Extent.TILE, Extent.WHOLE)]
+
+    @cached_property
     def released(self) -> Mapping[tuple[int, Node | None], list[Node]]:
-        """What nobody needs any more after a node `before` the passes of a stage, or (None) after them."""
+        """Values that die after a node of a stage, or after its passes (None)."""
         last: dict[Node, tuple[int, Node | None]] = {}
         for index, stage in enumerate(self.stages):
             for node in stage.before:
@@ -188,7 +196,7 @@ def compile_program(
     for node in nodes:
         layout.place(node)
     count = max(layout.ready.values(), default=0) + 1
-    stages = tuple(_stage(index, roots, nodes, layout) for index in range(count))
+    stages = tuple(_StageBuilder(index, roots, nodes, layout).build() for index in range(count))
     calls: dict[Node, Call] = {
         node: Call(node, layout.extents, compute_dtype, (caches or {}).get(node))
         for node in nodes
@@ -239,7 +247,7 @@ class _Layout:
         return self.ready[node] - rounds_of(node.method, self.compute_dtype)
 
     def tiles_of(self, targets: Sequence[Node]) -> list[Node]:
-        """What must be computed of each tile for the targets, arguments before their users."""
+        """The values of each tile that the targets need, arguments before their users."""
         needed: set[Node] = set()
         stack = [t for t in targets if self.extents[t] is not Extent.SMALL]
         while stack:
@@ -252,53 +260,92 @@ class _Layout:
         return [node for node in self.extents if node in needed]
 
 
-def _stage(index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _Layout) -> Stage:
-    calls = [node for node in nodes if isinstance(node, MergeNode)]
-    reductions = [
-        (node, index - layout.first_stage(node))
-        for node in calls
-        if isinstance(node.method, Reduction) and layout.first_stage(node) <= index < layout.ready[node]
-    ]
-    before = [
-        node
-        for node in nodes
-        if isinstance(node, MergeNode | DeferredCall)
-        and not isinstance(node.method, Reduction)
-        and layout.ready[node] == index
-        and layout.extents[node] is not Extent.TILE
-    ]
-    kept = {
-        child: None
-        for node in calls
-        if layout.extents[node] in (Extent.WHOLE, Extent.FACTOR) and layout.ready[node] == index + 1
-        for child in node.children
-        if layout.extents[child] is Extent.TILE
-    }
-    outputs = [
-        (number, root)
-        for number, root in enumerate(roots)
-        if layout.extents[root] is not Extent.SMALL and layout.ready[root] == index
-    ]
-    passes = []
-    for backend in product((True, False), (False, True)):
-        sampled, by_rows = backend
+class PassKey(NamedTuple):
+    """What keeps the passes of a stage apart; they run in the order of `PASS_ORDER`."""
 
-        def here(*targets: Node, in_sample: bool = False, backend: tuple[bool, bool] = backend) -> bool:
-            return backend == (in_sample, any(map(has_rows, (*targets, *layout.tiles_of(targets)))))
+    sampled: bool
+    by_rows: bool
 
-        chosen = Pass(
-            by_rows,
-            (),
-            tuple((n, r) for n, r in reductions if here(n, *n.children, in_sample=is_ranked(n) and r == 0)),
-            tuple(node for node in kept if here(node)),
-            tuple((number, root) for number, root in outputs if here(root)),
-            sampled,
+
+PASS_ORDER = [PassKey(sampled, by_rows) for sampled in (True, False) for by_rows in (False, True)]
+
+
+class _StageBuilder:
+    """Lays out one stage: what runs before its passes, and which pass each target belongs to."""
+
+    def __init__(self, index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _Layout) -> None:
+        self._index = index
+        self._roots = roots
+        self._nodes = nodes
+        self._calls = [node for node in nodes if isinstance(node, MergeNode)]
+        self._layout = layout
+
+    def build(self) -> Stage:
+        passes = (self._pass(key) for key in PASS_ORDER)
+        return Stage(self._before(), tuple(pass_ for pass_ in passes if pass_ is not None))
+
+    def _before(self) -> tuple[MergeNode | DeferredCall, ...]:
+        """Small and whole-tensor values that can be computed once the stage before has ended."""
+        return tuple(
+            node
+            for node in self._nodes
+            if isinstance(node, MergeNode | DeferredCall)
+            and not isinstance(node.method, Reduction)
+            and self._layout.ready[node] == self._index
+            and self._layout.extents[node] is not Extent.TILE
         )
-        targets = [*(c for n, _ in chosen.reductions for c in n.children), *chosen.kept]
-        targets += [root for _, root in chosen.outputs]
-        if targets:
-            passes.append(replace(chosen, nodes=tuple(layout.tiles_of(targets))))
-    return Stage(tuple(before), tuple(passes))
+
+    def _pass(self, key: PassKey) -> Pass | None:
+        """The pass of a key with its targets; None where it has none."""
+        reductions = self._buckets[key].reductions
+        kept, outputs = self._buckets[key].kept, self._buckets[key].outputs
+        targets = [*(child for node, _ in reductions for child in node.children), *kept]
+        targets += [root for _, root in outputs]
+        if not targets:
+            return None
+        nodes = tuple(self._layout.tiles_of(targets))
+        return Pass(key.by_rows, nodes, tuple(reductions), tuple(kept), tuple(outputs), key.sampled)
+
+    @cached_property
+    def _buckets(self) -> dict[PassKey, _Targets]:
+        """The targets of the stage by the pass that computes them."""
+        buckets = {key: _Targets() for key in PASS_ORDER}
+        for node, round in self._reductions():
+            key = self._key_of(node, *node.children, sampled=is_ranked(node) and round == 0)
+            buckets[key].reductions.append((node, round))
+        for tile in self._kept():
+            buckets[self._key_of(tile)].kept.append(tile)
+        for number, root in enumerate(self._roots):
+            if self._layout.extents[root] is not Extent.SMALL and self._layout.ready[root] == self._index:
+                buckets[self._key_of(root)].outputs.append((number, root))
+        return buckets
+
+    def _reductions(self) -> Iterator[tuple[MergeNode, int]]:
+        """The reductions that have a round in this stage, with its number."""
+        for node in self._calls:
+            if isinstance(node.method, Reduction):
+                first = self._layout.first_stage(node)
+                if first <= self._index < self._layout.ready[node]:
+                    yield node, self._index - first
+
+    def _kept(self) -> dict[Node, None]:
+        """The tiles that whole-tensor methods and factors of the next stage need entire."""
+        layout, whole = self._layout, (Extent.WHOLE, Extent.FACTOR)
+        users = [n for n in self._calls if layout.extents[n] in whole and layout.ready[n] == self._index + 1]
+        children = (child for node in users for child in node.children)
+        return {child: None for child in children if layout.extents[child] is Extent.TILE}
+
+    def _key_of(self, *targets: Node, sampled: bool = False) -> PassKey:
+        return PassKey(sampled, any(map(has_rows, (*targets, *self._layout.tiles_of(targets)))))
+
+
+@dataclass
+class _Targets:
+    """What one pass of a stage computes."""
+
+    reductions: list[tuple[MergeNode, int]] = field(default_factory=list)
+    kept: list[Node] = field(default_factory=list)
+    outputs: list[tuple[int, Node]] = field(default_factory=list)
 
 
 def has_rows(node: Node) -> bool:

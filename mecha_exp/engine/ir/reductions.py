@@ -135,18 +135,18 @@ class SumTable:
         self.row_bytes = 8 * columns
 
     def address(self, start: int) -> int:
-        """Where a loop is to put the sums of the blocks from an entry on."""
+        """The address where a loop puts the sums of the blocks from an element on."""
         return self._place + start // REDUCTION_BLOCK * self.row_bytes
 
     @cached_property
     def totals(self) -> np.ndarray:
-        """Of each column, when all blocks are there."""
+        """The total of each column, once all blocks are added."""
         total: np.ndarray = _folded(self.sums)
         return total
 
 
 class Ranked(Accumulator):
-    """Entries of which the one of a certain rank is wanted; see `selection`.
+    """Finds the element of a rank; see `order_statistic`.
 
     Attributes:
         bracket: where it is looked for in this round; empty when it is found already.
@@ -166,7 +166,7 @@ class Ranked(Accumulator):
         self.collect(*partition(sort_key(values.to(self._dtype)).cpu().numpy(), self.bracket))
 
     def collect(self, below: int, no_numbers: int, keys: Keys) -> None:
-        """Of a tile so many entries below the bracket, so many that are not a number, and these inside."""
+        """Add a tile's counts: elements below the bracket, NaNs, and the candidates inside it."""
         with self._lock:
             self._inside.add(below, no_numbers, keys)
 
@@ -220,14 +220,14 @@ def block_of(columns: int, reduces: bool) -> int:
 
 
 def is_by_entry(node: MergeNode) -> bool:
-    """Whether a reduction is told what each entry adds, rather than what a block does."""
+    """Whether a reduction receives a term for each element, rather than one for a block."""
     return isinstance(node.method, Reduction) and bool(node.method.sums or node.method.rank)
 
 
-def open_partials(
+def open_accumulator(
     node: MergeNode, state: torch.Tensor | None, count: int, block: int, dtype: torch.dtype
 ) -> Accumulator:
-    """For the next round of a reduction on a key of `count` elements, in the arithmetic of `dtype`."""
+    """The accumulator for the next round of a reduction on a key of `count` elements, computed in `dtype`."""
     assert isinstance(node.method, Reduction)
     if node.method.rank:
         return Ranked(node, state, count, block, dtype)
@@ -235,7 +235,7 @@ def open_partials(
 
 
 def is_ranked(node: MergeNode) -> bool:
-    """Whether a reduction is wanted to give the entry of a rank."""
+    """Whether a reduction gives the element of a rank."""
     return isinstance(node.method, Reduction) and node.method.rank is not None
 
 
@@ -250,7 +250,7 @@ def rounds_of(method: Reduction, dtype: torch.dtype) -> int:
 
 
 def lane_dtype(terms: torch.dtype) -> torch.dtype:
-    """What entries of a dtype are added up in within a strip."""
+    """The dtype in which elements of a dtype are added up within a strip."""
     return terms if terms is torch.float32 else torch.float64
 
 

@@ -1,4 +1,4 @@
-"""What the workers of a merge share."""
+"""The context of a running merge, which its workers share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mecha_exp.engine.sinks import Sink
 from mecha_exp.graph.nodes import ModelNode
 
 Progress = Callable[[str, int], None]
-"""Told the key and the number of bytes read, after each tile."""
+"""Called with the key and the number of bytes read, after each tile."""
 
 
 @dataclass
 class MergeStats:
-    """What a merge has met so far; the workers share it.
+    """What a merge has counted so far; the workers share it.
 
     Attributes:
         nonfinite: of each job and key the number of values of the output that are NaN or infinite.
@@ -37,10 +37,10 @@ class MergeStats:
 
 @dataclass(frozen=True)
 class MergeContext:
-    """What all tiles of a merge have in common."""
+    """The plan, outputs and kernels of a running merge."""
 
     plan: Plan
     sinks: Mapping[int, Sink]
-    tally: MergeStats
+    stats: MergeStats
     progress: Progress
-    kinds: Kernels
+    kernels: Kernels

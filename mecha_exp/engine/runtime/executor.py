@@ -18,7 +18,7 @@ from mecha_exp.engine.compiler.jit import compile_ahead
 from mecha_exp.engine.devices import CPU, moved
 from mecha_exp.engine.ir.calls import Extent, changed_shape
 from mecha_exp.engine.ir.program import DeferredCall, Pass, Program
-from mecha_exp.engine.ir.reductions import Accumulator, block_of, is_known, open_partials
+from mecha_exp.engine.ir.reductions import Accumulator, block_of, is_known, open_accumulator
 from mecha_exp.engine.planner.plan import KeyPlan, Plan
 from mecha_exp.engine.runtime.buffers import Scratch
 from mecha_exp.engine.runtime.context import MergeContext, MergeStats, Progress
@@ -44,19 +44,19 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         MergeError: a value that is not finite, a method that failed; the first one, where there are many.
         CheckpointError: reading or writing failed.
     """
-    work = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan))
-    resumption = Resumption(plan, sinks, work.tally, progress)
+    context = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan))
+    resumption = Resumption(plan, sinks, context.stats, progress)
 
     def runs(small: bool) -> Iterator[KeyTask]:
         for key in plan.keys:
-            wanted = key.numel and (key.outputs or key.copies or key.statistics)
-            if wanted and _is_small(plan, key) is small and not resumption.skips(key):
-                yield _ComputeKey(key, work) if key.program is not None else _CopyKey(key, work)
+            is_used = key.numel and (key.outputs or key.copies or key.statistics)
+            if is_used and _is_small(plan, key) is small and not resumption.skips(key):
+                yield _ComputeKey(key, context) if key.program is not None else _CopyKey(key, context)
 
     Scheduler(runs(small=False), runs(small=True), plan.options, resumption.finish).run()
     for source in plan.sources.values():
         source.check_unchanged()
-    return work.tally
+    return context.stats
 
 
 def _is_small(plan: Plan, key: KeyPlan) -> bool:
@@ -66,41 +66,41 @@ def _is_small(plan: Plan, key: KeyPlan) -> bool:
 
 def compile_loops(plan: Plan) -> None:
     """Begin to compile what a plan needs, while its outputs are being opened."""
-    kinds = Kernels(plan)
+    kernels = Kernels(plan)
     compile_ahead(
-        fused.text
+        kernel.text
         for key in plan.keys
         for stage in (key.program.stages if key.program else ())
         for pass_ in stage.passes
-        if (fused := kinds.of(key, pass_).fused) is not None
+        if (kernel := kernels.of(key, pass_).kernel) is not None
     )
 
 
 class _CopyKey(KeyTask):
     """A key that is not arithmetic: the bytes of the first input, compared with those of the others."""
 
-    def __init__(self, key: KeyPlan, work: MergeContext) -> None:
+    def __init__(self, key: KeyPlan, context: MergeContext) -> None:
         self.key = key
-        self._key, self._work = key.key, work
-        sources = work.plan.sources
+        self._key, self._context = key.key, context
+        sources = context.plan.sources
         self._sizes = {m: s.info(self._key).nbytes for m, s in sources.items() if self._key in s}
-        taken = [(job, node) for job, node in key.copies if job in work.sinks]
+        copies = [(job, node) for job, node in key.copies if job in context.sinks]
         self._sinks = {
-            model: [work.sinks[job] for job, node in taken if node is model] for model in self._sizes
+            model: [context.sinks[job] for job, node in copies if node is model] for model in self._sizes
         }
-        self._made = [(job, node) for job, node in taken if isinstance(node, DeferredCall)]
+        self._deferred = [(job, node) for job, node in copies if isinstance(node, DeferredCall)]
         self._differs = len(set(self._sizes.values())) > 1
         self._begun = False
 
     def advance(self) -> Sequence[TileTask] | None:
         if not self._begun:
             self._begun = True
-            made = [partial(self._make, job, node) for job, node in self._made]
+            deferred = [partial(self._compute, job, node) for job, node in self._deferred]
             size = max(self._sizes.values(), default=0)
-            return [*made, *(partial(self._copy, at) for at in range(0, size, COPY_BYTES))]
+            return [*deferred, *(partial(self._copy, at) for at in range(0, size, COPY_BYTES))]
         if self._differs:
-            with self._work.tally.lock:
-                self._work.tally.disagreeing.append(self._key)
+            with self._context.stats.lock:
+                self._context.stats.disagreeing.append(self._key)
         return None
 
     def _copy(self, start: int, scratch: Scratch) -> None:
@@ -111,36 +111,36 @@ class _CopyKey(KeyTask):
             if count <= 0:
                 continue
             buffer = scratch.take("copied" if first is None else "compared", torch.uint8, count)
-            self._work.plan.sources[model].read_bytes_into(self._key, start, buffer.view)
+            self._context.plan.sources[model].read_bytes_into(self._key, start, buffer.view)
             for sink in self._sinks[model]:
                 sink.write_bytes(self._key, start, buffer.view)
-            self._work.progress(self._key, count)
+            self._context.progress(self._key, count)
             if first is None:
                 first = buffer.tensor
             elif not torch.equal(buffer.tensor, first):
                 self._differs = True
 
-    def _make(self, job: int, node: DeferredCall, scratch: Scratch) -> None:
+    def _compute(self, job: int, node: DeferredCall, scratch: Scratch) -> None:
         """All of the key, as a method that asks for other keys gives it: float32 would round it."""
-        dtype, shape = self._work.plan.layouts[job][self._key]
-        made = node.owner.whole(node, self._key, shape, torch_dtype(dtype))
-        self._work.sinks[job].write_bytes(self._key, 0, byte_view(made.reshape(-1)))
+        dtype, shape = self._context.plan.layouts[job][self._key]
+        result = node.owner.whole(node, self._key, shape, torch_dtype(dtype))
+        self._context.sinks[job].write_bytes(self._key, 0, byte_view(result.reshape(-1)))
 
 
 class _ComputeKey(KeyTask):
     """A key that is computed by its program."""
 
-    def __init__(self, key: KeyPlan, work: MergeContext) -> None:
+    def __init__(self, key: KeyPlan, context: MergeContext) -> None:
         assert key.program is not None
         self.key = key
-        self._key, self._work = key, work
+        self._key, self._context = key, context
         self._program: Program = key.program
-        self._dtype = work.plan.options.compute_dtype
+        self._dtype = context.plan.options.compute_dtype
         self._tile = Tile(key.key, 0, key.numel, key.shape)  # all of it
         self._stage = -1
         self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node
-        self._partials: dict[MergeNode, Accumulator] = {}
-        self.whole_bytes = work.plan.whole_bytes_of(key)
+        self._accumulators: dict[MergeNode, Accumulator] = {}
+        self.whole_bytes = context.plan.whole_bytes_of(key)
         for node in self._program.extents:
             if isinstance(node, LiteralNode) and isinstance(node.value, torch.Tensor):
                 self._values[node] = self._whole_literal(node.value)
@@ -148,9 +148,11 @@ class _ComputeKey(KeyTask):
     def advance(self) -> Sequence[TileTask] | None:
         """End the stage that has run, and begin the next one that has tiles."""
         while True:
-            for node, partials in self._partials.items():
-                self._values[node] = partials.finish(self._program.calls[node].hyperparameters, self._dtype)
-            self._partials = {}
+            for node, accumulator in self._accumulators.items():
+                self._values[node] = accumulator.finish(
+                    self._program.calls[node].hyperparameters, self._dtype
+                )
+            self._accumulators = {}
             self._release(None)
             self._stage += 1
             if self._stage == len(self._program.stages):
@@ -170,15 +172,15 @@ class _ComputeKey(KeyTask):
         for pass_ in stage.passes:
             if self._is_needless(pass_):
                 if pass_.is_full:
-                    self._work.progress(self._key.key, self._work.plan.bytes_of_pass(self._key, pass_))
+                    self._context.progress(self._key.key, self._context.plan.bytes_of_pass(self._key, pass_))
                 continue
             block = block_of(pass_.columns(self._key.shape), bool(pass_.reductions))
             for node, _ in pass_.reductions:
                 state = self._values.get(node)
-                self._partials[node] = open_partials(node, state, self._key.numel, block, self._dtype)
+                self._accumulators[node] = open_accumulator(node, state, self._key.numel, block, self._dtype)
             for kept in pass_.kept:
                 self._values[kept] = torch.empty(self._key.shape, dtype=self._dtype)
-            run = KeyPass(self._work, self._key, pass_, self._values, self._partials)
+            run = KeyPass(self._context, self._key, pass_, self._values, self._accumulators)
             tasks += [partial(run.run, tile) for tile in run.tiles()]
         return tasks
 
@@ -212,16 +214,16 @@ class _ComputeKey(KeyTask):
 
     def _arguments(self, node: MergeNode) -> Mapping[Node, torch.Tensor]:
         """The values that a method is given, on the device where it runs."""
-        device = self._work.plan.options.device
+        device = self._context.plan.options.device
         if device == CPU or self._program.extents[node] is Extent.SMALL:
             return self._values
         held = [child for child in node.children if child in self._values]
         return {**self._values, **{child: moved(self._values[child], device) for child in held}}
 
     def _collect_statistics(self) -> None:
-        with self._work.tally.lock:
+        with self._context.stats.lock:
             for job, model, root in self._key.statistics:
-                by_key = self._work.tally.moments.setdefault((job, model), {})
+                by_key = self._context.stats.moments.setdefault((job, model), {})
                 by_key[self._key.key] = self._values[self._program.roots[root]]
 
     def _whole_literal(self, value: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a pass is for all keys that are stored alike and go the same way: looked up once, not key by key."""
+"""Kernels by pass, stored dtypes and outputs: chosen once, not per key."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ _NO_LIMIT = 2**63 - 1
 
 
 class Kernels:
-    """The kinds of keys that the passes of a plan meet."""
+    """The passes of a plan, specialised by the stored dtypes and outputs of keys; built on first use."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._known: dict[object, PassSpec] = {}
+        self._specs: dict[object, PassSpec] = {}
 
     def of(self, key: KeyPlan, pass_: Pass) -> PassSpec:
-        """What a pass is for a key."""
+        """The pass, specialised for a key."""
         sources = self._plan.sources
         dtypes = tuple(sources[model].info(key.key).dtype for model in pass_.models)
-        name = (pass_, key.outputs, dtypes)
-        if name not in self._known:
+        variant = (pass_, key.outputs, dtypes)
+        if variant not in self._specs:
             stored = dict(zip(pass_.models, map(torch_dtype, dtypes), strict=True))
             outputs = tuple(
                 (node, tuple(output for output in key.outputs if output.root == root))
                 for root, node in pass_.outputs
             )
-            self._known[name] = PassSpec(self._plan, pass_, stored, outputs)
-        return self._known[name]
+            self._specs[variant] = PassSpec(self._plan, pass_, stored, outputs)
+        return self._specs[variant]
 
 
 @dataclass(frozen=True, eq=False)
 class PassSpec:
-    """A pass over keys of one kind.
+    """A pass over keys whose inputs have equal dtypes and whose results go to the same outputs.
 
     Attributes:
-        plan, pass: the pass, and what it is part of.
+        plan, pass_: the pass and its plan.
         stored: the dtype of each input.
-        outputs: (node, outputs): where what is finished here goes.
+        outputs: (node, outputs) for each value that the pass completes.
     """
 
     plan: Plan
@@ -64,94 +64,94 @@ class PassSpec:
 
     @cached_property
     def item_bytes(self) -> int:
-        """What is read of an element."""
+        """Bytes read per element."""
         return sum(dtype.itemsize for dtype in self.stored.values()) if self.pass_.is_full else 0
 
     @cached_property
-    def fused(self) -> Kernel | None:
-        """Its loop; None where it runs eagerly."""
+    def kernel(self) -> Kernel | None:
+        """The compiled loop of the pass; None where it runs eagerly."""
         backend = self.plan.backends.get(self.pass_)
         return Kernel(self, backend) if isinstance(backend, FusedPass) else None
 
 
 class Kernel:
-    """The loop of a pass for keys of one kind.
+    """The compiled loop of a pass for keys of one `PassSpec`.
 
     Attributes:
-        way: what the loop computes.
+        backend: what the loop computes.
         is_single: whether it computes in float32, rather than in float64.
         read, written: the dtypes of the tiles that go in and out: as stored where it can, to spare a
             conversion; None where only the largest magnitude is wanted.
         text: its source.
-        order: the whole numbers that it is to be given.
-        sources: its inputs that are models, in its order.
-        targets: (output of the loop, job) for what is given to somebody.
-        limits: of its inputs and outputs the magnitudes, in their bits, from which on Python is to look.
+        order: the integers that it receives.
+        sources: its inputs that are models, in the order of its inputs.
+        targets: (output of the loop, job) for every output that is written.
+        limits: for every input and output the magnitude, as bits, from which on Python does the tile.
     """
 
-    def __init__(self, kind: PassSpec, backend: FusedPass) -> None:
-        self.backend, self._kind = backend, kind
+    def __init__(self, spec: PassSpec, backend: FusedPass) -> None:
+        self.backend, self._spec = backend, spec
         compute = backend.compute_dtype
         self.is_single = compute.itemsize == 4
-        stored: dict[Node, torch.dtype] = dict(kind.stored.items())
-        going = [self._going(node) for node, _ in backend.trace.outputs]
-        given = [[output for output in outputs if kind.plan.keeps(output)] for outputs in going]
+        stored: dict[Node, torch.dtype] = dict(spec.stored.items())
+        completed = [self._outputs_of(node) for node, _ in backend.trace.outputs]
+        written = [[output for output in outputs if spec.plan.keeps(output)] for outputs in completed]
         self.read = tuple(loop_dtype(stored.get(node, compute), compute) for node in backend.trace.inputs)
         self.written = tuple(
-            compute if node in kind.pass_.used_here else self._written_as(outputs)
-            for (node, _), outputs in zip(backend.trace.outputs, given, strict=True)
+            compute if node in spec.pass_.used_here else self._written_as(outputs)
+            for (node, _), outputs in zip(backend.trace.outputs, written, strict=True)
         )
         self.text = backend.typed((self.read, self.written))
         self.order = array("q", self.text.order)
         self.sources = [node for node in backend.trace.inputs if isinstance(node, ModelNode)]
-        self.targets = [(number, o.job) for number, outputs in enumerate(given) for o in outputs]
-        self.limits = array("q", [self._input_limit] * len(self.read) + [*map(self._limit, going)])
-        self._given = given
+        self.targets = [(number, o.job) for number, outputs in enumerate(written) for o in outputs]
+        self.limits = array("q", [self._input_limit] * len(self.read) + [*map(self._limit, completed)])
+        self._written = written
 
     @cached_property
     def loop(self) -> Loop | None:
-        """Its machine code; None where it cannot be compiled."""
+        """The machine code; None where it cannot be compiled."""
         return compiled(self.text)
 
     @cached_property
     def can_stream(self) -> bool:
-        """Whether other machine code can call it."""
+        """Whether the stream kernel can call it."""
         return self.loop is not None and can_stream(self.loop)
 
     @cached_property
     def does_all(self) -> bool:
         """Whether it does all there is to do with a tile whose inputs and outputs are in files."""
-        pass_, stored = self._kind.pass_, self._kind.stored
+        pass_, stored = self._spec.pass_, self._spec.stored
         if pass_.sampled or pass_.kept or not all(is_by_entry(node) for node, _ in pass_.reductions):
             return False
         as_read = tuple(stored[node] for node in self.sources) == self.read
         as_written = all(
             torch_dtype(output.dtype) is dtype
-            for outputs, dtype in zip(self._given, self.written, strict=True)
+            for outputs, dtype in zip(self._written, self.written, strict=True)
             for output in outputs
         )
         return as_read and as_written
 
-    def _going(self, node: Node) -> list[Output]:
-        """Where a node goes that is finished here."""
-        return [output for given, outputs in self._kind.outputs if given is node for output in outputs]
+    def _outputs_of(self, node: Node) -> list[Output]:
+        """The outputs that a value which the pass completes goes to."""
+        return [output for root, outputs in self._spec.outputs if root is node for output in outputs]
 
-    def _written_as(self, given: Sequence[Output]) -> torch.dtype | None:
-        wanted = {torch_dtype(output.dtype) for output in given}
-        if len(wanted) > 1:
+    def _written_as(self, outputs: Sequence[Output]) -> torch.dtype | None:
+        dtypes = {torch_dtype(output.dtype) for output in outputs}
+        if len(dtypes) > 1:
             return self.backend.compute_dtype
-        return loop_dtype(wanted.pop(), self.backend.compute_dtype) if wanted else None
+        return loop_dtype(dtypes.pop(), self.backend.compute_dtype) if dtypes else None
 
     @property
     def _input_limit(self) -> int:
-        return self._bits(np.inf) if self._kind.plan.options.on_nonfinite == "error" else _NO_LIMIT
+        return self._bits(np.inf) if self._spec.plan.options.on_nonfinite == "error" else _NO_LIMIT
 
     def _limit(self, outputs: Sequence[Output]) -> int:
         fits = (overflows_from(torch_dtype(output.dtype), self.backend.compute_dtype) for output in outputs)
         return self._bits(min(fits, default=np.inf))
 
     def _bits(self, magnitude: float) -> int:
-        """A magnitude as the loop gives it, in its bits."""
+        """The bits of a magnitude, as the loop compares it."""
         if self.is_single:
             return int(np.float32(magnitude).view(np.int32))
         return int(np.float64(magnitude).view(np.int64))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 import torch
@@ -12,13 +13,14 @@ import torch
 from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.calls import Extent
+from mecha_exp.engine.ir.interpreter import accumulate, check_count, evaluate
 from mecha_exp.engine.ir.order_statistic import sample_spans
 from mecha_exp.engine.ir.program import Pass
 from mecha_exp.engine.ir.reductions import WIDE_COLUMNS, Accumulator, block_of, is_by_entry
 from mecha_exp.engine.planner.plan import KeyPlan, Output
 from mecha_exp.engine.runtime.buffers import Buffer, Scratch, widen
 from mecha_exp.engine.runtime.context import MergeContext
-from mecha_exp.engine.runtime.kernel_call import KeyLoop, Route, find_route, loop_for
+from mecha_exp.engine.runtime.kernel_call import KernelCall, StreamLaunch, kernel_call, stream_launch
 from mecha_exp.engine.runtime.overflow import count_lost, overflows_from, saturates, unify_nan
 from mecha_exp.errors import MergeError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
@@ -39,28 +41,28 @@ class KeyPass:
 
     Attributes:
         values: of the program so far, by node; those that the pass keeps whole are filled in.
-        partials: of the reductions of the pass, which it adds to.
+        accumulators: of the reductions of the pass, which it adds to.
     """
 
     def __init__(
         self,
-        work: MergeContext,
+        context: MergeContext,
         key: KeyPlan,
         pass_: Pass,
         values: dict[Node, torch.Tensor],
-        partials: Mapping[MergeNode, Accumulator],
+        accumulators: Mapping[MergeNode, Accumulator],
     ) -> None:
         assert key.program is not None
-        kind = work.kinds.of(key, pass_)
-        self._work, self._plan, self._key, self._pass, self._kind = work, work.plan, key, pass_, kind
+        spec = context.kernels.of(key, pass_)
+        self._context, self._plan, self._key, self._pass, self._spec = context, context.plan, key, pass_, spec
         self._program = key.program
-        self._dtype = work.plan.options.compute_dtype
-        self._device = work.plan.options.device
-        self._values, self._partials = values, partials
-        self._checked = work.plan.options.on_nonfinite == "error" and not pass_.sampled
+        self._dtype = context.plan.options.compute_dtype
+        self._device = context.plan.options.device
+        self._values, self._accumulators = values, accumulators
+        self._checked = context.plan.options.on_nonfinite == "error" and not pass_.sampled
         self._columns = pass_.columns(key.shape)
-        self._loop = loop_for(kind, key.key, values, partials)
-        self._route = find_route(work, key.key, self._loop) if self._loop else None
+        self._call = kernel_call(spec, key.key, values, accumulators)
+        self._launch = stream_launch(context, key.key, self._call) if self._call else None
         self._length = self._tile_length()
 
     @property
@@ -70,11 +72,11 @@ class KeyPass:
 
     def tiles(self) -> list[Tile]:
         """What workers take at a time, in order: tiles, or several together where they need no Python."""
-        size = self._length * (max(1, STREAMED_TOGETHER // self._length) if self._route else 1)
-        count = self._length if self._pass.sampled else self._key.numel
+        size = self._length * (max(1, STREAMED_TOGETHER // self._length) if self._launch else 1)
+        length = self._length if self._pass.sampled else self._key.numel
         return [
-            Tile(self._key.key, start, min(start + size, count), self._key.shape)
-            for start in range(0, count, size)
+            Tile(self._key.key, start, min(start + size, length), self._key.shape)
+            for start in range(0, length, size)
         ]
 
     def _tile_length(self) -> int:
@@ -85,7 +87,7 @@ class KeyPass:
         if self._columns > WIDE_COLUMNS:
             return block
         size = self._plan.options.tile_size
-        size = min(size, STREAMED_TILE) if self._route else size
+        size = min(size, STREAMED_TILE) if self._launch else size
         return -(-max(size, block) // block) * block
 
     @cached_property
@@ -95,53 +97,52 @@ class KeyPass:
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
         """Everything that is done with a tile, or with several together."""
-        if self._route:
-            self._stream(self._route, tile, scratch)
+        if self._launch:
+            self._stream(self._launch, tile, scratch)
         else:
             self._run_tile(tile, scratch)
-        self._work.progress(tile.key, (tile.stop - tile.start) * self._kind.item_bytes)
+        self._context.progress(tile.key, (tile.stop - tile.start) * self._spec.item_bytes)
 
-    def _stream(self, route: Route, tile: Tile, scratch: Scratch) -> None:
+    def _stream(self, launch: StreamLaunch, tile: Tile, scratch: Scratch) -> None:
         """Go through several tiles, of which those that need to be looked at are done one by one."""
-        done = route.stream(tile, self._length, scratch)
+        done = launch.run(tile, self._length, scratch)
         while (start := tile.start + done) < tile.stop:
             stop = min(start + self._length, tile.stop)
             self._run_tile(replace(tile, start=start, stop=stop), scratch)
             done = stop - tile.start
             if stop < tile.stop:
-                done += route.stream(replace(tile, start=stop), self._length, scratch)
+                done += launch.run(replace(tile, start=stop), self._length, scratch)
 
     def _run_tile(self, tile: Tile, scratch: Scratch) -> None:
-        if self._loop is not None:
-            values, peaks = self._run_loop(self._loop, tile, scratch)
+        if self._call is not None:
+            values, peaks = self._run_kernel(self._call, tile, scratch)
         else:
             values, peaks = self._run_methods(tile, scratch), {}
         for node in self._pass.kept:
             self._values[node].view(-1)[tile.start : tile.stop] = values[node]
-        for node, outputs in self._kind.outputs:
+        for node, outputs in self._spec.outputs:
             self._write(node, outputs, values.get(node), peaks.get(node), tile, scratch)
 
     # fused
 
-    def _run_loop(
-        self, loop: KeyLoop, tile: Tile, scratch: Scratch
+    def _run_kernel(
+        self, call: KernelCall, tile: Tile, scratch: Scratch
     ) -> tuple[dict[Node, torch.Tensor], dict[Node, float]]:
-        trace, count = loop.trace, tile.stop - tile.start
+        trace = call.trace
         inputs = [
-            self._read_as(dtype, node, place, tile, scratch)
-            for place, (node, dtype) in enumerate(zip(trace.inputs, loop.read, strict=True))
+            self._read_as(dtype, node, index, tile, scratch)
+            for index, (node, dtype) in enumerate(zip(trace.inputs, call.read, strict=True))
         ]
-        outputs = [
-            scratch.take(("output", place), dtype, count) if dtype else None
-            for place, dtype in enumerate(loop.written)
-        ]
-        largest = loop.run(tile, inputs, outputs, scratch)
-        for node, buffer, peak in zip(trace.inputs, inputs, largest, strict=False):
+        outputs = call.output_buffers(tile.stop - tile.start, scratch)
+        peaks = call.run(tile, inputs, outputs, scratch)
+        for node, buffer, peak in zip(trace.inputs, inputs, peaks, strict=False):
             self._check(node, buffer.tensor, peak, tile)
         nodes = [node for node, _ in trace.outputs]
         values = {node: buffer.tensor for node, buffer in zip(nodes, outputs, strict=True) if buffer}
-        self._reduce(tile, values, [n for n, _ in self._pass.reductions if not is_by_entry(n)])
-        return values, dict(zip(nodes, largest[len(inputs) :], strict=True))
+        by_block = [node for node, _ in self._pass.reductions if not is_by_entry(node)]
+        if by_block:
+            self._accumulate(by_block, {**self._values, **values}, tile)
+        return values, dict(zip(nodes, peaks[len(inputs) :], strict=True))
 
     def _read_as(self, dtype: torch.dtype, node: Node, place: int, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile in the dtype that the loop wants, which is the stored one or that of the arithmetic."""
@@ -154,21 +155,25 @@ class KeyPass:
     def _run_methods(self, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
         """Every value of the pass for one tile, which is added to the reductions."""
         values = self._values_of(tile, scratch)
-        self._reduce(tile, values, [node for node, _ in self._pass.reductions])
+        self._accumulate([node for node, _ in self._pass.reductions], values, tile)
         return values
 
     def _values_of(self, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
         """Every value of the pass for one tile, flat; small values as they are."""
-        values = self._small_values()
-        for place, node in enumerate(self._pass.nodes):
-            if isinstance(node, MergeNode) and self._program.extents[node] is Extent.TILE:
-                result = self._program.calls[node](values, tile)
-                values[node] = self._flat(node, result, tile)
-            elif self._program.extents[node] is not Extent.SMALL:
-                values[node] = self._read_here(node, place, tile, scratch)
-                if self._checked and isinstance(node, ModelNode):
-                    self._check(node, values[node], peak_of(values[node]), tile)
-        return values
+        index_of_leaf = count()
+
+        def leaf(node: Node) -> torch.Tensor:
+            values = self._read_here(node, next(index_of_leaf), tile, scratch)
+            if self._checked and isinstance(node, ModelNode):
+                self._check(node, values, peak_of(values), tile)
+            return values
+
+        def flat(node: MergeNode, result: torch.Tensor) -> torch.Tensor:
+            check_count(node, result, tile, node.method.kind.value)
+            return result.reshape(-1).to(self._device, self._dtype)
+
+        calls, small = self._program.tile_calls, self._small_values()
+        return evaluate(self._pass.nodes, calls, tile, leaf, flat, small)
 
     def _small_values(self) -> dict[Node, torch.Tensor]:
         """The values that are known before the pass, the small ones on the device."""
@@ -187,27 +192,10 @@ class KeyPass:
             buffer = self._read(node, place, tile, scratch)
         return buffer.tensor.to(self._device, non_blocking=True).to(self._dtype)
 
-    def _flat(self, node: MergeNode, result: torch.Tensor, tile: Tile) -> torch.Tensor:
-        _check_count(node, result, tile, node.method.kind.value)
-        return result.reshape(-1).to(self._device, self._dtype)
-
-    def _reduce(
-        self, tile: Tile, values: Mapping[Node, torch.Tensor], reductions: Sequence[MergeNode]
+    def _accumulate(
+        self, reductions: Iterable[MergeNode], values: Mapping[Node, torch.Tensor], tile: Tile
     ) -> None:
-        """Add what the tile gives to reductions: entry by entry, or by blocks, which no tile cuts."""
-        for node in reductions:
-            partials = self._partials[node]
-            large = [c for c in node.children if self._program.extents[c] is not Extent.SMALL]
-            size = tile.stop - tile.start if is_by_entry(node) else self.block
-            for start in range(tile.start, tile.stop, size):
-                stop = min(start + size, tile.stop)
-                part = {c: values[c][start - tile.start : stop - tile.start] for c in large}
-                part = {**self._values, **values, **part}
-                place = Tile(tile.key, start, stop, tile.shape)
-                results = self._program.calls[node].partial(part, place, partials.state)
-                for result in results if is_by_entry(node) else ():
-                    _check_count(node, result, place, "a reduction by entries")
-                partials.add(start, results)
+        accumulate(reductions, self._program, values, tile, self.block, self._accumulators)
 
     # both
 
@@ -216,7 +204,7 @@ class KeyPass:
         if not isinstance(node, ModelNode):
             parts = [self._values[node].view(-1)[start:stop] for start, stop in self._places(tile)]
             return Buffer.of(torch.cat(parts) if len(parts) > 1 else parts[0])
-        stored = self._kind.stored[node]
+        stored = self._spec.stored[node]
         if stored is self._dtype:
             return self._read_stored(node, ("input", place), tile, scratch)
         converted = scratch.take(("input", place), self._dtype, tile.stop - tile.start)
@@ -225,7 +213,7 @@ class KeyPass:
 
     def _read_stored(self, model: ModelNode, name: object, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile of a model as it lies in its file."""
-        buffer = scratch.take(name, self._kind.stored[model], tile.stop - tile.start)
+        buffer = scratch.take(name, self._spec.stored[model], tile.stop - tile.start)
         size, source, begin = buffer.tensor.element_size(), self._plan.sources[model], 0
         for start, stop in self._places(tile):
             end = begin + (stop - start) * size
@@ -239,10 +227,10 @@ class KeyPass:
 
     def _check(self, node: Node, values: torch.Tensor, peak: float, tile: Tile) -> None:
         if self._checked and isinstance(node, ModelNode) and not np.isfinite(peak):
-            count = int((~values.to(self._dtype).isfinite()).sum())
+            nonfinite = int((~values.to(self._dtype).isfinite()).sum())
             raise MergeError(
                 f"{self._plan.sources[node].name}: the key '{tile.key}' has values that are not finite "
-                f"({count} NaN or infinite among its elements {tile.start} to {tile.stop}). "
+                f"({nonfinite} NaN or infinite among its elements {tile.start} to {tile.stop}). "
                 "on_nonfinite=keep merges them as they are, on_nonfinite=skip leaves that input out."
             )
 
@@ -273,7 +261,7 @@ class KeyPass:
             if not fits:
                 self._count_lost(output.job, self._exact(node, values, tile, scratch), stored, tile)
             if is_kept:
-                self._work.sinks[output.job].write(tile.key, tile.start, stored)
+                self._context.sinks[output.job].write(tile.key, tile.start, stored)
 
     def _exact(self, node: Node, values: torch.Tensor, tile: Tile, scratch: Scratch) -> torch.Tensor:
         """The values before they were rounded, where it counts: a loop gives what is stored."""
@@ -282,29 +270,20 @@ class KeyPass:
         return self._values_of(tile, scratch)[node]
 
     def _count_lost(self, job: int, exact: torch.Tensor, stored: torch.Tensor, tile: Tile) -> None:
-        count = count_lost(exact, stored)
-        if not count:
+        lost = count_lost(exact, stored)
+        if not lost:
             return
         unify_nan(stored)
         if self._plan.options.strict:
             how = "too large for" if saturates(stored.dtype) else "not finite in"
             raise MergeError(
-                f"the key '{tile.key}' of the output has {count} values that are {how} {stored.dtype} "
+                f"the key '{tile.key}' of the output has {lost} values that are {how} {stored.dtype} "
                 f"(elements {tile.start} to {tile.stop}). Write a wider dtype, lower the strength, or drop "
                 "strict."
             )
-        with self._work.tally.lock:
-            nonfinite = self._work.tally.nonfinite
-            nonfinite[job, tile.key] = nonfinite.get((job, tile.key), 0) + count
-
-
-def _check_count(node: MergeNode, result: torch.Tensor, tile: Tile, declared: str) -> None:
-    if result.numel() != tile.stop - tile.start:
-        raise MergeError(
-            f"the merge method '{node.method.identifier}' gave {result.numel()} values for a tile of "
-            f"{tile.stop - tile.start} of the key '{tile.key}', so it is not {declared}. "
-            "Declare it without that."
-        )
+        with self._context.stats.lock:
+            nonfinite = self._context.stats.nonfinite
+            nonfinite[job, tile.key] = nonfinite.get((job, tile.key), 0) + lost
 
 
 def peak_of(values: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Values that a dtype has no room for: what becomes of them, and how many there are."""
+"""Values that overflow a dtype: how many there are, and how they are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Going on with an interrupted merge: what must be the same, which keys are done, what was found in them."""
+"""Resumes an interrupted merge: what must be equal, which keys are done, and their notes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Resumption:
 
     plan: Plan
     sinks: Mapping[int, Sink]
-    tally: MergeStats
+    stats: MergeStats
     progress: Progress
 
     def skips(self, key: KeyPlan) -> bool:
@@ -69,37 +69,37 @@ class Resumption:
             return False
         for job in key.jobs:
             self._recall(job, key, self.sinks[job].finished[key.key])
-        self.tally.resumed.append(key)
+        self.stats.resumed.append(key)
         self.progress(key.key, self.plan.bytes_of(key))
         return True
 
     def finish(self, key: KeyPlan) -> None:
-        """All that a key is wanted for is done."""
+        """Record a key as finished in every output that has it."""
         for job in key.jobs:
             if job in self.sinks:
                 self.sinks[job].finish(key.key, self._note(job, key))
 
     def _note(self, job: int, key: KeyPlan) -> Note:
-        tally = self.tally
+        stats = self.stats
         note: Note = {}
-        if count := tally.nonfinite.get((job, key.key)):
+        if count := stats.nonfinite.get((job, key.key)):
             note["nonfinite"] = count
-        if key.program is None and key.key in tally.disagreeing:
+        if key.program is None and key.key in stats.disagreeing:
             note["disagreeing"] = True
         models = [model for j, model, _ in key.statistics if j == job]
         if models:
-            note["moments"] = [tally.moments[job, model][key.key].tolist() for model in models]
+            note["moments"] = [stats.moments[job, model][key.key].tolist() for model in models]
         return note
 
     def _recall(self, job: int, key: KeyPlan, note: Note) -> None:
-        tally = self.tally
+        stats = self.stats
         if count := note.get("nonfinite"):
-            tally.nonfinite[job, key.key] = count
-        if note.get("disagreeing") and key.key not in tally.disagreeing:
-            tally.disagreeing.append(key.key)
+            stats.nonfinite[job, key.key] = count
+        if note.get("disagreeing") and key.key not in stats.disagreeing:
+            stats.disagreeing.append(key.key)
         models = [model for j, model, _ in key.statistics if j == job]
         for model, moments in zip(models, note.get("moments", []), strict=True):
-            by_key = tally.moments.setdefault((job, model), {})
+            by_key = stats.moments.setdefault((job, model), {})
             by_key[key.key] = torch.tensor(moments, dtype=torch.float64)
 
 

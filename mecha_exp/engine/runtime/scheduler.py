@@ -22,13 +22,13 @@ from mecha_exp.engine.planner.plan import KeyPlan
 from mecha_exp.engine.runtime.buffers import Scratch
 
 TileTask: TypeAlias = Callable[[Scratch], None]
-"""Done by a worker, with the worker's buffers."""
+"""One tile of work, which a worker runs with its own buffers."""
 
 INTERRUPT_SECONDS = 0.5
 """How long an interrupted merge waits for its workers."""
 
 WORKER_NAME = "mecha_exp worker"
-"""Of the threads."""
+"""The name of the threads."""
 
 
 class KeyTask(ABC):
@@ -135,7 +135,7 @@ class Scheduler:
                     return self._begun(run)
                 if mine:
                     return mine.popleft()
-                if self._next_large is not None and self._admits(self._next_large):
+                if self._next_large is not None and self._fits_budget(self._next_large):
                     run, self._next_large = self._next_large, next(self._large, None)
                     return self._begun(run)
                 longest = max(self._queues.values(), key=len)
@@ -155,7 +155,7 @@ class Scheduler:
     def _is_done(self) -> bool:
         return self._next_large is None and self._next_small is None and not self._active
 
-    def _admits(self, run: KeyTask) -> bool:
+    def _fits_budget(self, run: KeyTask) -> bool:
         return (
             not run.whole_bytes
             or not self._whole_bytes

@@ -1,8 +1,8 @@
-"""Tiles that go from files through a loop to files in one call, without Python between them.
+"""Streams tiles from files through a loop to files in one call, without Python between them.
 
 Python costs more than the arithmetic where tiles are many: each has calls that read, compute and write, and
 the workers wait for each other's. So where the inputs of a pass lie in files as its loop takes them, and its
-outputs go into files as the loop gives them, machine code goes from tile to tile by itself (`streamed`), and
+outputs go into files as the loop gives them, the stream kernel goes from tile to tile by itself, and
 the other workers go on meanwhile. It stops at a tile that is not as expected: a read that
 is cut short, a disk that is full, a value that is not finite. Python does that one again, and knows what to
 say.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from mecha_exp.checkpoint.positional import FileRegion
+from mecha_exp.engine.compiler.abi import StreamJob
 from mecha_exp.engine.compiler.jit import LoopText, compiled
 from mecha_exp.engine.compiler.object_file import Loop, NativeLoop
 from mecha_exp.engine.runtime.buffers import Buffer
@@ -29,15 +30,15 @@ STREAM_TEXT = LoopText(
     "    streamed(start, count, table)\n",
     room=0,
 )
-"""What goes from tile to tile; the same for every loop."""
+"""The source of the stream kernel; it serves every loop."""
 
 Move: TypeAlias = tuple[FileRegion, Buffer]
-"""Where a key begins in a file, and the room for a tile of it."""
+"""The region of a key in a file, and the memory for a tile of it."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Where tiles come from and go to.
+    """The files, memory and limits of a streamed tile.
 
     Attributes:
         length: entries of a tile.
@@ -59,25 +60,25 @@ def can_stream(loop: Loop) -> bool:
 
 
 class LoopTable(NamedTuple):
-    """What a loop is given for a tile, and where it puts what it finds.
+    """The table that a loop receives for a tile, and the memory that it points to.
 
     Attributes:
-        addresses: of all of it.
-        peaks: of the largest magnitudes.
-        kept: of each rank the entries that are inside its bracket.
-        found: of each rank its bracket, and how many entries are below, not a number, and inside.
-        sums: bytes from the sums of a block to those of the next one.
+        addresses: the words of the table; see `abi.Table`.
+        peaks: the largest magnitude of each input and output, as bits.
+        candidates: for each rank the elements inside its bracket.
+        found: for each rank a row of `abi.Rank`.
+        sum_bytes: bytes from the sums of a block to those of the next one.
     """
 
     addresses: array[int]
     peaks: Buffer
-    kept: list[Buffer]
+    candidates: list[Buffer]
     found: array[int]
-    sums: int
+    sum_bytes: int
 
     @property
     def address(self) -> int:
-        """Its own."""
+        """The address of this table."""
         return _address(self.addresses)
 
 
@@ -91,21 +92,37 @@ def run_stream(stream: Stream, loop: Loop, tile: Tile, table: LoopTable) -> int:
     read, write = _system_calls()
     reads, writes = _rows(stream.reads, tile), _rows(stream.writes, tile)
     before = array("q", table.found)
-    # in the order in which `streamed` takes them; the last one is the answer
-    job = array("q", [loop.address, loop.result, table.address, stream.length, table.sums])
-    job.extend((len(stream.tiles), table.peaks.address, _address(stream.limits)))
-    job.extend((read, _address(reads), len(stream.reads), write, _address(writes), len(stream.writes)))
-    job.extend((len(table.kept), _address(table.found), _address(before), 0))
+    words = {
+        StreamJob.LOOP: loop.address,
+        StreamJob.RESULT: loop.result,
+        StreamJob.TABLE: table.address,
+        StreamJob.LENGTH: stream.length,
+        StreamJob.SUM_BYTES: table.sum_bytes,
+        StreamJob.TILES: len(stream.tiles),
+        StreamJob.PEAKS: table.peaks.address,
+        StreamJob.LIMITS: _address(stream.limits),
+        StreamJob.READ: read,
+        StreamJob.READS: _address(reads),
+        StreamJob.INPUTS: len(stream.reads),
+        StreamJob.WRITE: write,
+        StreamJob.WRITES: _address(writes),
+        StreamJob.OUTPUTS: len(stream.writes),
+        StreamJob.RANKS: len(table.candidates),
+        StreamJob.FOUND: _address(table.found),
+        StreamJob.FOUND_BEFORE: _address(before),
+        StreamJob.DONE: 0,
+    }
+    job = array("q", [words[word] for word in StreamJob])
     code(tile.start, tile.stop - tile.start, _address(job))
-    return job[-1]
+    return job[StreamJob.DONE]
 
 
 def _rows(moves: Sequence[Move], tile: Tile) -> array[int]:
-    """Of every move the file, the memory, where in the file the tile begins, and the bytes of an entry."""
+    """The transfers of a tile, a row of `abi.Move` each."""
     rows = array("q")
-    for place, buffer in moves:
+    for region, buffer in moves:
         size = buffer.tensor.itemsize
-        rows.extend((place.descriptor, buffer.address, place.offset + tile.start * size, size))
+        rows.extend((region.descriptor, buffer.address, region.offset + tile.start * size, size))
     return rows
 
 
