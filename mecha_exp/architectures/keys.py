@@ -13,7 +13,7 @@ class HasShape(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes."""
+        """The size of each dimension."""
 
     @property
     def dtype(self) -> object:

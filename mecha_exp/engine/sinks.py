@@ -51,7 +51,7 @@ class Sink(Protocol):
 
 
 class _Placeless:
-    """A sink that is no file."""
+    """A sink without a file."""
 
     def writing_at(self, key: str) -> AbstractContextManager[None]:
         return nullcontext()

@@ -67,8 +67,10 @@ def resolve(identifier: str) -> MergeSpace:
 
 
 def get_all() -> list[MergeSpace]:
-    """Every merge space, the built-in ones first: `weight` (a parameter), `delta` (a difference of two),
-    `param` (a hyperparameter)."""
+    """Every merge space, the built-in ones first.
+
+    These are `weight` (a parameter), `delta` (a difference of two) and `param` (a hyperparameter).
+    """
     return list(_registry.values())
 
 

@@ -1,0 +1,1 @@
+"""Runs and sweeps as they lie on disk: records, queries, values as text."""

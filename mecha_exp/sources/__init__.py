@@ -1,0 +1,1 @@
+"""State dicts that are read, as they are stored or as a view of another one."""

@@ -1,0 +1,1 @@
+"""What the operating system offers: atomic writes, caches, limits, memory, progress."""

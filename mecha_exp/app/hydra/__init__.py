@@ -1,0 +1,1 @@
+"""Everything that touches Hydra's insides: composing configurations, launching and sweeping jobs."""

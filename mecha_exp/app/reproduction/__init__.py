@@ -1,0 +1,1 @@
+"""Making a result again from its record, and comparing the two."""

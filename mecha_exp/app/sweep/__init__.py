@@ -1,0 +1,1 @@
+"""The points of a sweep: from the command line to a folder and a summary."""

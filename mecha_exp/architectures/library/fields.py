@@ -64,11 +64,11 @@ class FieldReader:
             yield name, entry, f"{where}[{name!r}]"
 
     def text(self, value: Any, where: str) -> str:
-        """A string."""
+        """Check that a value is a string."""
         return self._expected(isinstance(value, str), "a text", value, where, str(value))
 
     def texts(self, value: Any, where: str) -> list[str]:
-        """A list of strings."""
+        """Check that a value is a list of strings."""
         ok = isinstance(value, list) and all(isinstance(text, str) for text in value)
         return self._expected(ok, "a list of texts", value, where, [])
 
@@ -77,7 +77,7 @@ class FieldReader:
         return self._expected(isinstance(value, list), f"a list of {of}", value, where, [])
 
     def flag(self, value: Any, where: str) -> bool:
-        """A bool."""
+        """Check that a value is a bool."""
         return self._expected(isinstance(value, bool), "true or false", value, where, False)
 
     def positive(self, value: Any, where: str) -> int | None:

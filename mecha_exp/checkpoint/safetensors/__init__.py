@@ -1,0 +1,1 @@
+"""The safetensors format: headers read without trust, tensors read and written tile by tile."""

@@ -1,0 +1,1 @@
+"""The compiler: passes over tensors, traced from plain torch, become machine code."""

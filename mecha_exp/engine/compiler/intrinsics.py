@@ -307,8 +307,10 @@ def add_to(totals, values):
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
 def fold(sums, rows, length):
-    """Of each of so many rows the sum, left in its first entry: the second half is added to the first until
-    one is left. The length is a power of two."""
+    """Sum each row into its first element: add the second half to the first until one element is left.
+
+    The length of a row is a power of two.
+    """
     for row in range(rows):
         begin, size = row * length, length
         while size > 1:

@@ -207,7 +207,7 @@ def compile_program(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Of each node its extent, and the stage from which on it can be used."""
+    """The extent of each node, and the first stage that can use it."""
 
     extents: dict[Node, Extent]
     ready: dict[Node, int]

@@ -34,7 +34,7 @@ from mecha_exp.graph.nodes import MergeNode
 from mecha_exp.method_api.method import Reduction
 
 REDUCTION_BLOCK = 1 << 16
-"""Elements in a block of a reduction. It is no setting: the partial sums, so the bits, depend on it."""
+"""Elements in a block of a reduction. Not a setting: the partial sums, so the bits, depend on it."""
 
 SIMD_MULTIPLE = 64
 """A multiple of what any kernel computes at a time."""

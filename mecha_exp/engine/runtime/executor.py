@@ -33,8 +33,10 @@ from mecha_exp.method_api.state_dict import Tile
 from mecha_exp.sources.copier import COPY_BYTES
 
 SMALL_KEY = 1 << 14
-"""Elements up to which a key costs the interpreter more than the processor: an operation of torch on so many
-takes a few microseconds, about as long as calling it."""
+"""The largest number of elements of a key that costs Python more than arithmetic.
+
+A torch operation on so many elements takes a few microseconds, about as long as calling it.
+"""
 
 
 def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key, nbytes: None) -> MergeStats:

@@ -25,8 +25,11 @@ from mecha_exp.method_api.state_dict import StateDictKeyError
 from mecha_exp.sources.source import Source
 
 KeyFacts = Mapping[Node, Any]
-"""The facts about the key-dependent nodes at a key: for a model True, for a value by key the value, for a
-choice such as `a | b` the chosen argument; MISSING where there is none."""
+"""What holds at a key for every node that depends on it.
+
+True for a model, the value for a value by key, the chosen argument for a choice such as `a | b`; MISSING where
+there is none.
+"""
 
 
 @dataclass(frozen=True, eq=False)
