@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mecha_exp
+from mecha_exp.cli import VERBS
 
 PACKAGE = Path(mecha_exp.__file__).parent
 HYDRA_ROOM = PACKAGE / "app" / "hydra"
@@ -23,6 +24,22 @@ def test_the_insides_of_hydra_are_used_in_one_room():
     assert any(
         "hydra._internal" in module for path in HYDRA_ROOM.glob("*.py") for module in _imported_modules(path)
     )
+
+
+def test_a_folder_has_few_enough_files_to_be_seen_at_once():
+    folders = [path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE]
+    counts = {folder.relative_to(PACKAGE).as_posix(): len([*folder.glob("*.py")]) for folder in folders}
+    verbs = counts.pop("cli")
+
+    assert verbs == len(VERBS) + len(["__init__", "arguments"])
+    assert {name: count for name, count in counts.items() if not 3 <= count <= 14} == {}
+
+
+def test_no_module_hides_a_public_name():
+    """Importing `mecha_exp.NAME` as a module would replace the public object of that name."""
+    modules = {path.stem for path in PACKAGE.iterdir()} - {"extensions"}
+
+    assert modules & set(mecha_exp.__all__) == set()
 
 
 def _imported_modules(path: Path) -> Iterator[str]:

@@ -27,8 +27,8 @@ from mecha_exp.sources.source import Source
 KeyFacts = Mapping[Node, Any]
 """What holds at a key for every node that depends on it.
 
-True for a model, the value for a value by key, the chosen argument for a choice such as `a | b`; MISSING where
-there is none.
+True for a model, the value for a value by key, the chosen argument for a choice such as `a | b`; MISSING
+where there is none.
 """
 
 

@@ -41,7 +41,7 @@ from mecha_exp.graph.nodes import Node
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits of POSIX")
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent)}
 KEYS = 60
 DONE = 21  # after 20 calls of the method: the integers, which are only copied, lie first in a file
