@@ -12,12 +12,14 @@ HQQ, EETQ, AQLM, ExLlama and nunchaku.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
+from mecha_exp.errors import CheckpointError, Problems
 
 CONFIG = "config.json"
 FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
@@ -38,8 +40,10 @@ class Quantisation:
     keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        told_by = f"{len(self.keys)} tensors such as '{self.keys[0]}'" if self.keys else f"its {CONFIG}"
-        return f"{self.format}, by {told_by}"
+        if not self.keys:
+            return f"{self.format}, by its {CONFIG}"
+        more = f" and {len(self.keys) - 1} more" if len(self.keys) > 1 else ""
+        return f"{self.format}, by '{self.keys[0]}'{more}"
 
 
 class _Companion(NamedTuple):
@@ -91,17 +95,30 @@ _COMPANIONS = (
 
 _FORMATS = [companion.format for companion in _COMPANIONS]
 _SUFFIXES = tuple({companion.suffix for companion in _COMPANIONS})
+_WAY_OUT = (
+    "Its tensors are codes, and a mean of codes is not the code of the mean. Use the model as it was "
+    "before it was quantised, or write a dequantised copy in bfloat16 with the tool that made it."
+)
 _MARKERS = {"scaled_fp8": "scaled fp8 (ComfyUI)"}
 """Keys that tell a format by themselves."""
 
 
-def quantisation_of(infos: Mapping[str, TensorInfo], folder: Path | None = None) -> Quantisation | None:
-    """How the tensors of a header are quantised, or None where they are plain numbers.
+def require_plain(models: Iterable[StateDictSource]) -> None:
+    """Refuse models that hold codes instead of numbers.
 
-    Args:
-        infos: dtype and shape of every key.
-        folder: the folder of the model, whose `config.json` may say it too.
+    Raises:
+        CheckpointError: each quantised model, its format, and the way out.
     """
+    problems = Problems()
+    for model in models:
+        if (quantisation := quantisation_of(model)) is not None:
+            problems.add(f"{model.name} is quantised: {quantisation}. {_WAY_OUT}")
+    problems.raise_as(CheckpointError)
+
+
+def quantisation_of(model: StateDictSource) -> Quantisation | None:
+    """How the tensors of a model are quantised, or None where they are plain numbers; reads headers only."""
+    infos = {key: model.info(key) for key in model.keys()}
     stored = {info.dtype for info in infos.values()}
     if stored.isdisjoint((*INTEGERS, *FP8)):
         return None
@@ -114,7 +131,8 @@ def quantisation_of(infos: Mapping[str, TensorInfo], folder: Path | None = None)
     if pairs:
         ranked = sorted(pairs, key=lambda name: (-len(pairs[name]), _FORMATS.index(name)))
         return Quantisation(ranked[0], tuple(pairs[ranked[0]]))
-    method = _method_in(folder / CONFIG) if folder else None
+    path = model.path
+    method = _method_in((path if path.is_dir() else path.parent) / CONFIG) if path else None
     return Quantisation(method) if method else None
 
 

@@ -11,6 +11,7 @@ from mecha_exp.architectures import Component as Part
 from mecha_exp.architectures import ModelConfig, resolve, small_files
 from mecha_exp.checkpoint import Component, Destination, StateDictSource, Template, open_stored
 from mecha_exp.checkpoint.folder import PIPELINE, STEMS
+from mecha_exp.checkpoint.quantisation import require_plain
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.cli.arguments import add_models_dir, make_parser
 from mecha_exp.engine.provenance import PROVENANCE_KEYS
@@ -52,6 +53,7 @@ def main(arguments: list[str]) -> int:
     target = resolve(options.to)
     config = resolve(options.config) if options.config else None
     with open_stored(find_model(str(options.model), options.models_dir)) as model:
+        require_plain([model])
         source = convert_source(model, target, config)
         destination = _destination(options, target, source)
         metadata = {"format": "pt"} | {k: v for k, v in model.metadata.items() if k not in PROVENANCE_KEYS}

@@ -8,6 +8,7 @@ from typing import Any
 
 from mecha_exp.architectures import Detection, candidates, closest, detect
 from mecha_exp.checkpoint import StateDictSource, is_arithmetic, torch_dtype
+from mecha_exp.checkpoint.quantisation import quantisation_of
 from mecha_exp.errors import ConfigError, MechaError, some
 from mecha_exp.inspection.model_config import human_count
 from mecha_exp.inspection.recipe_tree import tree_of
@@ -41,6 +42,8 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
         for part, keys in parts.items()
     }
     blocks = {config.block_of(name) for name in names.values() if name in config.keys()}
+    if (quantisation := quantisation_of(model)) is not None:
+        anomalies.append(f"quantised: {quantisation}")
     anomalies += _anomalies(infos, detection)
     if deep:
         anomalies += _nonfinite(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mecha_exp.checkpoint.quantisation import require_plain
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.batches import OMIT_NON_FINITE
@@ -41,9 +42,10 @@ def prepare_inputs(
     """Apply the options about formats, extra keys, values that are not finite, and vocabularies.
 
     Raises:
-        CheckpointError: inputs that do not fit each other, where the options make that an error.
+        CheckpointError: quantised inputs; inputs that do not fit each other, where that is an error.
         RecipeError: `omit_non_finite` of a node that is not a model.
     """
+    require_plain(opened.values())
     configs = ConfigInference.over(opened)
     sources, lines = in_one_format(recipes, opened, configs)
     dropped, notices = drop_extra_keys(opened, sources, configs, options)
