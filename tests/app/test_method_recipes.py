@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mecha_exp.inspection import methods
+from mecha_exp.cli import info
 from mecha_exp.inspection.method_recipe import recipe_text
 from mecha_exp.method_api.registry import all_methods, resolve_method
 
@@ -59,13 +59,13 @@ def test_every_method_has_a_recipe_that_is_valid_yaml(method):
 
 
 def test_a_recipe_is_printed_for_a_method_by_name(capsys):
-    assert methods.main(["slerp", "--recipe"]) == 0
+    assert info.main(["methods", "slerp", "--recipe"]) == 0
 
     assert read(capsys.readouterr().out)["recipe"]["method"] == "slerp"
 
 
 def test_a_recipe_without_a_method_is_an_error(capsys):
     with pytest.raises(SystemExit):
-        methods.main(["--recipe"])
+        info.main(["methods", "--recipe"])
 
     assert "--recipe needs the NAME of a method" in capsys.readouterr().err
