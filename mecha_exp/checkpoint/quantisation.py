@@ -118,10 +118,10 @@ def require_plain(models: Iterable[StateDictSource]) -> None:
 
 def quantisation_of(model: StateDictSource) -> Quantisation | None:
     """How the tensors of a model are quantised, or None where they are plain numbers; reads headers only."""
-    infos = {key: model.info(key) for key in model.keys()}
-    stored = {info.dtype for info in infos.values()}
+    stored = {model.info(key).dtype for key in model.keys()}
     if stored.isdisjoint((*INTEGERS, *FP8)):
         return None
+    infos = {key: model.info(key) for key in model.keys()}
     pairs: dict[str, list[str]] = {}
     for key in infos:
         if key in _MARKERS:
