@@ -8,7 +8,7 @@ INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip in
   --disable-pip-version-check --constraint constraints.txt
 DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
 
-.PHONY: help demo test lint docs hf format parity constraints clean
+.PHONY: help demo test heavy lint docs hf format parity constraints clean
 
 help: ## list the targets (the default)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +20,9 @@ demo: .venv/.app ## install into .venv, then run an ablation on the bundled mode
 
 test: .venv/.test lint ## install with the test extras, then run everything CI checks
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8
+
+heavy: .venv/.test ## the tests that take minutes: kills, fuzzers, whole sweeps
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 -m heavy
 
 lint: .venv/.test ## check style, layers and types
 	$(BIN)/python -m ruff check .

@@ -22,6 +22,7 @@ COMMAND = (
 )
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_a_sweep_that_is_killed_again_and_again_gives_the_undisturbed_table(tmp_path: Path):
     program = [sys.executable, str(REPOSITORY / "tests" / "sweep_killing.py")]

@@ -1,0 +1,106 @@
+"""Outcomes: what an evaluator saw on each example, from which its numbers and their uncertainty follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mecha_exp.errors import EvaluationError
+
+Values = NDArray[np.float64]
+Names = NDArray[np.str_]
+
+
+@dataclass(frozen=True, init=False)
+class Outcomes:
+    """One value for each example of each task, as an evaluator returns them.
+
+    The metric of a task is the mean of its values; the main metric is the mean over tasks (macro mean).
+
+    Attributes:
+        values: float64 arrays of shape [examples], by task. A hit is 1, a miss is 0.
+        examples: a stable name for each example, by task: positions ("0", "1", ...) where none were given.
+        clusters: the source of each example, by task: examples of one cluster are not independent (crops of
+            one photograph). A task without clusters has one cluster for each example, named like it.
+        metrics: further numbers of the model, such as a loss, which have no value for each example.
+
+    Args:
+        values: numbers or truth values by task, one-dimensional, at least one a task. NaN is allowed: the
+            metric is NaN then, and the point never counts as the best.
+        clusters: by task, as long as its values. Tasks may share clusters: equal names are one source.
+        examples: by task, as long as its values, without repetitions.
+        metrics: by name.
+
+    Raises:
+        EvaluationError: an array is empty, not one-dimensional, of another length than its task's values, or
+            belongs to no task; an example is named twice.
+
+    >>> Outcomes({"cats": [1, 1, 0, 1], "dogs": [0, 1]}).means("accuracy")
+    {'accuracy': 0.625, 'accuracy/cats': 0.75, 'accuracy/dogs': 0.5}
+    """
+
+    values: Mapping[str, Values]
+    examples: Mapping[str, Names]
+    clusters: Mapping[str, Names]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __init__(
+        self,
+        values: Mapping[str, ArrayLike],
+        *,
+        clusters: Mapping[str, ArrayLike] | None = None,
+        examples: Mapping[str, ArrayLike] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        if not values:
+            raise EvaluationError("outcomes: there is no task. Give the values of at least one.")
+        arrays = {task: _vector(task, array) for task, array in values.items()}
+        names = _names("examples", examples or {}, arrays)
+        names = {task: names.get(task, np.arange(len(arrays[task])).astype(str)) for task in arrays}
+        for task, listed in names.items():
+            if len(set(listed.tolist())) < len(listed):
+                raise EvaluationError(f"outcomes: the examples of the task '{task}' have names that repeat.")
+        sources = {**names, **_names("clusters", clusters or {}, arrays)}
+        numbers = {name: float(number) for name, number in (metrics or {}).items()}
+        for attribute, content in (
+            ("values", MappingProxyType(arrays)),
+            ("examples", MappingProxyType(names)),
+            ("clusters", MappingProxyType(sources)),
+            ("metrics", MappingProxyType(numbers)),
+        ):
+            object.__setattr__(self, attribute, content)
+
+    def means(self, metric: str) -> dict[str, float]:
+        """The numbers of the outcomes: `metric` (macro mean), `metric/TASK`, and the further metrics."""
+        by_task = {task: float(array.mean()) for task, array in self.values.items()}
+        overall = {metric: float(np.mean(list(by_task.values())))}
+        return {**overall, **{f"{metric}/{task}": mean for task, mean in by_task.items()}, **self.metrics}
+
+
+def _vector(task: str, array: Any) -> Values:
+    """The values of a task as float64."""
+    try:
+        vector = np.asarray(array, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise EvaluationError(f"outcomes: the values of the task '{task}' are not numbers: {error}") from None
+    if vector.ndim != 1 or not len(vector):
+        shape = list(vector.shape)
+        raise EvaluationError(f"outcomes: the task '{task}' needs one value an example, not shape {shape}.")
+    return vector
+
+
+def _names(what: str, given: Mapping[str, ArrayLike], values: Mapping[str, Values]) -> dict[str, Names]:
+    """Names of examples or clusters as texts, checked against the values of their tasks."""
+    names = {task: np.asarray(array).astype(str) for task, array in given.items()}
+    for task, array in names.items():
+        if task not in values:
+            raise EvaluationError(f"outcomes: {what} name the task '{task}', which has no values.")
+        if array.shape != values[task].shape:
+            count, expected = array.size, values[task].size
+            raise EvaluationError(f"outcomes: {count} {what} for the {expected} values of the task '{task}'.")
+    return names
