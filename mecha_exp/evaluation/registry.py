@@ -19,7 +19,7 @@ from mecha_exp.errors import ConfigError, Problems, did_you_mean
 Shapes = Mapping[str, tuple[int, ...]]
 Score = Callable[..., Mapping[str, float]]
 
-BUILTIN = ("mecha_exp.evaluation.digits",)
+BUILTIN = ("mecha_exp.evaluation.digits", "mecha_exp.evaluation.mini8")
 DIRECTIONS = ("maximize", "minimize")
 AUTO = "auto"
 WEIGHT_STATS = "weight_stats"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.resources
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,9 @@ from mecha_exp.errors import CheckpointError, did_you_mean
 from mecha_exp.sources import search_path
 
 PACKAGE_SCHEME = "pkg://"
+MADE_SCHEME = "made://"
+TRAINERS = {"mini8": "mecha_exp.examples.mini8.train"}
+"""The modules that train the models of a bench on first use, by its name; each has `model_file(name)`."""
 MODELS_DIR_VARIABLE = "MECHA_MODELS_DIR"
 
 
@@ -22,13 +26,16 @@ def find_model(path: str, folders: Sequence[Path]) -> Path:
 
     A path is relative to the current folder, then to each of the model folders and to those that the
     environment variable MECHA_MODELS_DIR lists; `.safetensors` may be left out. `pkg://some.package/file` is
-    a file inside an installed package. `org/name` is a model of the Hugging Face hub if no such file exists.
+    a file inside an installed package. `made://mini8/file` is a model that mecha_exp trains on first use.
+    `org/name` is a model of the Hugging Face hub if no such file exists.
 
     Raises:
         CheckpointError: there is no such model; the message lists the searched folders and the nearest name.
     """
     if path.startswith(PACKAGE_SCHEME):
         return packaged(path)
+    if path.startswith(MADE_SCHEME):
+        return _trained(path)
     listed = os.environ.get(MODELS_DIR_VARIABLE, "").split(os.pathsep)
     searched = (Path(), *folders, *search_path.get_all(), *(Path(folder) for folder in listed if folder))
     candidates = [folder / path for folder in searched]
@@ -72,3 +79,15 @@ def packaged(path: str) -> Path:
         return Path(str(importlib.resources.files(package).joinpath(name)))
     except ModuleNotFoundError:
         raise CheckpointError(f"'{path}': there is no package '{package}'.") from None
+
+
+def _trained(path: str) -> Path:
+    """The file of a path `made://bench/name`, trained first where this machine has not made it yet."""
+    bench, _, name = path.removeprefix(MADE_SCHEME).partition("/")
+    if bench not in TRAINERS:
+        raise CheckpointError(f"'{path}': there is no bench '{bench}'.{did_you_mean(bench, TRAINERS)}")
+    try:
+        file: Path = importlib.import_module(TRAINERS[bench]).model_file(name)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"'{path}': {error}.") from None
+    return file
