@@ -81,7 +81,8 @@ def _tail_bound(differences: Floats) -> float:
     """An upper bound of the two-sided p-value of a weighted sum of random signs."""
     from scipy.special import ndtr
 
-    z = abs(differences.sum()) / math.sqrt((differences**2).sum())
+    units = differences / np.abs(differences).max()
+    z = abs(units.sum()) / math.sqrt((units**2).sum())
     return min(1.0, float(2 * _GAUSSIAN_FACTOR * ndtr(-z)))
 
 

@@ -31,8 +31,8 @@ class _Style:
 def latex(verdict: Verdict, *, digits: int | None = None) -> str:
     r"""The table in LaTeX, for the package booktabs.
 
-    Rows are the inputs and the chosen setting of each recipe. Columns are tasks and their mean, absolute, with
-    the share of the expert's score in parentheses where experts are known.
+    Rows are the inputs and the chosen setting of each recipe. Columns are tasks and their mean, absolute,
+    with the share of the expert's score in parentheses where experts are known.
 
     Args:
         verdict: whose scores on the reported split are shown.
@@ -88,8 +88,8 @@ def caption(verdict: Verdict) -> str:
     parts = [f"{data}. The setting of each method is the best on {where}, of {count} settings in all."]
     if verdict.columns:
         parts.append(
-            "Best in bold; underlined is what paired tests cannot tell from it at 5 %, after Holm's correction "
-            "for all pairs of methods in all columns."
+            "Best in bold; underlined is what paired tests cannot tell from it at 5 %, after Holm's "
+            "correction for all pairs of methods in all columns."
         )
     if verdict.selected and verdict.selected.overall.low == verdict.selected.overall.low:
         low, high = verdict.selected.overall.ci95

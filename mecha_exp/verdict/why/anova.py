@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -86,33 +87,48 @@ def importances(
     if len(set(values)) < 2:
         return "All points have the same value: there is no variance to explain."
     try:
-        from optuna import create_study
-        from optuna.distributions import CategoricalDistribution
-        from optuna.importance import FanovaImportanceEvaluator, get_param_importances
-        from optuna.trial import create_trial
+        found = _forest_shares(keys, values, seed)
     except ImportError:
         return "Importances of drawn points need Optuna: pip install 'mecha-exp[optuna]' scikit-learn."
-    ranges = {name: _distribution(column, CategoricalDistribution) for name, column in keys.items()}
-    study = create_study()
-    for row, value in enumerate(values):
-        params = {name: _plain(column[row]) for name, column in keys.items()}
-        study.add_trial(create_trial(params=params, distributions=ranges, value=float(value)))
-    try:
-        found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=seed))
-    except ImportError:
-        return "Importances of drawn points need scikit-learn: pip install scikit-learn."
+    except ValueError as error:  # as Optuna 2 has with NumPy 2.4
+        return f"The installed Optuna could not compute importances ({error}). Optuna 4 does."
     return {name: float(found[name]) for name in keys}
 
 
-def _distribution(column: Sequence[Hashable], categorical: type) -> object:
+def _forest_shares(
+    keys: Mapping[str, Sequence[Hashable]], values: Sequence[float], seed: int
+) -> Mapping[str, float]:
+    """Fit the forest to a study that holds the points."""
+    import optuna
+
+    ranges = {name: _range(column) for name, column in keys.items()}
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study = optuna.create_study()
+            for row, value in enumerate(values):
+                params = {name: _plain(column[row]) for name, column in keys.items()}
+                trial = optuna.trial.create_trial(params=params, distributions=ranges, value=float(value))
+                study.add_trial(trial)
+            evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)
+            shares: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
+            return shares
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _range(column: Sequence[Hashable]) -> object:
     """The range of a key: from its least to its greatest number, or its texts."""
-    from optuna.distributions import UniformDistribution
+    from optuna import distributions
 
     numbers = [float(v) for v in column if isinstance(v, (int, float)) and not isinstance(v, bool)]
     if len(numbers) == len(column) and min(numbers) < max(numbers):
-        span = max(numbers) - min(numbers)
-        return UniformDistribution(min(numbers), max(numbers) + 1e-9 * span)
-    return categorical(tuple(dict.fromkeys(_plain(value) for value in column)))
+        name = "FloatDistribution" if hasattr(distributions, "FloatDistribution") else "UniformDistribution"
+        end = max(numbers) + 1e-9 * (max(numbers) - min(numbers))  # a uniform range excludes its end
+        return getattr(distributions, name)(min(numbers), end)
+    return distributions.CategoricalDistribution(tuple(dict.fromkeys(str(_plain(v)) for v in column)))
 
 
 def _plain(value: Hashable) -> Hashable:

@@ -17,8 +17,8 @@ def variance_shares(factors: Mapping[str, Sequence[Hashable]], values: ArrayLike
     """Each factor's share of the variance in y = m + a random effect of each factor + residual.
 
     The components are estimated by equating each factor's sum of squares to its expectation, which is
-    unbiased for tables of any balance. Components below zero count as zero. A factor may be nested in another: give its
-    levels names of their own, such as `ties alpha=0.3` for hyperparameters within methods.
+    unbiased for tables of any balance. Components below zero count as zero. A factor may be nested in
+    another: give its levels names of their own, such as `ties alpha=0.3` for hyperparameters within methods.
 
     Args:
         factors: the level of each row, by factor.

@@ -45,9 +45,9 @@ def shapley(
 ) -> dict[str, Estimate]:
     """Each player's Shapley value: sum over S without it of |S|! (n - |S| - 1)! / n! (v(S + player) - v(S)).
 
-    Exact, without an interval, where `values` has all coalitions. Otherwise the mean over the sampled orders of
-    `coalitions`, which has to be called with the same `permutations` and `seed`; the interval is Student's t
-    over pairs of an order and its reverse. Values always add up to v(all) - v(none).
+    Exact, without an interval, where `values` has all coalitions. Otherwise the mean over the sampled orders
+    of `coalitions`, which has to be called with the same `permutations` and `seed`; the interval is Student's
+    t over pairs of an order and its reverse. Values always add up to v(all) - v(none).
 
     Args:
         values: the metric of each coalition, finite.
