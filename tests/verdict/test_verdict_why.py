@@ -61,6 +61,7 @@ def test_what_is_not_a_grid_is_refused(keys: dict, values: list, words: str):
         functional_anova(keys, values)
 
 
+@pytest.mark.heavy
 def test_importances_of_drawn_points_find_the_key_that_matters():
     pytest.importorskip("optuna", minversion="3", exc_type=ImportError)
     pytest.importorskip("sklearn")
