@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -61,7 +62,7 @@ class Outcomes:
             raise EvaluationError("outcomes: there is no task. Give the values of at least one.")
         arrays = {task: _vector(task, array) for task, array in values.items()}
         names = _names("examples", examples or {}, arrays)
-        names = {task: names.get(task, np.arange(len(arrays[task])).astype(str)) for task in arrays}
+        names = {task: names.get(task, _positions(len(arrays[task]))) for task in arrays}
         for task, listed in names.items():
             if len(set(listed.tolist())) < len(listed):
                 raise EvaluationError(f"outcomes: the examples of the task '{task}' have names that repeat.")
@@ -92,6 +93,14 @@ def _vector(task: str, array: Any) -> Values:
         shape = list(vector.shape)
         raise EvaluationError(f"outcomes: the task '{task}' needs one value an example, not shape {shape}.")
     return vector
+
+
+@lru_cache(maxsize=64)
+def _positions(count: int) -> Names:
+    """The names "0", "1", ... of examples without names: one array for all outcomes of that length."""
+    positions = np.arange(count).astype(str)
+    positions.flags.writeable = False
+    return positions
 
 
 def _names(what: str, given: Mapping[str, ArrayLike], values: Mapping[str, Values]) -> dict[str, Names]:

@@ -1,0 +1,289 @@
+"""How often a verdict is wrong, and how often it sees what is there, in simulated sweeps.
+
+    python bench/verdict.py                # 2,000 sweeps of each kind; about half an hour on one core
+    python bench/verdict.py --sweeps 200   # minutes
+    python bench/verdict.py --speed 1000 10000 1
+
+Outcomes have the structure of real ones: an example is easy or hard for all points alike, neighbouring points
+err alike, and examples of a cluster have a difficulty in common.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.verdict import Candidate, conclude
+from mecha_exp.verdict.choice import best, minimum_detectable_difference
+from mecha_exp.verdict.comparisons import Family, independent_family, selected_family
+from mecha_exp.verdict.intervals import RESAMPLES, Estimate
+from mecha_exp.verdict.paired_tests import holm, paired_p_values
+from mecha_exp.verdict.panel import Panel
+
+try:
+    from bench.report import table
+except ImportError:  # run as a script
+    from report import table  # type: ignore[no-redef]
+
+FLIPS = 999
+SWEEPS = 2000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of sweep: its size, its data, and how alike its points err."""
+
+    name: str
+    points: int
+    examples: int
+    clusters: int = 0
+    tasks: int = 1
+    replicates: int = 1
+    binary: bool = True
+    likeness: float = 0.8
+    accuracy: float = 0.87
+
+    def draw(self, random: np.random.Generator, effects: Sequence[float] = ()) -> Panel:
+        """One sweep; `effects[i]` is added to the chance of point i to succeed, or to its values if real."""
+        groups = self.clusters or self.examples
+        group = np.arange(self.examples) % groups
+        shape = (self.points, self.replicates)
+        easy = np.sqrt(0.5) * (random.normal(size=groups)[group] + random.normal(size=self.examples))
+        own = np.sqrt(0.5) * random.normal(size=(groups, *shape))[group]
+        own += np.sqrt(0.5) * random.normal(size=(self.examples, *shape))
+        latent = np.sqrt(self.likeness) * easy[:, None, None] + np.sqrt(1 - self.likeness) * own
+        shift = np.zeros(self.points)
+        shift[: len(effects)] = effects
+        if self.binary:
+            values = (latent < ndtri(self.accuracy + shift)[:, None]).astype(float)
+        else:
+            values = latent + shift[:, None]
+        return Panel.of(self._candidates(values, group), "test")
+
+    def _candidates(self, values: NDArray[np.float64], group: NDArray[np.intp]) -> list[Candidate]:
+        """The outcomes as candidates, the examples dealt to tasks of different sizes."""
+        bounds = np.cumsum(np.arange(1, self.tasks + 1)) / (self.tasks * (self.tasks + 1) / 2)
+        task = np.searchsorted(bounds, (np.arange(self.examples) + 0.5) / self.examples)
+        names = {f"t{i}": np.flatnonzero(task == i) for i in range(self.tasks)}
+        sources = np.char.add("g", group.astype(str))
+        clusters = {name: sources[rows] for name, rows in names.items()}
+        return [
+            Candidate(
+                f"p{point}",
+                outcomes={
+                    "test": Outcomes(
+                        {name: values[rows, point, replicate] for name, rows in names.items()},
+                        clusters=clusters,
+                    )
+                },
+                replicate=str(replicate),
+            )
+            for point in range(self.points)
+            for replicate in range(self.replicates)
+        ]
+
+
+KINDS = [
+    Kind("10 points, 719 images", 10, 719),
+    Kind("50 points, 719 images", 50, 719),
+    Kind("90 points, 719 images, neighbours alike", 90, 719, likeness=0.95),
+    Kind("20 points, 100 images", 20, 100),
+    Kind("20 points, 600 images of 150 sources", 20, 600, clusters=150),
+    Kind("20 points, 3 tasks of 600 images", 20, 600, tasks=3),
+    Kind("20 points, a loss on 300 texts", 20, 300, binary=False),
+    Kind("10 points, 5 seeds, 300 images", 10, 300, replicates=5),
+]
+
+
+def naive(panel: Panel, chosen: int) -> NDArray[np.float64]:
+    """What is often done: Holm over the comparisons with a best that the same data chose."""
+    return holm(_p_values(_all(panel, chosen)))
+
+
+def all_pairs(panel: Panel, chosen: int) -> NDArray[np.float64]:
+    """The verdict's procedure on the same data: Holm over all pairs that could have been looked at."""
+    family = _all(panel, chosen)
+    return holm(_p_values(family), family.size)
+
+
+def max_statistic(panel: Panel, chosen: int) -> NDArray[np.float64]:
+    """An alternative: sign flips of examples, and the largest standardised difference of all pairs."""
+    parts = panel.contributions
+    squares = parts.T @ parts
+    spread = np.sqrt(np.maximum(np.diag(squares)[:, None] + np.diag(squares) - 2 * squares, 0))
+    spread[spread < 1e-12] = np.inf
+    signs = np.random.default_rng(0).integers(0, 2, size=(FLIPS, len(parts))) * 2.0 - 1.0
+    drawn = signs @ parts
+    largest = np.zeros(FLIPS)
+    for point in range(parts.shape[1]):
+        np.maximum(largest, (np.abs(drawn - drawn[:, [point]]) / spread[point]).max(axis=1), out=largest)
+    scores = parts.sum(axis=0)
+    observed = np.abs(scores - scores[chosen]) / spread[chosen]
+    others = np.delete(observed, chosen)
+    return (1 + (largest[:, None] >= others - 1e-9).sum(axis=0)) / (FLIPS + 1)
+
+
+def separate(panel: Panel, chosen: int) -> NDArray[np.float64]:
+    """The verdict's procedure on a split that had no part in the choice: Holm over what is compared."""
+    family = independent_family(panel, "test", np.arange(len(panel.names)), chosen, None)
+    return holm(_p_values(family), family.size)
+
+
+PROCEDURES: dict[str, Callable[[Panel, int], NDArray[np.float64]]] = {
+    "Holm, best of the same data": naive,
+    "Holm, all pairs": all_pairs,
+    "largest statistic": max_statistic,
+    "Holm, chosen on another split": separate,
+}
+
+
+def errors(kind: Kind, sweeps: int) -> list[str]:
+    """The share of sweeps without any effect in which a procedure finds a difference."""
+    random, wrong = np.random.default_rng(1), dict.fromkeys(PROCEDURES, 0)
+    for _ in range(sweeps):
+        panel = kind.draw(random)
+        leader = best(panel.scores, "maximize")
+        for name, procedure in PROCEDURES.items():
+            if kind.replicates > 1 and procedure is max_statistic:
+                continue
+            chosen = 0 if procedure is separate else leader
+            wrong[name] += bool((procedure(panel, chosen) < 0.05).any())
+    shown = [f"{100 * count / sweeps:.1f}" for count in wrong.values()]
+    return [kind.name, *(shown if kind.replicates == 1 else [*shown[:2], "-", shown[3]])]
+
+
+def powers(kind: Kind, sweeps: int) -> list[str]:
+    """The share of sweeps in which a true difference of once and twice the detectable one is found."""
+    row = [kind.name]
+    for procedure in (all_pairs, separate):
+        random = np.random.default_rng(2)
+        smallest = _detectable(kind, procedure, random)
+        row.append(f"{smallest:.3f}")
+        for times in (1, 2):
+            found = 0
+            for _ in range(sweeps):
+                panel = kind.draw(random, _effects(kind, times * smallest))
+                adjusted = procedure(panel, 0)
+                found += bool(adjusted[kind.points - 2] < 0.05)
+            row.append(f"{100 * found / sweeps:.0f}")
+    return row
+
+
+def _effects(kind: Kind, difference: float) -> list[float]:
+    """The first point is better than all others by a difference, above and below the kind's accuracy."""
+    if not kind.binary:
+        return [difference]
+    half = min(difference / 2, 0.99 - kind.accuracy)
+    return [half, *([half - difference] * (kind.points - 1))]
+
+
+def _detectable(kind: Kind, procedure: object, random: np.random.Generator) -> float:
+    """The minimum detectable difference that verdicts of such sweeps print, at that difference."""
+    smallest = 0.0
+    for _ in range(5):  # the spread of differences depends a little on the difference
+        shown = []
+        for _ in range(10):
+            panel = kind.draw(random, _effects(kind, smallest))
+            family = _all(panel, 0)
+            pairs = family.pairs[: kind.points - 1]
+            size = family.size if procedure is all_pairs else len(pairs)
+            shown.append(minimum_detectable_difference(panel, pairs, size) or 0.0)
+        smallest = float(np.mean(shown))
+    return smallest
+
+
+def coverage(kind: Kind, sweeps: int) -> list[str]:
+    """The share of 95 % intervals of a score and of a difference that hold the truth."""
+    from mecha_exp.verdict.scoring import measure
+
+    random, hits, pair = np.random.default_rng(3), np.zeros(2), np.array([[0, 1]])
+    few = replace(kind, points=2)
+    truth = few.accuracy if few.binary else 0.0
+    for _ in range(sweeps):
+        measured = measure(few.draw(random), pair, {}, resamples=RESAMPLES, seed=0)
+        held = [(measured.overall[0], truth), (measured.differences[0], 0.0)]
+        hits += [_holds(estimate, value) for estimate, value in held]
+    return [kind.name, *(f"{100 * share:.1f}" for share in hits / sweeps)]
+
+
+def _holds(estimate: Estimate, truth: float) -> bool:
+    return estimate.low <= truth <= estimate.high
+
+
+def _all(panel: Panel, chosen: int) -> Family:
+    places = np.arange(len(panel.names))
+    return selected_family(panel, "test", places, places, chosen, None)
+
+
+def _p_values(family: Family) -> NDArray[np.float64]:
+    return paired_p_values(family.panel, family.pairs, flips=FLIPS)
+
+
+def speed(points: int, examples: int, binary: bool, tasks: int = 1) -> list[str]:
+    """The wall time and the peak memory of one verdict."""
+    random = np.random.default_rng(0)
+    easy = random.normal(size=examples)
+    candidates = []
+    for point in range(points + 1):
+        latent = 0.9 * easy + 0.44 * random.normal(size=examples) + 0.0003 * point
+        values = (latent < 1).astype(float) if binary else latent
+        rows = np.array_split(values, tasks)
+        outcomes = Outcomes({f"t{i}": part for i, part in enumerate(rows)})
+        candidates.append(Candidate(f"p{point}", f"r{point % 10}", outcomes={"validation": outcomes}))
+    started = time.perf_counter()
+    verdict = conclude(candidates[1:], metric="accuracy", inputs=candidates[:1], base="p0")
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    what = "0/1" if binary else "real values"
+    shape = f"{points:,} points, {examples:,} examples, {tasks} task{'s' if tasks > 1 else ''}, {what}"
+    return [shape, f"{len(verdict.comparisons):,}", f"{seconds:.1f} s", f"{peak:.0f} MB"]
+
+
+PARTS: dict[str, tuple[list[str], Callable[[Kind, int], list[str]]]] = {
+    "errors": (["sweeps without any effect: % with a difference", *PROCEDURES], errors),
+    "power": (
+        [
+            "% that find it",
+            "all pairs: detectable",
+            "at it",
+            "twice",
+            "other split: detectable",
+            "at it",
+            "twice",
+        ],
+        powers,
+    ),
+    "coverage": (["% of 95 % intervals that hold the truth", "score", "difference"], coverage),
+}
+
+
+def main() -> None:
+    """Print the tables of docs/verdict.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--sweeps", type=int, default=SWEEPS)
+    parser.add_argument("--speed", nargs=3, metavar=("POINTS", "EXAMPLES", "TASKS"), type=int)
+    parser.add_argument("--real", action="store_true", help="with --speed: real values in place of 0 and 1")
+    parser.add_argument("--part", choices=("errors", "power", "coverage"), help="one table alone")
+    options = parser.parse_args()
+    if options.speed:
+        points, examples, tasks = options.speed
+        head = ["verdict", "comparisons", "time", "peak memory"]
+        sys.stdout.write(table([head, speed(points, examples, not options.real, tasks)]))
+        return
+    for part, (head, run) in PARTS.items():
+        if options.part in (None, part):
+            sys.stdout.write(table([head, *(run(kind, options.sweeps) for kind in KINDS)]) + "\n\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

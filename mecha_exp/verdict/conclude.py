@@ -1,0 +1,271 @@
+"""From the outcomes of a sweep to its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mecha_exp.verdict import wording
+from mecha_exp.verdict.candidates import Candidate, Direction, comparable
+from mecha_exp.verdict.choice import best, cross_validated, minimum_detectable_difference
+from mecha_exp.verdict.comparisons import Family, columns, independent_family, selected_family
+from mecha_exp.verdict.intervals import RESAMPLES, Estimate, student
+from mecha_exp.verdict.normalisation import guess_experts, usable_experts
+from mecha_exp.verdict.paired_tests import FLIPS
+from mecha_exp.verdict.panel import Integers, Panel
+from mecha_exp.verdict.result import Comparison, Cost, Score, Verdict
+from mecha_exp.verdict.scoring import measure
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked of the data: the arguments of `conclude`."""
+
+    points: Sequence[Candidate]
+    inputs: Sequence[Candidate]
+    metric: str
+    direction: Direction
+    base: str | None
+    expert_of: Mapping[str, str] | None
+    resamples: int
+    flips: int
+    seed: int
+
+    @property
+    def recipes(self) -> dict[str, str | None]:
+        """The recipe of each setting and input."""
+        return {candidate.name: candidate.recipe for candidate in (*self.points, *self.inputs)}
+
+    def places(self, panel: Panel) -> Integers:
+        """The places of the points, without inputs."""
+        sweep = {point.name for point in self.points}
+        return np.array([i for i, name in enumerate(panel.names) if name in sweep], dtype=np.intp)
+
+    def base_in(self, panel: Panel) -> int | None:
+        """The place of the base; None if it is not there."""
+        return panel.index(self.base) if self.base is not None and self.base in panel.names else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """The outcomes on the split of the choice and on the one that is reported, which may be one."""
+
+    selection: Panel
+    selected_on: str
+    reported: Panel
+    reported_on: str
+    chosen: str
+
+    @property
+    def separate(self) -> bool:
+        """Whether the reported data had no part in the choice."""
+        return self.selected_on != self.reported_on
+
+
+def conclude(
+    points: Sequence[Candidate],
+    *,
+    metric: str,
+    direction: Direction = "maximize",
+    inputs: Sequence[Candidate] = (),
+    base: str | None = None,
+    expert_of: Mapping[str, str] | None = None,
+    splits: Sequence[str] = ("validation", "test"),
+    resamples: int = RESAMPLES,
+    flips: int = FLIPS,
+    seed: int = 0,
+) -> Verdict:
+    """Choose the best point on one split, report it on another, and say what the data can tell apart.
+
+    On the reported split, points that were chosen elsewhere are compared, and Holm's correction is for the
+    comparisons that are made. Where points are chosen and compared on the same data, any two could have been
+    compared, and the correction is for all pairs. Where there are both kinds, each has half of the 5 %.
+
+    Args:
+        points: of the sweep, a candidate for each replicate.
+        metric: the name of the main metric.
+        direction: of the metric.
+        inputs: the base and the experts, measured in the same way.
+        base: the input with which all points are compared.
+        expert_of: the input that is the expert of each task; guessed where it is not given.
+        splits: on which points are chosen, then reported. With one split, or a second that nobody measured,
+            both are done on the same data.
+        resamples: bootstrap draws for intervals.
+        flips: sign patterns for permutation tests.
+        seed: same seed, same verdict.
+
+    Returns:
+        The verdict. Whatever limits it is a sentence of its notes; unusable outcomes raise nothing.
+    """
+    question = _Question(points, inputs, metric, direction, base, expert_of, resamples, flips, seed)
+    if not any(point.outcomes for point in points):
+        return _of_numbers(question, splits)
+    notes: list[str] = []
+    data = _read(question, splits, notes)
+    if isinstance(data, Verdict):
+        return replace(data, notes=tuple(dict.fromkeys(notes)))
+    families = _families(question, data)
+    notes += wording.limits(data.selection, question.places(data.selection), direction, data.selected_on)
+    notes += wording.limits_of_report(data.reported, data.reported_on, base, separate=data.separate)
+    scores, comparisons = _measure(question, data, families, notes)
+    chosen = _best_of_recipes(question, data.selection)
+    rows = [data.reported.index(name) for name in chosen.values() if name in data.reported.names]
+    table = columns(data.reported, np.array(rows, dtype=np.intp), direction, flips=flips, seed=seed)
+    return Verdict(
+        metric,
+        direction,
+        data.selected_on,
+        data.reported_on,
+        next(s for s in scores if (s.point, s.split) == (data.chosen, data.reported_on)),
+        _cost(question, data, families[0]),
+        tuple(scores),
+        chosen,
+        tuple(comparisons),
+        table,
+        data.reported.examples,
+        data.reported.clusters,
+        base,
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _read(question: _Question, splits: Sequence[str], notes: list[str]) -> _Data | Verdict:
+    """The data of both splits; an empty verdict where nothing could be chosen."""
+    measured = {split for point in question.points for split in point.outcomes}
+    known = [split for split in splits if split in measured] or sorted(measured)
+    if known[0] != splits[0]:
+        notes.append(f"No point has outcomes on the split '{splits[0]}': points are chosen on '{known[0]}'.")
+    selected_on, reported_on = known[0], known[min(1, len(known) - 1)]
+    selection = _panel(question, selected_on, question.points, notes)
+    if selection is None or not len(question.places(selection)):
+        notes.append(f"Nothing was chosen: no point has outcomes on '{selected_on}' that can be compared.")
+        return Verdict(question.metric, question.direction, selected_on, reported_on)
+    eligible = question.places(selection)
+    chosen = selection.names[eligible[best(selection.scores[eligible], question.direction)]]
+    if reported_on != selected_on:
+        points = [point for point in question.points if reported_on in point.outcomes]
+        reported = _panel(question, reported_on, points, notes)
+        if reported is not None and chosen in reported.names:
+            return _Data(selection, selected_on, reported, reported_on, chosen)
+        notes.append(f"The chosen point '{chosen}' has no outcomes on '{reported_on}' that can be reported.")
+    return _Data(selection, selected_on, selection, selected_on, chosen)
+
+
+def _panel(question: _Question, split: str, points: Sequence[Candidate], notes: list[str]) -> Panel | None:
+    """The outcomes of points and measured inputs on a split; None where there are none."""
+    inputs = [model for model in question.inputs if split in model.outcomes]
+    candidates, sentences = comparable([*points, *inputs], split)
+    notes += sentences
+    return Panel.of(candidates, split) if candidates else None
+
+
+def _families(question: _Question, data: _Data) -> list[Family]:
+    """The comparisons on the reported split, then those of points without outcomes there."""
+    eligible = question.places(data.selection)
+    best_place, base = data.selection.index(data.chosen), question.base_in(data.selection)
+    if not data.separate:
+        return [selected_family(data.selection, data.selected_on, eligible, eligible, best_place, base)]
+    reported = data.reported
+    rest = [place for place in eligible if data.selection.names[place] not in reported.names]
+    first = independent_family(
+        reported,
+        data.reported_on,
+        question.places(reported),
+        reported.index(data.chosen),
+        question.base_in(reported),
+    )
+    others = np.array(rest, dtype=np.intp)
+    second = selected_family(data.selection, data.selected_on, eligible, others, best_place, base)
+    share = 0.5 if len(rest) and len(first.pairs) else 1.0
+    return [replace(first, share=share), replace(second, share=share)]
+
+
+def _measure(
+    question: _Question, data: _Data, families: Sequence[Family], notes: list[str]
+) -> tuple[list[Score], list[Comparison]]:
+    """Scores and comparisons of all families."""
+    scores: list[Score] = []
+    comparisons: list[Comparison] = []
+    names = [model.name for model in question.inputs]
+    experts = question.expert_of or guess_experts(
+        data.reported, names, question.direction, seed=question.seed
+    )
+    for family in families:
+        places, sentences = usable_experts(family.panel, experts, question.direction)
+        if family.split == data.reported_on and (experts or names):
+            notes += sentences
+        measured = measure(
+            family.panel, family.pairs, places, resamples=question.resamples, seed=question.seed
+        )
+        scores += measured.scores(family.panel, question.recipes, family.split)
+        comparisons += family.comparisons(measured.differences, flips=question.flips, seed=question.seed)
+    return scores, comparisons
+
+
+def _best_of_recipes(question: _Question, selection: Panel) -> dict[str, str]:
+    """The best setting of each recipe; a point without a recipe stands for itself."""
+    groups: dict[str, list[int]] = {}
+    for place in question.places(selection):
+        name = selection.names[place]
+        groups.setdefault(question.recipes[name] or name, []).append(int(place))
+    return {
+        recipe: selection.names[places[best(selection.scores[places], question.direction)]]
+        for recipe, places in groups.items()
+    }
+
+
+def _cost(question: _Question, data: _Data, family: Family) -> Cost:
+    """What choosing cost: candidates, the gap between splits, the cross-validated score, the resolution."""
+    eligible = question.places(data.selection)
+    estimate = float(data.selection.scores[data.selection.index(data.chosen)])
+    reported = float(data.reported.scores[data.reported.index(data.chosen)])
+    return Cost(
+        len(eligible),
+        estimate,
+        estimate - reported if data.separate else None,
+        cross_validated(data.selection, eligible, question.direction, seed=question.seed),
+        minimum_detectable_difference(family.panel, family.pairs, family.size, family.share),
+    )
+
+
+def _of_numbers(question: _Question, splits: Sequence[str]) -> Verdict:
+    """The verdict where each model has one number: a choice, intervals over replicates, no comparison."""
+    measured = {split for point in question.points for split in point.numbers}
+    known = [split for split in splits if split in measured] or sorted(measured) or list(splits[:1])
+    selected_on, reported_on = known[0], known[min(1, len(known) - 1)]
+    scores = [
+        s for split in dict.fromkeys((selected_on, reported_on)) for s in _number_scores(question, split)
+    ]
+    sweep = {point.name for point in question.points}
+    eligible = [s for s in scores if s.split == selected_on and s.point in sweep]
+    eligible = [s for s in eligible if math.isfinite(s.overall.value)]
+    notes = wording.limits_of_numbers(question.points, selected_on, [s.point for s in eligible])
+    empty = Verdict(question.metric, question.direction, selected_on, reported_on, notes=notes)
+    if not eligible:
+        return empty
+    first = eligible[best(np.array([s.overall.value for s in eligible]), question.direction)]
+    again = [s for s in scores if (s.point, s.split) == (first.point, reported_on)]
+    shown = again[0] if again and math.isfinite(again[0].overall.value) else first
+    gap = first.overall.value - shown.overall.value if shown.split != selected_on else None
+    cost = Cost(len(eligible), first.overall.value, gap)
+    return replace(empty, reported_on=shown.split, selected=shown, cost=cost, scores=tuple(scores))
+
+
+def _number_scores(question: _Question, split: str) -> list[Score]:
+    """The means over replicates of all settings and inputs that have a number on a split."""
+    groups: dict[str, list[float]] = {}
+    for candidate in (*question.points, *question.inputs):
+        if split in candidate.numbers:
+            groups.setdefault(candidate.name, []).append(float(candidate.numbers[split]))
+    return [
+        Score(name, question.recipes[name], split, _over_replicates(values), {}, replicates=len(values))
+        for name, values in groups.items()
+    ]
+
+
+def _over_replicates(values: Sequence[float]) -> Estimate:
+    """The mean of replicates with Student's t interval."""
+    return student(np.array(values, dtype=np.float64))

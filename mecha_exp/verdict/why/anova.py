@@ -1,0 +1,178 @@
+"""Functional ANOVA: how much of a metric's variance each swept key, and each pair of them, explains."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mecha_exp.errors import EvaluationError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The decomposition of a metric over a grid.
+
+    Attributes:
+        mean: over the grid.
+        variance: over the grid, of means over replicates.
+        curves: for each key the mean at each of its values, less the mean of the grid.
+        main: each key's share of the variance, 0 to 1.
+        pairs: the share of each pair's interaction, beyond both main effects.
+        rest: the share of interactions of three and more keys.
+    """
+
+    mean: float
+    variance: float
+    curves: Mapping[str, Mapping[Hashable, float]]
+    main: Mapping[str, float]
+    pairs: Mapping[tuple[str, str], float]
+    rest: float
+
+
+def functional_anova(keys: Mapping[str, Sequence[Hashable]], values: Sequence[float]) -> Effects:
+    """Decompose the values of a full grid exactly, each point of the grid counting alike.
+
+    f(x) = m + sum_i f_i(x_i) + sum_(i<j) f_ij(x_i, x_j) + ..., where f_i is the mean over all other keys less
+    m, and f_ij the mean over all but two less m, f_i and f_j. The variances of the parts add up to that of f.
+
+    Args:
+        keys: the value of each swept key, by key, one for each measured point.
+        values: the metric of each point, finite. Points with equal keys are replicates and are averaged.
+
+    Raises:
+        EvaluationError: a number is not finite, there is no key, or a point of the grid was not measured.
+
+    Source: Hoeffding 1948; Hutter, Hoos and Leyton-Brown 2014, "An Efficient Approach for Assessing
+    Hyperparameter Importance".
+    """
+    grid, levels = _grid(keys, values)
+    names, mean = list(keys), float(grid.mean())
+    centred = grid - mean
+    variance = float((centred**2).mean())
+    parts = {name: _mean_over_others(centred, [axis]) for axis, name in enumerate(names)}
+    curves = {name: dict(zip(levels[name], parts[name].ravel().tolist(), strict=True)) for name in names}
+    main = {name: _share(part, variance) for name, part in parts.items()}
+    pairs = {
+        (names[i], names[j]): _share(
+            _mean_over_others(centred, [i, j]) - parts[names[i]] - parts[names[j]], variance
+        )
+        for i, j in combinations(range(len(names)), 2)
+    }
+    rest = 1 - math.fsum([*main.values(), *pairs.values()]) if variance else 0.0
+    return Effects(mean, variance, curves, main, pairs, max(0.0, rest))
+
+
+def importances(
+    keys: Mapping[str, Sequence[Hashable]], values: Sequence[float], *, seed: int = 0
+) -> dict[str, float] | str:
+    """Main effects of drawn points, by fANOVA of a random forest (Optuna); or why there are none.
+
+    Args:
+        keys: the value of each searched key, by key, one for each measured point: numbers or texts.
+        values: the metric of each point, finite.
+        seed: of the forest.
+
+    Returns:
+        Shares that add up to 1, by key; a sentence where Optuna or scikit-learn is not installed, or where
+        the points do not tell.
+    """
+    if len(set(values)) < 2:
+        return "All points have the same value: there is no variance to explain."
+    try:
+        found = _forest_shares(keys, values, seed)
+    except ImportError:
+        return "Importances of drawn points need Optuna: pip install 'mecha-exp[optuna]' scikit-learn."
+    except ValueError as error:  # as Optuna 2 has with NumPy 2.4
+        return f"The installed Optuna could not compute importances ({error}). Optuna 4 does."
+    return {name: float(found[name]) for name in keys}
+
+
+def _forest_shares(
+    keys: Mapping[str, Sequence[Hashable]], values: Sequence[float], seed: int
+) -> Mapping[str, float]:
+    """Fit the forest to a study that holds the points."""
+    import optuna
+
+    ranges = {name: _range(column) for name, column in keys.items()}
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study = optuna.create_study()
+            for row, value in enumerate(values):
+                params = {name: _plain(column[row]) for name, column in keys.items()}
+                trial = optuna.trial.create_trial(params=params, distributions=ranges, value=float(value))
+                study.add_trial(trial)
+            evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)
+            shares: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
+            return shares
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _range(column: Sequence[Hashable]) -> object:
+    """The range of a key: from its least to its greatest number, or its texts."""
+    from optuna import distributions
+
+    numbers = [float(v) for v in column if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    if len(numbers) == len(column) and min(numbers) < max(numbers):
+        name = "FloatDistribution" if hasattr(distributions, "FloatDistribution") else "UniformDistribution"
+        end = max(numbers) + 1e-9 * (max(numbers) - min(numbers))  # a uniform range excludes its end
+        return getattr(distributions, name)(min(numbers), end)
+    return distributions.CategoricalDistribution(tuple(dict.fromkeys(str(_plain(v)) for v in column)))
+
+
+def _plain(value: Hashable) -> Hashable:
+    """Numbers as floats, anything else as a text."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number else str(value)  # type: ignore[arg-type]
+
+
+def _grid(
+    keys: Mapping[str, Sequence[Hashable]], values: Sequence[float]
+) -> tuple[Floats, dict[str, list[Hashable]]]:
+    """The means over replicates as an array with an axis for each key, and the levels of the axes."""
+    numbers = np.asarray(values, dtype=np.float64)
+    if not keys or not len(numbers):
+        raise EvaluationError("effects: there is no swept key, or no point. Sweep at least one key.")
+    for name, column in keys.items():
+        if len(column) != len(numbers):
+            raise EvaluationError(f"effects: {len(column)} values of '{name}' for {len(numbers)} points.")
+    if not np.isfinite(numbers).all():
+        count = int((~np.isfinite(numbers)).sum())
+        raise EvaluationError(f"effects: {count} of {len(numbers)} values are not finite. Leave them out.")
+    levels = {name: list(dict.fromkeys(column)) for name, column in keys.items()}
+    shape = tuple(len(found) for found in levels.values())
+    if math.prod(shape) > len(numbers):
+        points = f"{len(numbers)} points cannot fill a grid of {' x '.join(map(str, shape))}"
+        raise EvaluationError(f"effects: {points}. Use the importances of drawn points.")
+    places = [[levels[name].index(value) for value in column] for name, column in keys.items()]
+    flat = np.ravel_multi_index(tuple(np.array(place) for place in places), shape)
+    counts = np.bincount(flat, minlength=math.prod(shape))
+    if (counts == 0).any():
+        missing = np.unravel_index(int(np.flatnonzero(counts == 0)[0]), shape)
+        named = ", ".join(f"{n}={levels[n][int(i)]}" for n, i in zip(levels, missing, strict=True))
+        raise EvaluationError(f"effects: the grid lacks {named}. Measure it, or use importances.")
+    sums = np.bincount(flat, weights=numbers, minlength=math.prod(shape))
+    return (sums / counts).reshape(shape), levels
+
+
+def _mean_over_others(grid: Floats, axes: Sequence[int]) -> Floats:
+    """The mean over all axes but some."""
+    others = tuple(axis for axis in range(grid.ndim) if axis not in axes)
+    return grid.mean(axis=others, keepdims=True) if others else grid
+
+
+def _share(part: Floats, variance: float) -> float:
+    """The mean square of a part over the variance of all."""
+    return float((part**2).mean()) / variance if variance else 0.0

@@ -1,0 +1,168 @@
+"""The words of a verdict: a sentence that concludes, and a sentence for each thing that limits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mecha_exp.verdict.candidates import Candidate, Direction, listed
+from mecha_exp.verdict.panel import Integers, Panel
+from mecha_exp.verdict.result import Comparison, Verdict
+
+ONE_NUMBER = "One number a point: nothing here tells whether differences are chance."
+_FEW_CLUSTERS = 20
+_FEW_REPLICATES = 5
+
+
+def sentence(verdict: Verdict) -> str:
+    """The conclusion in one sentence: what was chosen, how good it is, and what it can be told from.
+
+    It says less where the data say less: without outcomes by example it ends with `ONE_NUMBER`.
+    """
+    selected, cost = verdict.selected, verdict.cost
+    if selected is None or cost is None:
+        return verdict.notes[-1] if verdict.notes else "There is nothing to conclude."
+    choice = f"'{selected.point}' has {verdict.metric} {_number(selected.overall.value)}"
+    choice += f" on '{verdict.reported_on}'{_interval(verdict)}"
+    if cost.candidates > 1:
+        same = verdict.selected_on == verdict.reported_on
+        where = "the same data" if same else f"'{verdict.selected_on}'"
+        choice += f", the best of {cost.candidates} settings on {where}"
+    if ONE_NUMBER in verdict.notes:
+        return f"{choice}; {ONE_NUMBER[0].lower()}{ONE_NUMBER[1:]}"
+    parts = [choice, *_base(verdict), *_ties(verdict), *_resolution(verdict)]
+    return "; ".join(parts) + "."
+
+
+def _interval(verdict: Verdict) -> str:
+    """The interval of the estimate, and what it covers."""
+    assert verdict.selected is not None
+    estimate, replicates = verdict.selected.overall, verdict.selected.replicates
+    if math.isnan(estimate.low):
+        return ""
+    parts = []
+    if verdict.examples:
+        parts.append(_count(verdict.examples, "example"))
+    if 0 < verdict.clusters < verdict.examples:
+        parts.append(_count(verdict.clusters, "cluster"))
+    if replicates > 1:
+        parts.append(_count(replicates, "replicate"))
+    bounds = f"95 % interval {_number(estimate.low)} to {_number(estimate.high)}"
+    return f" ({bounds} over {', '.join(parts)})"
+
+
+def _base(verdict: Verdict) -> list[str]:
+    """The chosen point against the base."""
+    assert verdict.selected is not None
+    for comparison in verdict.against(verdict.base) if verdict.base is not None else ():
+        if comparison.point == verdict.selected.point:
+            difference = _difference(comparison)
+            if not comparison.distinguishable:
+                return [f"it cannot be told from '{comparison.against}' (difference {difference})"]
+            better = (comparison.difference.value > 0) == (verdict.direction == "maximize")
+            return [f"it is {'better' if better else 'worse'} than '{comparison.against}' by {difference}"]
+    return []
+
+
+def _ties(verdict: Verdict) -> list[str]:
+    """How many settings can be told from the chosen one, and whether one is better."""
+    assert verdict.selected is not None
+    sign = 1 if verdict.direction == "maximize" else -1
+    against = verdict.against(verdict.selected.point)
+    if not against:
+        return []
+    told = [comparison for comparison in against if comparison.distinguishable]
+    better = [comparison.point for comparison in told if sign * comparison.difference.value > 0]
+    parts = [f"the data tell it from {len(told)} of the {len(against)} settings compared with it"]
+    if told and verdict.tied:
+        parts.append(f"not from the other {len(verdict.tied)}")
+    if better:
+        parts.append(f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than it")
+    return [", ".join(parts)]
+
+
+def _resolution(verdict: Verdict) -> list[str]:
+    """The smallest difference that such data show."""
+    smallest = verdict.cost.minimum_detectable_difference if verdict.cost else None
+    return [] if smallest is None else [f"differences below {_number(smallest)} would often be missed"]
+
+
+def _difference(comparison: Comparison) -> str:
+    """A difference with its interval and its p-value."""
+    estimate = comparison.difference
+    bounds = f"{_number(estimate.low)} to {_number(estimate.high)}"
+    return f"{_number(abs(estimate.value))} ({bounds}, p = {comparison.p_holm:.2g} after Holm)"
+
+
+def limits(panel: Panel, eligible: Integers, direction: Direction, split: str) -> list[str]:
+    """What limits the choice: too few candidates, or candidates that are all equal."""
+    if len(eligible) == 1:
+        return ["One candidate: nothing was chosen, and nothing is compared with it."]
+    parts, scores = panel.contributions[:, eligible], panel.scores[eligible]
+    if (parts == parts[:, :1]).all():
+        return [
+            f"All {len(eligible)} candidates have equal outcomes on '{split}': the first stands for them."
+        ]
+    top = scores.max() if direction == "maximize" else scores.min()
+    ties = [
+        panel.names[place] for place in eligible[np.abs(scores - top) <= 1e-12 * max(1.0, abs(float(top)))]
+    ]
+    if len(ties) > 1:
+        return [f"{listed(ties)} have the same best score on '{split}': the first of them is chosen."]
+    return []
+
+
+def limits_of_report(panel: Panel, split: str, base: str | None, *, separate: bool) -> list[str]:
+    """What limits the reported numbers: data that were used for the choice, few examples, few replicates."""
+    notes = []
+    if not separate:
+        notes.append(
+            f"Chosen and reported on the same data ('{split}'): the estimate of the best is too good."
+        )
+    if panel.clusters == 1:
+        what = "One example" if panel.examples == 1 else "One cluster of examples"
+        notes.append(f"{what} on '{split}': nothing can be told apart.")
+    elif panel.clusters < _FEW_CLUSTERS:
+        count = panel.clusters
+        notes.append(f"Bootstrap intervals over {count} independent examples on '{split}' are too short.")
+    counts = panel.counts[panel.counts > 1]
+    if len(counts) and counts.min() < _FEW_REPLICATES:
+        notes.append(f"With {int(counts.min())} replicates, their part of the intervals is a rough estimate.")
+    if base is not None and base not in panel.names:
+        notes.append(f"The base '{base}' was not measured on '{split}': nothing is compared with it there.")
+    return notes
+
+
+def limits_of_numbers(points: Sequence[Candidate], split: str, usable: Sequence[str]) -> tuple[str, ...]:
+    """What limits a verdict from one number for each model."""
+    notes = []
+    missing = [point.name for point in points if split not in point.numbers]
+    if missing:
+        notes.append(f"{listed(missing)} has no number on the split '{split}', and cannot be compared.")
+    bad = [p.name for p in points if split in p.numbers and p.name not in usable]
+    if bad:
+        notes.append(f"{listed(bad)} has a number that is not finite on '{split}', and cannot be compared.")
+    if not usable:
+        notes.append(f"Nothing was chosen: no point has a number on '{split}'.")
+    if len(usable) == 1:
+        notes.append("One candidate: nothing was chosen, and nothing is compared with it.")
+    if len(points) > len({point.name for point in points}):
+        notes.append("Intervals cover replicates alone.")
+    notes.append(ONE_NUMBER)
+    return tuple(notes)
+
+
+def _number(value: float) -> str:
+    """Four significant digits at most.
+
+    >>> _number(0.886)
+    '0.886'
+    """
+    return f"{value:.4g}"
+
+
+def _count(count: int, what: str) -> str:
+    """A count with its noun."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
