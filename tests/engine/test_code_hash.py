@@ -132,6 +132,7 @@ BASE = {
         NAME = re.compile("a+")
         MASK = json.loads(Path(__file__).with_name("mask.json").read_text())
         READ = Path(__file__).parent / "read.txt"
+        CALLS = 0
         LOCK = __import__("threading").Lock()
         twice = lambda x: x * 2
         half = functools.partial(max, 0.5)
@@ -181,6 +182,8 @@ BASE = {
         def scaled(a: Parameter(Tensor, help="any"), k: Parameter(float, ge=0) = STRENGTH) -> Return(Tensor):
             \"\"\"Scale.\"\"\"
             from inner_import import late
+            global CALLS
+            CALLS += 1
             with LOCK:
                 first = (STRENGTH, TABLE, ARRAY, TENSOR, NAME, MASK, READ.read_text(), twice, half, Mode.FAST)
             return Own()(a) * helped(a) * whole.used() + cached() + decorated() + SETTINGS.value() + late()
@@ -204,6 +207,7 @@ BASE = {file: textwrap.dedent(text) for file, text in BASE.items()}
 
 COUNTS = [
     ("method.py", "STRENGTH = 0.5", "STRENGTH = 0.25"),
+    ("method.py", "CALLS = 0", "CALLS = 1"),
     ("method.py", '"a": [1, 2]', '"a": [1, 3]'),
     ("method.py", "(3, {4})", "(3, {5})"),
     ("method.py", "np.arange(3)", "np.arange(4)"),
@@ -278,6 +282,12 @@ def test_a_helper_anywhere_on_the_path_counts(tmp_path, monkeypatch):
     assert len(hashes) == 2
 
 
+def test_a_count_of_calls_is_not_a_constant(tmp_path, monkeypatch, base_hash):
+    method_text = BASE["method.py"] + "\nglobals().update(CALLS=5)\n"  # as if it had been called
+
+    assert hash_of(tmp_path, {**BASE, "method.py": method_text}, monkeypatch) == base_hash
+
+
 def test_a_file_that_was_edited_after_its_import_is_not_taken_for_the_code_that_runs(tmp_path, monkeypatch):
     (tmp_path / "method.py").write_text(method(factor="2"))
     monkeypatch.syspath_prepend(tmp_path)
@@ -341,7 +351,9 @@ def test_a_declared_file_that_is_missing_is_an_error(tmp_path, monkeypatch):
 
 
 def test_an_evaluator_is_hashed_as_a_method_is(tmp_path, monkeypatch):
-    score = "from helpers import factor\n\ndef score(state_dict, *, images: int = 3):\n    return {'x': factor()}\n"
+    score = (
+        "from helpers import factor\n\ndef score(model, *, images: int = 3):\n    return {'x': factor()}\n"
+    )
     files = {"method.py": score, "helpers.py": FACTOR}
 
     first = hash_of(tmp_path / "first", files, monkeypatch)

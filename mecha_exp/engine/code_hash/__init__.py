@@ -1,7 +1,7 @@
 """Hashes the code that decides what a merge method or an evaluator computes, function by function.
 
-The hash of a function covers its syntax tree and, transitively, what it reaches by name: functions, classes and
-the values of globals. Comments, docstrings, layout, help texts and code that is not reached change nothing.
+The hash of a function covers its syntax tree and, transitively, what it reaches by name: functions, classes,
+and values of globals. Comments, docstrings, layout, help texts and code that is not reached change nothing.
 
 Not covered: the standard library, torch and numpy; mecha_exp beside its merge methods (`lab.signature.FORMAT`
 is raised when their results change); what is reached by a computed name (`getattr(module, name)`, `exec`). A

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -268,10 +269,9 @@ class _Walk:
             return "<module>"
         if value is getattr(builtins, name, self):
             return "builtin"
-        try:
-            return self.encode(value)
-        except NoValueError:
-            pass
+        if source is None or name not in syntax.assigned_within(source.tree):  # else it is a state
+            with contextlib.suppress(NoValueError):
+                return self.encode(value)
         statements = syntax.bindings(source.tree, name) if source else []
         if not statements:
             return self.numbered(value, lambda: f"a {type(value).__qualname__}")
@@ -280,7 +280,7 @@ class _Walk:
             used = [c for s in statements for c in syntax.chains(s) if c.root != name]
             return f"{'; '.join(map(syntax.unparse, statements))}\n{self._names(used, scope, source)}"
 
-        return self.numbered(value, describe)
+        return self.numbered(statements[0], describe)
 
     def _source(self, name: str, file: str | None = None) -> syntax.Source | None:
         """The source of a module, which is remembered as looked into.

@@ -134,6 +134,8 @@ def _chains(node: ast.AST) -> Iterator[Chain]:
     while isinstance(inner, ast.Attribute):
         attributes.insert(0, inner.attr)
         inner = inner.value
+    if isinstance(inner, ast.Global):  # `count += 1` reads what it assigns
+        yield from (Chain(name, ()) for name in inner.names)
     if isinstance(inner, ast.Name):
         if not isinstance(inner.ctx, ast.Store):
             yield Chain(inner.id, tuple(attributes))
@@ -159,6 +161,12 @@ def bindings(tree: ast.Module, name: str) -> list[ast.stmt]:
             elif not isinstance(child, _DEFINITIONS):
                 pending.append(child)
     return found
+
+
+@cache
+def assigned_within(tree: ast.Module) -> frozenset[str]:
+    """The globals that functions of a module assign (`global name`)."""
+    return frozenset(name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names)
 
 
 def _bound(statement: ast.stmt) -> set[str]:
