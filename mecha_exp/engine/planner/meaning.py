@@ -20,7 +20,7 @@ from mecha_exp.architectures import resolve
 from mecha_exp.architectures.library.registry import registered
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.planner.by_key import INPUT, Binder, is_by_key, output_dtype_words
+from mecha_exp.engine.planner.by_key import INPUT, Binder, output_dtype_words
 from mecha_exp.engine.planner.formats import in_one_format
 from mecha_exp.engine.planner.vocabulary import unify_vocabularies
 from mecha_exp.errors import ConfigError, MechaError
@@ -160,7 +160,11 @@ def recipe_in_numbers(bound: Node) -> Node:
     def plain(node: Node) -> Node:
         if isinstance(node, MergeNode):
             return _without_defaults(node)
-        if not is_by_key(node) or not isinstance(node, LiteralNode) or node.value.anatomy is None:
+        if (
+            not isinstance(node, LiteralNode)
+            or not isinstance(node.value, ByKey)
+            or node.value.anatomy is None
+        ):
             return node
         groups = table(node.value)
         if len(groups) == 1:
