@@ -25,6 +25,7 @@ from mecha_exp.checkpoint.shards import Layout
 from mecha_exp.checkpoint.transaction.paths import PARTIAL, disk_bytes, sibling
 from mecha_exp.engine import Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.planner.batches import batches
+from mecha_exp.engine.planner.by_key import output_dtype_words
 from mecha_exp.engine.planner.plan import size_of
 from mecha_exp.engine.report import About
 from mecha_exp.engine.statistics import summarise
@@ -100,7 +101,17 @@ def merge_points(points: Sequence[Point], progress: Progress) -> Iterator[Outcom
     Release every model of a batch before asking for the next one.
     """
     for group in _group_by_options(points):
-        yield from _merge(group, progress)
+        if full := _lacking_room_for(group):
+            saved = [point for point in group if point.output is not None]
+            yield dict.fromkeys(saved, full)
+            group = tuple(point for point in group if point.output is None)
+        for part in _cut(group):  # before they are planned, since a plan grows with the square of its points
+            yield from _merge(part, progress)
+
+
+def _cut(points: tuple[Point, ...]) -> Iterator[tuple[Point, ...]]:
+    """Points in parts that a pass takes at most."""
+    return (points[start : start + MOST_POINTS] for start in range(0, len(points), MOST_POINTS))
 
 
 def plan_batches(points: Sequence[Point]) -> tuple[list[Batch], dict[Point, Exception]]:
@@ -108,15 +119,34 @@ def plan_batches(points: Sequence[Point]) -> tuple[list[Batch], dict[Point, Exce
     planned_batches: list[Batch] = []
     errors: dict[Point, Exception] = {}
     for group in _group_by_options(points):
-        sound, failed = _split_failing(group)
-        errors |= failed
-        with _planned(sound) as planned:
-            parts = _fit_batches(planned, sound)
-        for part in parts:
-            with _planned(part) as planned:
-                held = sum(map(_held_bytes, planned.jobs, planned.layouts))
-                planned_batches.append(Batch(part, planned.bytes_read, planned.bytes_written - held, held))
+        for part in _cut(group):
+            batches_of_part, failed = _plan_part(part)
+            planned_batches += batches_of_part
+            errors |= failed
     return planned_batches, errors
+
+
+def _plan_part(points: tuple[Point, ...]) -> tuple[list[Batch], dict[Point, Exception]]:
+    """The batches of points that one pass takes unless memory or files are short, and the errors."""
+    try:
+        with _planned(points) as planned:
+            parts = _fit_batches(planned, points)
+            if len(parts) == 1:
+                return [_batch(planned, points)], {}
+    except Exception:
+        sound, failed = _split_failing(points)
+        found, more = _plan_part(sound) if sound else ([], {})
+        return found, failed | more
+    found = []
+    for part in parts:
+        with _planned(part) as planned:
+            found.append(_batch(planned, part))
+    return found, {}
+
+
+def _batch(planned: Plan, points: tuple[Point, ...]) -> Batch:
+    held = sum(map(_held_bytes, planned.jobs, planned.layouts))
+    return Batch(points, planned.bytes_read, planned.bytes_written - held, held)
 
 
 def _group_by_options(points: Sequence[Point]) -> Iterator[tuple[Point, ...]]:
@@ -155,9 +185,6 @@ def _merge(points: tuple[Point, ...], progress: Progress) -> Iterator[Outcomes]:
 def _attempt(points: tuple[Point, ...], progress: Progress) -> tuple[Outcomes, list[tuple[Point, ...]]]:
     """Merge the points if they fit into one pass; else return the errors, and the parts to go on with."""
     with _planned(points) as planned:
-        if full := _lacking_room(planned):
-            saved = {p for p, job in zip(points, planned.jobs, strict=True) if isinstance(job.output, Path)}
-            return {p: full for p in points if p in saved}, [tuple(p for p in points if p not in saved)]
         parts = _fit_batches(planned, points)
         if len(parts) > 1:
             return {}, parts
@@ -198,17 +225,25 @@ def _held_bytes(job: Job, layout: Layout) -> int:
     return size_of(layout) if isinstance(job.output, dict) else 0
 
 
-def _lacking_room(planned: Plan) -> CheckpointError | None:
-    """The error if each file fits on its disk, but all of them together do not."""
+def _lacking_room_for(points: Sequence[Point]) -> CheckpointError | None:
+    """The error if each file fits on its disk, but all of them together do not.
+
+    Points with one dtype and one method have files of one size, so one of each is planned.
+    """
     needed: dict[int, int] = {}
     folders: dict[int, Path] = {}
-    for job, layout in zip(planned.jobs, planned.layouts, strict=True):
-        if isinstance(job.output, Path):
-            folder = next(parent for parent in job.output.absolute().parents if parent.exists())
-            device = folder.stat().st_dev
-            folders[device] = folder
-            resumed = disk_bytes(sibling(job.output, PARTIAL))  # the output of an interrupted run is reused
-            needed[device] = needed.get(device, 0) + size_of(layout) - resumed
+    sizes: dict[tuple[object, ...], int] = {}
+    for point in points:
+        if point.output is None:
+            continue
+        kind = (output_dtype_words(point.dtype), getattr(point.recipe, "method", None))
+        if kind not in sizes:
+            sizes[kind] = _size_of_file(point)
+        folder = next(parent for parent in point.output.absolute().parents if parent.exists())
+        device = folder.stat().st_dev
+        folders[device] = folder
+        resumed = disk_bytes(sibling(point.output, PARTIAL))  # the output of an interrupted run is reused
+        needed[device] = needed.get(device, 0) + sizes[kind] - resumed
     for device, folder in folders.items():
         free = shutil.disk_usage(folder).free
         if needed[device] > free:
@@ -218,6 +253,15 @@ def _lacking_room(planned: Plan) -> CheckpointError | None:
                 "keep no models with output=none."
             )
     return None
+
+
+def _size_of_file(point: Point) -> int:
+    """The bytes of a point's tensors; 0 for one that cannot be planned, which its merge reports."""
+    try:
+        with _planned([point]) as planned:
+            return size_of(planned.layouts[0])
+    except Exception:
+        return 0
 
 
 def _run(planned: Plan, points: Sequence[Point], progress: Progress) -> Outcomes:

@@ -17,6 +17,7 @@ from mecha_exp.app.templates import build_filled
 from mecha_exp.checkpoint import dtype_name, parse_size
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
+from mecha_exp.engine.planner.meaning import meaning_of
 from mecha_exp.engine.provenance import KEY, Origin, metadata_of
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
@@ -139,10 +140,11 @@ class Point:
             CheckpointError: an input is missing or unreadable.
         """
         settings = self.output_settings
-        settings |= {"dtype": output_dtype_words(self.dtype), "shard_size": self.shard_size}
+        meaning = meaning_of(self.recipe, self.dtype, self.files, self.options)
+        settings |= {"dtype": meaning.dtype, "shard_size": self.shard_size}
         output = {name: str(value) for name, value in settings.items() if value is not None}
         by_model = {model: self.contents[path] for model, path in self.files.items()}
-        return signature_of(self.recipe, by_model, self.options, output)
+        return signature_of(self.recipe, by_model, self.options, output, meaning)
 
     @cached_property
     def digest(self) -> str:

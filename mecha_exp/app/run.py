@@ -17,6 +17,7 @@ from mecha_exp.app.batch import Merged
 from mecha_exp.app.block_weights import block_weights
 from mecha_exp.app.point import Point, prepare, resolve
 from mecha_exp.app.provenance import git_changes
+from mecha_exp.app.reproduction.sources import SOURCES_FILE, sources_text
 from mecha_exp.app.sweep.summary import reopen
 from mecha_exp.app.tracking import log_folder
 from mecha_exp.app.workbench import Workbench, workbench
@@ -227,6 +228,8 @@ def _write_files(point: Point, statistics: str) -> None:
     folder = point.folder
     if changes := git_changes():
         (folder / CHANGES_FILE).write_text(changes, encoding="utf-8")
+    if sources := sources_text(point.recipe):
+        (folder / SOURCES_FILE).write_text(sources, encoding="utf-8")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(point.config, sort_keys=False), encoding="utf-8")
     if not any(isinstance(m.source, InMemory) for m in models_of(point.recipe)):
         (folder / "recipe.mecha").write_text(serialize(point.recipe), encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from mecha_exp.app.reproduction.sources import SOURCES_FILE
 from mecha_exp.report import Results, write_all
 from mecha_exp.report.results import results_of
 from mecha_exp.runs.record import (
@@ -24,6 +25,7 @@ ARTIFACTS = (
     RUN_FILE,
     METRICS_FILE,
     CHANGES_FILE,
+    SOURCES_FILE,
     "recipe.yaml",
     "recipe.mecha",
     BLOCKS_FILE,

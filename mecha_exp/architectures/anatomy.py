@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -77,6 +77,30 @@ class Anatomy:
         if len(set(map(tuple, self._stacks.values()))) != 1 or self.blocks.get(key, _OUTSIDE[0]) in _OUTSIDE:
             return None
         return 0 if _BEFORE.search(key) else 1
+
+    @cached_property
+    def selected(self) -> dict[str, tuple[frozenset[str], int]]:
+        """The keys of selectors, by name: values by key that are bound to this model share them."""
+        return {}
+
+    def groups(
+        self, names: tuple[str, ...], held: Sequence[frozenset[str]]
+    ) -> list[tuple[str, tuple[frozenset[int], object]]]:
+        """Each key, with what decides its value: which selectors hold it, and where it lies in depth.
+
+        Args:
+            names: the selectors, by which the result is kept.
+            held: the keys of each.
+        """
+        if names not in self._groups:
+            places = {key: (self.layer(key), self.side(key)) for key in self.keys}
+            holders = {key: frozenset(i for i, keys in enumerate(held) if key in keys) for key in self.keys}
+            self._groups[names] = [(key, (holders[key], places[key])) for key in self.keys]
+        return self._groups[names]
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, ...], list[tuple[str, tuple[frozenset[int], object]]]]:
+        return {}
 
     @cached_property
     def _known(self) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
@@ -125,6 +127,18 @@ class ModelConfig:
         optional = {key for key, info in self._keys.items() if info.optional}
         present = (symmetry.among(names, optional) for symmetry in self._symmetries)
         return tuple(symmetry for symmetry in present if symmetry is not None)
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of all that the config says: keys, shapes, optional keys, aliases, components, blocks.
+
+        Equal for equal configs, whatever patterns they were written with.
+        """
+        blocks = {name: dict(self._block_of(name)) for name in self.conventions}
+        symmetries = [repr(symmetry) for symmetry in self.symmetries()]
+        keys = {key: [*info, self._component_of[key]] for key, info in self._keys.items()}
+        text = json.dumps([self.identifier, keys, blocks, symmetries], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property
     def _symmetries(self) -> tuple[Symmetry, ...]:

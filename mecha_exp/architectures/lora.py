@@ -9,6 +9,7 @@ tensors have that name with a suffix, such as `.lora_up.weight`, and make the di
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -70,6 +71,10 @@ class AdapterConfig(ModelConfig):
 
     def __hash__(self) -> int:
         return hash((self.identifier, self.prefix))
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.identifier} {self.prefix} {self.base.digest}".encode()).hexdigest()
 
     def module_of(self, base_key: str) -> str:
         """The module that changes a tensor of the base; a bias has the module of its layer."""

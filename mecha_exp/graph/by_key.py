@@ -139,7 +139,11 @@ class ByKey:
 
     @cached_property
     def _selections(self) -> list[_Selection]:
-        return [_select(name, value, self._bound) for name, value in self.patterns]
+        selected = self._bound.selected
+        for name, _ in self.patterns:
+            if name not in selected:
+                selected[name] = _select(name, self._bound)
+        return [_Selection(name, value, *selected[name]) for name, value in self.patterns]
 
     def _explain(self, selection: _Selection) -> str:
         anatomy = self._bound
@@ -165,10 +169,10 @@ class _Selection:
         return self.rank > other.rank and not other.keys < self.keys
 
 
-def _select(name: str, value: Value, anatomy: Anatomy) -> _Selection:
-    """The selection of a selector: a block or a component of that name, or else keys."""
+def _select(name: str, anatomy: Anatomy) -> tuple[frozenset[str], int]:
+    """The keys of a selector and its rank: a block or a component of that name, or else keys."""
     if name.startswith(REGULAR):
-        return _Selection(name, value, frozenset(filter(_regular(name).search, anatomy.keys)), _KEYS)
+        return frozenset(filter(_regular(name).search, anatomy.keys)), _KEYS
     is_glob = any(c in name for c in "*?[")
     matches = re.compile(fnmatch.translate(name)).match if is_glob else name.__eq__
     of_parts = [
@@ -177,8 +181,7 @@ def _select(name: str, value: Value, anatomy: Anatomy) -> _Selection:
     ]
     of_keys = frozenset(k for k in anatomy.keys if matches(k) or (not is_glob and k.startswith(name + ".")))
     ranked = [(of_keys, _KEYS), *of_parts] if is_glob else [*of_parts, (of_keys, _KEYS)]
-    keys, rank = next((pair for pair in ranked if pair[0]), (frozenset(), _KEYS))
-    return _Selection(name, value, keys, rank)
+    return next((pair for pair in ranked if pair[0]), (frozenset(), _KEYS))
 
 
 def _regular(name: str) -> re.Pattern[str]:
@@ -278,6 +281,26 @@ def effective_values(value: ByKey, keys: Collection[str] | None = None) -> list[
         BlockValue(component, block, len(values), tuple(sorted(set(values), key=_order)))
         for (component, block), values in sorted(by_part.items(), key=lambda item: order.get(item[0][1], -1))
     ]
+
+
+def table(value: ByKey) -> list[tuple[Scalar, list[str]]]:
+    """The keys of each value of a bound value by key, in the order of the model.
+
+    A key for which it has no value is listed under None. What selectors hold is looked up once for each
+    group of keys that the same selectors hold, so that a long sweep over blocks costs little.
+    """
+    assert value.anatomy is not None
+    keys_of: dict[Scalar, list[str]] = {}
+    number_of: dict[tuple[frozenset[int], object], Scalar] = {}
+    holders = [s.keys for s in value._selections]
+    for key, group in value.anatomy.groups(tuple(name for name, _ in value.patterns), holders):
+        if group not in number_of:
+            try:
+                number_of[group] = value(key)
+            except NoValueError:
+                number_of[group] = None
+        keys_of.setdefault(number_of[group], []).append(key)
+    return list(keys_of.items())
 
 
 def _order(value: Scalar) -> tuple[bool, Any]:

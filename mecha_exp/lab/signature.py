@@ -1,8 +1,10 @@
 """The signature of a point: same signature, same bytes.
 
-It is the hash of a text that names the recipe with its hyperparameters in full precision, the content of
-every input, the code of every merge method, and the settings that change bits. Paths, threads, tiles,
-launchers, evaluators and tracking are not in it, so a result is found again from another folder or machine.
+It is the hash of a text that holds the recipe with its hyperparameters in full precision, the content of
+every input, the code of every merge method with the data that it declares, and the settings that change bits.
+Blocks and presets are in it as the numbers of keys, model configs as hashes of their content. Paths,
+threads, tiles, launchers, evaluators and tracking are not in it, so a result is found again from another
+folder or machine.
 """
 
 from __future__ import annotations
@@ -10,17 +12,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mecha_exp.engine.code_hash import code_hashes
 from mecha_exp.engine.options import SETTINGS, EngineOptions
+from mecha_exp.engine.planner.meaning import Meaning
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.recipe import serialize
 
-FORMAT = 1
+FORMAT = 2
 """Raise it when the engine gives other bytes for the same recipe: all signatures change."""
 
 
@@ -31,7 +34,8 @@ class Signature:
     Attributes:
         recipe: as text, each input named by its content.
         inputs: the SHA-256 of each input, in the order of the recipe's arguments.
-        methods: the hash of each merge method's code.
+        methods: the hash of each merge method's code, and of the data that it declares.
+        configs: the SHA-256 of each model config that plays a part.
         settings: of the engine and of the output, as text.
     """
 
@@ -39,6 +43,7 @@ class Signature:
     inputs: tuple[str, ...]
     methods: Mapping[str, str]
     settings: Mapping[str, str]
+    configs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -49,6 +54,7 @@ class Signature:
             "inputs": list(self.inputs),
             "methods": dict(sorted(self.methods.items())),
             "settings": dict(sorted(self.settings.items())),
+            "configs": dict(sorted(self.configs.items())),
         }
 
     @property
@@ -58,7 +64,11 @@ class Signature:
 
 
 def signature_of(
-    recipe: Node, contents: Mapping[ModelNode, str], options: EngineOptions, output: Mapping[str, str]
+    recipe: Node,
+    contents: Mapping[ModelNode, str],
+    options: EngineOptions,
+    output: Mapping[str, str],
+    meaning: Meaning | None = None,
 ) -> Signature:
     """The signature of a recipe.
 
@@ -67,6 +77,7 @@ def signature_of(
         contents: the SHA-256 of each of its models.
         options: of the engine.
         output: what is decided about the output's tensors, such as its dtype.
+        meaning: what the recipe's names mean, where its models can be opened.
 
     Raises:
         RecipeError: a model in memory, which has no content to name.
@@ -84,5 +95,6 @@ def signature_of(
 
     settings = {name: str(getattr(options, name)) for name in SETTINGS}
     settings |= {f"output.{name}": value for name, value in output.items()}
-    text = serialize(*rewrite([recipe], by_content))
-    return Signature(text, tuple(contents[m] for m in models), code_hashes(recipe), settings)
+    text = serialize(*rewrite([meaning.recipe if meaning else recipe], by_content))
+    configs = meaning.configs if meaning else {}
+    return Signature(text, tuple(contents[m] for m in models), code_hashes(recipe), settings, configs)

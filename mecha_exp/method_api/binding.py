@@ -147,7 +147,7 @@ class MethodSignature(Declaration):
         _check_node(spec, node, spec.name, problems)
         if not spec.required and node is as_node(spec.default, model=False):
             return None
-        if isinstance(node, LiteralNode) and _same_number(node.value, spec.default):
+        if isinstance(node, LiteralNode) and same_number(node.value, spec.default):
             return None
         return node
 
@@ -277,7 +277,7 @@ def _describe(node: Node) -> str:
     return f"result of '{node.method.identifier}'" if isinstance(node, MergeNode) else repr(node)
 
 
-def _same_number(value: Any, default: Any) -> bool:
+def same_number(value: Any, default: Any) -> bool:
     """Whether a value equals the default: 1 and 1.0 make the same recipe."""
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, default))
     return numbers and float(value) == float(default) and math.copysign(1, value) == math.copysign(1, default)

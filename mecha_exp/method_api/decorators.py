@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -30,6 +33,8 @@ def merge_method(
     choose: Choose | None = None,
     reuse_outputs: bool = True,
     cache_factory: Callable[[], Any] = dict,
+    depends: Sequence[str | os.PathLike[str]] = (),
+    variables: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], MergeMethod]: ...
 def merge_method(
     function: Callable[..., Any] | None = None,
@@ -47,6 +52,8 @@ def merge_method(
     choose: Choose | None = None,
     reuse_outputs: bool = True,
     cache_factory: Callable[[], Any] = dict,
+    depends: Sequence[str | os.PathLike[str]] = (),
+    variables: Sequence[str] = (),
 ) -> MergeMethod | Callable[[Callable[..., Any]], MergeMethod]:
     """Make a merge method of a function, or of a class with `__call__`, and register it under its name.
 
@@ -70,6 +77,9 @@ def merge_method(
             have several configs, or none that is known. The method receives the arguments that it names.
         reuse_outputs: accepted for methods written for sd-mecha; it changes nothing.
         cache_factory: makes the result of `MergeNode.create_cache`.
+        depends: files and folders that the function reads, relative to its own file. Their content is part of
+            the signature of results: after an edit points are merged again.
+        variables: the names of environment variables that the function reads, likewise.
 
     Raises:
         RecipeError: a parameter has no usable annotation, the name is taken by another function, or options
@@ -94,6 +104,8 @@ def merge_method(
         columns = _row_length(rowwise)
         method = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory, columns)
         method.choose = choose
+        method.depends = _beside(fn, depends)
+        method.variables = tuple(variables)
         if implements is not None:
             _implement(method, implements)
         return _registered(method, register)
@@ -182,6 +194,13 @@ def _implement(method: MergeMethod, interface: str | MergeMethod) -> None:
         )
     others = [m for m in known.implementations if m.identifier != method.identifier]
     known.implementations = [*others, method]
+
+
+def _beside(function: Callable[..., Any], names: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """Declared paths, which are relative to the file of the function that declares them."""
+    if isinstance(names, str):
+        raise RecipeError(f"depends={names!r}: write a list, depends=[{names!r}]")
+    return tuple(Path(inspect.getfile(function)).absolute().parent / name for name in names)
 
 
 def _registered(method: MergeMethod, register: bool) -> MergeMethod:

@@ -18,6 +18,7 @@ import enum
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -70,6 +71,8 @@ class MergeMethod:
         implementations: the methods of an interface.
         choose: the function of an interface that chooses a method, in place of their declared configs.
         columns: (shape) -> the number of consecutive elements that are a row; None without rows.
+        depends: the files and folders that the function reads.
+        variables: the names of environment variables that it reads.
         __wrapped__: the function of tensors, or a class with `__call__`.
     """
 
@@ -93,6 +96,8 @@ class MergeMethod:
         self.columns = columns
         self.implementations: list[MergeMethod] = []
         self.choose: Choose | None = None
+        self.depends: tuple[Path, ...] = ()
+        self.variables: tuple[str, ...] = ()
         self.create_cache = cache_factory
         self._check()
 

@@ -46,8 +46,13 @@ class ConvertedSource(SourceView):
         """A hash of all that decides the bytes, computed without reading them; None without an identity."""
         if self.identity is None:
             return None
+        return hashlib.sha256(json.dumps([__version__, self.identity, self.digest]).encode()).hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the views: how each key is made of the original's."""
         described = [(key, repr(view)) for key, view in self._views.items()]
-        return hashlib.sha256(json.dumps([__version__, self.identity, described]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
     def keys(self) -> Collection[str]:
         return self._infos.keys()

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -219,3 +221,36 @@ def test_what_is_not_committed_is_a_diff(tmp_path, monkeypatch):
 
     assert "-before\n+after" in changes
     assert "# untracked: new.txt" in changes
+
+
+def test_a_plugin_that_is_gone_is_taken_from_the_run(app, inputs, tmp_path_factory):
+    """In processes of their own: this one would still have the plugin in memory."""
+    (inputs / "plug").mkdir()
+    (inputs / "plug" / "own_blend.py").write_text(
+        "from torch import Tensor\nfrom mecha_exp import Parameter, Return, merge_method\n"
+        "@merge_method(elementwise=True)\n"
+        "def own_blend(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor):\n"
+        "    return a * 0.3 + b\n"
+    )
+    (inputs / "conf" / "recipe").mkdir(parents=True)
+    (inputs / "conf" / "recipe" / "own.yaml").write_text(
+        "\n# @package _global_\nrecipe:\n  method: own_blend\n  a: a.safetensors\n  b: b.safetensors\n"
+    )
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mecha_exp", *words]
+        return subprocess.run(
+            command, cwd=inputs, env=environment, capture_output=True, text=True, check=False
+        )
+
+    words = ("--config-dir=conf", "recipe=own", "plugins=[plug/own_blend.py]", "evaluator=none")
+    made = run(*words, "tracking=none")
+    assert made.returncode == 0, made.stderr
+    shutil.rmtree(inputs / "plug")
+
+    again = run("reproduce", str(only_run(inputs)))
+
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "identical" in again.stdout

@@ -150,3 +150,18 @@ def test_points_of_a_running_sweep_that_are_still_to_come_have_not_failed(app, f
 
     assert (running["points"], running["failed"]) == (1, 0)
     assert (ended["points"], ended["failed"]) == (2, 1)
+
+
+def test_no_plan_holds_more_points_than_a_pass(app, folder, monkeypatch, passes_run):
+    """A plan grows with the square of its points, so a long sweep is cut before it is planned."""
+    planned: list[int] = []
+    plan = batch.plan
+    monkeypatch.setattr(batch, "plan", lambda jobs, options: planned.append(len(jobs)) or plan(jobs, options))
+    monkeypatch.setattr(batch, "MOST_POINTS", 4)
+    command = ("alpha=range(0.1,1.1,0.1)", "evaluator=none", "output=none", "-m")
+
+    assert app("plan", *command).status == 0
+    looked_at, planned[:] = list(planned), []
+    assert app(*command).status == 0
+
+    assert looked_at == planned == passes_run == [4, 4, 2]

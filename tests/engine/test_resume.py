@@ -298,10 +298,9 @@ def method_from(folder: Path, formula: str) -> MergeMethod:
     path.write_text(
         "from torch import Tensor\n"
         "from mecha_exp import Parameter, Return, merge_method\n"
-        f"from {__name__} import countdown\n"
         "@merge_method\n"
         "def own(a: Parameter(Tensor), b: Parameter(Tensor), alpha: Parameter(float)) -> Return(Tensor):\n"
-        f"    countdown.step()\n    return {formula}\n"
+        f"    __import__({__name__!r}).countdown.step()\n    return {formula}\n"  # out of the hash's sight
     )
     spec = importlib.util.spec_from_file_location("own_method", path)
     assert spec is not None and spec.loader is not None

@@ -39,6 +39,7 @@ class Original:
         sha256: the hash of the model's bytes, if a model was kept.
         model: the path of the model, if it still exists.
         metrics: the evaluators' numbers, for a result whose model was not kept.
+        folder: of the run, if it was read from one.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Original:
     sha256: str | None = None
     model: Path | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    folder: Path | None = None
 
     @property
     def folders(self) -> list[Path]:
@@ -114,6 +116,7 @@ def _of_run(run: Run, source: str) -> Original:
         sha256=record.model_sha256,
         model=present,
         metrics=record.metrics,
+        folder=run.folder,
     )
 
 

@@ -13,6 +13,7 @@ from mecha_exp.app.point import Point, prepare
 from mecha_exp.app.provenance import environment
 from mecha_exp.app.reproduction.comparison import Outcome, compare_bytes, compare_numbers
 from mecha_exp.app.reproduction.original import Original
+from mecha_exp.app.reproduction.sources import restore_plugins
 from mecha_exp.checkpoint.formats import SAFETENSORS
 from mecha_exp.engine.code_hash import code_hashes
 from mecha_exp.engine.options import SETTINGS
@@ -38,7 +39,9 @@ def remake(
         anyway: whether to go on if the content of an input has changed.
     """
     outcome = Outcome()
-    load_plugins(original.config.get("plugins") or ())
+    plugins = restore_plugins(original.folder, original.config.get("plugins") or (), scratch)
+    load_plugins(plugins)
+    original = replace(original, config={**original.config, "plugins": plugins})
     recipe = deserialize(original.recipe)
     files = _find_inputs(recipe, original, [*folders, *original.folders], outcome)
     outcome.environment += _other_environment(original, recipe)

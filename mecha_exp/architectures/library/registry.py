@@ -71,6 +71,11 @@ def resolve(identifier: str) -> ModelConfig:
     )
 
 
+def registered() -> tuple[tuple[str, int], ...]:
+    """What tells two states of the registry apart: the configs of users, each with its object's number."""
+    return tuple(sorted((name, id(config)) for name, config in _REGISTERED.items()))
+
+
 def get_all() -> list[ModelConfig]:
     """Every known config of models, by identifier."""
     return [config for config in _known() if not isinstance(config, AdapterConfig)]

@@ -54,8 +54,9 @@ class _ToyRun:
                 self._values[node] = self._program.calls[node](self._values, self._tile).to(torch.float64)
         for pass_ in stage.passes:
             yield pass_, self._trace(pass_)
-        for node, total in [(n, self._reduce(p, n)) for p in stage.passes for n, _ in p.reductions]:
-            self._values[node] = total
+        totals = [self._reduce(pass_) for pass_ in stage.passes if pass_.reductions]
+        for of_pass in totals:
+            self._values.update(of_pass)
 
     def _trace(self, pass_: Pass) -> Trace | str:
         if pass_.by_rows:
@@ -75,12 +76,16 @@ class _ToyRun:
         except MechaError as error:
             return str(error)
 
-    def _reduce(self, pass_: Pass, node: MergeNode) -> torch.Tensor:
-        state = self._values.get(node)
-        accumulator = open_accumulator(node, state, _TOY_SIZE, _TOY_SIZE, self._dtype)
+    def _reduce(self, pass_: Pass) -> dict[Node, torch.Tensor]:
+        """The results of the reductions of a pass, whose tiles are computed once for all of them."""
         values = self._tiles(pass_, None)
-        accumulate([node], self._program, values, self._tile, _TOY_SIZE, {node: accumulator})
-        return accumulator.finish(self._program.calls[node].hyperparameters, self._dtype)
+        totals: dict[Node, torch.Tensor] = {}
+        for node, _ in pass_.reductions:
+            state = self._values.get(node)
+            accumulator = open_accumulator(node, state, _TOY_SIZE, _TOY_SIZE, self._dtype)
+            accumulate([node], self._program, values, self._tile, _TOY_SIZE, {node: accumulator})
+            totals[node] = accumulator.finish(self._program.calls[node].hyperparameters, self._dtype)
+        return totals
 
     def _tiles(self, pass_: Pass, recorder: Recorder | None) -> dict[Node, torch.Tensor]:
         """The values of a pass on the toy tile."""

@@ -125,6 +125,7 @@ class Plan:
         layouts: for each job the dtype and shape of every key of its output.
         warnings: notices about what was changed or left out.
         backends: for each pass the loop that it is fused into, or why it runs eagerly.
+        configs: the SHA-256 of the model configs that decide what is merged with what.
     """
 
     jobs: tuple[Job, ...]
@@ -134,6 +135,7 @@ class Plan:
     layouts: tuple[Layout, ...]
     warnings: tuple[Notice, ...]
     backends: Mapping[Pass, FusedPass | str] = field(default_factory=dict, repr=False)
+    configs: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def inputs(self) -> Mapping[ModelNode, Source]:

@@ -17,6 +17,7 @@ from mecha_exp.engine.planner.inputs import Inputs, prepare_inputs
 from mecha_exp.engine.planner.key_plans import KeyPlanner
 from mecha_exp.engine.planner.keys.missing_keys import MissingKeys
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
+from mecha_exp.engine.planner.meaning import config_digests
 from mecha_exp.engine.planner.plan import Job, Plan
 from mecha_exp.engine.report import Notice
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
@@ -98,7 +99,8 @@ class _Planner:
                 elements[key_plan.program] = elements.get(key_plan.program, 0) + key_plan.numel
         backends = choose_backends(elements, self._options)
         layouts, warnings = planner.layouts(plans), tuple(self._warnings)
-        plan = Plan(self._jobs, self._options, self._sources, plans, layouts, warnings, backends)
+        configs = config_digests(recipes, self._sources, self._graph.configs)
+        plan = Plan(self._jobs, self._options, self._sources, plans, layouts, warnings, backends, configs)
         self._check_space(plan)
         return plan
 

@@ -13,8 +13,10 @@ import torch
 from mecha_exp._version import __version__
 from mecha_exp.checkpoint import Note
 from mecha_exp.engine.code_hash import code_hash
+from mecha_exp.engine.planner.meaning import in_numbers, recipe_in_numbers
 from mecha_exp.engine.planner.plan import KeyPlan, Plan
 from mecha_exp.engine.sinks import Sink
+from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import MergeNode, models_of, walk
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.recipe.text import serialize
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 def resume_token(planned: Plan, number: int) -> str | None:
     """The hash of all that decides the bytes of a job's output, without reading the contents of its inputs.
 
-    An input is known by its path, size, time of change and inode, and a merge method by its code. None where
-    that cannot be told: models in memory.
+    An input is known by its path, size, time of change and inode, a merge method by its code, blocks and
+    presets by the number of each key, a model config by its content. None where that cannot be told: models
+    in memory.
     """
     job, options = planned.jobs[number], planned.options
     models = models_of(job.recipe)
@@ -44,10 +47,11 @@ def resume_token(planned: Plan, number: int) -> str | None:
         options.strict,
         options.on_tied,
         options.resize_embeddings,
-        job.dtype,
+        in_numbers(job.dtype) if isinstance(job.dtype, ByKey) else job.dtype,
     ]
     versions = [__version__, torch.__version__]
-    text = [serialize(job.recipe), inputs, *map(str, settings), job.statistics, *versions, code]
+    recipe = serialize(recipe_in_numbers(job.recipe))
+    text = [recipe, inputs, dict(planned.configs), *map(str, settings), job.statistics, *versions, code]
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
 
