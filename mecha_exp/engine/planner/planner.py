@@ -25,6 +25,7 @@ from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, models_of
 from mecha_exp.recipe.templates import require_filled
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.lora import AdapterSource
+from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.source import Source
 
 
@@ -41,7 +42,8 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     options = options or EngineOptions()
     recipes = [job.recipe for job in jobs]
     require_filled(recipes)
-    with open_sources(models_of(*recipes), options.model_dirs) as opened:
+    with open_sources(models_of(*recipes), options.model_dirs) as stored:
+        opened = require_plain(stored, options.on_quantised, options.memory_budget)
         _require_one_batch(recipes, opened, options)
         inputs = prepare_inputs(recipes, opened, options)
         binder = Binder(inputs.sources, inputs.configs)

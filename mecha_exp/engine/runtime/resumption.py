@@ -43,6 +43,7 @@ def resume_token(planned: Plan, number: int) -> str | None:
         options.on_nonfinite,
         options.strict,
         options.on_tied,
+        options.on_quantised,
         options.resize_embeddings,
         job.dtype,
     ]
