@@ -92,8 +92,10 @@ _COMPANIONS = (
     _Companion("ExLlamaV2", ".q_scale", ".q_weight", INTEGERS),
     _Companion("ExLlamaV3", ".suh", ".trellis", INTEGERS),
 )
-"""Known pairs. Where codes have several companions the earlier pair counts. The format with the most
-pairs in a file is the file's, the first of equals."""
+"""Known pairs: where codes have several companions the earlier one counts.
+
+The format with the most pairs in a file is the file's, the first of equals.
+"""
 
 _FORMATS = [companion.format for companion in _COMPANIONS]
 _SUFFIXES = tuple({companion.suffix for companion in _COMPANIONS})

@@ -17,8 +17,9 @@ from mecha_exp.engine.planner.inputs import Inputs, prepare_inputs
 from mecha_exp.engine.planner.key_plans import KeyPlanner
 from mecha_exp.engine.planner.keys.missing_keys import MissingKeys
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
-from mecha_exp.engine.planner.plan import Job, Plan
+from mecha_exp.engine.planner.plan import Job, KeyPlan, Plan
 from mecha_exp.engine.report import Notice
+from mecha_exp.engine.scaled_fp8 import prefix_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, models_of
@@ -92,13 +93,14 @@ class _Planner:
         self._check_values(specialised)
         self._check_inputs(specialised)
         self._warn_of_unused_modules()
-        planner = KeyPlanner(self._jobs, self._graph, self._options)
+        planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(specialised))
         plans = tuple(planner.plan(key, specialisation) for key, specialisation in specialised.items())
         elements: dict[Program, int] = {}
         for key_plan in plans:
             if key_plan.program:
                 elements[key_plan.program] = elements.get(key_plan.program, 0) + key_plan.numel
         backends = choose_backends(elements, self._options)
+        self._note_quantised(plans)
         layouts, warnings = planner.layouts(plans), tuple(self._warnings)
         plan = Plan(self._jobs, self._options, self._sources, plans, layouts, warnings, backends)
         self._check_space(plan)
@@ -158,6 +160,17 @@ class _Planner:
                 self._warn(
                     f"{source.name}: {len(source.unused)} keys are left out, as '{model.config}' has nothing "
                     f"that they change: {some(source.unused, 5)}"
+                )
+
+    def _note_quantised(self, plans: Sequence[KeyPlan]) -> None:
+        """Say which keys are written as scaled fp8."""
+        for job, quantising in enumerate(self._jobs):
+            if quantising.quantize:
+                keys = [plan.key for plan in plans if job in {number for number, _, _ in plan.scales}]
+                self._warn(
+                    f"quantize={quantising.quantize}: {len(keys)} of {len(plans)} keys, the matrices of "
+                    f"linear layers, are written as float8_e4m3fn with a scale each: {some(keys, 3)}. The "
+                    "others keep their dtype."
                 )
 
     def _check_space(self, plan: Plan) -> None:

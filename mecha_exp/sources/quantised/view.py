@@ -32,7 +32,7 @@ class DequantisedSource(SourceView):
     """A quantised source with the keys and shapes of the plain model.
 
     A tensor that is stored as codes reads as float32: code times scale, in float32 arithmetic. The companions
-    of the codes are no keys. All other tensors are as they are stored.
+    of the codes are left out. All other tensors are as they are stored.
 
     Attributes:
         layout: the quantised tensors and their format.
