@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mecha_exp as mx
+from mecha_exp.app.point import Point
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.checkpoint.quantisation import quantisation_of
 from mecha_exp.engine import EngineOptions, Job, plan
@@ -200,3 +201,35 @@ def test_folders_and_unknown_choices_are_refused(tmp_path: Path) -> None:
         Job(recipe, {}, quantize="fp8")
     with pytest.raises(ConfigError, match=r"is one file: name an output that ends in \.safetensors"):
         Job(recipe, tmp_path / "folder", quantize="fp8_scaled")
+
+
+@pytest.mark.parametrize("keys", [1, 3, 6])
+def test_an_interrupted_run_goes_on_to_the_same_bytes_and_error(keys: int, tmp_path: Path) -> None:
+    recipe = mx.weighted_sum(*saved(tmp_path), alpha=0.25)
+    options = EngineOptions(workers=1, tile_size=1000)
+    whole = mx.merge_many([Job(recipe, tmp_path / "whole.safetensors", quantize="fp8_scaled")], options)
+    seen: set[str] = set()
+
+    def stop(key: str, nbytes: int) -> None:
+        seen.add(key)
+        if len(seen) > keys:
+            raise KeyboardInterrupt
+
+    job = Job(recipe, tmp_path / "out.safetensors", quantize="fp8_scaled")
+    with pytest.raises(KeyboardInterrupt):
+        mx.merge_many([job], options, stop)
+    resumed = mx.merge_many([job], options)
+
+    assert resumed.resumed_keys == keys
+    assert (tmp_path / "out.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert resumed.quantisation == whole.quantisation
+
+
+def test_it_is_part_of_the_signature_and_none_changes_nothing(tmp_path: Path) -> None:
+    recipe = mx.weighted_sum(*saved(tmp_path), alpha=0.25)
+
+    def digest(**output: object) -> str:
+        config = {"output": {"save": True, "path": None, "dtype": "input", "durable": True, **output}}
+        return Point(config, tmp_path, recipe, EngineOptions(), None, None).digest
+
+    assert digest(quantize="fp8_scaled") != digest(quantize=None) == digest()
