@@ -18,6 +18,7 @@ from mecha_exp.architectures import (
     resolve,
     to_yaml,
 )
+from mecha_exp.errors import CheckpointError
 from mecha_exp.extensions import model_configs
 from mecha_exp.method_api.registry import resolve_method
 
@@ -753,3 +754,32 @@ def test_blocks_of_sd_mecha_are_converted_by_its_names():
 
     assert resolve_method("convert 'sdxl-supermerger_blocks' to 'sdxl-sgm'") is ours
     assert ours.identifier == "convert_sdxl_blocks_to_sgm"
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8 with scales"])
+def test_factors_that_are_codes_are_refused_by_name(kind: str):
+    dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+    file = {key: tensor.to(dtype) if tensor.ndim else tensor for key, tensor in OF_Q.items()}
+    if kind != "int8":
+        file |= {f"lora_te_layers_0_q.lora_{end}.scale_weight": torch.tensor(0.5) for end in ("up", "down")}
+    message = (
+        r"lora_te_layers_0_q\.lora_up\.weight \(I8\).* are whole numbers: codes of a quantised file"
+        if kind == "int8"
+        else r"is quantised: scaled fp8 \(ComfyUI\), by 'lora_te_layers_0_q\.lora_"
+    )
+
+    with pytest.raises(CheckpointError, match=message):
+        added(file)
+
+
+def test_factors_of_scaled_fp8_are_read_exactly_where_that_is_asked_for():
+    up, down = UP.to(torch.float8_e4m3fn), DOWN.to(torch.float8_e4m3fn)
+    file = lora("lora_te_layers_0_q", lora_up__weight=up, lora_down__weight=down)
+    file |= {f"lora_te_layers_0_q.lora_{end}.scale_weight": torch.tensor(0.5) for end in ("up", "down")}
+
+    deltas = m.merge(
+        m.convert(m.model(file, "toy-kohya_kohya_lora"), "toy-kohya"),
+        options=m.EngineOptions(on_quantised="dequantise"),
+    )
+
+    torch.testing.assert_close(deltas[Q], (up.float() * 0.5) @ (down.float() * 0.5))

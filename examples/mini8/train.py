@@ -1,8 +1,8 @@
 """Make the models of mini8: `python -m mecha_exp.examples.mini8.train`.
 
-The base sees a few images of all tasks together; its heads are then frozen. Each expert goes on from the base
-on all training images of one task, with the encoder alone. A seed chooses the order of an expert's images. One
-machine makes the same bytes every time.
+The base sees a few images of all tasks together; its heads are then frozen. Each expert goes on from the
+base on all training images of one task, with the encoder alone. A seed chooses the order of an expert's
+images. One machine makes the same bytes every time.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train the base and the heads of mini8, or its experts.")
     parser.add_argument("--base", action="store_true", help="write the base and the heads beside this file")
     parser.add_argument("--seeds", type=int, nargs="*", default=list(range(SEEDS)), help="of the experts")
-    parser.add_argument("--output", type=Path, default=None, help="folder of the experts (default: the cache)")
+    parser.add_argument("--output", type=Path, default=None, help="folder of experts (default: the cache)")
     options = parser.parse_args(arguments)
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         base, heads = train_base()
         save_file(base, HERE / "base.safetensors")
         save_file(heads, HERE / "heads.safetensors")
-        log.info("base: %s", {name: round(value, 3) for name, value in accuracies(base, "validation").items()})
+        log.info("base: %s", {name: f"{value:.3f}" for name, value in accuracies(base, "validation").items()})
     else:
         make_experts(options.output or _experts_folder(), options.seeds)
 

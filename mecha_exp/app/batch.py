@@ -276,6 +276,8 @@ def _run(planned: Plan, points: Sequence[Point], progress: Progress) -> Outcomes
         metrics, statistics = _weight_statistics(report.moments[index], point.names, anatomies)
         metrics = {**_shares(report, index, len(points)), **metrics}
         metrics["memory/peak_bytes"] = float(memory.peak)
+        if error := report.quantisation[index]:
+            metrics |= error.metrics
         model = job.output if isinstance(job.output, dict | Path) else None
         outcomes[point] = Merged(metrics, statistics, _warnings(report, index), model)
     return outcomes

@@ -13,6 +13,8 @@ from mecha_exp.checkpoint.folder import open_stored
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, walk
+from mecha_exp.sources.quantised.view import with_plain_keys
+from mecha_exp.sources.source import infos_of
 
 
 def block_weights(recipe: Node, files: Iterable[Path]) -> dict[str, dict[str, float]]:
@@ -59,4 +61,4 @@ def _ordered(by_block: Mapping[str, list[float]], anatomy: Anatomy) -> list[tupl
 @functools.lru_cache(maxsize=16)
 def _anatomy(path: Path, changed: int, convention: str) -> Anatomy:
     with open_stored(path) as model:
-        return Anatomy.of({key: model.info(key) for key in model.keys()}, convention)
+        return Anatomy.of(infos_of(with_plain_keys(model)), convention)

@@ -18,6 +18,7 @@ from mecha_exp.checkpoint import dtype_name, parse_size
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
 from mecha_exp.engine.planner.meaning import meaning_of
+from mecha_exp.engine.planner.plan import check_quantize
 from mecha_exp.engine.provenance import KEY, Origin, metadata_of
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
@@ -124,6 +125,7 @@ class Point:
             **{f"input/{name}": str(self.files[model]) for model, name in self.names.items()},
             "compute_dtype": dtype_name(self.options.compute_dtype),
             "output_dtype": output_dtype_words(self.dtype),
+            **({"output_quantize": self.quantize} if self.quantize else {}),
         }
 
     @cached_property
@@ -162,9 +164,16 @@ class Point:
         )
 
     @property
+    def quantize(self) -> str | None:
+        """How the output is quantised; None writes numbers."""
+        choice: str | None = self.config["output"].get("quantize")
+        return choice
+
+    @property
     def output_settings(self) -> dict[str, Any]:
         """The settings of the output that change its tensors."""
-        return {k: v for k, v in self.config["output"].items() if k not in _NOT_IN_THE_TENSORS}
+        settings = {k: v for k, v in self.config["output"].items() if k not in _NOT_IN_THE_TENSORS}
+        return {k: v for k, v in settings.items() if k != "quantize" or v is not None}
 
     def job(
         self, output: Path | dict[str, torch.Tensor] | None, metadata: Mapping[str, str] | None = None
@@ -174,10 +183,11 @@ class Point:
             self.recipe,
             output,
             self.dtype,
-            {**metadata_of(self.recipe, self.options, self.dtype), **(metadata or {})},
+            {**metadata_of(self.recipe, self.options, self.dtype, self.quantize), **(metadata or {})},
             statistics=self.wants_statistics,
             durable=bool(self.config["output"]["durable"]),
             shard_size=self.shard_size,
+            quantize=self.quantize,
         )
 
     def signed_job(self) -> Job:
@@ -237,6 +247,7 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
     if output["save"]:
         default = folder / ("model.safetensors" if shard_size is None else "model")
         path = Path(output["path"]).absolute() if output["path"] else default
+    _check_quantize(output, path, shard_size)
     return Point(config, folder, recipe, options, path, dtype, shard_size)
 
 
@@ -245,6 +256,13 @@ def _output_dtype(value: Any) -> torch.dtype | ByKey | None:
         return parse_output_dtype(value)
     except ConfigError as error:
         raise ConfigError(f"output.dtype: {error}") from None
+
+
+def _check_quantize(output: Mapping[str, Any], path: Path | None, shard_size: int | None) -> None:
+    try:
+        check_quantize(output.get("quantize"), path, shard_size)
+    except ConfigError as error:
+        raise ConfigError(f"output.{error}") from None
 
 
 def _shard_size(output: Mapping[str, Any]) -> int | None:

@@ -12,16 +12,17 @@ HQQ, EETQ, AQLM, ExLlama and nunchaku.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
-from mecha_exp.errors import CheckpointError, Problems
 
 CONFIG = "config.json"
+CONFIG_SECTIONS = ("quantization_config", "compression_config")
+"""The entries of `config.json` that say how a model is quantised; the second one is the older name."""
 FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
 _MX_SCALES = ("U8", "F8_E8M0")
@@ -91,29 +92,59 @@ _COMPANIONS = (
     _Companion("ExLlamaV2", ".q_scale", ".q_weight", INTEGERS),
     _Companion("ExLlamaV3", ".suh", ".trellis", INTEGERS),
 )
-"""Known pairs; the format with the most pairs in a file is the file's, the first of equals."""
+"""Known pairs: where codes have several companions the earlier one counts.
+
+The format with the most pairs in a file is the file's, the first of equals.
+"""
 
 _FORMATS = [companion.format for companion in _COMPANIONS]
 _SUFFIXES = tuple({companion.suffix for companion in _COMPANIONS})
+_WHY = "Its tensors are codes, and a mean of codes is not the code of the mean."
 _WAY_OUT = (
-    "Its tensors are codes, and a mean of codes is not the code of the mean. Use the model as it was "
-    "before it was quantised, or write a dequantised copy in bfloat16 with the tool that made it."
+    "Use the model as it was before it was quantised, or write a dequantised copy in bfloat16 with the tool "
+    "that made it."
 )
-_MARKERS = {"scaled_fp8": "scaled fp8 (ComfyUI)"}
-"""Keys that tell a format by themselves."""
+_MARKER = "scaled_fp8"
+"""A key that tells ComfyUI's format by itself, alone or after the prefix of a component."""
 
 
-def require_plain(models: Iterable[StateDictSource]) -> None:
-    """Refuse models that hold codes instead of numbers.
+class Codes(NamedTuple):
+    """Codes and what tells their format.
 
-    Raises:
-        CheckpointError: each quantised model, its format, and the way out.
+    Attributes:
+        format: the name of the format.
+        key: of the codes.
+        companion: the key of the tensor beside them.
     """
-    problems = Problems()
-    for model in models:
-        if (quantisation := quantisation_of(model)) is not None:
-            problems.add(f"{model.name} is quantised: {quantisation}. {_WAY_OUT}")
-    problems.raise_as(CheckpointError)
+
+    format: str
+    key: str
+    companion: str
+
+
+def refusal(model: StateDictSource, quantisation: Quantisation, option: str = "") -> str:
+    """Say that a model is quantised, how, and what to do.
+
+    Args:
+        option: a sentence about the option that reads this model.
+    """
+    return f"{model.name} is quantised: {quantisation}. {_WHY} {option}{' ' if option else ''}{_WAY_OUT}"
+
+
+def is_marker(key: str) -> bool:
+    """Whether a key says that a file is in ComfyUI's scaled fp8."""
+    return key == _MARKER or key.endswith(f".{_MARKER}")
+
+
+def codes_of(model: StateDictSource) -> list[Codes]:
+    """The codes of a model that known companions tell, in the order of the model."""
+    infos = {key: model.info(key) for key in model.keys()}
+    by_key: dict[str, list[tuple[int, Codes]]] = {}
+    for key in infos:
+        if key.endswith(_SUFFIXES):
+            for rank, codes in _told_by(key, infos):
+                by_key.setdefault(codes.key, []).append((rank, codes))
+    return [min(by_key[key])[1] for key in infos if key in by_key]
 
 
 def quantisation_of(model: StateDictSource) -> Quantisation | None:
@@ -121,37 +152,39 @@ def quantisation_of(model: StateDictSource) -> Quantisation | None:
     stored = {model.info(key).dtype for key in model.keys()}
     if stored.isdisjoint((*INTEGERS, *FP8)):
         return None
-    infos = {key: model.info(key) for key in model.keys()}
-    pairs: dict[str, list[str]] = {}
-    for key in infos:
-        if key in _MARKERS:
-            pairs.setdefault(_MARKERS[key], []).append(key)
-        elif key.endswith(_SUFFIXES) and (format := _format_told_by(key, infos)) is not None:
-            pairs.setdefault(format, []).append(key)
-    if pairs:
-        ranked = sorted(pairs, key=lambda name: (-len(pairs[name]), _FORMATS.index(name)))
-        return Quantisation(ranked[0], tuple(pairs[ranked[0]]))
-    path = model.path
-    method = _method_in((path if path.is_dir() else path.parent) / CONFIG) if path else None
-    return Quantisation(method) if method else None
+    companions: dict[str, list[str]] = {}
+    for codes in codes_of(model):
+        companions.setdefault(codes.format, []).append(codes.companion)
+    if markers := [key for key in model.keys() if is_marker(key)]:
+        companions.setdefault(_FORMATS[0], []).extend(markers)
+    if companions:
+        ranked = sorted(companions, key=lambda name: (-len(companions[name]), _FORMATS.index(name)))
+        return Quantisation(ranked[0], tuple(companions[ranked[0]]))
+    section = quantization_config(model.path)
+    return None if section is None else Quantisation(str(section.get("quant_method", "unknown")))
 
 
-def _format_told_by(key: str, infos: Mapping[str, TensorInfo]) -> str | None:
-    """The format of the codes that a tensor stands beside, or None where there are none."""
-    dtype = infos[key].dtype
-    for companion in _COMPANIONS:
-        if key.endswith(companion.suffix) and (not companion.own or dtype in companion.own):
-            codes = infos.get(key.removesuffix(companion.suffix) + companion.codes)
-            if codes is not None and codes.dtype in companion.dtypes:
-                return companion.format
-    return None
+def quantization_config(path: Path | None) -> Mapping[str, Any] | None:
+    """The section of a model's `config.json` about its quantisation.
 
-
-def _method_in(config: Path) -> str | None:
-    """The `quant_method` of a `config.json`; None where it has none or cannot be read."""
+    None where there is none or it cannot be read.
+    """
+    if path is None:
+        return None
     try:
-        content = json.loads(config.read_bytes())
+        content = json.loads(((path if path.is_dir() else path.parent) / CONFIG).read_bytes())
     except (OSError, ValueError):
         return None
-    section = content.get("quantization_config") if isinstance(content, dict) else None
-    return str(section.get("quant_method", "unknown")) if isinstance(section, dict) else None
+    if not isinstance(content, dict):
+        return None
+    return next((content[name] for name in CONFIG_SECTIONS if isinstance(content.get(name), dict)), None)
+
+
+def _told_by(key: str, infos: Mapping[str, TensorInfo]) -> Iterator[tuple[int, Codes]]:
+    """The codes that a tensor stands beside, with the rank of what tells it."""
+    for rank, companion in enumerate(_COMPANIONS):
+        if key.endswith(companion.suffix) and (not companion.own or infos[key].dtype in companion.own):
+            codes = key.removesuffix(companion.suffix) + companion.codes
+            if codes in infos and infos[codes].dtype in companion.dtypes:
+                yield rank, Codes(companion.format, codes, key)
+                return

@@ -10,6 +10,7 @@ from typing import Any
 from mecha_exp.checkpoint.dtypes import torch_dtype
 from mecha_exp.checkpoint.folder import PIPELINE
 from mecha_exp.checkpoint.formats import INDEX, SUFFIXES
+from mecha_exp.checkpoint.quantisation import CONFIG_SECTIONS
 from mecha_exp.checkpoint.shards import Layout, Package
 
 CONFIG = "config.json"
@@ -20,6 +21,9 @@ _WEIGHTS = (*SUFFIXES, INDEX, ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
 _NOT_COPIED = (".incomplete", ".jpg", ".lock", ".pdf", ".png")
 _OF_TRAINING = {"README.md", "trainer_state.json", "training_args.bin", "run.json"}
 """Files about the training of one model."""
+
+_OF_QUANTISATION = {"quantize_config.json", "quant_config.json", "hf_quant_config.json"}
+"""Files that tell a loader to expect codes. What is written holds plain numbers."""
 
 _PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
@@ -48,7 +52,8 @@ def content_of(source: Path, package: Package | None, before: Layout) -> bytes:
     """The content of a small file beside the new weights.
 
     In a `config.json` only the entries that decide how weights are loaded are changed: their dtype, the size
-    of the vocabulary, and whether the output layer is the embedding.
+    of the vocabulary, and whether the output layer is the embedding. The section about quantisation is left
+    out, since the new weights are plain numbers.
 
     Args:
         package: the new weights of the folder; None for files that are copied unchanged.
@@ -64,7 +69,8 @@ def content_of(source: Path, package: Package | None, before: Layout) -> bytes:
     if not isinstance(config, dict):
         return raw
     tensors = {key: tensor for shard in package.shards for key, tensor in shard.tensors.items()}
-    changed = {**config, **_changes(config, tensors, before)}
+    plain = {entry: value for entry, value in config.items() if entry not in CONFIG_SECTIONS}
+    changed = {**plain, **_changes(config, tensors, before)}
     return raw if changed == config else (json.dumps(changed, indent=2) + "\n").encode()
 
 
@@ -88,7 +94,11 @@ def _changes(config: Mapping[str, Any], tensors: Layout, before: Layout) -> dict
 def _small_files(folder: Path) -> Iterator[Path]:
     for file in sorted(folder.iterdir()):
         name = file.name
-        if name.startswith(".") or name in _OF_TRAINING or name.endswith(_WEIGHTS + _NOT_COPIED):
+        if (
+            name.startswith(".")
+            or name in _OF_TRAINING | _OF_QUANTISATION
+            or name.endswith(_WEIGHTS + _NOT_COPIED)
+        ):
             continue
         if file.is_file() and file.stat().st_size <= MAX_BYTES:
             yield file

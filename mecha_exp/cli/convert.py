@@ -11,7 +11,6 @@ from mecha_exp.architectures import Component as Part
 from mecha_exp.architectures import ModelConfig, resolve, small_files
 from mecha_exp.checkpoint import Component, Destination, StateDictSource, Template, open_stored
 from mecha_exp.checkpoint.folder import PIPELINE, STEMS
-from mecha_exp.checkpoint.quantisation import require_plain
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.cli.arguments import add_models_dir, make_parser
 from mecha_exp.engine.provenance import PROVENANCE_KEYS
@@ -19,6 +18,7 @@ from mecha_exp.errors import CheckpointError, some
 from mecha_exp.plugins import load_model_configs
 from mecha_exp.sources.copier import write_source
 from mecha_exp.sources.format_view import ConvertedSource, convert_source
+from mecha_exp.sources.quantised.view import notes_on, require_plain
 from mecha_exp.sources.search import find_model
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal import byte_bar, stdout
@@ -52,8 +52,10 @@ def main(arguments: list[str]) -> int:
     load_model_configs()
     target = resolve(options.to)
     config = resolve(options.config) if options.config else None
-    with open_stored(find_model(str(options.model), options.models_dir)) as model:
-        require_plain([model])
+    with open_stored(find_model(str(options.model), options.models_dir)) as stored:
+        model = require_plain({"model": stored}, "dequantise" if options.dequantise else "error")["model"]
+        for note in notes_on([model]):
+            stdout.print(note, markup=False, soft_wrap=True)
         source = convert_source(model, target, config)
         destination = _destination(options, target, source)
         metadata = {"format": "pt"} | {k: v for k, v in model.metadata.items() if k not in PROVENANCE_KEYS}
@@ -86,6 +88,11 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", required=True, type=Path, metavar="PATH", help="a .safetensors file, or a folder"
     )
     parser.add_argument("--config", metavar="FORMAT", help="what the model is (default: found by its keys)")
+    parser.add_argument(
+        "--dequantise",
+        action="store_true",
+        help="read a quantised model as the numbers that its codes stand for, in float32 (default: an error)",
+    )
     parser.add_argument(
         "--like",
         type=Path,

@@ -39,7 +39,13 @@ def main(arguments: list[str]) -> int:
     word = options.dtype or previous.output.get("dtype")
     # A model that is merged again unchanged gets the same header.
     is_unchanged = previous.metadata and not options.parameter and not options.dtype
-    job = Job(recipe, _output(options), parse_output_dtype(word), previous.metadata if is_unchanged else None)
+    job = Job(
+        recipe,
+        _output(options),
+        parse_output_dtype(word),
+        previous.metadata if is_unchanged else None,
+        quantize=previous.output.get("quantize"),
+    )
     engine = EngineOptions(**previous.engine, workers=options.workers, model_dirs=options.models_dir)
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance)

@@ -20,6 +20,7 @@ from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.method_api.registry import conversions
 from mecha_exp.sources import search_path
 from mecha_exp.sources.inputs import open_sources
+from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import infos_of
 
 
@@ -77,7 +78,7 @@ def _keys_of(model: ModelNode) -> Keys:
         return model.source.state_dict
     try:
         with open_sources([model], search_path.get_all()) as sources:
-            return infos_of(sources[model])
+            return infos_of(with_plain_keys(sources[model]))
     except CheckpointError as error:
         raise RecipeError(
             f"convert: the model config of '{model.source}' cannot be told, since {error} Say which it is: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from mecha_exp.engine.runtime.context import MergeStats, Progress
 from mecha_exp.engine.runtime.executor import compile_loops, execute
 from mecha_exp.engine.runtime.overflow import saturates
 from mecha_exp.engine.runtime.resumption import resume_token
+from mecha_exp.engine.scaled_fp8 import error_of
 from mecha_exp.engine.sinks import MemorySink, NoSink, ReceiverSink, Sink
 from mecha_exp.errors import CheckpointError, Problems, some
 from mecha_exp.graph.nodes import ModelNode, Node, models_of
@@ -86,6 +87,7 @@ def _joined(groups: Sequence[Sequence[int]], reports: Sequence[MergeReport]) -> 
         tuple(reports[r].moments[place] for _, r, place in places),
         sum(report.keys for report in reports),
         sum(report.resumed_keys for report in reports),
+        tuple(reports[r].quantisation[place] for _, r, place in places),
     )
 
 
@@ -115,7 +117,7 @@ def _open_sink(planned: Plan, number: int) -> Sink:
     if destination is not None:
         metadata = job.metadata
         if metadata is None:
-            metadata = metadata_of(job.recipe, planned.options, job.dtype)
+            metadata = metadata_of(job.recipe, planned.options, job.dtype, job.quantize)
         return destination.open(metadata, job.durable, resume_token(planned, number))
     layout = planned.layouts[number]
     if isinstance(job.output, dict):
@@ -124,13 +126,15 @@ def _open_sink(planned: Plan, number: int) -> Sink:
 
 
 def _moments(planned: Plan, tally: MergeStats, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:
-    """The moments of a job in the order of the plan, so that sums over keys do not hang on who was first."""
-    order = {key.key: place for place, key in enumerate(planned.keys)}
+    """The moments of a job by input and key."""
     found = {model: tally.moments[job, model] for model in planned.sources if (job, model) in tally.moments}
-    return {
-        model: {key: by_key[key] for key in sorted(by_key, key=order.__getitem__)}
-        for model, by_key in found.items()
-    }
+    return {model: _in_order(planned, by_key) for model, by_key in found.items()}
+
+
+def _in_order(planned: Plan, by_key: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Values by key in the order of the plan, so that sums over keys do not hang on who was first."""
+    order = {key.key: place for place, key in enumerate(planned.keys)}
+    return {key: by_key[key] for key in sorted(by_key, key=order.__getitem__)}
 
 
 def _or_too_large(layout: Layout) -> str:
@@ -168,4 +172,5 @@ def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
         moments,
         len(planned.keys),
         len(tally.resumed),
+        tuple(error_of(_in_order(planned, tally.errors.get(job, {}))) for job in range(len(planned.jobs))),
     )

@@ -15,6 +15,7 @@ ON_MISSING = ("error", "skip", "base")
 ON_EXTRA = ("skip", "error", "keep")
 ON_NONFINITE = ("error", "keep", "skip")
 ON_TIED = ("error", "untie", "tie")
+ON_QUANTISED = ("error", "dequantise")
 RESIZE_EMBEDDINGS = ("error", "truncate", "pad")
 SETTINGS = (
     "device",
@@ -23,6 +24,7 @@ SETTINGS = (
     "on_extra",
     "on_nonfinite",
     "on_tied",
+    "on_quantised",
     "resize_embeddings",
 )
 """The options that can change what a merge gives; the others change only how fast it is made."""
@@ -33,6 +35,7 @@ _CHOICES = {
     "on_extra": ON_EXTRA,
     "on_nonfinite": ON_NONFINITE,
     "on_tied": ON_TIED,
+    "on_quantised": ON_QUANTISED,
     "resize_embeddings": RESIZE_EMBEDDINGS,
     "fuse": FUSE,
 }
@@ -60,6 +63,8 @@ class EngineOptions:
             missing from that input (`skip`), which takes a look at all inputs before.
         on_tied: an output layer that an input lacks because it is the embedding is an error, or read from
             there (`untie`), or left out of the output (`tie`).
+        on_quantised: an input that is stored as codes is an error, or read as the numbers that the codes
+            stand for (`dequantise`), which are float32 and count as such.
         resize_embeddings: vocabularies of different sizes are an error, or cut to the smallest (`truncate`),
             or filled up to the largest (`pad`) with the rows of the first input that has them.
         strict: a value that overflows the output's dtype is an error rather than a warning.
@@ -76,6 +81,7 @@ class EngineOptions:
     on_extra: str = "skip"
     on_nonfinite: str = "error"
     on_tied: str = "error"
+    on_quantised: str = "error"
     resize_embeddings: str = "error"
     strict: bool = False
     model_dirs: Sequence[Path] = ()

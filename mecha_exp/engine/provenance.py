@@ -55,9 +55,16 @@ class Origin:
     versions: Mapping[str, str]
 
     @classmethod
-    def of(cls, recipe: Node, options: EngineOptions, dtype: torch.dtype | ByKey | None) -> Origin:
+    def of(
+        cls,
+        recipe: Node,
+        options: EngineOptions,
+        dtype: torch.dtype | ByKey | None,
+        quantize: str | None = None,
+    ) -> Origin:
         """The origin of a merge's output."""
         output = {"dtype": _dtype_setting(dtype)} if dtype is not None else {}
+        output |= {"quantize": quantize} if quantize is not None else {}
         return cls((), settings_of(options), output, code_hashes(recipe), versions())
 
     def text(self) -> str:
@@ -76,12 +83,15 @@ class Origin:
 
 
 def metadata_of(
-    recipe: Node, options: EngineOptions, dtype: torch.dtype | ByKey | None = None
+    recipe: Node,
+    options: EngineOptions,
+    dtype: torch.dtype | ByKey | None = None,
+    quantize: str | None = None,
 ) -> dict[str, str]:
     """The header of a merge's output; nothing of its origin where a model has no path to name."""
     if any(isinstance(model.source, InMemory) for model in models_of(recipe)):
         return {"format": "pt"}
-    origin = Origin.of(recipe, options, dtype)
+    origin = Origin.of(recipe, options, dtype, quantize)
     return {"format": "pt", METADATA_KEY: serialize(recipe), KEY: origin.text()}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mecha_exp.engine.scaled_fp8 import QuantisationError
 from mecha_exp.graph.nodes import ModelNode
 
 
@@ -44,6 +45,8 @@ class MergeReport:
         nonfinite_values: of each job how many values of its output are NaN or infinite, or too large for a
             dtype without infinity.
         moments: of each job and input the sums behind its statistics, by key (see `statistics.summarise`).
+        quantisation: of each job how far the stored numbers are from the merged ones; None where it does not
+            quantise.
         keys: how many the passes are about.
         resumed_keys: how many of them an interrupted run had finished, so that they were not made again.
     """
@@ -56,6 +59,7 @@ class MergeReport:
     moments: tuple[dict[ModelNode, dict[str, torch.Tensor]], ...]
     keys: int = 0
     resumed_keys: int = 0
+    quantisation: tuple[QuantisationError | None, ...] = ()
 
     @property
     def bytes_per_second(self) -> float:

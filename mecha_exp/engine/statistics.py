@@ -61,14 +61,13 @@ class Statistics:
         return self.distance / self.input_norm if self.input_norm else math.nan
 
 
-def statistics_of(root: Node, models: Sequence[ModelNode], dtype: str) -> dict[ModelNode, Node]:
+def statistics_of(stored: Node, models: Sequence[ModelNode]) -> dict[ModelNode, Node]:
     """For each input in weight space the node whose value is the `moments` of the stored result and it.
 
     A result that is a difference has none: it is not comparable with a model.
     """
-    if root.merge_space != "weight":
+    if stored.merge_space != "weight":
         return {}
-    stored = as_stored(root, dtype=dtype)
     return {model: moments(stored, model) for model in models if model.merge_space == "weight"}
 
 

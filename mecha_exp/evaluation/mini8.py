@@ -1,4 +1,4 @@
-"""The evaluator of the eight-task bench: hits on each image of eight tasks, with heads that are not merged."""
+"""The evaluator of the eight-task bench: hits on each image, with heads that are not merged."""
 
 from collections.abc import Mapping
 from functools import lru_cache

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mecha_exp.checkpoint import load
+from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError, EvaluationError, Problems, did_you_mean, some
 from mecha_exp.evaluation.isolation import evaluation_process
 from mecha_exp.evaluation.registry import (
@@ -25,6 +25,9 @@ from mecha_exp.evaluation.registry import (
     Shapes,
     find_evaluator,
 )
+from mecha_exp.graph.nodes import InMemory
+from mecha_exp.sources.memory import MemorySource
+from mecha_exp.sources.quantised.view import dequantised
 
 Model = Path | Mapping[str, Tensor]
 
@@ -161,10 +164,13 @@ def wants_weight_stats(settings: Mapping[str, Any]) -> bool:
 
 
 def load_state_dict(model: Model) -> Mapping[str, Tensor]:
-    """Load a model from its file; a model in memory is returned as it is."""
-    if not isinstance(model, Path):
-        return model
-    return load(model)
+    """Load a model from its file; a model in memory is returned as it is. A quantised one becomes numbers."""
+    source = open_stored(model) if isinstance(model, Path) else MemorySource(InMemory(model))
+    with source:
+        plain = dequantised(source)
+        if plain is source and not isinstance(model, Path):
+            return model
+        return {key: plain.read(key) for key in plain.keys()}
 
 
 def _requests(settings: Mapping[str, Any], rest: Mapping[str, Any]) -> list[dict[str, Any]]:

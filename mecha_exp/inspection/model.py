@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mecha_exp.architectures import Detection, candidates, closest, detect
-from mecha_exp.checkpoint import StateDictSource, is_arithmetic, torch_dtype
+from mecha_exp.checkpoint import StateDictSource, TensorInfo, is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.quantisation import quantisation_of
-from mecha_exp.errors import ConfigError, MechaError, some
+from mecha_exp.errors import CheckpointError, ConfigError, MechaError, some
 from mecha_exp.inspection.model_config import human_count
 from mecha_exp.inspection.recipe_tree import tree_of
 from mecha_exp.recipe import deserialize
 from mecha_exp.recipe.files import METADATA_KEY
+from mecha_exp.sources.quantised.view import OPTION, DequantisedSource, dequantised, with_plain_keys
+from mecha_exp.sources.source import infos_of
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal import make_table, stdout
 
@@ -23,7 +25,7 @@ LONGEST_RECIPE = 12
 
 def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]:
     """A model as plain data: its config, components, blocks, recipe, and anomalies."""
-    infos = {key: model.info(key) for key in model.keys()}
+    infos = _infos_of(model)
     anomalies: list[str] = []
     detection = _detected(infos, anomalies)
     config = detection.config
@@ -43,7 +45,7 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
     }
     blocks = {config.block_of(name) for name in names.values() if name in config.keys()}
     if (quantisation := quantisation_of(model)) is not None:
-        anomalies.append(f"quantised: {quantisation}")
+        anomalies.append(f"quantised: {quantisation}. {_reading_of(model)}")
     anomalies += _anomalies(infos, detection)
     if deep:
         anomalies += _nonfinite(model)
@@ -52,7 +54,7 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
         "config": config.identifier if detection.is_known else None,
         "sizes": config.sizes,
         "keys": len(infos),
-        "bytes": sum(info.nbytes for info in infos.values()),
+        "bytes": sum(model.info(key).nbytes for key in model.keys()),
         "components": components,
         "absent": list(detection.absent),
         "missing": list(detection.missing),
@@ -62,6 +64,25 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
         "recipe": model.metadata.get(METADATA_KEY),
         "anomalies": anomalies,
     }
+
+
+def _infos_of(model: StateDictSource) -> dict[str, TensorInfo]:
+    """The tensors of the plain model, with the dtypes and sizes in which they are stored."""
+    infos = infos_of(plain := with_plain_keys(model))
+    if isinstance(plain, DequantisedSource):
+        for key, tensor in plain.layout.tensors.items():
+            size = sum(model.info(stored).nbytes for stored in tensor.keys)
+            infos[key] = TensorInfo(model.info(tensor.keys[0]).dtype, tensor.shape, 0, size)
+    return infos
+
+
+def _reading_of(model: StateDictSource) -> str:
+    """Whether a quantised model can be merged, and how."""
+    try:
+        dequantised(model)
+    except CheckpointError as error:
+        return "It cannot be read" + str(error).rpartition("It cannot be read")[2]
+    return OPTION
 
 
 def _detected(infos: Mapping[str, Any], anomalies: list[str]) -> Detection:

@@ -19,6 +19,7 @@ from mecha_exp.engine.statistics import Statistics, summarise
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.graph.literals import model
 from mecha_exp.sources.inputs import open_sources
+from mecha_exp.sources.quantised.view import notes_on, require_plain
 from mecha_exp.sources.source import Source, infos_of
 from mecha_exp.terminal import make_table, stdout
 
@@ -30,7 +31,8 @@ WORKERS = 2
 def compare_by_block(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
     """Compare two models: distances by block and as a whole, and the keys that cannot be compared.
 
-    Models in two formats of one architecture are compared in one of the two formats.
+    Quantised models are compared by the numbers that their codes stand for. Models in two formats of one
+    architecture are compared in one of the two formats.
 
     Returns:
         `blocks` and `all` with keys, changed keys, distance, relative change and cosine; `only_a`, `only_b`
@@ -41,7 +43,8 @@ def compare_by_block(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, 
     """
     nodes = [model(a), model(b)]
     with open_sources(nodes, folders) as opened:
-        sources, notes = in_one_format(nodes, opened)
+        plain = require_plain(opened, on_quantised="dequantise")
+        sources, notes = in_one_format(nodes, plain)
         first, second = (sources[node] for node in nodes)
         shared = [key for key in first.keys() if key in second]
         alike = [key for key in shared if first.info(key).shape == second.info(key).shape]
@@ -72,7 +75,7 @@ def compare_by_block(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, 
         "only_a": [key for key in first.keys() if key not in second],
         "only_b": [key for key in second.keys() if key not in first],
         "other_shape": [key for key in shared if first.info(key).shape != second.info(key).shape],
-        "notes": notes,
+        "notes": [*notes_on(plain.values()), *notes],
     }
 
 

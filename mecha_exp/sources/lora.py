@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 
+from mecha_exp.architectures.lora import ALPHA
 from mecha_exp.architectures.lora_deltas import Deltas
-from mecha_exp.checkpoint import TensorInfo, dtype_name, stored_bytes, torch_dtype
+from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
+from mecha_exp.errors import CheckpointError, some
 from mecha_exp.sources.source import Source, SourceView, infos_of
 from mecha_exp.system.byte_cache import ByteCache
 
@@ -29,12 +31,14 @@ class AdapterSource(SourceView):
         budget: the largest size of the cache in bytes.
 
     Raises:
-        CheckpointError: the file has keys that belong to no module, or modules that do not fit the model.
+        CheckpointError: the file has keys that belong to no module, modules that do not fit the model, or
+            factors of whole numbers.
     """
 
     def __init__(self, original: Source, deltas: Deltas, budget: int) -> None:
         infos = infos_of(original)
         deltas.check({key: info.shape for key, info in infos.items()}, original.name)
+        _require_numbers(original.name, infos)
         super().__init__(original)
         self._deltas = deltas
         is_double = any(torch_dtype(info.dtype) == torch.float64 for info in infos.values())
@@ -74,3 +78,21 @@ class AdapterSource(SourceView):
 
     def _read(self, key: str) -> torch.Tensor:
         return self._original.read(key).to(self._dtype)
+
+
+def _require_numbers(name: str, infos: Mapping[str, TensorInfo]) -> None:
+    """Refuse factors of whole numbers, which are codes whose scales are not in the file.
+
+    Raises:
+        CheckpointError: naming them.
+    """
+    codes = [
+        f"{key} ({info.dtype})"
+        for key, info in infos.items()
+        if not is_arithmetic(info.dtype) and not (key.endswith(f".{ALPHA}") and info.numel == 1)
+    ]
+    if codes:
+        raise CheckpointError(
+            f"{name}: the factors of a LoRA are floating point, and {some(codes, 3)} are whole numbers: "
+            "codes of a quantised file whose scales are not known. Use it as it was before it was quantised."
+        )

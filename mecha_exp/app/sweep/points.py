@@ -184,11 +184,13 @@ def parts_of(models: DictConfig, part: str) -> list[str]:
     """
     from mecha_exp.architectures import detect  # which need torch
     from mecha_exp.checkpoint.folder import open_stored
+    from mecha_exp.sources.quantised.view import with_plain_keys
     from mecha_exp.sources.search import find_model, folders_of
+    from mecha_exp.sources.source import infos_of
 
     named = models.get("base") or next(iter(models.experts), None)
     with open_stored(find_model(str(named), folders_of({"models": models}))) as model:
-        config = detect({key: model.info(key) for key in model.keys()}).config
+        config = detect(infos_of(with_plain_keys(model))).config
     names = {"block": config.blocks(), "layer": config.layers(), "component": tuple(config.components())}
     found = names[part]
     if not found:

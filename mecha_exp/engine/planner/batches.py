@@ -19,6 +19,7 @@ from mecha_exp.errors import MechaError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.method_api.method import Kind
 from mecha_exp.sources.inputs import open_sources
+from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.source import Source
 
 OMIT_NON_FINITE = "omit_non_finite"
@@ -31,7 +32,8 @@ def batches(recipes: Sequence[Node], options: EngineOptions) -> list[tuple[int, 
     if len(set(groups)) > 1:
         try:
             with open_sources(models_of(*recipes), options.model_dirs) as sources:
-                groups = groups_of(recipes, sources, options)
+                plain = require_plain(sources, options.on_quantised)
+                groups = groups_of(recipes, plain, options)
         except MechaError:  # planning reports it
             pass
     indices: dict[Hashable, list[int]] = {}

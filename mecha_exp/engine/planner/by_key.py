@@ -22,6 +22,7 @@ from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, model
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.sources.inputs import open_sources
+from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import Source
 
 _Owner: TypeAlias = "str | tuple[ModelNode, ...]"
@@ -164,7 +165,8 @@ def effective_values_in(recipe: Node, folders: Sequence[Path]) -> dict[str, list
     if not any(map(is_by_key, walk(recipe))):
         return {}
     with open_sources(models_of(recipe), folders) as sources:
-        (bound,) = Binder(sources).bind([recipe])
+        plain = {model: with_plain_keys(source) for model, source in sources.items()}
+        (bound,) = Binder(plain).bind([recipe])
         return effective_values_of(bound)
 
 

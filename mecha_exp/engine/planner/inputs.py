@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mecha_exp.checkpoint.quantisation import require_plain
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.batches import OMIT_NON_FINITE
@@ -16,6 +15,7 @@ from mecha_exp.engine.report import Notice
 from mecha_exp.errors import RecipeError, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
 from mecha_exp.sources.finite_keys import FiniteSource
+from mecha_exp.sources.quantised.view import notes_on
 from mecha_exp.sources.source import Source
 
 
@@ -42,15 +42,15 @@ def prepare_inputs(
     """Apply the options about formats, extra keys, values that are not finite, and vocabularies.
 
     Raises:
-        CheckpointError: quantised inputs; inputs that do not fit each other, where that is an error.
+        CheckpointError: inputs that do not fit each other, where that is an error.
         RecipeError: `omit_non_finite` of a node that is not a model.
     """
-    require_plain(opened.values())
     configs = ConfigInference.over(opened)
     sources, lines = in_one_format(recipes, opened, configs)
     dropped, notices = drop_extra_keys(opened, sources, configs, options)
     scanned = set(sources) if options.on_nonfinite == "skip" else _only_finite(recipes)
     finite = {model: FiniteSource(sources[model]) for model in scanned}
+    lines = [*notes_on(opened.values()), *lines]
     notices = [*map(Notice, lines), *notices, *map(Notice, _spoilt_lines(finite.values()))]
     sources = unify_vocabularies(sources | finite, options)
     return Inputs(sources, configs.over_views(sources), dropped, tuple(notices))

@@ -15,7 +15,8 @@ from mecha_exp.engine.planner.by_key import INPUT
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
 from mecha_exp.engine.planner.plan import Job, KeyPlan, Output
 from mecha_exp.engine.planner.resolution import ModelView
-from mecha_exp.engine.statistics import statistics_of
+from mecha_exp.engine.scaled_fp8 import DTYPE, MARKER, is_linear, scale_key, scaled
+from mecha_exp.engine.statistics import as_stored, moments, statistics_of
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
@@ -29,12 +30,16 @@ class _Roots:
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
     statistics: tuple[tuple[int, ModelNode, int], ...]
+    scales: tuple[tuple[int, int, int], ...]
 
 
 class KeyPlanner:
     """Plans single keys of some jobs; keys of one structure share their program."""
 
-    def __init__(self, jobs: Sequence[Job], graph: PerKeyGraph, options: EngineOptions) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], graph: PerKeyGraph, options: EngineOptions, quantised_prefix: str = ""
+    ) -> None:
+        self._prefix = quantised_prefix
         self._jobs = jobs
         self._graph = graph
         self._options = options
@@ -55,10 +60,11 @@ class KeyPlanner:
             copies = tuple((job, leaf) for job, leaf in enumerate(first) if leaf is not None)
             return KeyPlan(key, shape, None, (), copies=copies)
         dtypes = tuple(self._dtype_at(job, key, specialised, info) for job, info in enumerate(infos))
-        roots = self._roots_at(specialised, dtypes)
+        quantised = tuple(bool(job.quantize) and is_linear(key, shape, self._prefix) for job in self._jobs)
+        roots = self._roots_at(specialised, dtypes, quantised)
         program = self._program(roots.nodes)
         self._require_tensors(program, roots.outputs)
-        return KeyPlan(key, shape, program, roots.outputs, roots.statistics)
+        return KeyPlan(key, shape, program, roots.outputs, roots.statistics, scales=roots.scales)
 
     def layouts(self, plans: Sequence[KeyPlan]) -> tuple[Layout, ...]:
         """The dtype and shape of every key of each job's output."""
@@ -66,10 +72,15 @@ class KeyPlanner:
         for plan in plans:
             for output in plan.outputs:
                 layouts[output.job][plan.key] = (output.dtype, plan.shape)
+            for job, _, _ in plan.scales:
+                layouts[job][scale_key(plan.key)] = ("F32", ())
             for job, leaf in plan.copies:
                 info = self._graph.lazy.info(leaf, plan.key)
                 assert info is not None
                 layouts[job][plan.key] = (info.dtype, plan.shape)
+        for quantising, layout in zip(self._jobs, layouts, strict=True):
+            if quantising.quantize:
+                layout[self._prefix + MARKER] = (DTYPE, (0,))
         return tuple(layouts)
 
     def _require_tensors(self, program: Program, outputs: Sequence[Output]) -> None:
@@ -111,13 +122,19 @@ class KeyPlanner:
             self._leaves[root] = next(leaves, None)
         return self._leaves[root]
 
-    def _roots_at(self, specialised: Specialisation, dtypes: tuple[str | None, ...]) -> _Roots:
+    def _roots_at(
+        self, specialised: Specialisation, dtypes: tuple[str | None, ...], quantised: tuple[bool, ...]
+    ) -> _Roots:
         """The roots of a program; the same object for keys with one specialisation and equal dtypes."""
-        if (specialised, dtypes) not in self._roots:
-            self._roots[specialised, dtypes] = self._build_roots(specialised, dtypes)
-        return self._roots[specialised, dtypes]
+        arguments = (specialised, dtypes, quantised)
+        if arguments not in self._roots:
+            self._roots[arguments] = self._build_roots(*arguments)
+        return self._roots[arguments]
 
-    def _build_roots(self, specialised: Specialisation, dtypes: tuple[str | None, ...]) -> _Roots:
+    def _build_roots(
+        self, specialised: Specialisation, dtypes: tuple[str | None, ...], quantised: tuple[bool, ...]
+    ) -> _Roots:
+        scales: list[tuple[int, int, int]] = []
         nodes: list[Node] = []
         outputs: list[Output] = []
         statistics: list[tuple[int, ModelNode, int]] = []
@@ -126,17 +143,25 @@ class KeyPlanner:
             if root is None or stored is None:
                 continue
             (root,) = self._expand([root])
+            merged = root
+            result: Node = as_stored(root, dtype=stored)
+            if quantised[index]:
+                root, scale, result = scaled(merged)
+                stored = DTYPE
             if (
                 job.output is not None or job.statistics
             ):  # overflows are counted even where nothing is written
                 outputs.append(Output(index, len(nodes), stored))
                 nodes.append(root)
+            if quantised[index] and (job.output is not None or job.statistics):
+                scales.append((index, len(nodes), len(nodes) + 1))
+                nodes += [scale, moments(result, merged)]
             if job.statistics:
                 inputs = [m for m in specialised.merged(index) if not isinstance(m, ModelView)]
-                for model, node in statistics_of(root, inputs, stored).items():
+                for model, node in statistics_of(result, inputs).items():
                     statistics.append((index, model, len(nodes)))
                     nodes.append(node)
-        return _Roots(self._expand(nodes), tuple(outputs), tuple(statistics))
+        return _Roots(self._expand(nodes), tuple(outputs), tuple(statistics), tuple(scales))
 
     def _expand(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
         """Replace composites by the calls that they are composed of."""

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import Destination, Template, stored_bytes
-from mecha_exp.checkpoint.shards import Layout
+from mecha_exp.checkpoint.shards import Layout, is_file_name
 from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
 from mecha_exp.engine.ir.program import DeferredCall, Pass, Program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import effective_values_of
 from mecha_exp.engine.planner.resolution import ModelView
 from mecha_exp.engine.report import Notice
+from mecha_exp.engine.scaled_fp8 import require_known
 from mecha_exp.engine.sinks import Receiver
-from mecha_exp.errors import MergeError
+from mecha_exp.errors import ConfigError, MergeError
 from mecha_exp.graph.by_key import BlockValue, ByKey
 from mecha_exp.graph.nodes import ModelNode, Node, models_of
 from mecha_exp.sources.source import Source
@@ -43,9 +44,12 @@ class Job:
         statistics: whether distances and cosines to the inputs are measured in the same pass.
         durable: whether the file is flushed to disk before it appears.
         shard_size: the most bytes of a file: a larger model is written to a folder, in shards.
+        quantize: `fp8_scaled` writes the matrices of linear layers as float8_e4m3fn with a scale each, in
+            ComfyUI's layout, and all else in its dtype; None writes numbers.
         caches: by node the `cache` of its method, which lives from merge to merge.
 
     Raises:
+        ConfigError: an unknown way of quantising, or one for a folder.
         MergeError: an output of another type.
     """
 
@@ -56,6 +60,7 @@ class Job:
     statistics: bool = False
     durable: bool = True
     shard_size: int | None = None
+    quantize: str | None = None
     caches: Mapping[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,6 +71,21 @@ class Job:
                 f"the output is of type {type(self.output).__name__}: expected a path, a dictionary, a "
                 "function of a key and a tensor, or None."
             )
+        check_quantize(self.quantize, self.output if isinstance(self.output, Path) else None, self.shard_size)
+
+
+def check_quantize(choice: str | None, path: Path | None, shard_size: int | None) -> None:
+    """See that an output can be quantised in a way.
+
+    Raises:
+        ConfigError: the way is unknown, or the output is a folder.
+    """
+    require_known(choice)
+    if choice and (shard_size is not None or (path is not None and not is_file_name(path))):
+        raise ConfigError(
+            f"quantize={choice} writes ComfyUI's layout, which is one file: name an output that ends in "
+            ".safetensors, without shard_size."
+        )
 
 
 @dataclass(frozen=True)
@@ -86,6 +106,8 @@ class KeyPlan:
         program: computes the outputs; None for integers and booleans, which are copied from the first input.
         outputs: the jobs' outputs among the roots of the program.
         statistics: (job, input, root): the root is the `moments` of the job's result and the input.
+        scales: (job, root of the scale, root of the `moments` of what is stored and what was merged) of the
+            jobs that quantise the key.
         copies: (job, first input) for copied keys: a model whose bytes are copied, or a method's result.
     """
 
@@ -95,6 +117,7 @@ class KeyPlan:
     outputs: tuple[Output, ...]
     statistics: tuple[tuple[int, ModelNode, int], ...] = ()
     copies: tuple[tuple[int, ModelNode | DeferredCall], ...] = ()
+    scales: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def numel(self) -> int:
@@ -110,7 +133,8 @@ class KeyPlan:
     def roots_of(self, job: int) -> tuple[int, ...]:
         """The roots of the program that belong to a job: its outputs and their statistics."""
         statistics = [root for j, _, root in self.statistics if j == job]
-        return (*(output.root for output in self.outputs if output.job == job), *statistics)
+        scales = [root for j, *roots in self.scales if j == job for root in roots]
+        return (*(output.root for output in self.outputs if output.job == job), *statistics, *scales)
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,16 @@ from mecha_exp.engine.planner.key_plans import KeyPlanner
 from mecha_exp.engine.planner.keys.missing_keys import MissingKeys
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
 from mecha_exp.engine.planner.meaning import config_digests
-from mecha_exp.engine.planner.plan import Job, Plan
+from mecha_exp.engine.planner.plan import Job, KeyPlan, Plan
 from mecha_exp.engine.report import Notice
+from mecha_exp.engine.scaled_fp8 import prefix_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, models_of
 from mecha_exp.recipe.templates import require_filled
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.lora import AdapterSource
+from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.source import Source
 
 
@@ -42,7 +44,8 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     options = options or EngineOptions()
     recipes = [job.recipe for job in jobs]
     require_filled(recipes)
-    with open_sources(models_of(*recipes), options.model_dirs) as opened:
+    with open_sources(models_of(*recipes), options.model_dirs) as stored:
+        opened = require_plain(stored, options.on_quantised, options.memory_budget)
         _require_one_batch(recipes, opened, options)
         inputs = prepare_inputs(recipes, opened, options)
         binder = Binder(inputs.sources, inputs.configs)
@@ -91,13 +94,14 @@ class _Planner:
         self._check_values(specialised)
         self._check_inputs(specialised)
         self._warn_of_unused_modules()
-        planner = KeyPlanner(self._jobs, self._graph, self._options)
+        planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(specialised))
         plans = tuple(planner.plan(key, specialisation) for key, specialisation in specialised.items())
         elements: dict[Program, int] = {}
         for key_plan in plans:
             if key_plan.program:
                 elements[key_plan.program] = elements.get(key_plan.program, 0) + key_plan.numel
         backends = choose_backends(elements, self._options)
+        self._note_quantised(plans)
         layouts, warnings = planner.layouts(plans), tuple(self._warnings)
         configs = config_digests(recipes, self._sources, self._graph.configs)
         plan = Plan(self._jobs, self._options, self._sources, plans, layouts, warnings, backends, configs)
@@ -158,6 +162,17 @@ class _Planner:
                 self._warn(
                     f"{source.name}: {len(source.unused)} keys are left out, as '{model.config}' has nothing "
                     f"that they change: {some(source.unused, 5)}"
+                )
+
+    def _note_quantised(self, plans: Sequence[KeyPlan]) -> None:
+        """Say which keys are written as scaled fp8."""
+        for job, quantising in enumerate(self._jobs):
+            if quantising.quantize:
+                keys = [plan.key for plan in plans if job in {number for number, _, _ in plan.scales}]
+                self._warn(
+                    f"quantize={quantising.quantize}: {len(keys)} of {len(plans)} keys, the matrices of "
+                    f"linear layers, are written as float8_e4m3fn with a scale each: {some(keys, 3)}. The "
+                    "others keep their dtype."
                 )
 
     def _check_space(self, plan: Plan) -> None:

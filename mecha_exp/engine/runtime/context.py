@@ -25,12 +25,14 @@ class MergeStats:
         nonfinite: of each job and key the number of values of the output that are NaN or infinite.
         disagreeing: copied keys of which the inputs hold different bytes.
         moments: of each job and input the `moments` of each key.
+        errors: of each job that quantises the `moments` of what is stored and what was merged, by key.
         resumed: the keys that an interrupted run had finished.
     """
 
     nonfinite: dict[tuple[int, str], int] = field(default_factory=dict)
     disagreeing: list[str] = field(default_factory=list)
     moments: dict[tuple[int, ModelNode], dict[str, torch.Tensor]] = field(default_factory=dict)
+    errors: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     resumed: list[KeyPlan] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -26,6 +26,7 @@ from mecha_exp.engine.runtime.kernels import Kernels
 from mecha_exp.engine.runtime.key_pass import KeyPass
 from mecha_exp.engine.runtime.resumption import Resumption
 from mecha_exp.engine.runtime.scheduler import KeyTask, Scheduler, TileTask
+from mecha_exp.engine.scaled_fp8 import scale_key
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.errors import MergeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
@@ -224,6 +225,12 @@ class _ComputeKey(KeyTask):
 
     def _collect_statistics(self) -> None:
         with self._context.stats.lock:
+            for job, scale, error in self._key.scales:
+                roots = self._program.roots
+                self._context.stats.errors.setdefault(job, {})[self._key.key] = self._values[roots[error]]
+                if job in self._context.sinks:
+                    value = self._values[roots[scale]].to(torch.float32).reshape(1)
+                    self._context.sinks[job].write(scale_key(self._key.key), 0, value)
             for job, model, root in self._key.statistics:
                 by_key = self._context.stats.moments.setdefault((job, model), {})
                 by_key[self._key.key] = self._values[self._program.roots[root]]

@@ -15,6 +15,7 @@ from mecha_exp.checkpoint import Note
 from mecha_exp.engine.code_hash import code_hash
 from mecha_exp.engine.planner.meaning import in_numbers, recipe_in_numbers
 from mecha_exp.engine.planner.plan import KeyPlan, Plan
+from mecha_exp.engine.scaled_fp8 import scale_key
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import MergeNode, models_of, walk
@@ -46,8 +47,10 @@ def resume_token(planned: Plan, number: int) -> str | None:
         options.on_nonfinite,
         options.strict,
         options.on_tied,
+        options.on_quantised,
         options.resize_embeddings,
         in_numbers(job.dtype) if isinstance(job.dtype, ByKey) else job.dtype,
+        job.quantize,
     ]
     versions = [__version__, torch.__version__]
     recipe = serialize(recipe_in_numbers(job.recipe))
@@ -81,6 +84,8 @@ class Resumption:
         """Record a key as finished in every output that has it."""
         for job in key.jobs:
             if job in self.sinks:
+                if any(job == quantised for quantised, _, _ in key.scales):
+                    self.sinks[job].finish(scale_key(key.key), {})
                 self.sinks[job].finish(key.key, self._note(job, key))
 
     def _note(self, job: int, key: KeyPlan) -> Note:
@@ -93,6 +98,8 @@ class Resumption:
         models = [model for j, model, _ in key.statistics if j == job]
         if models:
             note["moments"] = [stats.moments[job, model][key.key].tolist() for model in models]
+        if any(job == quantised for quantised, _, _ in key.scales):
+            note["quantisation_error"] = stats.errors[job][key.key].tolist()
         return note
 
     def _recall(self, job: int, key: KeyPlan, note: Note) -> None:
@@ -101,6 +108,8 @@ class Resumption:
             stats.nonfinite[job, key.key] = count
         if note.get("disagreeing") and key.key not in stats.disagreeing:
             stats.disagreeing.append(key.key)
+        if error := note.get("quantisation_error"):
+            stats.errors.setdefault(job, {})[key.key] = torch.tensor(error, dtype=torch.float64)
         models = [model for j, model, _ in key.statistics if j == job]
         for model, moments in zip(models, note.get("moments", []), strict=True):
             by_key = stats.moments.setdefault((job, model), {})

@@ -1,0 +1,1 @@
+"""Quantised models read as the numbers that their codes stand for."""
