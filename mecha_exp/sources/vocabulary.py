@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, stored_bytes, torch_dtype
+from mecha_exp.checkpoint import TensorInfo, round_to, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.sources.source import Source, SourceView
 
@@ -66,7 +66,7 @@ class VocabularyView(SourceView):
             donor = self._rows[key][1]
             added = torch.empty(out.numel() - count, dtype=torch_dtype(donor.info(key).dtype))
             donor.read_into(key, start + count, added)
-            out[count:] = added
+            out[count:] = round_to(added, out.dtype)
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         dtype = torch_dtype(self.info(key).dtype)

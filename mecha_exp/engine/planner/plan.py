@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -168,12 +169,16 @@ class Plan:
         return counts
 
     @property
+    def arithmetic(self) -> dict[torch.dtype, int]:
+        """The number of keys that are computed in each dtype."""
+        return dict(Counter(key.program.dtype for key in self.keys if key.program))
+
+    @property
     def memory(self) -> int:
         """An estimate of the buffers in bytes: tiles of all workers, and whole tensors of as many keys."""
-        item = self.options.compute_dtype.itemsize
-        tiles = max((_tile_values(k.program) for k in self.keys if k.program), default=1)
+        tiles = max((_tile_bytes(k.program) for k in self.keys if k.program), default=4)
         whole = min(self.options.threads * self.whole_bytes, self.options.memory_budget)
-        return self.options.threads * self.options.tile_size * item * tiles + whole
+        return self.options.threads * self.options.tile_size * tiles + whole
 
     @property
     def whole_bytes(self) -> int:
@@ -184,7 +189,7 @@ class Plan:
         """The bytes that the whole tensors of a key need in memory."""
         if key.program is None:
             return 0
-        return key.program.whole_elements(key.shape) * self.options.compute_dtype.itemsize
+        return key.program.whole_elements(key.shape) * key.program.dtype.itemsize
 
     def keeps(self, output: Output) -> bool:
         """Whether an output is delivered; otherwise only its statistics are."""
@@ -229,6 +234,7 @@ def size_of(layout: Layout) -> int:
     return sum(stored_bytes(dtype, shape) for dtype, shape in layout.values())
 
 
-def _tile_values(program: Program) -> int:
-    """How many tiles may be alive at once in the widest pass."""
-    return max((len(p.nodes) for stage in program.stages for p in stage.passes), default=1)
+def _tile_bytes(program: Program) -> int:
+    """The bytes for each element of the tiles that may be alive at once in the widest pass."""
+    values = max((len(p.nodes) for stage in program.stages for p in stage.passes), default=1)
+    return values * program.dtype.itemsize

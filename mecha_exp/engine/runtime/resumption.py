@@ -43,7 +43,10 @@ def resume_token(planned: Plan, number: int) -> str | None:
         options.on_nonfinite,
         options.strict,
         options.on_tied,
+        options.on_integers,
+        options.on_tokens,
         options.resize_embeddings,
+        options.running_stats,
         job.dtype,
     ]
     versions = [__version__, torch.__version__]
