@@ -21,6 +21,11 @@ def as_stored(source: Source) -> Source:
     return source.stored if isinstance(source, VocabularyView) else source
 
 
+def vocabulary_donor(source: Source) -> Source | None:
+    """The source whose vocabulary a view with more or fewer rows has; None for any other source."""
+    return source.donor if isinstance(source, VocabularyView) else None
+
+
 class VocabularyView(SourceView):
     """Another source with tied keys added, with keys dropped, or with other numbers of rows.
 
@@ -32,6 +37,7 @@ class VocabularyView(SourceView):
 
     Attributes:
         stored: the source below all vocabulary views.
+        donor: the source that has the number of rows that this one gets; None if it keeps its own.
     """
 
     def __init__(
@@ -46,6 +52,8 @@ class VocabularyView(SourceView):
         self._rows = dict(rows or {})
         self._keys = dict.fromkeys([key for key in original.keys() if key not in dropped] + list(self._tied))
         self.stored = as_stored(original)
+        donors = (as_stored(donor) for _, donor in self._rows.values())
+        self.donor = next(donors, vocabulary_donor(original))
 
     def keys(self) -> Collection[str]:
         return self._keys.keys()

@@ -53,11 +53,13 @@ def test_float64_is_rounded_once(data, dtype):
 
 
 def test_what_is_not_a_number_or_too_large_is_as_torch_has_it():
-    values = torch.tensor([math.nan, math.inf, -math.inf, 1e300, -1e300, 0.0, -0.0, 5e-324])
+    values = torch.tensor([math.inf, -math.inf, 1e300, -1e300, 0.0, -0.0, 5e-324], dtype=torch.float64)
     for dtype in NARROW:
-        ours, theirs = round_to(values.double(), dtype).float(), values.double().to(dtype).float()
+        ours, theirs = round_to(values, dtype).float(), values.to(dtype).float()
         assert torch.equal(ours.nan_to_num(7), theirs.nan_to_num(7))
-        assert torch.equal(ours.signbit(), theirs.signbit())
+        numbers = ~theirs.isnan()  # whose sign depends on torch's kernel
+        assert torch.equal(ours.signbit()[numbers], theirs.signbit()[numbers])
+        assert round_to(torch.tensor(math.nan, dtype=torch.float64), dtype).float().isnan()
 
 
 @pytest.mark.parametrize("fuse", ["never", "always"])

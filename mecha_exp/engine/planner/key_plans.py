@@ -20,6 +20,11 @@ from mecha_exp.engine.planner.keys.running_statistics import (
     is_running_statistic,
 )
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
+from mecha_exp.engine.planner.keys.stacked_experts import (
+    is_stacked,
+    sees_tensors_whole,
+    stacked_notice,
+)
 from mecha_exp.engine.planner.plan import Job, KeyPlan, Output
 from mecha_exp.engine.planner.resolution import ModelView
 from mecha_exp.engine.statistics import statistics_of
@@ -48,6 +53,7 @@ class KeyPlanner:
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[tuple[Node, ...], torch.dtype], Program] = {}
         self._running = RunningStatistics(options.running_stats, graph.lazy)
+        self._stacked: list[str] = []
         self._leaves: dict[Node | None, ModelNode | DeferredCall | None] = {}
 
     def plan(self, key: str, specialised: Specialisation) -> KeyPlan:
@@ -68,6 +74,8 @@ class KeyPlanner:
         roots = self._roots_at(specialised, dtypes)
         program = self._program(roots.nodes, self._graph.lazy.dtype_at(key))
         self._require_tensors(program, roots.outputs)
+        if is_stacked(key, shape) and sees_tensors_whole(program, [output.root for output in roots.outputs]):
+            self._stacked.append(key)
         return KeyPlan(key, shape, program, roots.outputs, roots.statistics)
 
     def layouts(self, plans: Sequence[KeyPlan]) -> tuple[Layout, ...]:
@@ -103,7 +111,8 @@ class KeyPlanner:
         by_policy: dict[str, dict[str, None]] = {}
         for (_, policy), keys in self._running.policies.items():
             by_policy.setdefault(policy, {}).update(dict.fromkeys(keys))
-        return [describe(policy, len(keys), some(keys, 3)) for policy, keys in by_policy.items()]
+        notices = [describe(policy, len(keys), some(keys, 3)) for policy, keys in by_policy.items()]
+        return [*notices, stacked_notice(self._stacked)] if self._stacked else notices
 
     def _root(self, job: int, specialised: Specialisation) -> Node | None:
         """The graph of a job at a key, after `on_missing` is applied; None if the key is left out."""

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from mecha_exp.errors import MergeError
 from mecha_exp.graph.by_key import BlockValue, ByKey
 from mecha_exp.graph.nodes import ModelNode, Node, models_of
 from mecha_exp.sources.source import Source
-from mecha_exp.sources.vocabulary import as_stored
+from mecha_exp.sources.tokenizer import tokenizer_files
+from mecha_exp.sources.vocabulary import as_stored, vocabulary_donor
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,6 +203,9 @@ class Plan:
             return None
         first = self.sources[models_of(self.jobs[job].recipe)[0]]
         template = Template.at(first.path, layout_of(as_stored(first)))
+        donor = vocabulary_donor(first)
+        if template is not None and donor is not None:
+            template = replace(template, replaced=tokenizer_files(template.folder, donor.path))
         return Destination(output, self.layouts[job], shard_size, template)
 
     def bytes_of(self, key: KeyPlan) -> int:
