@@ -26,6 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from mecha_exp.checkpoint import dtype_name
 from mecha_exp.engine import Plan
 from mecha_exp.engine.ir.program import Program
 from mecha_exp.lab.content_hash import unread_bytes
@@ -115,6 +116,8 @@ def show_plan(
         stdout.print(f" output   {len(layout)} keys ({dtypes}): {escape(target)}", soft_wrap=True)
     stdout.print(f" reads    {human_bytes(planned.bytes_read)}")
     stdout.print(f" writes   {human_bytes(planned.bytes_written)}")
+    arithmetic = ", ".join(f"{n} keys in {dtype_name(d)}" for d, n in planned.arithmetic.items())
+    stdout.print(f" computes {arithmetic or 'nothing'}")
     stdout.print(
         f" memory   about {human_bytes(planned.memory)} of buffers for {planned.options.threads} workers"
     )

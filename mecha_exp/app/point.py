@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mecha_exp.app.provenance import input_names
 from mecha_exp.app.templates import build_filled
-from mecha_exp.checkpoint import dtype_name, parse_size
+from mecha_exp.checkpoint import dtype_word, parse_size
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
 from mecha_exp.engine.planner.meaning import meaning_of
@@ -123,7 +123,7 @@ class Point:
             **self.hyperparameters,
             "method": method,
             **{f"input/{name}": str(self.files[model]) for model, name in self.names.items()},
-            "compute_dtype": dtype_name(self.options.compute_dtype),
+            "compute_dtype": dtype_word(self.options.compute_dtype),
             "output_dtype": output_dtype_words(self.dtype),
             **({"output_quantize": self.quantize} if self.quantize else {}),
         }

@@ -11,8 +11,25 @@ from mecha_exp.architectures import DEFAULT_CONVENTION, ModelConfig, StructuralC
 from mecha_exp.architectures.keys import HasShape
 from mecha_exp.errors import ConfigError
 
-_BEFORE = re.compile(r"(^|[._])(\w*embed\w*|wte|wpe|conv_in|proj_in|img_in|txt_in|x_embedder)([._]|$)")
+_BEFORE = re.compile(
+    r"\w*embed\w*|emb|\w+_emb|emb_\w+|emb(norm|_norm|_ln)|wte|wpe|stem|"
+    r"(cls|class|reg|register|dist|mask|distill(ation)?|storage)_tokens?|pos|rel_pos|"
+    r"norm_pre|pre_?(layrnorm|layernorm|norm|ln)|ln_(pre|in)|ln0|"
+    r"(conv|proj|img|txt|time|vector|guidance|linear|fc|project|text|x)_in|patchify|"
+    r"input_(proj|layer|layers|projection|norm|conv|linear|adapter)"
+)
 """Names of modules before the layers of a model."""
+
+_AFTER = re.compile(
+    r"embed_out|unembed\w*|de_?embed\w*|"
+    r"norm|norm_f|norm_out|out_norm|(final|last|output|post)_?(layer_?norm|norm|ln|layer|linear|proj|conv)|"
+    r"ln_(f|out|post|final)|layer_?norm|fc_norm|post_?layernorm|"
+    r"heads?|\w+_heads?|head_\w+|classifier|fc|score|scores|logits|to_logits|lm_head|pooler|attn_pool|"
+    r"(proj|conv|linear|project|norm|fc|dense|time)_out|out|out_proj|output|outputs|\w+_outputs|"
+    r"(text|visual|image|vision)_proj(ection)?|proj|projection|predictions|final_logits_bias|qa_outputs",
+    re.IGNORECASE,
+)
+"""Names of modules after them."""
 
 UNKNOWN = "(unknown)"
 """The block in tables of keys that a model's config does not know."""
@@ -70,13 +87,15 @@ class Anatomy:
         return (stack.index(block), len(stack)) if block in stack else None
 
     def side(self, key: str) -> int | None:
-        """0 for a key before the layers, 1 for one after them; None for any other key.
+        """0 for a key before the layers, 1 for one after them; None where its name does not tell.
 
-        Only a model with one stack of layers has a before and an after.
+        Only a model with one stack of layers has a before and an after. The first word of a name that is
+        known decides.
         """
         if len(set(map(tuple, self._stacks.values()))) != 1 or self.blocks.get(key, _OUTSIDE[0]) in _OUTSIDE:
             return None
-        return 0 if _BEFORE.search(key) else 1
+        sides = (_side_of(word) for word in key.split("."))
+        return next((side for side in sides if side is not None), None)
 
     @cached_property
     def selected(self) -> dict[str, tuple[frozenset[str], int]]:
@@ -122,6 +141,13 @@ class Anatomy:
 
     def _stack_of(self, key: str) -> tuple[str, str]:
         return self.components.get(key, ""), self.blocks.get(key, "").rpartition(".")[0]
+
+
+def _side_of(word: str) -> int | None:
+    """The side of the layers where a module or parameter of a name lies; None for other names."""
+    if _AFTER.fullmatch(word):
+        return 1
+    return 0 if _BEFORE.fullmatch(word) else None
 
 
 def _depth(blocks: Iterable[str], order: Mapping[str, int]) -> Callable[[str], int]:

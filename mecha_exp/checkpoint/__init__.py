@@ -1,7 +1,15 @@
 """Reads and writes state dicts: files, shards and folders, in parts, checked and atomic."""
 
 from mecha_exp.checkpoint.destination import Destination, Template
-from mecha_exp.checkpoint.dtypes import dtype_name, is_arithmetic, parse_dtype, stored_bytes, torch_dtype
+from mecha_exp.checkpoint.dtypes import (
+    dtype_name,
+    dtype_word,
+    is_arithmetic,
+    parse_dtype,
+    round_to,
+    stored_bytes,
+    torch_dtype,
+)
 from mecha_exp.checkpoint.folder import Component, components_of, load, open_stored
 from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.model import StateDictSource
@@ -29,6 +37,7 @@ __all__ = [
     "check_writable",
     "components_of",
     "dtype_name",
+    "dtype_word",
     "encode_header",
     "find_partial_outputs",
     "is_arithmetic",
@@ -38,6 +47,7 @@ __all__ = [
     "parse_dtype",
     "parse_size",
     "read_header",
+    "round_to",
     "stored_bytes",
     "torch_dtype",
 ]

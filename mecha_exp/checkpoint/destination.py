@@ -24,10 +24,19 @@ class Template:
     Attributes:
         folder: the folder of the model.
         tensors: the dtype and shape of its keys.
+        replaced: small files of other models that take the place of its own, by their path in the folder;
+            None leaves one out.
     """
 
     folder: Path
     tensors: Layout = field(repr=False)
+    replaced: Mapping[str, Path | None] = field(default_factory=dict, repr=False)
+
+    @property
+    def small_files(self) -> dict[str, Path]:
+        """The small files beside the weights, by their path in the folder."""
+        files = {**companions(self.folder), **self.replaced}
+        return {name: path for name, path in files.items() if path is not None}
 
     @staticmethod
     def at(path: Path | None, tensors: Layout) -> Template | None:
@@ -94,7 +103,7 @@ class Destination:
             self.path,
             self._packages,
             metadata,
-            companions=companions(template.folder) if template else self.small_files,
+            companions=template.small_files if template else self.small_files,
             before=template.tensors if template else {},
             durable=durable,
             signature=signature,

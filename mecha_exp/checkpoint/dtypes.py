@@ -78,6 +78,23 @@ def dtype_name(dtype: torch.dtype) -> str:
         raise CheckpointError(f"{dtype} cannot be stored in a safetensors file.") from None
 
 
+def round_to(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values in a floating dtype, rounded once to the nearest, ties to even.
+
+    Torch rounds float64 to float32 first and then to a narrower dtype, so 1 + 2^-8 + 2^-40 becomes 1.0 in
+    bfloat16 although 1.0078125 is nearer. Here the step to float32 rounds to odd: what is cut off leaves its
+    mark in the last bit, and the second step is right (Boldo & Melquiond 2008).
+    """
+    if values.dtype is not torch.float64 or dtype.itemsize >= torch.float32.itemsize:
+        return values.to(dtype)
+    nearest = values.to(torch.float32)
+    back = nearest.to(torch.float64)
+    bits = nearest.view(torch.int32)
+    bits = bits - (back.abs() > values.abs()).to(torch.int32)
+    bits = bits | ((back < values) | (back > values)).to(torch.int32)  # and not for NaN
+    return bits.view(torch.float32).to(dtype)
+
+
 def is_arithmetic(name: str) -> bool:
     """Whether merges compute on this dtype (floating point). All other dtypes are copied."""
     return number_format(name).arithmetic
@@ -100,6 +117,11 @@ def _spellings() -> dict[str, torch.dtype]:
 
 
 _SPELLINGS = _spellings()
+
+
+def dtype_word(dtype: torch.dtype | str) -> str:
+    """A dtype in a record: its safetensors name; a word such as `auto` as it is."""
+    return dtype if isinstance(dtype, str) else dtype_name(dtype)
 
 
 def parse_dtype(text: str) -> torch.dtype:

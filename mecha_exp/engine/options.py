@@ -1,6 +1,8 @@
 """How a merge is run: the arithmetic, the tiles, the workers, and what is an error."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,11 @@ ON_EXTRA = ("skip", "error", "keep")
 ON_NONFINITE = ("error", "keep", "skip")
 ON_TIED = ("error", "untie", "tie")
 ON_QUANTISED = ("error", "dequantise")
+ON_INTEGERS = ("error", "base")
+ON_TOKENS = ("error", "merge")
 RESIZE_EMBEDDINGS = ("error", "truncate", "pad")
+RUNNING_STATS = ("auto", "base", "pool", "merge")
+AUTO = "auto"
 SETTINGS = (
     "device",
     "compute_dtype",
@@ -25,7 +31,10 @@ SETTINGS = (
     "on_nonfinite",
     "on_tied",
     "on_quantised",
+    "on_integers",
+    "on_tokens",
     "resize_embeddings",
+    "running_stats",
 )
 """The options that can change what a merge gives; the others change only how fast it is made."""
 
@@ -36,6 +45,9 @@ _CHOICES = {
     "on_nonfinite": ON_NONFINITE,
     "on_tied": ON_TIED,
     "on_quantised": ON_QUANTISED,
+    "on_integers": ON_INTEGERS,
+    "on_tokens": ON_TOKENS,
+    "running_stats": RUNNING_STATS,
     "resize_embeddings": RESIZE_EMBEDDINGS,
     "fuse": FUSE,
 }
@@ -46,7 +58,8 @@ class EngineOptions:
     """Settings of the engine. Only those in `SETTINGS` can change the result.
 
     Attributes:
-        compute_dtype: the arithmetic, float32 or float64.
+        compute_dtype: the arithmetic, float32 or float64; `auto` is float64 at keys that are float64 in an
+            input, and float32 at all others.
         device: where the arithmetic is done: cpu, cuda or cuda:1 and so on; see `devices`.
         workers: threads; None is one for each core.
         fuse: whether passes are compiled into loops: `auto` where that takes less time than it saves,
@@ -65,13 +78,21 @@ class EngineOptions:
             there (`untie`), or left out of the output (`tie`).
         on_quantised: an input that is stored as codes is an error, or read as the numbers that the codes
             stand for (`dequantise`), which are float32 and count as such.
+        on_integers: a key of integers or booleans that differs between the inputs, and that is not a counter
+            or a table of positions, is an error, or taken from the first input (`base`).
+        on_tokens: tokens that differ between the tokenizers beside the inputs are an error, or the rows of
+            different tokens are merged (`merge`).
+        running_stats: the running means and variances of normalisation layers are those of the first input
+            (`base`), or pooled over the inputs (`pool`), or merged like weights (`merge`); `auto` pools
+            for means of models, and takes the first input's for methods of differences. See
+            `running_statistics`.
         resize_embeddings: vocabularies of different sizes are an error, or cut to the smallest (`truncate`),
             or filled up to the largest (`pad`) with the rows of the first input that has them.
         strict: a value that overflows the output's dtype is an error rather than a warning.
         model_dirs: folders where a relative path of a model is looked for, after the current one.
     """
 
-    compute_dtype: torch.dtype = torch.float32
+    compute_dtype: torch.dtype | str = AUTO
     device: str = CPU
     workers: int | None = None
     fuse: str = "auto"
@@ -82,15 +103,18 @@ class EngineOptions:
     on_nonfinite: str = "error"
     on_tied: str = "error"
     on_quantised: str = "error"
+    on_integers: str = "error"
+    on_tokens: str = "error"
+    running_stats: str = AUTO
     resize_embeddings: str = "error"
     strict: bool = False
     model_dirs: Sequence[Path] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.compute_dtype, str):
+        if isinstance(self.compute_dtype, str) and self.compute_dtype != AUTO:
             object.__setattr__(self, "compute_dtype", parse_dtype(self.compute_dtype))
-        if self.compute_dtype not in (torch.float32, torch.float64):
-            raise ConfigError(f"compute_dtype: expected float32 or float64, got {self.compute_dtype}")
+        if self.compute_dtype not in (AUTO, torch.float32, torch.float64):
+            raise ConfigError(f"compute_dtype: expected auto, float32 or float64, got {self.compute_dtype}")
         check_device(self.device)
         for name in ("tile_size", "memory_budget"):
             _require_positive(name, getattr(self, name))
@@ -100,6 +124,12 @@ class EngineOptions:
             choice = getattr(self, name)
             if choice not in known:
                 raise ConfigError(f"{name}: unknown choice '{choice}'.{did_you_mean(choice, known)}")
+
+    def arithmetic(self, dtypes: Iterable[str]) -> torch.dtype:
+        """The dtype of the arithmetic on inputs of these dtypes, by their safetensors names."""
+        if isinstance(self.compute_dtype, torch.dtype):
+            return self.compute_dtype
+        return torch.float64 if "F64" in dtypes else torch.float32
 
     @property
     def threads(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mecha_exp.checkpoint import torch_dtype
+from mecha_exp.checkpoint import round_to, torch_dtype
 from mecha_exp.graph.nodes import ModelNode, Node
 from mecha_exp.method_api.decorators import merge_method, reduction
 from mecha_exp.method_api.parameters import Parameter, Return
@@ -24,18 +24,18 @@ from mecha_exp.method_api.parameters import Parameter, Return
 @merge_method(elementwise=True, register=False)
 def as_stored(a: Parameter(Tensor), dtype: Parameter(str)) -> Return(Tensor):
     """What is left of a after rounding to the dtype (by its safetensors name) that it is stored in."""
-    return a.to(torch_dtype(dtype)).to(a.dtype)
+    return round_to(a, torch_dtype(dtype)).to(a.dtype)
 
 
 @reduction(sums=True, register=False)
 def moments(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor, "param"):
     """[|a|^2, |b|^2, |a - b|^2] over the whole tensor.
 
-    The squares have the dtype of the arithmetic, and of float32 a few are added up as such (see `partials`):
-    each sum is right to 3e-6 of itself. In float32 a magnitude of more than 1.8e19 has no square, and one of
-    less than 1e-22 the square zero. The inner product follows from the three. A further input costs one more
-    sum for each result, since the squares of either are shared.
+    The squares are float64: every float32 has one, the largest and the smallest too. The inner product
+    follows from the three. A further input costs one more sum for each result, since the squares of either
+    are shared.
     """
+    a, b = a.double(), b.double()
     return a.square(), b.square(), (a - b).square()
 
 
@@ -47,7 +47,7 @@ class Statistics:
         norm: the Euclidean norm of the merged one.
         input_norm: that of the input.
         distance: the Euclidean norm of their difference.
-        cosine: of the angle between them, -1 to 1; NaN where one of them is zero.
+        cosine: of the angle between them, -1 to 1; NaN where one of them is zero, or beyond 1e150.
     """
 
     norm: float
@@ -87,5 +87,6 @@ def summarise(
 def _statistics(merged: float, original: float, apart: float) -> Statistics:
     norm, input_norm = math.sqrt(merged), math.sqrt(original)
     product = (merged + original - apart) / 2
-    cosine = max(-1.0, min(1.0, product / (norm * input_norm))) if norm * input_norm else math.nan
+    lengths = norm * input_norm
+    cosine = max(-1.0, min(1.0, product / lengths)) if 0 < lengths < math.inf else math.nan
     return Statistics(norm, input_norm, math.sqrt(apart), cosine)

@@ -4,7 +4,7 @@ The built-in methods import nothing of mecha_exp beside this, the public names a
 """
 
 from mecha_exp.architectures.views import viewed
-from mecha_exp.checkpoint.dtypes import parse_dtype
+from mecha_exp.checkpoint.dtypes import parse_dtype, round_to
 from mecha_exp.conversion.lora import adapter_conversion
 from mecha_exp.errors import did_you_mean
 from mecha_exp.graph.literals import value_to_node
@@ -33,6 +33,7 @@ __all__ = [
     "merge_method",
     "parse_dtype",
     "resolve",
+    "round_to",
     "spread",
     "uniforms",
     "value_to_node",

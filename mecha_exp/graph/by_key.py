@@ -126,8 +126,9 @@ class ByKey:
         side = self._bound.side(key)
         if side is None:
             raise NoValueError(
-                f"the key '{key}' lies in no layer, so the gradient {_text(curve)} says nothing of it. Give "
-                "the layers by name, and a 'default'."
+                f"the key '{key}' lies in no layer, and its name does not tell whether it comes before or "
+                f"after them, so the gradient {_text(curve)} says nothing of it. Give it a value of its own, "
+                f"'{key}: 0.5', or the layers by name and a 'default'."
             )
         return curve.at(side, 2)
 

@@ -207,11 +207,17 @@ class ParameterSpec:
                 value is choice or (isinstance(value, str) and value == choice) for choice in self.choices
             )
             return None if known else f"expected {self.expected}, got {value!r}"
+        if isinstance(value, float) and math.isinf(value) and not self._defaults_to_infinity:
+            return f"expected a finite number, got {value!r}"
         if not self._accepts(value):
             return f"expected {self.expected}, got {value!r}"
         if isinstance(value, int | float) and not isinstance(value, bool) and value not in self.bounds:
             return f"{value:g} is out of range {self.bounds}"
         return None
+
+    @property
+    def _defaults_to_infinity(self) -> bool:
+        return isinstance(self.default, float) and math.isinf(self.default)
 
     def _accepts(self, value: Any) -> bool:
         if self.interface is object:

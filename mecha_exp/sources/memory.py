@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 
 from mecha_exp.checkpoint import StateDictSource, TensorInfo, dtype_name
+from mecha_exp.errors import CheckpointError
 from mecha_exp.graph.nodes import InMemory
 
 
@@ -19,7 +20,7 @@ class MemorySource(StateDictSource):
 
     def __init__(self, model: InMemory) -> None:
         self.name = model.name
-        self._tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict.items()}
+        self._tensors = {key: _dense(self.name, key, tensor) for key, tensor in model.state_dict.items()}
         self._infos = {
             key: TensorInfo(dtype_name(t.dtype), tuple(t.shape), 0, t.nbytes)
             for key, t in self._tensors.items()
@@ -43,3 +44,22 @@ class MemorySource(StateDictSource):
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def _dense(name: str, key: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as plain memory on the processor.
+
+    Raises:
+        CheckpointError: its values do not lie in memory one by one, as those of a sparse tensor.
+    """
+    kinds = {
+        "quantized": (tensor.is_quantized, "its dequantize()"),
+        "without values (on the meta device)": (tensor.is_meta, "a tensor that has values"),
+        str(tensor.layout).removeprefix("torch."): (tensor.layout is not torch.strided, "its to_dense()"),
+    }
+    for kind, (is_of_kind, cure) in kinds.items():
+        if is_of_kind:
+            raise CheckpointError(
+                f"{name}: the tensor '{key}' is {kind}, and only dense tensors can be merged. Pass {cure}."
+            )
+    return tensor.detach().cpu().contiguous()

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, stored_bytes, torch_dtype
+from mecha_exp.checkpoint import TensorInfo, round_to, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.sources.source import Source, SourceView
 
@@ -19,6 +19,11 @@ from mecha_exp.sources.source import Source, SourceView
 def as_stored(source: Source) -> Source:
     """The source below its vocabulary views: with the keys and rows that the file has."""
     return source.stored if isinstance(source, VocabularyView) else source
+
+
+def vocabulary_donor(source: Source) -> Source | None:
+    """The source whose vocabulary a view with more or fewer rows has; None for any other source."""
+    return source.donor if isinstance(source, VocabularyView) else None
 
 
 class VocabularyView(SourceView):
@@ -32,6 +37,7 @@ class VocabularyView(SourceView):
 
     Attributes:
         stored: the source below all vocabulary views.
+        donor: the source that has the number of rows that this one gets; None if it keeps its own.
     """
 
     def __init__(
@@ -46,6 +52,8 @@ class VocabularyView(SourceView):
         self._rows = dict(rows or {})
         self._keys = dict.fromkeys([key for key in original.keys() if key not in dropped] + list(self._tied))
         self.stored = as_stored(original)
+        donors = (as_stored(donor) for _, donor in self._rows.values())
+        self.donor = next(donors, vocabulary_donor(original))
 
     def keys(self) -> Collection[str]:
         return self._keys.keys()
@@ -66,7 +74,7 @@ class VocabularyView(SourceView):
             donor = self._rows[key][1]
             added = torch.empty(out.numel() - count, dtype=torch_dtype(donor.info(key).dtype))
             donor.read_into(key, start + count, added)
-            out[count:] = added
+            out[count:] = round_to(added, out.dtype)
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         dtype = torch_dtype(self.info(key).dtype)

@@ -56,7 +56,10 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
         (["recipe=slerp", "models.experts=[a.safetensors]"], "needs more experts than models.experts lists"),
         (["recipe=mecha"], "recipe.path"),
         (["recipe=mecha", "recipe.path=no.mecha"], "'no.mecha' does not exist"),
-        (["engine.compute_dtype=int8"], "engine.compute_dtype: expected float32 or float64, got torch.int8"),
+        (
+            ["engine.compute_dtype=int8"],
+            "engine.compute_dtype: expected auto, float32 or float64, got torch.int8",
+        ),
         (["engine.workers=0"], "engine.workers: expected a positive whole number, got 0"),
         (["engine.on_extra=kep"], "engine.on_extra: unknown choice 'kep'. Did you mean 'keep'?"),
         (["engine.on_missing=bas"], "engine.on_missing: unknown choice 'bas'. Did you mean 'base'?"),

@@ -173,7 +173,7 @@ def test_a_model_says_what_it_was_made_of(app, inputs):
     with safe_open("m.safetensors", "pt") as file:
         origin = json.loads(file.metadata()["mecha_origin"])
     assert [len(content) for content in origin["inputs"]] == [64, 64]
-    assert origin["engine"]["compute_dtype"] == "float32"
+    assert origin["engine"]["compute_dtype"] == "auto"
     assert "weighted_sum" in origin["methods"]
 
 

@@ -167,7 +167,8 @@ def test_an_elementwise_method_gives_the_bits_of_the_formula_on_whole_tensors(mo
     merged = made(formula(*paths, alpha=0.3), tile_size=tile_size)
 
     for key in a:
-        whole = formula.__wrapped__(a[key].float(), b[key].float(), torch.tensor(0.3))
+        wide = torch.float64 if a[key].dtype is torch.float64 else torch.float32
+        whole = formula.__wrapped__(a[key].to(wide), b[key].to(wide), torch.tensor(0.3, dtype=wide))
         assert torch.equal(merged[key], whole.to(a[key].dtype)), key
 
 
@@ -197,11 +198,13 @@ def test_a_method_of_whole_tensors_sees_them_in_their_shape(models):
     merged = made(mecha_exp.weighted_sum(spectrum(*paths, power=0.5), paths[0], alpha=0.25))
 
     expected_shapes = {tuple(tensor.shape) for tensor in a.values() if tensor.numel()}
-    assert shapes == dict.fromkeys(expected_shapes, torch.float32)
+    assert shapes.keys() == expected_shapes
+    assert set(shapes.values()) == {torch.float32, torch.float64}, "float64 tensors are computed as such"
     for key in a:
         if a[key].numel():
-            whole = spectrum.__wrapped__(a[key].float(), b[key].float(), 0.5)
-            expected = torch.lerp(whole, a[key].float(), 0.25).to(a[key].dtype)
+            wide = torch.float64 if a[key].dtype is torch.float64 else torch.float32
+            whole = spectrum.__wrapped__(a[key].to(wide), b[key].to(wide), 0.5)
+            expected = torch.lerp(whole, a[key].to(wide), 0.25).to(a[key].dtype)
             torch.testing.assert_close(merged[key], expected)
 
 
@@ -369,7 +372,8 @@ def test_whole_numbers_are_taken_from_the_first_input(save):
     )
     target: StateDict = {}
 
-    report = merge_many([Job(mecha_exp.n_average(a, b), target)])
+    options = EngineOptions(on_integers="base")
+    report = merge_many([Job(mecha_exp.n_average(a, b), target)], options)
 
     assert target["step"].tolist() == [3, 4]
     assert target["mask"].tolist() == [True, False]

@@ -433,7 +433,10 @@ class TestNothingIsLeftBehind:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"compute_dtype": torch.float16}, "compute_dtype: expected float32 or float64, got torch.float16"),
+        (
+            {"compute_dtype": torch.float16},
+            "compute_dtype: expected auto, float32 or float64, got torch.float16",
+        ),
         ({"compute_dtype": "flaot32"}, "unknown dtype 'flaot32'. Did you mean"),
         ({"workers": 0}, "workers: expected a positive whole number, got 0"),
         ({"tile_size": 1.5}, "tile_size: expected a positive whole number, got 1.5"),

@@ -155,7 +155,10 @@ def test_other_numbers_are_copied_bit_for_bit_in_parts(dtype, tmp_path):
     again = write(tmp_path / "c.safetensors", dtype, [count], nbytes, places)
     target = tmp_path / "out.safetensors"
 
-    differing = mx.merge_many([mx.Job(mx.n_average(first, again, other), target, durable=False)])
+    differing = mx.merge_many(
+        [mx.Job(mx.n_average(first, again, other), target, durable=False)],
+        mx.EngineOptions(on_integers="base"),
+    )
     equal = mx.merge_many([mx.Job(mx.n_average(first, again), None)])
 
     assert data_of(target) == data_of(first)
@@ -232,7 +235,7 @@ class TestLargeTensors:
             pass
 
         with PeakMemory() as memory:
-            report = mx.merge_many([mx.Job(mx.n_average(*paths), None)])
+            report = mx.merge_many([mx.Job(mx.n_average(*paths), None)], mx.EngineOptions(on_integers="base"))
 
         assert "differ between the inputs" in report.warnings[0]
         assert memory.peak < before.peak + 200_000_000

@@ -19,7 +19,7 @@ from mecha_exp import (
 )  # fmt: skip
 
 A = {"unet.w": torch.tensor([1.0, 2.0]), "text.w": torch.tensor([3.0]), "text.ids": torch.tensor([0, 1])}
-B = {key: value + 10 for key, value in A.items()}
+B = {key: value + 10 if value.is_floating_point() else value for key, value in A.items()}
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def choose_backends(elements: Mapping[Program, int], options: EngineOptions) -> 
 
     Args:
         elements: how many elements go through each program.
-        options: `fuse` and `compute_dtype` count.
+        options: `fuse` counts.
     """
     node_elements = sum(n * sum(len(p.nodes) for p in o.full_passes) for o, n in elements.items())
     reason = _reason_against(node_elements, options)
@@ -104,8 +104,8 @@ def choose_backends(elements: Mapping[Program, int], options: EngineOptions) -> 
     backends: dict[Pass, FusedPass | str] = {}
     work: dict[str, int] = {}
     for program, count in elements.items():
-        for pass_, trace in trace_program(program, options.compute_dtype).items():
-            backend = trace if isinstance(trace, str) else FusedPass(trace, program, options.compute_dtype)
+        for pass_, trace in trace_program(program, program.dtype).items():
+            backend = trace if isinstance(trace, str) else FusedPass(trace, program, program.dtype)
             backends[pass_] = backend
             if isinstance(backend, FusedPass):
                 work.setdefault(backend.structure, 0)

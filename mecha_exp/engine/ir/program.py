@@ -125,12 +125,14 @@ class Program:
         stages: in order.
         extents: of every node.
         calls: how each inner node is run.
+        dtype: of the arithmetic.
     """
 
     roots: tuple[Node, ...]
     stages: tuple[Stage, ...]
     extents: Mapping[Node, Extent] = field(repr=False)
     calls: Mapping[Node, Call] = field(repr=False)
+    dtype: torch.dtype
     _whole: dict[tuple[int, ...], int] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -202,7 +204,7 @@ def compile_program(
         for node in nodes
         if isinstance(node, MergeNode)
     }
-    return Program(tuple(roots), stages, layout.extents, calls)
+    return Program(tuple(roots), stages, layout.extents, calls, compute_dtype)
 
 
 @dataclass(frozen=True)

@@ -77,4 +77,9 @@ def _decides_keys(node: MergeNode) -> bool:
 def _form(model: ModelNode, source: Source) -> Hashable:
     """The declared config of a model, and its keys with their shapes and kinds of dtypes."""
     keys = ((key, source.info(key)) for key in source.keys())
-    return model.config, tuple((k, i.shape, is_arithmetic(i.dtype) or i.dtype) for k, i in keys)
+    return model.config, tuple((k, i.shape, _kind(i.dtype)) for k, i in keys)
+
+
+def _kind(dtype: str) -> str:
+    """What decides how a tensor is computed with: float64 has arithmetic of its own, integers are copied."""
+    return "floating point" if is_arithmetic(dtype) and dtype != "F64" else dtype

@@ -75,16 +75,18 @@ def unmatched_patterns(values: Iterable[ByKey], keys: Sequence[str]) -> Iterator
 
 
 def missing_values(specialised: Mapping[str, Specialisation]) -> Iterator[str]:
-    """Values by key that have no value for a key of the models that they are used with."""
-    reported: set[Node] = set()
+    """Values by key that have no value for some keys of the models that they are used with."""
+    keys_by_value: dict[ByKey, dict[str, None]] = {}
     for key, specialisation in specialised.items():
         for node in (node for lacking in specialisation.lacking for node in lacking):
-            if isinstance(node, LiteralNode) and isinstance(node.value, ByKey) and node not in reported:
-                reported.add(node)
-                try:
-                    node.value(key)
-                except NoValueError as error:
-                    yield str(error)
+            if isinstance(node, LiteralNode) and isinstance(node.value, ByKey):
+                keys_by_value.setdefault(node.value, {})[key] = None
+    for value, keys in keys_by_value.items():
+        first, *others = keys
+        try:
+            value(first)
+        except NoValueError as error:
+            yield f"{error} The same holds for {some(others)}." if others else str(error)
 
 
 def different_shapes(models: Mapping[str, Sequence[ModelNode]], sources: Sources) -> Iterator[str]:

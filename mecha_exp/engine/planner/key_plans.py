@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, parse_dtype, torch_dtype
 from mecha_exp.checkpoint.shards import Layout
 from mecha_exp.engine.ir.calls import Extent
@@ -12,12 +14,22 @@ from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import INPUT
+from mecha_exp.engine.planner.keys.running_statistics import (
+    RunningStatistics,
+    describe,
+    is_running_statistic,
+)
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
+from mecha_exp.engine.planner.keys.stacked_experts import (
+    is_stacked,
+    sees_tensors_whole,
+    stacked_notice,
+)
 from mecha_exp.engine.planner.plan import Job, KeyPlan, Output
 from mecha_exp.engine.planner.resolution import ModelView
 from mecha_exp.engine.scaled_fp8 import DTYPE, MARKER, is_linear, scale_key, scaled
 from mecha_exp.engine.statistics import as_stored, moments, statistics_of
-from mecha_exp.errors import RecipeError
+from mecha_exp.errors import RecipeError, some
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.method_api.registry import resolve_method
@@ -44,7 +56,9 @@ class KeyPlanner:
         self._graph = graph
         self._options = options
         self._roots: dict[tuple[object, ...], _Roots] = {}
-        self._programs: dict[tuple[Node, ...], Program] = {}
+        self._programs: dict[tuple[tuple[Node, ...], torch.dtype], Program] = {}
+        self._running = RunningStatistics(options.running_stats, graph.lazy)
+        self._stacked: list[str] = []
         self._leaves: dict[Node | None, ModelNode | DeferredCall | None] = {}
 
     def plan(self, key: str, specialised: Specialisation) -> KeyPlan:
@@ -53,6 +67,8 @@ class KeyPlanner:
         Raises:
             RecipeError: a recipe that gives one number for the key.
         """
+        if is_running_statistic(key):
+            specialised = self._running.apply(key, specialised, self._info_at(key, specialised))
         first = [self._first_leaf(self._root(job, specialised)) for job in range(len(self._jobs))]
         infos = [self._graph.lazy.info(leaf, key) if leaf else None for leaf in first]
         shape = next((info.shape for info in infos if info), ())
@@ -62,8 +78,10 @@ class KeyPlanner:
         dtypes = tuple(self._dtype_at(job, key, specialised, info) for job, info in enumerate(infos))
         quantised = tuple(bool(job.quantize) and is_linear(key, shape, self._prefix) for job in self._jobs)
         roots = self._roots_at(specialised, dtypes, quantised)
-        program = self._program(roots.nodes)
+        program = self._program(roots.nodes, self._graph.lazy.dtype_at(key))
         self._require_tensors(program, roots.outputs)
+        if is_stacked(key, shape) and sees_tensors_whole(program, [output.root for output in roots.outputs]):
+            self._stacked.append(key)
         return KeyPlan(key, shape, program, roots.outputs, roots.statistics, scales=roots.scales)
 
     def layouts(self, plans: Sequence[KeyPlan]) -> tuple[Layout, ...]:
@@ -92,6 +110,20 @@ class KeyPlanner:
                     f"the recipe {self._jobs[output.job].recipe!r} gives {what} for a key, not a tensor, "
                     "so it makes no model. Use it as an argument of another method."
                 )
+
+    def _info_at(self, key: str, specialised: Specialisation) -> TensorInfo | None:
+        """The shape and dtype of the first model that is merged at a key."""
+        models = (model for job in range(len(self._jobs)) for model in specialised.merged(job))
+        return next((self._graph.lazy.info(model, key) for model in models), None)
+
+    @property
+    def notices(self) -> list[str]:
+        """What was decided about the keys that have been planned."""
+        by_policy: dict[str, dict[str, None]] = {}
+        for (_, policy), keys in self._running.policies.items():
+            by_policy.setdefault(policy, {}).update(dict.fromkeys(keys))
+        notices = [describe(policy, len(keys), some(keys, 3)) for policy, keys in by_policy.items()]
+        return [*notices, stacked_notice(self._stacked)] if self._stacked else notices
 
     def _root(self, job: int, specialised: Specialisation) -> Node | None:
         """The graph of a job at a key, after `on_missing` is applied; None if the key is left out."""
@@ -170,10 +202,10 @@ class KeyPlanner:
         self._graph.carry_caches(expanded)
         return roots
 
-    def _program(self, roots: tuple[Node, ...]) -> Program:
-        if roots not in self._programs:
-            self._programs[roots] = compile_program(roots, self._options.compute_dtype, self._graph.caches)
-        return self._programs[roots]
+    def _program(self, roots: tuple[Node, ...], dtype: torch.dtype) -> Program:
+        if (roots, dtype) not in self._programs:
+            self._programs[roots, dtype] = compile_program(roots, dtype, self._graph.caches)
+        return self._programs[roots, dtype]
 
 
 def _dtype_of_cast(root: Node) -> str | None:

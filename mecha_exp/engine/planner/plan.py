@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from mecha_exp.errors import ConfigError, MergeError
 from mecha_exp.graph.by_key import BlockValue, ByKey
 from mecha_exp.graph.nodes import ModelNode, Node, models_of
 from mecha_exp.sources.source import Source
-from mecha_exp.sources.vocabulary import as_stored
+from mecha_exp.sources.tokenizer import tokenizer_files
+from mecha_exp.sources.vocabulary import as_stored, vocabulary_donor
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,12 +196,16 @@ class Plan:
         return counts
 
     @property
+    def arithmetic(self) -> dict[torch.dtype, int]:
+        """The number of keys that are computed in each dtype."""
+        return dict(Counter(key.program.dtype for key in self.keys if key.program))
+
+    @property
     def memory(self) -> int:
         """An estimate of the buffers in bytes: tiles of all workers, and whole tensors of as many keys."""
-        item = self.options.compute_dtype.itemsize
-        tiles = max((_tile_values(k.program) for k in self.keys if k.program), default=1)
+        tiles = max((_tile_bytes(k.program) for k in self.keys if k.program), default=4)
         whole = min(self.options.threads * self.whole_bytes, self.options.memory_budget)
-        return self.options.threads * self.options.tile_size * item * tiles + whole
+        return self.options.threads * self.options.tile_size * tiles + whole
 
     @property
     def whole_bytes(self) -> int:
@@ -210,7 +216,7 @@ class Plan:
         """The bytes that the whole tensors of a key need in memory."""
         if key.program is None:
             return 0
-        return key.program.whole_elements(key.shape) * self.options.compute_dtype.itemsize
+        return key.program.whole_elements(key.shape) * key.program.dtype.itemsize
 
     def keeps(self, output: Output) -> bool:
         """Whether an output is delivered; otherwise only its statistics are."""
@@ -223,6 +229,9 @@ class Plan:
             return None
         first = self.sources[models_of(self.jobs[job].recipe)[0]]
         template = Template.at(first.path, layout_of(as_stored(first)))
+        donor = vocabulary_donor(first)
+        if template is not None and donor is not None:
+            template = replace(template, replaced=tokenizer_files(template.folder, donor.path))
         return Destination(output, self.layouts[job], shard_size, template)
 
     def bytes_of(self, key: KeyPlan) -> int:
@@ -255,6 +264,7 @@ def size_of(layout: Layout) -> int:
     return sum(stored_bytes(dtype, shape) for dtype, shape in layout.values())
 
 
-def _tile_values(program: Program) -> int:
-    """How many tiles may be alive at once in the widest pass."""
-    return max((len(p.nodes) for stage in program.stages for p in stage.passes), default=1)
+def _tile_bytes(program: Program) -> int:
+    """The bytes for each element of the tiles that may be alive at once in the widest pass."""
+    values = max((len(p.nodes) for stage in program.stages for p in stage.passes), default=1)
+    return values * program.dtype.itemsize

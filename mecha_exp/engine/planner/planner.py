@@ -14,6 +14,7 @@ from mecha_exp.engine.planner import checks
 from mecha_exp.engine.planner.batches import groups_of
 from mecha_exp.engine.planner.by_key import Binder
 from mecha_exp.engine.planner.inputs import Inputs, prepare_inputs
+from mecha_exp.engine.planner.integers import different_integers
 from mecha_exp.engine.planner.key_plans import KeyPlanner
 from mecha_exp.engine.planner.keys.missing_keys import MissingKeys
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
@@ -96,6 +97,8 @@ class _Planner:
         self._warn_of_unused_modules()
         planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(specialised))
         plans = tuple(planner.plan(key, specialisation) for key, specialisation in specialised.items())
+        for notice in planner.notices:
+            self._warn(notice)
         elements: dict[Program, int] = {}
         for key_plan in plans:
             if key_plan.program:
@@ -137,6 +140,8 @@ class _Planner:
             if models != checked:  # most points of a sweep read the same models
                 problems.add_all(checks.different_shapes(models, self._sources))
                 problems.add_all(checks.different_kinds(models, self._sources))
+                if self._options.on_integers == "error":
+                    problems.add_all(different_integers(models, self._sources, self._graph.configs))
             checked = models
         outputs = [job.output for job in self._jobs if isinstance(job.output, Path)]
         problems.add_all(checks.clashing_outputs(outputs, self._sources))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.source import Source
+from mecha_exp.sources.tokenizer import Tokenizer
 from mecha_exp.sources.vocabulary import VocabularyView
 
 Sources = Mapping[ModelNode, Source]
@@ -29,6 +31,9 @@ _TIED = {
 }
 """Tensors that may be missing, and those that then have the same values."""
 
+SHOWN_TOKENS = 3
+"""How many tokens a message names."""
+
 _VOCABULARY = (
     *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "token_embedding.weight"),
     *("shared.weight", "embed_in.weight", "embed_out.weight", "lm_head.weight", "lm_head.bias"),
@@ -44,10 +49,46 @@ def unify_vocabularies(sources: Sources, options: EngineOptions) -> dict[ModelNo
         CheckpointError: the vocabularies differ, and the options make that an error.
     """
     problems = Problems()
+    if options.on_tokens == "error":
+        problems.add_all(different_tokens(sources))
     untied = _unify_ties(sources, options, problems)
     resized = _unify_sizes(untied, options, problems)
     problems.raise_as(CheckpointError)
     return resized
+
+
+def different_tokens(sources: Sources) -> Iterator[str]:
+    """A message about each input whose tokens differ from those of the first input with a tokenizer."""
+    parts = dict.fromkeys(
+        _component_of(key)
+        for source in sources.values()
+        for key in source.keys()
+        if key.endswith(_VOCABULARY)
+    )
+    for part in parts:
+        holders = [s for s in sources.values() if any(map(_is_of(part), s.keys()))]
+        known = [(source, found) for source in holders if (found := Tokenizer.beside(source.path, part))]
+        for source, tokenizer in known[1:]:
+            first, original = known[0]
+            different = list(itertools.islice(original.differences(tokenizer), SHOWN_TOKENS + 1))
+            if different:
+                more = ", and so on" if len(different) > SHOWN_TOKENS else ""
+                yield (
+                    f"the tokenizers beside {first.name} and {source.name} differ, so that rows of different "
+                    f"tokens would be merged: {'; '.join(different[:SHOWN_TOKENS])}{more}. Merge models with "
+                    "one vocabulary, or merge the rows all the same with on_tokens=merge."
+                )
+
+
+def _component_of(key: str) -> str:
+    """The part of a pipeline that a key belongs to, such as `text_encoder_2`; empty for a lone model."""
+    part = key.partition(".")[0]
+    return part if part.startswith("text_encoder") else ""
+
+
+def _is_of(part: str) -> Callable[[str], bool]:
+    """Whether a key has a row for each token of a part."""
+    return lambda key: key.endswith(_VOCABULARY) and _component_of(key) == part
 
 
 def _unify_ties(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:

@@ -138,7 +138,7 @@ class _ComputeKey(KeyTask):
         self.key = key
         self._key, self._context = key, context
         self._program: Program = key.program
-        self._dtype = context.plan.options.compute_dtype
+        self._dtype = key.program.dtype
         self._tile = Tile(key.key, 0, key.numel, key.shape)  # all of it
         self._stage = -1
         self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node

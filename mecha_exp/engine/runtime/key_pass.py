@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 import torch
 
-from mecha_exp.checkpoint import torch_dtype
+from mecha_exp.checkpoint import round_to, torch_dtype
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.interpreter import accumulate, check_count, evaluate
@@ -56,7 +56,7 @@ class KeyPass:
         spec = context.kernels.of(key, pass_)
         self._context, self._plan, self._key, self._pass, self._spec = context, context.plan, key, pass_, spec
         self._program = key.program
-        self._dtype = context.plan.options.compute_dtype
+        self._dtype = key.program.dtype
         self._device = context.plan.options.device
         self._values, self._accumulators = values, accumulators
         self._checked = context.plan.options.on_nonfinite == "error" and not pass_.sampled
@@ -256,7 +256,7 @@ class KeyPass:
                 values = self._values_of(tile, scratch)[node]
             stored = values
             if dtype is not values.dtype or self._device != CPU:
-                rounded = values if self._device == CPU else values.to(dtype)
+                rounded = values if _in_one_step(values, dtype, self._device) else round_to(values, dtype)
                 stored = scratch.take("written", dtype, values.numel()).tensor.copy_(rounded)
             if not fits:
                 self._count_lost(output.job, self._exact(node, values, tile, scratch), stored, tile)
@@ -284,6 +284,11 @@ class KeyPass:
         with self._context.stats.lock:
             nonfinite = self._context.stats.nonfinite
             nonfinite[job, tile.key] = nonfinite.get((job, tile.key), 0) + lost
+
+
+def _in_one_step(values: torch.Tensor, dtype: torch.dtype, device: str) -> bool:
+    """Whether a copy rounds once: torch goes from float64 to a narrow dtype by way of float32."""
+    return device == CPU and (values.dtype is not torch.float64 or dtype is torch.float32)
 
 
 def peak_of(values: torch.Tensor) -> float:

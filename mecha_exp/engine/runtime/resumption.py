@@ -48,7 +48,10 @@ def resume_token(planned: Plan, number: int) -> str | None:
         options.strict,
         options.on_tied,
         options.on_quantised,
+        options.on_integers,
+        options.on_tokens,
         options.resize_embeddings,
+        options.running_stats,
         in_numbers(job.dtype) if isinstance(job.dtype, ByKey) else job.dtype,
         job.quantize,
     ]

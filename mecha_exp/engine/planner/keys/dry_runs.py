@@ -30,13 +30,13 @@ class DryRuns:
 
     Args:
         relations: the keys that calls need.
-        compute_dtype: the dtype of the arithmetic.
+        dtype_at: (key) -> the dtype of the arithmetic there.
     """
 
-    def __init__(self, graph: KeyGraph, relations: Relations, compute_dtype: torch.dtype) -> None:
+    def __init__(self, graph: KeyGraph, relations: Relations, dtype_at: Callable[[str], torch.dtype]) -> None:
         self._graph = graph
         self._relations = relations
-        self._compute_dtype = compute_dtype
+        self._dtype_at = dtype_at
         self._infos: dict[tuple[Node, str], TensorInfo | None] = {}
         self._checked: dict[MergeNode, set[tuple[str, ...]]] = {}
 
@@ -74,7 +74,7 @@ class DryRuns:
             return ArgumentView(self._graph, child, value=value)
 
         cache: dict[str, Any] = {}
-        result = call_method(node, key, relation, view, value, self._compute_dtype, cache)
+        result = call_method(node, key, relation, view, value, self._dtype_at(key), cache)
         return result_at(result, relation, key, node)
 
     def _find_info(self, node: Node, key: str) -> TensorInfo | None:
@@ -99,7 +99,7 @@ class DryRuns:
 
         def dtype_of(info: TensorInfo) -> torch.dtype:
             inputs.append(info)
-            return arithmetic_dtype(info, self._compute_dtype)
+            return arithmetic_dtype(info, self._dtype_at(key))
 
         try:
             shape = tuple(self._run(node, key, relation, dtype_of).shape)
@@ -108,7 +108,7 @@ class DryRuns:
         except Exception:  # the method needs values
             shape = None
         shape = self._shape_without_run(node, key, inputs) if shape is None else shape
-        dtype = inputs[0].dtype if inputs else dtype_name(self._compute_dtype)
+        dtype = inputs[0].dtype if inputs else dtype_name(self._dtype_at(key))
         return TensorInfo(dtype, shape, 0, 0)
 
     def _shape_without_run(self, node: MergeNode, key: str, inputs: list[TensorInfo]) -> tuple[int, ...]:

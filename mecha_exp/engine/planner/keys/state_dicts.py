@@ -45,8 +45,9 @@ class StateDictCalls:
         self._graph = graph
         self._options = options
         self._relations = Relations(graph)
-        self._dry_runs = DryRuns(graph, self._relations, options.compute_dtype)
-        self._programs: dict[Node, Program] = {}
+        self._dry_runs = DryRuns(graph, self._relations, self.dtype_at)
+        self._programs: dict[tuple[Node, torch.dtype], Program] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
         self._cache = ByteCache(self.budget)
 
     # planning
@@ -83,28 +84,47 @@ class StateDictCalls:
         """The shape of a node's value at a key, and the dtype to store it in; None if it has none."""
         return self._dry_runs.info(node, key)
 
+    def dtype_at(self, key: str) -> torch.dtype:
+        """The dtype of the arithmetic at a key."""
+        if key not in self._dtypes:
+            sources = self._graph.sources.values()
+            self._dtypes[key] = self._options.arithmetic([s.info(key).dtype for s in sources if key in s])
+        return self._dtypes[key]
+
     # running
 
-    def value(self, node: Node, key: str) -> Any:
-        """The value of a node at a key: a tensor in its own shape, or a number or string."""
+    def value(self, node: Node, key: str, dtype: torch.dtype | None = None) -> Any:
+        """The value of a node at a key: a tensor in its own shape, or a number or string.
+
+        Args:
+            dtype: of the arithmetic; None is that of the key.
+        """
+        dtype = dtype or self.dtype_at(key)
         specialised = self._graph.node_at(node, key)
         if specialised is None:
             raise StateDictKeyError(key)
         if isinstance(specialised, LiteralNode):
             return specialised.value
         if isinstance(specialised, ModelNode):
-            return self._read(specialised, key)
-        return self._cache.get((specialised, key), lambda: self._compute(specialised, key))
+            return self._read(specialised, key, dtype)
+        return self._cache.get((specialised, key, dtype), lambda: self._compute(specialised, key, dtype))
 
-    def run(self, node: MergeNode, key: str) -> Any:
-        """The result of a method with `StateDict` parameters for a key."""
+    def run(self, node: MergeNode, key: str, dtype: torch.dtype | None = None) -> Any:
+        """The result of a method with `StateDict` parameters for a key.
+
+        Args:
+            dtype: of the arithmetic; None is the widest of the keys that are made together. What the method
+                reads at other keys has it too, so that it can be computed with.
+        """
         relation = self._relations.at(node, key)
         if relation is None:
             raise StateDictKeyError(key)
+        dtype = dtype or max(map(self.dtype_at, relation.outputs), key=lambda each: each.itemsize)
         if len(relation.outputs) == 1:
-            result = self._call(node, key, relation)
+            result = self._call(node, key, relation, dtype)
         else:
-            result = self._cache.get((node, relation.outputs), lambda: self._call(node, key, relation))
+            made = (node, relation.outputs, dtype)
+            result = self._cache.get(made, lambda: self._call(node, key, relation, dtype))
         return result_at(result, relation, key, node)
 
     def whole(
@@ -124,7 +144,7 @@ class StateDictCalls:
             raise skipped_too_late(node.method, key) from None
         if not isinstance(result, torch.Tensor | int | float):
             raise MergeError(f"'{node.method.identifier}' returned {type(result).__name__}, not a tensor")
-        tensor = torch.as_tensor(result, dtype=dtype or self._options.compute_dtype)
+        tensor = torch.as_tensor(result, dtype=dtype or self.dtype_at(key))
         tensor = tensor.reshape(()).repeat(shape) if tensor.numel() == 1 else tensor
         if tuple(tensor.shape) != shape:
             raise changed_shape(node.method, key, shape, tuple(tensor.shape))
@@ -133,33 +153,37 @@ class StateDictCalls:
     def choose(self, node: MergeNode, key: str, views: dict[Node, ArgumentView]) -> Any:
         """The view that the method of a choice returns for a key."""
         relation = KeyRelation((key,), {})
-        return call_method(node, key, relation, views.__getitem__, self.value, self._options.compute_dtype)
+        return call_method(node, key, relation, views.__getitem__, self.value, self.dtype_at(key))
 
-    def _call(self, node: MergeNode, key: str, relation: KeyRelation) -> Any:
+    def _call(self, node: MergeNode, key: str, relation: KeyRelation, dtype: torch.dtype) -> Any:
+        def value(child: Node, child_key: str) -> Any:
+            return self.value(child, child_key, dtype)
+
         def view(child: Node) -> ArgumentView:
-            return ArgumentView(self._graph, child)
+            return ArgumentView(self._graph, child, value=value)
 
         cache = self._graph.caches.get(node)
-        return call_method(node, key, relation, view, self.value, self._options.compute_dtype, cache)
+        return call_method(node, key, relation, view, value, dtype, cache)
 
-    def _compute(self, node: Node, key: str) -> Any:
+    def _compute(self, node: Node, key: str, dtype: torch.dtype) -> Any:
         """The value of a specialised graph at a key."""
         if isinstance(node, DeferredCall):
-            return self.run(node.call, key)
-        dtype = self._options.compute_dtype
-        if node not in self._programs:
-            self._programs[node] = compile_program(expand([node]), dtype, self._graph.caches)
-        program = self._programs[node]
+            return self.run(node.call, key, dtype)
+        if (node, dtype) not in self._programs:
+            self._programs[node, dtype] = compile_program(expand([node]), dtype, self._graph.caches)
+        program = self._programs[node, dtype]
         info = self.info(node, key)
         shape = info.shape if info is not None else ()
         leaves: dict[Node, torch.Tensor] = {
-            leaf: self._read(leaf, key) if isinstance(leaf, ModelNode) else self.whole(leaf, key, shape)
+            leaf: self._read(leaf, key, dtype)
+            if isinstance(leaf, ModelNode)
+            else self.whole(leaf, key, shape, dtype)
             for leaf in program.extents
             if isinstance(leaf, ModelNode | DeferredCall)
         }
         return run_eagerly(program, key, shape, leaves, dtype)
 
-    def _read(self, model: ModelNode, key: str) -> torch.Tensor:
+    def _read(self, model: ModelNode, key: str, dtype: torch.dtype) -> torch.Tensor:
         source = self._graph.sources[model]
         info = source.info(key)
         stored = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
@@ -170,7 +194,7 @@ class StateDictCalls:
                 f"{source.name}: the key '{key}' has values that are not finite. on_nonfinite=keep merges "
                 "them as they are."
             )
-        return stored.to(arithmetic_dtype(info, self._options.compute_dtype))
+        return stored.to(arithmetic_dtype(info, dtype))
 
 
 def _is_finite(values: torch.Tensor) -> bool:

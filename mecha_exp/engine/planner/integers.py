@@ -1,0 +1,82 @@
+"""Tensors of whole numbers, which are copied and not merged: where the inputs differ, copying needs a reason.
+
+A counter and a table of positions are the same for every model of an architecture, or do not matter. Any
+other integers may be codes: of quantised weights, of a pruning mask, of a codebook. A model that has the
+codes of one input and the weights of all of them is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from mecha_exp.checkpoint import is_arithmetic
+from mecha_exp.conversion.inference import ConfigInference
+from mecha_exp.errors import some
+from mecha_exp.graph.nodes import ModelNode
+from mecha_exp.sources.copier import COPY_BYTES
+from mecha_exp.sources.source import Source
+
+Sources = Mapping[ModelNode, Source]
+
+COUNTERS = frozenset(
+    {
+        *("num_batches_tracked", "n_averaged", "num_updates", "num_calls", "cluster_usage_count"),
+        *("step", "steps", "global_step", "iteration", "epoch", "initted", "inited", "initialized"),
+        *("position_ids", "token_type_ids", "relative_position_index", "relative_coords_table"),
+    }
+)
+"""The last words of keys that count something, or that number positions."""
+
+
+def is_counter(key: str) -> bool:
+    """Whether a key is a counter or a table of positions, by its last word."""
+    return key.rpartition(".")[2] in COUNTERS
+
+
+def different_integers(
+    models: Mapping[str, Sequence[ModelNode]], sources: Sources, configs: ConfigInference
+) -> Iterator[str]:
+    """A message about the keys of whole numbers that differ between the models merged there.
+
+    Args:
+        models: the models that one recipe merges, by key.
+        configs: infers the model configs; a config that has a key says that it may be copied.
+    """
+    different = [
+        key
+        for key, merged in models.items()
+        if len(merged) > 1
+        and not is_counter(key)
+        and not is_arithmetic(sources[merged[0]].info(key).dtype)
+        and not _is_of_config(key, merged[0], configs)
+        and not _are_equal(key, [sources[model] for model in merged])
+    ]
+    if different:
+        key = different[0]
+        names = " and ".join(dict.fromkeys(sources[model].name for model in models[key]))
+        yield (
+            f"{len(different)} keys are not floating point and differ between the inputs: "
+            f"{some(different)} (first between {names}). Merging would copy them from the first input beside "
+            "weights of all. If they are codes of quantised weights, merge the models as they were before. "
+            "If they only count or number something, on_integers=base takes them from the first input."
+        )
+
+
+def _is_of_config(key: str, model: ModelNode, configs: ConfigInference) -> bool:
+    """Whether the model config of a model knows the key."""
+    config = configs.only_fit(model)
+    return config is not None and config.resolve_alias(key) in config.keys()
+
+
+def _are_equal(key: str, sources: Sequence[Source]) -> bool:
+    """Whether the sources hold the same bytes; two buffers do for any number of sources."""
+    sources = [source for source in sources if key in source]
+    size = min((source.info(key).nbytes for source in sources), default=0)
+    for start in range(0, size, COPY_BYTES):
+        first, other = (bytearray(min(COPY_BYTES, size - start)) for _ in range(2))
+        sources[0].read_bytes_into(key, start, memoryview(first))
+        for source in sources[1:]:
+            source.read_bytes_into(key, start, memoryview(other))
+            if first != other:
+                return False
+    return True

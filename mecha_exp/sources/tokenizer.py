@@ -1,0 +1,155 @@
+"""The tokens that lie beside a model: which token each row of its embedding stands for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 200_000_000
+"""Larger files are not read."""
+
+TOKENIZER_FILES = frozenset(
+    {
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+        *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja"),
+    }
+)
+"""The files that belong to a tokenizer."""
+
+_MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokens in a folder.
+
+    Attributes:
+        folder: where they lie.
+        tokens: by number.
+        merges: the pairs that are joined, in their order; empty where there are none.
+        model: the hash of a sentencepiece model; empty where there is none.
+    """
+
+    folder: Path
+    tokens: Mapping[int, str] = field(repr=False)
+    merges: Sequence[str] = field(default=(), repr=False)
+    model: str = ""
+
+    @staticmethod
+    def beside(path: Path | None, component: str = "") -> Tokenizer | None:
+        """The tokenizer beside a model's file, or in its folder; None where there is none.
+
+        Args:
+            component: the part of a pipeline that the tokens belong to: `text_encoder_2` has `tokenizer_2`.
+        """
+        if path is None:
+            return None
+        folder = path if path.is_dir() else path.parent
+        if component:
+            folder = folder / component.replace("text_encoder", "tokenizer")
+        return _read(folder) if folder.is_dir() else None
+
+    def differences(self, other: Tokenizer) -> Iterator[str]:
+        """What differs from another tokenizer, in words; a number that only one of them names does not."""
+        for number in sorted(self.tokens.keys() & other.tokens.keys()):
+            if self.tokens[number] != other.tokens[number]:
+                yield f"token {number} is {self.tokens[number]!r} and {other.tokens[number]!r}"
+        numbers = {token: number for number, token in other.tokens.items()}
+        for number, token in sorted(self.tokens.items()):
+            elsewhere = numbers.get(token, number)
+            if elsewhere != number and number not in other.tokens:
+                yield f"{token!r} is token {number} and token {elsewhere}"
+        if self.merges and other.merges and self.merges != other.merges:
+            pairs = enumerate(zip(self.merges, other.merges, strict=False))
+            first = next((place for place, (a, b) in pairs if a != b), None)
+            shorter = min(len(self.merges), len(other.merges))
+            yield f"their merges differ from number {shorter if first is None else first} on"
+        unread = not (self.tokens and other.tokens) and self.model and other.model
+        if unread and self.model != other.model:
+            yield "their sentencepiece models differ"
+
+
+def tokenizer_files(folder: Path, other: Path | None) -> dict[str, Path | None]:
+    """The files that give a folder the tokenizer of another model; None for those to be left out.
+
+    None at all where the other model has no tokenizer.
+    """
+    source = other if other is None or other.is_dir() else other.parent
+    if source is None or Tokenizer.beside(source) is None:
+        return {}
+    names = [name for name in sorted(TOKENIZER_FILES) if any((f / name).is_file() for f in (folder, source))]
+    return {name: source / name if (source / name).is_file() else None for name in names}
+
+
+def _read(folder: Path) -> Tokenizer | None:
+    whole = _json(folder / "tokenizer.json")
+    tokens, merges = _of_whole(whole) if isinstance(whole, dict) else ({}, ())
+    if not tokens:
+        tokens, merges = _of_parts(folder)
+    added = _json(folder / "added_tokens.json")
+    if isinstance(added, dict):
+        tokens = {**_by_number(added), **tokens}
+    model = next((_hash(folder / name) for name in _MODELS if (folder / name).is_file()), "")
+    return Tokenizer(folder, tokens, merges, model) if tokens or model else None
+
+
+def _of_whole(content: Mapping[str, Any]) -> tuple[dict[int, str], tuple[str, ...]]:
+    """The tokens and merges of a `tokenizer.json`."""
+    model = content.get("model")
+    model = model if isinstance(model, dict) else {}
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        tokens = _by_number(vocabulary)
+    else:  # unigram: a list of tokens with their scores
+        entries = vocabulary if isinstance(vocabulary, list) else []
+        tokens = {number: str(entry[0]) for number, entry in enumerate(entries) if entry}
+    for added in content.get("added_tokens") or ():
+        if isinstance(added, dict) and isinstance(added.get("id"), int):
+            tokens[added["id"]] = str(added.get("content"))
+    merges = model.get("merges") or ()
+    return tokens, tuple(pair if isinstance(pair, str) else " ".join(map(str, pair)) for pair in merges)
+
+
+def _of_parts(folder: Path) -> tuple[dict[int, str], tuple[str, ...]]:
+    """The tokens and merges of `vocab.json` or `vocab.txt`, and `merges.txt`."""
+    vocabulary = _json(folder / "vocab.json")
+    listed = [line for line in _lines(folder / "vocab.txt") if line]
+    tokens = _by_number(vocabulary) if isinstance(vocabulary, dict) else dict(enumerate(listed))
+    merges = [line for line in _lines(folder / "merges.txt") if line and not line.startswith("#version")]
+    return tokens, tuple(merges)
+
+
+def _by_number(vocabulary: Mapping[str, Any]) -> dict[int, str]:
+    return {number: token for token, number in vocabulary.items() if isinstance(number, int)}
+
+
+def _json(path: Path) -> Any:
+    """The content of a JSON file; None where it cannot be read."""
+    try:
+        return json.loads(_bytes(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return _bytes(path).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+def _hash(path: Path) -> str:
+    try:
+        return hashlib.sha256(_bytes(path)).hexdigest()
+    except OSError:
+        return ""
+
+
+def _bytes(path: Path) -> bytes:
+    if path.stat().st_size > MAX_BYTES:
+        raise OSError("too large for a tokenizer")
+    return path.read_bytes()
