@@ -77,6 +77,18 @@ def preallocate(file: PositionalFile, nbytes: int) -> None:
     os.ftruncate(file.descriptor, nbytes)
 
 
+def allocated_blocks(file: PositionalFile, nbytes: int) -> int:
+    """The blocks of 512 bytes that a file must have when all its bytes are written; 0 where nothing is known.
+
+    A file that is cut short by another process, and then written on, has fewer. File systems that compress
+    count otherwise, so only what `preallocate` has allocated is counted.
+    """
+    if lies_in_memory(file.descriptor):
+        return nbytes // 512
+    blocks: int = getattr(file.stat(), "st_blocks", 0)
+    return blocks if blocks * 512 >= nbytes else 0
+
+
 def lies_in_memory(descriptor: int) -> bool:
     """Whether a file is on a memory disk; False where the system does not say."""
     device = os.fstat(descriptor).st_dev
