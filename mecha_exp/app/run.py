@@ -155,6 +155,8 @@ class _PointRun:
             return  # off, or the sweep has already reported that the tracking store does not answer
         try:
             store = Store(tracking.uri, tracking.experiment)
+            if sweep is None:
+                store.delete_abandoned()
             parent = sweep.parent_run if sweep else None
             self.record.run_id = log_folder(self.folder, self.record, store, parent)
             if sweep and self.earlier and self.earlier.run_id:

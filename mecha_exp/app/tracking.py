@@ -18,8 +18,9 @@ from mecha_exp.runs.record import (
     RUN_FILE,
     Record,
 )
-from mecha_exp.runs.sweep import Sweep
+from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep
 from mecha_exp.tracking import Store
+from mecha_exp.tracking.mlflow_store import PARENT_TAG
 
 ARTIFACTS = (
     RUN_FILE,
@@ -53,17 +54,52 @@ def log_folder(folder: Path, record: Record, store: Store, parent: str | None = 
 
 
 def log_sweep(folder: Path, store: Store) -> int:
-    """Log a whole sweep under a new parent run; returns the number of its points."""
+    """Log what a store lacks of a sweep; returns the number of points that were logged."""
     sweep = Sweep.load(folder)
-    sweep.parent_run = store.start(sweep.title, {"command": " ".join(sweep.command)})
-    records = sweep.records(folder)
-    for path, record in records.items():
-        log_folder(path, record, store, sweep.parent_run)
+    mend(sweep, folder, store)
+    is_new = sweep.parent_run is None
+    if is_new:
+        tags = {"command": " ".join(sweep.command), FOLDER_TAG: str(folder.absolute())}
+        sweep.parent_run = store.start(sweep.title, tags)
     sweep.tracking_error = None
     sweep.save(folder)
-    results = results_of(sweep, folder)
-    close_run(sweep, results, write_all(results, sweep.command, folder), store)
-    return len(records)
+    missing = {path: record for path, record in sweep.records(folder).items() if record.run_id is None}
+    for path, record in missing.items():
+        record.run_id, record.tracking_error = log_folder(path, record, store, sweep.parent_run), None
+        record.save(path)
+    if missing or store.status(str(sweep.parent_run)) == RUNNING:
+        results = results_of(sweep, folder)
+        close_run(sweep, results, write_all(results, sweep.command, folder), store)
+    return len(missing)
+
+
+def log_run(folder: Path, record: Record, store: Store) -> bool:
+    """Log a run that is not part of a sweep, unless the store has it; returns whether it was logged."""
+    store.delete_abandoned()
+    if record.run_id is not None and store.status(record.run_id) is not None:
+        return False
+    record.run_id, record.tracking_error = log_folder(folder, record, store), None
+    record.save(folder)
+    return True
+
+
+def mend(sweep: Sweep, folder: Path, store: Store) -> None:
+    """Remove what a kill left half logged: an unknown parent run, points without a record."""
+    parents = store.runs_with(FOLDER_TAG, str(folder.absolute()))
+    for run_id, status in parents.items():
+        if run_id != sweep.parent_run and status == RUNNING:
+            store.delete(run_id)
+    if sweep.parent_run not in parents:  # another store, or deleted there
+        sweep.parent_run = None
+    records = sweep.records(folder)
+    logged = {record.run_id for record in records.values()}
+    children = store.runs_with(PARENT_TAG, sweep.parent_run) if sweep.parent_run else {}
+    for run_id in children.keys() - logged:
+        store.delete(run_id)
+    for path, record in records.items():
+        if record.run_id is not None and record.run_id not in children:
+            record.run_id = None
+            record.save(path)
 
 
 def close_run(sweep: Sweep, results: Results, files: Sequence[Path], store: Store) -> None:

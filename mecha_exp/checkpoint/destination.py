@@ -13,7 +13,7 @@ from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Layout, Package, is_file_name, pack
 from mecha_exp.checkpoint.sidecars import CONFIG, companions
-from mecha_exp.checkpoint.transaction.space import check_writable
+from mecha_exp.checkpoint.transaction.space import check_folder_writable, check_writable
 from mecha_exp.errors import CheckpointError
 
 
@@ -88,9 +88,7 @@ class Destination:
                 f"{self.path} is a file, and shards need a folder: name one, or leave out shard_size."
             )
         check_folder(self.path, self._packages)
-        for package in self._packages:
-            for shard in package.shards:
-                check_writable(self.path / package.folder / shard.name, shard.nbytes)
+        check_folder_writable(self.path, sum(package.nbytes for package in self._packages))
 
     def open(
         self, metadata: Mapping[str, str], durable: bool, signature: str | None

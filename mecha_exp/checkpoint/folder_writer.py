@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 
-from mecha_exp.checkpoint.folder import PIPELINE, read_index
+from mecha_exp.checkpoint.folder_in_place import index_content, publish_in_place, replaced_files
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Layout, Package
 from mecha_exp.checkpoint.sidecars import content_of
 from mecha_exp.checkpoint.transaction.journal import Note
+from mecha_exp.checkpoint.transaction.lock import TargetLock
+from mecha_exp.checkpoint.transaction.paths import PARTIAL, sibling, target_of
+from mecha_exp.checkpoint.transaction.recovery import can_resume, remove_beside
 from mecha_exp.checkpoint.transaction.space import cannot_write
+from mecha_exp.checkpoint.transaction.staging import Inseparable, anchor_of, publish, sync
 from mecha_exp.errors import CheckpointError
-from mecha_exp.system.atomic_write import atomic_write
 
 
 class FolderWriter:
     """Writes the folder of one model, which `from_pretrained` loads.
 
-    Every shard has a `CheckpointWriter`, with a journal where there is a signature. `commit` puts the small
-    files and the shards in place, and last the index (or a pipeline's `model_index.json`). Without it the
-    folder is not a model, so a partly written folder cannot be loaded. A model of the same name is replaced;
-    other files of the folder stay as they are.
+    All files are written into a hidden folder beside the target, each shard by a `CheckpointWriter`, with a
+    journal where there is a signature. `commit` puts that folder in the place of the target in one step, so
+    that a reader finds the old model or the new one, with the small files of the same version. Other files of
+    the target stay as they are. Where no system call exchanges two folders, the target is changed file by
+    file: new shards get names that the old model does not use, and the index is the step that counts.
 
     Args:
         folder: the folder to write.
@@ -49,21 +53,21 @@ class FolderWriter:
         signature: str | None = None,
     ) -> None:
         self.path = folder.absolute()
+        self._target = Path(os.path.realpath(folder))
+        self._anchor = anchor_of(folder)
+        self._staged = sibling(self._anchor, PARTIAL)
         self._packages = packages
         self._companions = dict(companions or {})
         self._before = before or {}
-        self._writers: dict[Path, CheckpointWriter] = {}
+        self._durable = durable
+        self._writers: dict[str, CheckpointWriter] = {}
         self._writer_of: dict[str, tuple[CheckpointWriter, str]] = {}
         check_folder(self.path, packages)
+        with self._explained():
+            self._anchor.parent.mkdir(parents=True, exist_ok=True)
+            self._lock: TargetLock | None = TargetLock(self._anchor)
         try:
-            for package in packages:
-                for shard in package.shards:
-                    path = self.path / package.folder / shard.name
-                    writer = CheckpointWriter(
-                        path, shard.tensors, metadata, durable=durable, signature=signature
-                    )
-                    self._writers[path] = writer
-                    self._writer_of |= {package.prefix + key: (writer, key) for key in shard.tensors}
+            self._open(metadata, signature)
         except BaseException as error:
             self.abort() if isinstance(error, Exception) else self.suspend()
             raise
@@ -72,6 +76,26 @@ class FolderWriter:
             for key, (writer, inner) in self._writer_of.items()
             if inner in writer.finished
         }
+
+    def _open(self, metadata: Mapping[str, str], signature: str | None) -> None:
+        with self._explained():
+            if self._staged.is_dir() and not self._staged.is_symlink():
+                _remove_complete_files(self._staged)
+            elif os.path.lexists(self._staged):
+                self._staged.unlink()
+            self._staged.mkdir(exist_ok=True)
+            for package in self._packages:
+                for shard in package.shards:
+                    name = package.path_of(shard.name)
+                    writer = CheckpointWriter(
+                        self._staged / name,
+                        shard.tensors,
+                        metadata,
+                        durable=self._durable,
+                        signature=signature,
+                    )
+                    self._writers[name] = writer
+                    self._writer_of |= {package.prefix + key: (writer, key) for key in shard.tensors}
 
     def write(self, key: str, start: int, values: torch.Tensor) -> None:
         """Put `values` (1-D, the key's dtype) at element `start` of the flattened tensor `key`."""
@@ -100,67 +124,76 @@ class FolderWriter:
 
     def commit(self) -> Path:
         """Put all files in place. Returns the folder."""
-        replaced = self._remove_indices()
-        last = {PIPELINE} & self._companions.keys()
-        for name in self._companions.keys() - last:
-            self._copy(name)
-        for writer in self._writers.values():
-            writer.commit()
-        for package in self._packages:
-            if len(package.shards) > 1:
-                self._put(self.path / package.folder / package.index, _index(package))
-        for name in last:
-            self._copy(name)
         with self._explained():
-            for path in replaced - self._writers.keys():
-                path.unlink(missing_ok=True)
+            for writer in self._writers.values():
+                writer.commit()
+            for name in self._companions:
+                content = content_of(self._companions[name], self._package_of(name), self._before)
+                self._put(name, content)
+            for package in self._packages:
+                if len(package.shards) > 1:
+                    self._put(package.path_of(package.index), index_content(package, package.files))
+            self._publish()
+        self.abort()  # removes what is left beside the target, and frees the lock
         return self.path
 
     def abort(self) -> None:
         """Delete what was written and not committed. Idempotent."""
         for writer in self._writers.values():
             writer.abort()
+        if self._lock is not None:
+            try:
+                remove_beside(self._anchor)
+            finally:
+                self._release()
 
     def suspend(self) -> None:
         """Stop and keep the finished keys for a resume. Idempotent."""
         for writer in self._writers.values():
             writer.suspend()
+        if self._lock is not None and not can_resume(self._anchor):
+            remove_beside(self._anchor)
+        self._release()
 
-    def _remove_indices(self) -> set[Path]:
-        """Delete the indices of the model that is replaced. Returns the shards that they list."""
-        listed: set[Path] = set()
-        with self._explained():
-            (self.path / PIPELINE).unlink(missing_ok=True)
-        for package in self._packages:
-            index = self.path / package.folder / package.index
-            if index.is_file():
-                with contextlib.suppress(CheckpointError):
-                    listed |= {index.parent / name for name in read_index(index)}
-                with self._explained():
-                    index.unlink()
-        return listed
+    def _release(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def _publish(self) -> None:
+        """Replace the target by the staged folder."""
+        if self._durable:
+            for path in {(self._staged / name).parent for name in [*self._writers, *self._companions]}:
+                sync(path)
+        replaced = replaced_files(self._target, self._packages)
+        try:
+            publish(self._staged, self._target, replaced)
+        except Inseparable:
+            publish_in_place(self._staged, self._target, self._packages, replaced)
+        if self._durable:
+            sync(self._target.parent)
 
     def _package_of(self, name: str) -> Package | None:
         folder = name.rpartition("/")[0]
         return next((package for package in self._packages if package.folder == folder), None)
 
-    def _copy(self, name: str) -> None:
-        with self._explained():
-            content = content_of(self._companions[name], self._package_of(name), self._before)
-        self._put(self.path / name, content)
-
-    def _put(self, path: Path, content: bytes) -> None:
-        with self._explained():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as temporary:
-                temporary.write_bytes(content)
+    def _put(self, name: str, content: bytes) -> None:
+        path = self._staged / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        if self._durable:
+            sync(path)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
+        """Errors name the folder, and not the hidden one."""
         try:
             yield
         except OSError as error:
-            raise cannot_write(self.path, 0, error) from error
+            raise cannot_write(self.path, sum(p.nbytes for p in self._packages), error) from error
+        except CheckpointError as error:
+            message = str(error).replace(str(self._staged), str(self.path))
+            raise CheckpointError(message) from error
 
 
 def check_folder(folder: Path, packages: list[Package]) -> None:
@@ -176,6 +209,9 @@ def check_folder(folder: Path, packages: list[Package]) -> None:
             )
 
 
-def _index(package: Package) -> bytes:
-    content = {"metadata": {"total_size": package.nbytes}, "weight_map": dict(sorted(package.files.items()))}
-    return (json.dumps(content, indent=2) + "\n").encode()
+def _remove_complete_files(staged: Path) -> None:
+    """Delete what an interrupted writer has left in a staged folder, except for what can be resumed."""
+    for parent, _, files in os.walk(staged):
+        for name in files:
+            if target_of(path := Path(parent, name)) is None:
+                path.unlink()

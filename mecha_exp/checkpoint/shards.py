@@ -50,6 +50,10 @@ class Package:
         """The name of the index. Only several shards have one."""
         return f"{self.stem}{SUFFIX}{INDEX}"
 
+    def path_of(self, name: str) -> str:
+        """The path in the model's folder of a file of this package."""
+        return f"{self.folder}/{name}" if self.folder else name
+
     @property
     def nbytes(self) -> int:
         """The size of all tensors."""

@@ -12,6 +12,7 @@ from mecha_exp.checkpoint.folder import PIPELINE
 from mecha_exp.checkpoint.formats import INDEX, SUFFIXES
 from mecha_exp.checkpoint.quantisation import CONFIG_SECTIONS
 from mecha_exp.checkpoint.shards import Layout, Package
+from mecha_exp.errors import CheckpointError
 
 CONFIG = "config.json"
 MAX_BYTES = 64_000_000
@@ -101,4 +102,24 @@ def _small_files(folder: Path) -> Iterator[Path]:
         ):
             continue
         if file.is_file() and file.stat().st_size <= MAX_BYTES:
+            _require_inside(file, folder)
             yield file
+
+
+def _require_inside(file: Path, folder: Path) -> None:
+    """Raise CheckpointError for a link that leads out of the model: its target would be copied.
+
+    A snapshot of a hub's cache links to the blobs of its own model, `../../blobs/HASH`.
+    """
+    if not file.is_symlink():
+        return
+    root = folder.resolve()
+    snapshots = next((parent for parent in root.parents if parent.name == "snapshots"), None)
+    allowed = [root, *([snapshots.parent / "blobs"] if snapshots else [])]
+    model = root.parent if (root.parent / PIPELINE).is_file() else root
+    target = file.resolve()
+    if not any(target.is_relative_to(place) for place in (*allowed, model)):
+        raise CheckpointError(
+            f"{file} is a link that leads out of its model, to {target}, and would be copied beside the "
+            "merged weights. Put the file itself in its place, or delete the link."
+        )

@@ -13,12 +13,13 @@ from mecha_exp.checkpoint import PartialOutput, find_partial_outputs
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.paths import OUTPUTS, STORE
+from mecha_exp.runs.leftovers import Leftover, find_leftovers
 from mecha_exp.runs.unreferenced import Unreferenced, find_unreferenced
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal import print_json, show_error, stdout
 
 DEFAULT_FOLDERS = (OUTPUTS, Path())
-Leftover = PartialOutput | Unreferenced
+Removable = PartialOutput | Leftover | Unreferenced
 
 
 def main(arguments: list[str]) -> int:
@@ -28,7 +29,11 @@ def main(arguments: list[str]) -> int:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder.")
     folders = options.folder or DEFAULT_FOLDERS
-    leftovers: list[Leftover] = [*find_partial_outputs(folders), *find_unreferenced(options.store, folders)]
+    leftovers: list[Removable] = [
+        *find_partial_outputs(folders),
+        *find_leftovers(folders),
+        *find_unreferenced(options.store, folders),
+    ]
     if options.json:
         print_json([{"path": str(it.target), "bytes": it.nbytes, "in_use": it.in_use} for it in leftovers])
         return 0
@@ -49,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "clean",
         "List what nothing refers to, and delete it after asking: the hidden files that "
-        "interrupted merges would go on from, and stored results of runs whose folders are gone. Nothing "
+        "interrupted merges would go on from, temporary files of "
+        "processes that were killed, and stored results of runs whose folders are gone. Nothing "
         "that a running merge needs is touched.",
         "example: python -m mecha_exp clean outputs --yes",
     )
@@ -67,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _agrees(idle: Sequence[Leftover]) -> bool:
+def _agrees(idle: Sequence[Removable]) -> bool:
     if not sys.stdin.isatty():
         stdout.print("Nothing was deleted. Add --yes to do it.")
         return False
@@ -76,7 +82,7 @@ def _agrees(idle: Sequence[Leftover]) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _delete(idle: Sequence[Leftover]) -> int:
+def _delete(idle: Sequence[Removable]) -> int:
     deleted = []
     for leftover in idle:
         try:
@@ -89,10 +95,16 @@ def _delete(idle: Sequence[Leftover]) -> int:
     return 0 if len(deleted) == len(idle) else 1
 
 
-def _counted(leftovers: Sequence[Leftover]) -> str:
-    """A count by kind, as in `what is left of 2 merges and 1 stored result`."""
+def _counted(leftovers: Sequence[Removable]) -> str:
+    """The counts by kind, as in `what is left of 2 merges and 1 stored result`."""
     merges = sum(isinstance(leftover, PartialOutput) for leftover in leftovers)
-    results = len(leftovers) - merges
-    counts = [f"what is left of {merges} merge{'s' * (merges != 1)}"] if merges or not results else []
+    temporary = sum(isinstance(leftover, Leftover) for leftover in leftovers)
+    results = len(leftovers) - merges - temporary
+    counts = (
+        [f"what is left of {merges} merge{'s' * (merges != 1)}"]
+        if merges or not (results or temporary)
+        else []
+    )
+    counts += [f"{temporary} temporary file{'s' * (temporary != 1)}"] if temporary else []
     counts += [f"{results} stored result{'s' * (results != 1)}"] if results else []
     return " and ".join(counts)

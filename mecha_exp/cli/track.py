@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mecha_exp.app.tracking import log_folder, log_sweep
+from mecha_exp.app.tracking import log_run, log_sweep
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.paths import TRACKING_URI
 from mecha_exp.runs.record import Record
@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> int:
         if sweep:
             stdout.print(f"{folder}: logged {log_sweep(folder, store)} points")
         elif record is not None:
-            log_folder(folder, record, store)
-            stdout.print(f"{folder}: logged '{record.name}'")
+            is_new = log_run(folder, record, store)
+            stdout.print(f"{folder}: {'logged' if is_new else 'the store has'} '{record.name}'")
     return 0
 
 

@@ -34,7 +34,9 @@ from mecha_exp.system.atomic_write import atomic_write_text
 VERSION = 1
 WEIGHTS = "weights/"
 """The prefix of the names of weight statistics."""
-_VERSION_FILE, _MERGE, _FAILURE = "store.json", "merge.json", "failure.json"
+STORE_FILE = "store.json"
+"""The file that marks a folder as a store."""
+_MERGE, _FAILURE = "merge.json", "failure.json"
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class ResultStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        header = _read(self.folder / _VERSION_FILE)
+        header = _read(self.folder / STORE_FILE)
         version = header.get("version", VERSION) if isinstance(header, dict) else VERSION
         if version != VERSION:
             raise StoreError(
@@ -199,7 +201,7 @@ class ResultStore:
         return folder / f"evaluation-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
-        marker = self.folder / _VERSION_FILE
+        marker = self.folder / STORE_FILE
         try:
             if not marker.exists():
                 atomic_write_text(marker, json.dumps({"version": VERSION}))
@@ -216,5 +218,5 @@ def _read(path: Path) -> Any:
     """The JSON in a file; None if the file is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

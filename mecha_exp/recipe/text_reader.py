@@ -24,6 +24,15 @@ from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.recipe.text_writer import CONSTANTS, OF_DELTAS
 
+MAX_LINES = 20_000
+"""The most lines of a recipe: each is a node. Recipes of models have some hundreds."""
+
+MAX_WORDS = 40_000
+"""The most values in one line."""
+
+MAX_PATH = 4096
+"""The most characters in the path of a model."""
+
 SHOWN_COLUMNS = 160
 """The most columns of a line that a message shows."""
 
@@ -110,6 +119,8 @@ class Dialect:
                 raise _Misplaced(f"'{name}' is given twice", column)
             else:
                 arguments.named[name], arguments.columns[name] = value, column
+            if len(arguments.values) + len(arguments.named) > MAX_WORDS:
+                raise _Misplaced(f"a line has at most {MAX_WORDS:,} values", column)
             column = _next_word(line, match.end())
         return arguments
 
@@ -159,6 +170,8 @@ def read(lines: Iterable[str], dialect: Dialect) -> Node:
     results: list[Any] = []
     for number, line in enumerate(lines, 1):
         if has_content(line):
+            if len(results) == MAX_LINES:
+                raise RecipeError(f"line {number}: a recipe has at most {MAX_LINES:,} lines")
             results.append(_read_line(line, number, results, dialect))
     if not results:
         raise RecipeError("the recipe has no line after its version")
@@ -247,6 +260,8 @@ def as_argument(value: Any) -> Any:
 
 def _model(arguments: Arguments) -> Node:
     path = arguments.word("a path in quotes after 'model'")
+    if len(path) > MAX_PATH:
+        raise RecipeError(f"the path of a model has at most {MAX_PATH:,} characters, this one {len(path):,}")
     words = arguments.take("model_config", "merge_space")
     return ModelNode(path, _space(words) or "weight", _config(words))
 

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mecha_exp.report.results import Results
-from mecha_exp.runs.values import is_number
+from mecha_exp.runs.values import is_number, parse_value
 
 if TYPE_CHECKING:
     import pyarrow
 
 CSV_FILE = "sweep.csv"
 PARQUET_FILE = "sweep.parquet"
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def columns(results: Results) -> dict[str, list[Any]]:
@@ -52,28 +53,35 @@ def columns(results: Results) -> dict[str, list[Any]]:
 
 
 def write_csv(results: Results, target: Path | TextIO) -> None:
-    """Write `columns` as CSV, to a path or an open file; None is empty, NaN is `nan`."""
+    """Write `columns` as CSV, to a path or an open file; None is empty, NaN is `nan`.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     if isinstance(target, Path):
         with target.open("w", newline="", encoding="utf-8") as file:
             write_csv(results, file)
         return
+    _write_lines(results, target, _cell)
+
+
+def _write_lines(results: Results, file: TextIO, cell: Callable[[Any], Any]) -> None:
     table = columns(results)
-    lines = csv.writer(target, lineterminator="\n")
-    lines.writerow(table)
-    lines.writerows([_text(v) for v in line] for line in zip(*table.values(), strict=True))
+    lines = csv.writer(file, lineterminator="\n")
+    lines.writerow(map(cell, table))
+    lines.writerows([cell(v) for v in line] for line in zip(*table.values(), strict=True))
 
 
 def write_parquet(results: Results, path: Path) -> None:
     """Write `columns` as Parquet, typed as int, float, bool or string; None is null.
 
-    The data are read from the text of `write_csv`: for Python values pyarrow imports pandas, which takes
+    The data are read from the text of a CSV file: for Python values pyarrow imports pandas, which takes
     longer than many sweeps.
     """
     from pyarrow import csv as arrow_csv
     from pyarrow import parquet
 
     text = io.StringIO()
-    write_csv(results, text)
+    _write_lines(results, text, _text)
     data = text.getvalue().encode()
     table = arrow_csv.read_csv(
         io.BytesIO(data),
@@ -97,6 +105,11 @@ def _kind(values: Sequence[Any]) -> pyarrow.DataType:
     if present == {int, float}:
         return kinds[float]
     return kinds.get(present.pop(), pyarrow.string()) if len(present) == 1 else pyarrow.string()
+
+
+def _cell(value: Any) -> Any:
+    is_formula = isinstance(value, str) and value.startswith(_FORMULAS) and not is_number(parse_value(value))
+    return f"'{value}" if is_formula else _text(value)
 
 
 def _text(value: Any) -> Any:

@@ -15,14 +15,17 @@ mecha_exp.log, .hydra/
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.system.atomic_write import atomic_write_text
+
+log = logging.getLogger(__name__)
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
@@ -111,20 +114,58 @@ class Record:
             ConfigError: the file does not exist or is damaged.
         """
         try:
-            record = cls(**json.loads((folder / RUN_FILE).read_text(encoding="utf-8")))
+            record = cls(**read_object(folder / RUN_FILE, cls))
             record.metrics = {name: float(value) for name, value in record.metrics.items()}
             return record
         except FileNotFoundError:
             raise ConfigError(f"{folder} holds no finished run: there is no {RUN_FILE} in it.") from None
-        except (ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"{folder / RUN_FILE} is damaged: {error}.") from None
+
+
+def read_object(path: Path, record: type) -> dict[str, Any]:
+    """The fields of a dataclass in a JSON file.
+
+    Raises:
+        OSError, RecursionError: the file cannot be read.
+        ValueError: it is not JSON, not an object, or a field has another type than the dataclass says.
+    """
+    fields_read = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(fields_read, dict):
+        raise ValueError(f"it is {type(fields_read).__name__} and not an object")
+    for name, hint in get_type_hints(record).items():
+        if name in fields_read and not _is_of(fields_read[name], hint):
+            raise ValueError(f"{name} is {json.dumps(fields_read[name])[:60]}")
+    return fields_read
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a JSON value is of a type such as `int`, `str | None` or `dict[str, list[str]]`."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is dict:
+        return isinstance(value, dict) and all(_is_of(item, arguments[1]) for item in value.values())
+    if origin is list:
+        return isinstance(value, list) and all(_is_of(item, arguments[0]) for item in value)
+    if arguments:  # a union
+        return any(_is_of(value, argument) for argument in arguments)
+    if hint is float:  # NaN and infinities are texts
+        return type(value) in (int, float) or value in ("nan", "inf", "-inf")
+    return type(value) is hint
 
 
 def load_all(folder: Path) -> dict[Path, Record]:
     """The records of a sweep's points, by folder, in the order of their numbers."""
     folders = [path.parent for path in folder.rglob(RUN_FILE)]
     folders.sort(key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
-    return {path: Record.load(path) for path in folders}
+    records = {}
+    for path in folders:
+        try:
+            records[path] = Record.load(path)
+        except ConfigError as error:
+            log.warning("%s The point counts as not made.", error)
+    return records
 
 
 def write_json(path: Path, value: Any) -> None:

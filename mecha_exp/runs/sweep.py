@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.runs.record import FAILED, Record, load_all, write_json
+from mecha_exp.runs.record import FAILED, Record, load_all, read_object, write_json
 from mecha_exp.tracking.database import SQLITE
 
 SWEEP_FILE = "sweep.json"
@@ -74,8 +73,8 @@ class Sweep:
             ConfigError: the folder holds no sweep.
         """
         try:
-            return cls(**json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            return cls(**read_object(folder / SWEEP_FILE, cls))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"{folder} holds no sweep: {error}.") from None
 
     def records(self, folder: Path) -> dict[Path, Record]:

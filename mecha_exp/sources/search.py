@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import importlib.resources
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mecha_exp.checkpoint.hub import hub_folder, is_hub_name
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.errors import CheckpointError, did_you_mean
 from mecha_exp.sources import search_path
+from mecha_exp.sources.packages import package_folder
 
 PACKAGE_SCHEME = "pkg://"
 MADE_SCHEME = "made://"
@@ -26,8 +26,8 @@ def find_model(path: str, folders: Sequence[Path]) -> Path:
 
     A path is relative to the current folder, then to each of the model folders and to those that the
     environment variable MECHA_MODELS_DIR lists; `.safetensors` may be left out. `pkg://some.package/file` is
-    a file inside an installed package. `made://mini8/file` is a model that mecha_exp trains on first use.
-    `org/name` is a model of the Hugging Face hub if no such file exists.
+    a file inside an installed package that says that it carries models. `made://mini8/file` is a model that
+    mecha_exp trains on first use. `org/name` is a model of the Hugging Face hub if no such file exists.
 
     Raises:
         CheckpointError: there is no such model; the message lists the searched folders and the nearest name.
@@ -73,12 +73,19 @@ def _exists(path: Path) -> bool | None:
 
 
 def packaged(path: str) -> Path:
-    """The file or folder of a path `pkg://some.package/name`."""
+    """The file or folder of a path `pkg://some.package/name`; see `sources.packages`.
+
+    Raises:
+        CheckpointError: there is no such package that says that it carries models, or the path leaves it.
+    """
     package, _, name = path.removeprefix(PACKAGE_SCHEME).partition("/")
+    inner = PurePosixPath(name)
+    if ".." in inner.parts or inner.is_absolute() or "\\" in name or "\0" in name:
+        raise CheckpointError(f"{path!r} leaves its package: name a file in it.")
     try:
-        return Path(str(importlib.resources.files(package).joinpath(name)))
-    except ModuleNotFoundError:
-        raise CheckpointError(f"'{path}': there is no package '{package}'.") from None
+        return package_folder(package).joinpath(*inner.parts)
+    except CheckpointError as error:
+        raise CheckpointError(f"'{path}': {error}") from None
 
 
 def _trained(path: str) -> Path:

@@ -6,9 +6,11 @@ renamed file counts as missing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -32,14 +34,46 @@ def cache_folder() -> Path | None:
         return None
 
 
+def private_folder(name: str) -> Path | None:
+    """The sub-folder of the cache for what is run as code; None if there is no safe one.
+
+    It belongs to the user, and nobody else can write in it. Where the cache is shared and another user has
+    made the sub-folder, it is that of the user's own cache.
+    """
+    cache = cache_folder()
+    if cache is None:
+        return None
+    candidates = [cache]
+    with contextlib.suppress(RuntimeError):  # no home
+        candidates.append(_user_caches() / "mecha_exp")
+    for folder in dict.fromkeys(candidate / name for candidate in candidates):
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if is_private(folder.lstat()):
+                return folder
+        _log.debug("%s is not used: it is not the user's own", folder)
+    return None
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Whether a file or a folder, and no link, belongs to the user and nobody else can write to it."""
+    if not hasattr(os, "geteuid"):
+        return True
+    kind = stat.S_IFMT(status.st_mode)
+    return (
+        kind in (stat.S_IFREG, stat.S_IFDIR) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    )
+
+
 def write_cached(path: Path, content: bytes) -> bool:
     """Write a file to the cache. Returns whether that succeeded."""
     try:
-        if path.is_file() and path.read_bytes() == content:
+        if path.is_file() and is_private(path.lstat()) and path.read_bytes() == content:
             return True
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write_bytes(content)
+            file.chmod(0o600)
             os.utime(file, (0, 0))  # numba compares times, so every process writes the same one
     except OSError as error:
         _log.debug("nothing is kept in %s: %s", path.parent, error)
@@ -53,9 +87,16 @@ def write_checksummed(path: Path, content: bytes) -> bool:
 
 
 def read_checksummed(path: Path) -> bytes | None:
-    """Read what `write_checksummed` wrote; None if the file is missing or its checksum is wrong."""
+    """Read what `write_checksummed` wrote.
+
+    None if the file is missing, its checksum is wrong, or anybody but the user can have written it.
+    """
     try:
-        data = path.read_bytes()
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            if not is_private(os.fstat(descriptor)):
+                return None
+            data = file.read()
     except OSError:
         return None
     checksum, content = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]

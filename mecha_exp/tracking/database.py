@@ -8,6 +8,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from mecha_exp.errors import TrackingError
+
 SQLITE = "sqlite:///"
 
 
@@ -15,7 +17,10 @@ def absolute_uri(uri: str) -> str:
     """The address with the path of a database made absolute, and its folder created; others unchanged."""
     if not uri.startswith(SQLITE):
         return uri
-    path = Path(uri.removeprefix(SQLITE)).absolute()
+    name = uri.removeprefix(SQLITE)
+    path = Path(name).absolute()
+    if not name or path.is_dir():
+        raise TrackingError(f"tracking.uri={uri} names no file: write it as sqlite:///outputs/mlflow.db.")
     path.parent.mkdir(parents=True, exist_ok=True)
     return SQLITE + path.as_posix()
 

@@ -7,6 +7,7 @@ be logged later, and no run stays half-logged when its process dies.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import urllib.error
 import urllib.request
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 ARTIFACTS_FOLDER = "mlartifacts"
 PARENT_TAG = "mlflow.parentRunId"
+LOGGED_BY = "logged_by"
+"""The tag with the machine and the process that log a run: it tells a run that was abandoned."""
 ANSWER_SECONDS = 5
 MAX_PARAMS_A_BATCH = 100
 MAX_RUNS = 10_000
@@ -78,6 +81,29 @@ class Store:
             )
         return {str(run.info.run_id): str(run.info.status) for run in runs}
 
+    def status(self, run_id: str) -> str | None:
+        """The status of a run; None if the store has no such run, or it was deleted."""
+        from mlflow.exceptions import MlflowException
+
+        with _tracking_errors(self.uri):
+            try:
+                run = self._client.get_run(run_id)
+            except MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    return None
+                raise
+        return str(run.info.status) if run.info.lifecycle_stage == "active" else None
+
+    def delete_abandoned(self) -> None:
+        """Delete runs that a process of this machine was logging when it was killed."""
+        condition = f"attributes.status = 'RUNNING' and tags.`{LOGGED_BY}` LIKE '{_this_machine()}:%'"
+        with _tracking_errors(self.uri):
+            runs = self._client.search_runs([self._experiment], condition, max_results=MAX_RUNS)
+            for run in runs:
+                number = run.data.tags[LOGGED_BY].rpartition(":")[2]
+                if number.isdecimal() and not _is_running(int(number)):
+                    self._client.delete_run(run.info.run_id)
+
     def fetch(self, run_id: str, folder: Path) -> Path:
         """Download a run's artifacts into a folder; returns their path."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +150,10 @@ class Store:
             artifacts: files to copy to the store.
             parent: the id of the sweep's run.
         """
-        tags = {**tags, **({PARENT_TAG: parent} if parent else {})}
+        tags = {
+            **tags,
+            **({PARENT_TAG: parent} if parent else {LOGGED_BY: f"{_this_machine()}:{os.getpid()}"}),
+        }
         with _tracking_errors(self.uri):
             run = self._client.create_run(
                 self._experiment, start_time=times[0], run_name=name, tags=_tags(tags)
@@ -206,6 +235,24 @@ def _tracking_errors(uri: str) -> Iterator[None]:
     except Exception as error:
         message = str(error).strip().partition("\n")[0] or type(error).__name__
         raise TrackingError(f"the MLflow store {uri} cannot be used: {message}") from error
+
+
+def _this_machine() -> str:
+    """The name of this machine, as it stands in a search."""
+    return "".join(c if c.isalnum() or c in "-." else "-" for c in platform.node())
+
+
+def _is_running(process: int) -> bool:
+    """Whether a process of this machine exists, as far as the system says."""
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def _metrics(values: Mapping[str, float], timestamp: int = 0) -> list[Metric]:

@@ -13,6 +13,8 @@ import torch
 from outcome import Outcome
 
 from mecha_exp.checkpoint import CheckpointWriter, can_resume
+from mecha_exp.checkpoint.transaction.lock import TargetLock
+from mecha_exp.runs.sweep import LOCKED
 
 LAYOUT = {"a": ("F32", (4,)), "b": ("F32", (4,))}
 App = Callable[..., Outcome]
@@ -138,3 +140,57 @@ def test_a_result_that_was_made_just_now_may_be_a_running_sweeps(clean: App, app
     shutil.rmtree(folder / "outputs" / "runs")
 
     assert clean("--yes").out == "There is nothing to delete.\n"
+
+
+TEMPORARY = (
+    "outputs/store/points/abc/.merge.json.123-456.partial",
+    "outputs/.mlflow.db.a1b2c3d4/mlflow.db",
+    ".reproduce-a1b2c3d4/model.safetensors",
+)
+
+
+def test_temporary_files_of_killed_processes_are_found_when_they_are_old(
+    clean: App, folder: Path, files_in: Callable[[Path], list[str]]
+) -> None:
+    for name in TEMPORARY:
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("x" * 5000)
+    (folder / "outputs" / "store" / "store.json").write_text('{"version": 1}')
+    assert clean("--yes").out.count("in use: left alone") == len(TEMPORARY)
+
+    for path in [folder, *folder.rglob("*")]:
+        os.utime(path, (1, 1))
+    assert "3 temporary files" in clean("--yes").out
+    assert files_in(folder) == ["outputs/store/store.json"]
+
+
+def test_a_folder_that_is_not_marked_as_a_store_is_left_alone(
+    clean: App, folder: Path, files_in: Callable[[Path], list[str]]
+) -> None:
+    names = ["points/mine/data.txt", "sweeps/mine.json"]
+    for name in names:
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("{}")
+    for path in folder.rglob("*"):
+        os.utime(path, (1, 1))
+
+    done = clean("--yes", "--store", ".")
+
+    assert done.status == 1
+    assert "is not a store of results: there is no store.json in it" in done.err
+    assert files_in(folder) == names
+
+
+def test_results_stay_while_a_sweep_is_running(clean: App, app: App, folder: Path) -> None:
+    app("alpha=0.3,0.5", "output=none", "-m")
+    (sweep,) = (folder / "outputs" / "multiruns").iterdir()
+    shutil.rmtree(sweep / "0")
+    for place in (folder / "outputs" / "store" / "points").iterdir():
+        os.utime(place, (1, 1))
+
+    lock = TargetLock(sweep / LOCKED)
+    try:
+        assert "in use: left alone" in clean("--yes").out
+    finally:
+        lock.release()
+    assert "Deleted 1 stored result" in clean("--yes").out

@@ -515,3 +515,14 @@ def test_a_damaged_record_says_so(tmp_path: Path):
 
     with pytest.raises(ConfigError, match="is damaged"):
         Record.load(tmp_path)
+
+
+def test_no_cell_of_the_csv_is_a_formula_and_numbers_stay_numbers():
+    records = [record(-0.5, word=word) for word in ("=1+2", "@x", "+cmd", "-a", "plain")]
+    text = io.StringIO()
+
+    write_csv(Results("t", ["word"], records), text)
+
+    rows = list(csv.DictReader(io.StringIO(text.getvalue())))[: len(records)]
+    assert [row["word"] for row in rows] == ["'=1+2", "'@x", "'+cmd", "'-a", "plain"]
+    assert {row[str(records[0].metric)] for row in rows} == {"-0.5"}

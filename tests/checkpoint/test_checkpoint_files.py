@@ -383,7 +383,7 @@ def test_a_lock_that_cannot_be_judged_is_respected(
     assert lock.exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\x00", "[" * 100_000])
+@pytest.mark.parametrize("text", ["{", "[]", "\x00", "[" * 100_000])
 def test_a_lock_that_cannot_be_read_is_respected(tmp_path: Path, text: str) -> None:
     (tmp_path / ".model.safetensors.mecha-lock").write_text(text)
     with pytest.raises(CheckpointError, match="is being written by another process"):
@@ -529,3 +529,44 @@ def test_the_data_are_where_the_header_says(tmp_path: Path) -> None:
     start = 8 + struct.unpack("<Q", content[:8])[0]
     assert start % 64 == 0
     assert struct.unpack("<2f", content[start:]) == (1.5, -2.0)
+
+
+def cut(partial: Path) -> None:
+    os.truncate(partial, 4096)
+
+
+def cut_and_extended(partial: Path) -> None:
+    size = partial.stat().st_size
+    os.truncate(partial, 4096)
+    os.truncate(partial, size)
+
+
+def overwritten(partial: Path) -> None:
+    with partial.open("r+b") as file:
+        file.write(b"\0" * 100)
+
+
+def exchanged(partial: Path) -> None:
+    content = partial.read_bytes()
+    partial.unlink()
+    partial.write_bytes(content)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="an open file cannot be changed there")
+@pytest.mark.parametrize("harm", [cut, cut_and_extended, overwritten, exchanged, Path.unlink])
+def test_a_partial_file_that_another_process_changes_is_not_committed(tmp_path: Path, harm):
+    target = tmp_path / "model.safetensors"
+    target.write_bytes(b"old")
+    size = 1 << 18
+
+    with (
+        pytest.raises(CheckpointError, match=r"another process changed .*mecha-partial while it was written"),
+        CheckpointWriter(target, {"a": ("F32", (size,)), "b": ("F32", (size,))}, {}) as writer,
+    ):
+        writer.write("a", 0, torch.ones(size))
+        harm(tmp_path / ".model.safetensors.mecha-partial")
+        writer.write("b", size // 2, torch.ones(size // 2))
+        writer.write("b", 0, torch.ones(size // 2))
+        writer.commit()
+
+    assert target.read_bytes() == b"old"

@@ -183,3 +183,27 @@ def test_the_config_says_what_the_weights_are(tmp_path: Path):
 
     assert (same / "config.json").read_bytes() == (base / "config.json").read_bytes()
     assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_a_small_file_that_is_a_link_out_of_the_model_is_refused(tmp_path: Path):
+    secret = tmp_path / "secret.json"
+    secret.write_text('"a password"')
+    base = hf_folder(tmp_path / "base", random_model(1))
+    (base / "generation_config.json").symlink_to(secret)
+
+    with pytest.raises(CheckpointError, match=r"config\.json is a link that leads out of its model"):
+        write(weighted_sum(base, random_model(2), alpha=0.3), tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_the_links_of_a_hub_s_cache_are_followed(tmp_path: Path):
+    snapshot = hf_folder(tmp_path / "models--org--name" / "snapshots" / "abc", random_model(1))
+    blob = tmp_path / "models--org--name" / "blobs" / "123"
+    blob.parent.mkdir()
+    (snapshot / "tokenizer.json").rename(blob)
+    (snapshot / "tokenizer.json").symlink_to("../../blobs/123")
+
+    folder = write(weighted_sum(snapshot, random_model(2), alpha=0.3), tmp_path / "merged")
+
+    assert (folder / "tokenizer.json").read_bytes() == blob.read_bytes()
+    assert not (folder / "tokenizer.json").is_symlink()

@@ -7,7 +7,6 @@ import platform
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -362,14 +361,20 @@ def test_a_killed_writer_is_gone_on_with(tmp_path: Path) -> None:
     assert load_file(target)["a"].tolist() == [1, 1, 1, 1]
 
 
-def test_an_old_empty_lock_is_of_a_process_that_was_killed_while_it_made_it(tmp_path: Path) -> None:
-    lock = sibling(tmp_path / "model.safetensors", LOCK)
-    lock.touch()
-    with pytest.raises(CheckpointError, match="being written"):
-        open_writer(tmp_path)
-    os.utime(lock, (time.time() - 60,) * 2)
+def test_a_lock_that_stays_empty_is_of_a_process_that_was_killed_while_it_made_it(tmp_path: Path) -> None:
+    sibling(tmp_path / "model.safetensors", LOCK).touch()
     open_writer(tmp_path).abort()
     assert names(tmp_path) == []
+
+
+def test_a_lock_that_is_empty_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    lock = sibling(tmp_path / "model.safetensors", LOCK)
+    lock.touch()
+    named = threading.Timer(0.05, lock.write_text, [json.dumps({"pid": 1, "host": "elsewhere"})])
+    named.start()
+    with pytest.raises(CheckpointError, match="being written by process 1 on elsewhere"):
+        open_writer(tmp_path)
+    named.join()
 
 
 def test_a_writer_that_is_stopped_while_it_renews_the_journal_keeps_the_old_one(tmp_path, monkeypatch):

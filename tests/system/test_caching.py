@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from mecha_exp.system.cache import cache_folder, read_checksummed, write_cached, write_checksummed
+from mecha_exp.system.cache import (
+    cache_folder,
+    private_folder,
+    read_checksummed,
+    write_cached,
+    write_checksummed,
+)
 
 
 def test_a_sealed_file_is_trusted_only_whole_and_under_its_name(tmp_path):
@@ -52,3 +58,40 @@ def test_the_folder_is_in_the_user_s_one(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     assert cache_folder() == tmp_path / "mecha_exp"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no owners of files")
+def test_what_others_can_have_written_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "loop.o"
+    write_checksummed(path, b"code")
+    link = tmp_path / "linked" / "loop.o"
+    link.parent.mkdir()
+    link.symlink_to(path)
+
+    assert read_checksummed(link) is None
+    for mode in (0o602, 0o620, 0o666):
+        path.chmod(mode)
+        assert read_checksummed(path) is None
+        assert write_checksummed(path, b"code"), "it is replaced, even where the bytes are the same"
+        assert read_checksummed(path) == b"code"
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    assert read_checksummed(path) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no owners of files")
+def test_code_is_kept_where_nobody_else_can_write(tmp_path, monkeypatch):
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("MECHA_EXP_CACHE", str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own))
+
+    assert private_folder("loops") == shared / "loops"
+    (shared / "loops").chmod(0o777)
+    assert private_folder("loops") == own / "mecha_exp" / "loops"
+    (shared / "loops").rmdir()
+    (shared / "loops").symlink_to(tmp_path)
+    assert private_folder("loops") == own / "mecha_exp" / "loops"
+    (own / "mecha_exp" / "loops").chmod(0o770)
+    assert private_folder("loops") is None

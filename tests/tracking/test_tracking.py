@@ -1,13 +1,18 @@
 """The MLflow store: what is logged is there, and what cannot be logged is a TrackingError that says why."""
 
+import os
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
 
+from mecha_exp.app.tracking import log_run, log_sweep
 from mecha_exp.errors import TrackingError
+from mecha_exp.runs.record import Record
+from mecha_exp.runs.sweep import Sweep
 from mecha_exp.tracking import Store
 from mecha_exp.tracking.database import absolute_uri
+from mecha_exp.tracking.mlflow_store import _this_machine
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +105,45 @@ def test_a_database_that_is_none(tmp_path):
 
     with pytest.raises(TrackingError, match="cannot be used"):
         Store(f"sqlite:///{(tmp_path / 'mlflow.db').as_posix()}", "lab")
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///", "sqlite:///."])
+def test_an_address_without_a_file_is_said_at_once(uri):
+    with pytest.raises(TrackingError, match="names no file: write it as sqlite:///outputs"):
+        Store(uri, "lab")
+
+
+def test_runs_of_processes_that_are_gone_are_deleted(store, client, monkeypatch):
+    abandoned = client.create_run(store._experiment, tags={"logged_by": f"{_this_machine()}:{2**31 - 1}"})
+    alive = client.create_run(store._experiment, tags={"logged_by": f"{_this_machine()}:{os.getpid()}"})
+    elsewhere = client.create_run(store._experiment, tags={"logged_by": "another:1"})
+
+    store.delete_abandoned()
+
+    assert store.status(abandoned.info.run_id) is None
+    assert store.status(alive.info.run_id) == store.status(elsewhere.info.run_id) == "RUNNING"
+    assert store.status("0" * 32) is None
+    for run in (alive, elsewhere):
+        store.delete(run.info.run_id)
+
+
+def test_a_run_is_logged_once(store, tmp_path):
+    record = Record("p")
+    record.save(tmp_path)
+
+    assert log_run(tmp_path, record, store)
+    assert not log_run(tmp_path, Record.load(tmp_path), store)
+
+
+def test_a_sweep_is_logged_once_and_what_is_missing_later(store, client, tmp_path):
+    Sweep("s", ["alpha"], ["python"], 2).save(tmp_path)
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        Record(f"p{number}", parameters={"alpha": number}).save(tmp_path / str(number))
+
+    assert [log_sweep(tmp_path, store) for _ in range(2)] == [2, 0]
+
+    store.delete(str(Record.load(tmp_path / "1").run_id))
+    assert log_sweep(tmp_path, store) == 1
+    runs = store.runs_with("mlflow.parentRunId", str(Sweep.load(tmp_path).parent_run))
+    assert sorted(runs.values()) == ["FINISHED"] * 2

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal import hydra as hydra_internals
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_automatic_config_search_path, get_args_parser, run_and_report
 from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig
+from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import Container, DictConfig, OmegaConf
 
 from mecha_exp.app.hydra.options import register_choices, register_presets
 from mecha_exp.errors import ConfigError
@@ -121,6 +125,7 @@ def answer(arguments: Sequence[str]) -> None:
             ours.app_help(flags.config_name or CONFIG_NAME, parser, flags)
         return
     sys.argv = [sys.argv[0], *arguments]
+    hydra_internals.ConfigLoaderImpl = _Loader  # type: ignore[attr-defined]  # Hydra's own start would use its own
     hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(
         lambda config: None
     )()
@@ -157,8 +162,36 @@ def _in_our_words(error: HydraException) -> str:
     return " ".join(lines) or type(error).__name__
 
 
+def _refuse_hydra_settings(config: Container, name: str) -> None:
+    """Raise unless a file of the user's leaves Hydra's own settings alone, but for what it varies."""
+    settings = config.get("hydra") if isinstance(config, DictConfig) else None
+    if settings is None:
+        return
+    entries = OmegaConf.to_container(settings) if isinstance(settings, Container) else settings
+    names = [f"hydra.{key!s}" for key in entries] if isinstance(entries, dict) else ["hydra"]
+    if isinstance(entries, dict) and isinstance(entries.get("sweeper"), dict):
+        names.remove("hydra.sweeper")
+        names += [f"hydra.sweeper.{key}" for key in entries["sweeper"]]
+    refused = sorted(set(names) - {"hydra.mode", "hydra.sweeper.params"})
+    if refused:
+        raise ConfigCompositionException(
+            f"{name}.yaml sets {', '.join(refused)}, which can run code. A file may set "
+            "hydra.sweeper.params and hydra.mode; put other settings of Hydra on the command line."
+        )
+
+
 class _Loader(ConfigLoaderImpl):
-    """Hydra's loader, without copying the whole repository for each list of a group's options."""
+    """Hydra's loader, without copying the whole repository for each list of a group's options.
+
+    Files of a folder of the user's are data: they do not reach the part of Hydra's configuration that names
+    code to run.
+    """
+
+    def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
+        result = super()._load_single_config(default, repo)
+        if result.path.startswith("file://"):
+            _refuse_hydra_settings(result.config, str(default.config_path))
+        return result
 
     def get_group_options(
         self,

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from mecha_exp.app.tracking import close_run, log_folder
+from mecha_exp.app.tracking import close_run, log_folder, mend
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_tables, write_all
 from mecha_exp.report.results import results_of
 from mecha_exp.runs.record import FAILED, FINISHED
-from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep, Tracking
+from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking
 from mecha_exp.terminal import stdout
 from mecha_exp.tracking import Store
-from mecha_exp.tracking.mlflow_store import PARENT_TAG
 
 
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
@@ -29,7 +28,7 @@ def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
         try:
             store = Store(tracking.uri, tracking.experiment)
             sweep.parent_run = before.parent_run if before else None
-            _mend(sweep, folder, store)
+            mend(sweep, folder, store)
             if sweep.parent_run is None:
                 tags = {"command": shlex.join(sweep.command), FOLDER_TAG: str(folder.absolute())}
                 sweep.parent_run = store.start(sweep.title, tags)
@@ -43,25 +42,6 @@ def _before(folder: Path) -> Sweep | None:
         return Sweep.load(folder)
     except ConfigError:
         return None
-
-
-def _mend(sweep: Sweep, folder: Path, store: Store) -> None:
-    """Remove what a kill left half logged: an unknown parent run, points without a record."""
-    parents = store.runs_with(FOLDER_TAG, str(folder.absolute()))
-    for run_id, status in parents.items():
-        if run_id != sweep.parent_run and status == RUNNING:
-            store.delete(run_id)
-    if sweep.parent_run not in parents:  # another store, or deleted there
-        sweep.parent_run = None
-    records = sweep.records(folder)
-    logged = {record.run_id for record in records.values()}
-    children = store.runs_with(PARENT_TAG, sweep.parent_run) if sweep.parent_run else {}
-    for run_id in children.keys() - logged:
-        store.delete(run_id)
-    for path, record in records.items():
-        if record.run_id is not None and record.run_id not in children:
-            record.run_id = None
-            record.save(path)
 
 
 def reopen(sweep: Sweep, folder: Path) -> None:

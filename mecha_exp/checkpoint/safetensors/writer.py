@@ -16,7 +16,7 @@ from mecha_exp.checkpoint.transaction.journal import Finished, Journal, Note, re
 from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.checkpoint.transaction.paths import JOURNAL, PARTIAL, sibling
 from mecha_exp.checkpoint.transaction.recovery import remove_beside
-from mecha_exp.checkpoint.transaction.space import cannot_write, check_writable, preallocate
+from mecha_exp.checkpoint.transaction.space import allocated_blocks, cannot_write, check_writable, preallocate
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 
 FLUSH_SECONDS = 5.0
@@ -64,8 +64,9 @@ class CheckpointWriter:
         self._signature = signature
         self._tensors = dict(tensors)
         self._sizes = {key: stored_bytes(*tensor) for key, tensor in tensors.items()}
-        header, self._offsets = encode_header(tensors, metadata)
-        self.nbytes = len(header) + sum(self._sizes.values())
+        self._header, self._offsets = encode_header(tensors, metadata)
+        self._allocated = 0
+        self.nbytes = len(self._header) + sum(self._sizes.values())
         self._written = dict.fromkeys(self._sizes, 0)
         self._changed = threading.Condition(threading.Lock())
         self._writing = 0  # threads that are using the file
@@ -75,7 +76,7 @@ class CheckpointWriter:
         self._journal: Journal | None = None
         self._lock: TargetLock | None = None
         try:
-            self._open(header)
+            self._open()
         except BaseException as error:
             self._leave(type(error))
             raise
@@ -143,6 +144,7 @@ class CheckpointWriter:
             counts = some(f"{key} ({self._count(key)})" for key in wrong)
             raise CheckpointError(f"{self.path} is not complete, nothing was saved: {counts}.")
         with self._explained():
+            self._require_untouched(file)
             if self._durable:
                 os.fsync(file.descriptor)
             file.close()  # before the rename: Windows does not move an open file
@@ -151,6 +153,22 @@ class CheckpointWriter:
             _sync_folder(self.path.parent)
         self.abort()  # removes the journal and frees the lock
         return self.path
+
+    def _require_untouched(self, file: PositionalFile) -> None:
+        """Raise CheckpointError if another process has truncated or replaced the partial file."""
+        status = file.stat()
+        try:
+            is_named = os.path.samestat(status, file.path.stat())
+        except FileNotFoundError:
+            is_named = False
+        has_holes = getattr(status, "st_blocks", self._allocated) < self._allocated
+        is_whole = is_named and status.st_size == self.nbytes and not has_holes
+        if is_whole and _begins_with(file, self._header):
+            return
+        raise CheckpointError(
+            f"{self.path} was not saved: another process changed {file.path.name} while it was written. "
+            "Start the merge again."
+        )
 
     def abort(self) -> None:
         """Delete what was written, unless it is committed. The target stays as it was. Idempotent."""
@@ -184,24 +202,25 @@ class CheckpointWriter:
             if lock is not None:
                 lock.release()
 
-    def _open(self, header: bytes) -> None:
+    def _open(self) -> None:
         check_writable(self.path, self.nbytes)
         with self._explained():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = TargetLock(self.path)
-            finished = self._reopen(header)
+            finished = self._reopen()
             if self._file is None:
                 remove_beside(self.path)  # of a writer that was killed: we hold the lock now
                 self._file = PositionalFile(self._partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 preallocate(self._file, self.nbytes)
-                self._file.write(0, memoryview(header))
+                self._file.write(0, memoryview(self._header))
+            self._allocated = allocated_blocks(self._file, self.nbytes)
             if self._signature is not None:
                 inode = self._file.stat().st_ino
                 self._journal = Journal(sibling(self.path, JOURNAL), self._signature, inode, finished)
         self.finished = finished.keys
         self._written |= {key: self._sizes[key] for key in self.finished}
 
-    def _reopen(self, header: bytes) -> Finished:
+    def _reopen(self) -> Finished:
         """Open the partial file of an interrupted run, if it can be resumed. Returns its finished keys."""
         if self._signature is None or not self._partial.is_file():
             return Finished()
@@ -209,7 +228,7 @@ class CheckpointWriter:
         try:
             status = file.stat()
             finished = read_journal(sibling(self.path, JOURNAL), self._signature, status.st_ino)
-            is_whole = status.st_size == self.nbytes and _begins_with(file, header)
+            is_whole = status.st_size == self.nbytes and _begins_with(file, self._header)
             if is_whole and finished.keys and finished.keys.keys() <= self._sizes.keys():
                 self._file = file
                 return finished

@@ -24,7 +24,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-_EMPTY_SECONDS = 10  # an empty lock file that is older belongs to a process that was killed while it made it
+_EMPTY_SECONDS = 0.2  # a lock file that stays empty for longer belongs to a process that was killed then
 _WAIT_SECONDS, _PAUSE_SECONDS = 0.1, 0.01  # another process may hold the lock only to see whether it is free
 _LOCKED_BYTE = 1 << 30  # where Windows locks: the text before it can be read meanwhile
 
@@ -66,6 +66,7 @@ class TargetLock:
 
     def _acquire(self) -> PositionalFile:
         deadline = time.monotonic() + _WAIT_SECONDS
+        _await_text(self._path)
         while not _is_foreign(self._path):
             try:
                 file = PositionalFile(self._path, os.O_RDWR | os.O_CREAT)
@@ -93,6 +94,7 @@ class TargetLock:
 def is_in_use(target: Path) -> bool:
     """Whether a process holds the lock of an output. A lock of another machine counts as held."""
     path = sibling(target, LOCK)
+    _await_text(path)
     if _is_foreign(path):
         return True
     try:
@@ -130,13 +132,17 @@ def _is_at(file: PositionalFile, path: Path) -> bool:
         return False
 
 
+def _await_text(path: Path) -> None:
+    """Wait until a new lock file has its text, or is known never to get it: its process was killed."""
+    deadline = time.monotonic() + _EMPTY_SECONDS
+    while _is_new_and_empty(path) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+
+
 def _is_foreign(path: Path) -> bool:
-    """Whether a lock file belongs to another machine, or to a writer that has not written its text yet."""
-    text = _read(path)
-    if not text:
-        return _is_new_and_empty(path)
-    owner = _owner(text)
-    return not owner or owner["host"] != platform.node()
+    """Whether a lock file belongs to another machine."""
+    owner = _owner(text) if (text := _read(path)) else None
+    return owner is not None and (not owner or owner["host"] != platform.node())
 
 
 def _is_new_and_empty(path: Path) -> bool:

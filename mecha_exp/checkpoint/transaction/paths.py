@@ -1,6 +1,8 @@
 """The names of the hidden files beside an output while it is written."""
 
+import os
 import re
+import stat
 from pathlib import Path
 
 PARTIAL, JOURNAL, LOCK = "partial", "journal", "lock"
@@ -26,9 +28,12 @@ def target_of(path: Path) -> Path | None:
 
 
 def disk_bytes(path: Path) -> int:
-    """The bytes that a file takes on its disk; 0 if it does not exist."""
+    """The bytes that a file, or a folder with all that is in it, takes on its disk; 0 if there is none."""
     try:
         status = path.lstat()
     except OSError:
         return 0
-    return getattr(status, "st_blocks", -(-status.st_size // 512)) * 512
+    size: int = getattr(status, "st_blocks", -(-status.st_size // 512)) * 512
+    if not stat.S_ISDIR(status.st_mode):
+        return size
+    return size + sum(disk_bytes(Path(entry)) for entry in os.scandir(path))

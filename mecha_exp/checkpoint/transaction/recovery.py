@@ -1,12 +1,14 @@
 """Finds what interrupted writers left behind, and deletes what no running process needs."""
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.checkpoint.transaction.lock import TargetLock, is_in_use
 from mecha_exp.checkpoint.transaction.paths import JOURNAL, LOCK, NEW, PARTIAL, disk_bytes, sibling, target_of
+from mecha_exp.checkpoint.transaction.staging import anchor_of
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,21 @@ class PartialOutput:
 
 
 def remove_beside(target: Path) -> None:
-    """Delete the partial file and its journal. The caller holds the lock."""
+    """Delete the partial file and its journal, or the partial folder. The caller holds the lock."""
     for kind in (JOURNAL + NEW, JOURNAL, PARTIAL):  # in this order: a journal without its file means nothing
-        sibling(target, kind).unlink(missing_ok=True)
+        path = sibling(target, kind)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def can_resume(path: str | os.PathLike[str]) -> bool:
     """Whether an interrupted writer left something to resume at `path`, a file or a folder."""
-    if Path(path).is_dir():
-        return any(sibling(target, JOURNAL).is_file() for target in _targets_below(Path(path)))
-    return sibling(Path(path).absolute(), JOURNAL).is_file()
+    target = Path(path).absolute()
+    places = [target, sibling(target, PARTIAL), sibling(anchor_of(target), PARTIAL)]
+    targets = [target, *(inner for place in places if place.is_dir() for inner in _targets_below(place))]
+    return any(sibling(inner, JOURNAL).is_file() for inner in targets)
 
 
 def find_partial_outputs(folders: Iterable[Path]) -> list[PartialOutput]:
@@ -63,11 +70,12 @@ def _partial_output(target: Path) -> PartialOutput:
 
 def _targets_below(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
+        hidden = [name for name in folders if name.startswith(".")]
         folders[:] = [
             name
             for name in folders
             if not name.startswith(".") and not Path(parent, name, "pyvenv.cfg").exists()
         ]
-        for name in files:
+        for name in [*files, *hidden]:
             if (target := target_of(Path(parent, name))) is not None:
                 yield target

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mecha_exp.checkpoint.positional import PositionalFile
 from mecha_exp.checkpoint.transaction.paths import PARTIAL, disk_bytes, sibling
+from mecha_exp.checkpoint.transaction.staging import anchor_of
 from mecha_exp.errors import CheckpointError
 
 _NO_PREALLOCATION = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -25,21 +26,39 @@ def check_writable(path: str | os.PathLike[str], nbytes: int) -> None:
     target = Path(path).absolute()
     if "\0" in str(target):
         raise CheckpointError(f"{str(target)!r} is not a file name.")
-    folder = _existing_folder(target)
     try:
         if target.is_dir():
             raise CheckpointError(f"{target} is a folder: name the file to write in it.")
         if target.exists() and not target.is_file():  # the rename would put a file in place of /dev/null
             raise CheckpointError(f"{target} is a pipe, a socket or a device: choose another output.")
-        if not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # os.access says little as root, on Windows and on network drives
-        room = shutil.disk_usage(folder).free + disk_bytes(sibling(target, PARTIAL))  # which it takes over
-        if room < nbytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _check_room(target, nbytes)
     except OSError as error:
         raise cannot_write(target, nbytes, error) from error
+
+
+def check_folder_writable(path: str | os.PathLike[str], nbytes: int) -> None:
+    """Raise CheckpointError unless a folder of `nbytes` can be written. Leaves nothing behind."""
+    target = Path(path).absolute()
+    if "\0" in str(target):
+        raise CheckpointError(f"{str(target)!r} is not a file name.")
+    try:
+        if os.path.lexists(target):
+            target.stat()  # a link that leads to nothing, or back to itself
+        _check_room(anchor_of(target), nbytes)
+    except OSError as error:
+        raise cannot_write(target, nbytes, error) from error
+
+
+def _check_room(target: Path, nbytes: int) -> None:
+    """Raise OSError unless there are `nbytes` for a file or folder, which can be made in its parent."""
+    folder = _existing_folder(target)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    with tempfile.TemporaryFile(dir=folder):
+        pass  # os.access says little as root, on Windows and on network drives
+    room = shutil.disk_usage(folder).free + disk_bytes(sibling(target, PARTIAL))  # which it takes over
+    if room < nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def preallocate(file: PositionalFile, nbytes: int) -> None:
@@ -56,6 +75,18 @@ def preallocate(file: PositionalFile, nbytes: int) -> None:
             if error.errno not in _NO_PREALLOCATION:
                 raise
     os.ftruncate(file.descriptor, nbytes)
+
+
+def allocated_blocks(file: PositionalFile, nbytes: int) -> int:
+    """The blocks of 512 bytes that a file must have when all its bytes are written; 0 where nothing is known.
+
+    A file that is cut short by another process, and then written on, has fewer. File systems that compress
+    count otherwise, so only what `preallocate` has allocated is counted.
+    """
+    if lies_in_memory(file.descriptor):
+        return nbytes // 512
+    blocks: int = getattr(file.stat(), "st_blocks", 0)
+    return blocks if blocks * 512 >= nbytes else 0
 
 
 def lies_in_memory(descriptor: int) -> bool:
@@ -88,6 +119,8 @@ def cannot_write(target: Path, nbytes: int, error: OSError) -> CheckpointError:
         errno.EROFS: f"{folder} is read-only",
         errno.ENOTDIR: f"{folder} is not a folder",
         errno.EEXIST: f"{folder} is not a folder",
+        errno.ELOOP: "it is a symbolic link that leads back to itself",
+        errno.EMFILE: "too many files are open. Raise the limit with 'ulimit -n 4096'",
     }
     cause = causes.get(error.errno or 0, f"{error.strerror or error}")
     return CheckpointError(f"{target} cannot be written: {cause}.")

@@ -22,7 +22,13 @@ from typing import Any, NamedTuple
 
 from mecha_exp.engine.compiler import object_file
 from mecha_exp.engine.compiler.object_file import Loop
-from mecha_exp.system.cache import cache_folder, read_checksummed, write_cached, write_checksummed
+from mecha_exp.system.cache import (
+    is_private,
+    private_folder,
+    read_checksummed,
+    write_cached,
+    write_checksummed,
+)
 
 LOOPS = "loops"
 """The folder of compiled loops in the user's cache folder."""
@@ -76,8 +82,7 @@ def compile_ahead(texts: Iterable[LoopText]) -> None:
 
 @functools.cache
 def _compiled(text: LoopText) -> Loop | None:
-    cache = cache_folder()
-    folder = cache / LOOPS if cache else None
+    folder = private_folder(LOOPS)
     try:
         if object_file.is_possible():
             try:
@@ -112,12 +117,17 @@ def _by_numba(text: LoopText, folder: Path | None) -> Loop:
         return loop
 
     path = folder / f"{_name(text)}.py" if folder else None
-    if path is not None and write_cached(path, text.source.encode()):
+    if path is not None and _is_all_private(path.parent) and write_cached(path, text.source.encode()):
         try:
             return jit(str(path), cache=True)
         except Exception as error:  # whatever a broken file makes pickle, the loader or the system raise
             _log.debug("the compiled loop in %s cannot be used: %s", folder, error)
     return jit("<fused loop>", cache=False)
+
+
+def _is_all_private(folder: Path) -> bool:
+    """Whether only the user can have written what numba reads in a folder."""
+    return all(is_private(path.lstat()) for path in folder.rglob("*"))
 
 
 def _function(text: LoopText, filename: str) -> Loop:

@@ -1,0 +1,70 @@
+"""Hidden files and folders that killed processes left behind, besides those of merges."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mecha_exp.checkpoint.transaction.paths import disk_bytes
+
+_LIVES_SECONDS = {
+    re.compile(r"\..+\.\d+-\d+\.partial"): 60,  # a small file that is written atomically
+    re.compile(r"\..+\.db\.[a-z0-9_]{8}"): 600,  # MLflow's new database
+    re.compile(r"\.reproduce-[a-z0-9_]{8}"): 3600,  # a model that is made again
+}
+"""The names of temporary files and folders, and how long they may stay unchanged while they are in use."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A temporary file or folder.
+
+    Attributes:
+        target: its path.
+        nbytes: its size on the disk.
+        in_use: whether it was changed so recently that a process may need it.
+    """
+
+    target: Path
+    nbytes: int
+    in_use: bool
+
+    def remove(self) -> None:
+        """Delete it."""
+        if self.target.is_dir() and not self.target.is_symlink():
+            shutil.rmtree(self.target)
+        else:
+            self.target.unlink(missing_ok=True)
+
+
+def find_leftovers(folders: Iterable[Path]) -> list[Leftover]:
+    """Find all temporary files and folders below folders, by path. Skips other hidden folders."""
+    paths = {path.resolve(): seconds for folder in folders for path, seconds in _below(folder)}
+    return [
+        Leftover(path, disk_bytes(path), time.time() - _changed(path) < seconds)
+        for path, seconds in sorted(paths.items())
+    ]
+
+
+def _below(folder: Path) -> Iterator[tuple[Path, int]]:
+    for parent, folders, files in os.walk(folder):
+        for name in [*files, *folders]:
+            seconds = next((s for pattern, s in _LIVES_SECONDS.items() if pattern.fullmatch(name)), None)
+            if name.startswith(".") and seconds is not None:
+                yield Path(parent, name), seconds
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and not Path(parent, name, "pyvenv.cfg").exists()
+        ]
+
+
+def _changed(path: Path) -> float:
+    """When a file, or anything in a folder, was changed last, in seconds since 1970."""
+    inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
+    return max((file.lstat().st_mtime for file in (path, *inner) if os.path.lexists(file)), default=0)
