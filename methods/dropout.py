@@ -9,7 +9,7 @@ from torch import Tensor
 from mecha_exp import Node, Parameter, RecipeError, Return, factor, merge_method, uniform
 from mecha_exp.extensions.merge_methods import is_constant, spread
 from mecha_exp.methods.centres import Iterations, Nearest, Progress
-from mecha_exp.methods.linear import add_scaled, deltas_to
+from mecha_exp.methods.linear import add_merged, add_scaled, deltas_to
 from mecha_exp.methods.linear import scale as scaled
 from mecha_exp.methods.ordering import ranks
 from mecha_exp.methods.parameters import (
@@ -29,7 +29,15 @@ from mecha_exp.methods.parameters import (
     Weights,
 )
 from mecha_exp.methods.reductions import sum_of_magnitudes
-from mecha_exp.methods.ties import ApplyMedian, ApplyStock, Normalize, merged_deltas, ties_sum_extended
+from mecha_exp.methods.ties import (
+    ApplyMedian,
+    ApplyStock,
+    Combine,
+    Switches,
+    keep_largest,
+    merged_deltas,
+    ties_sum_extended,
+)
 
 
 @merge_method(elementwise=True, register=False)
@@ -55,10 +63,7 @@ def _dropped(delta: Node, density: Node | float, rescale: bool | str, seed: int,
     return kept
 
 
-def _dare(
-    base: Node, models: tuple[Node, ...], density: float | list[float], rescale: bool | str, seed: int
-) -> list[Node]:
-    deltas = deltas_to(base, models)
+def _dare(deltas: list[Node], density: float | list[float], rescale: bool | str, seed: int) -> list[Node]:
     each = enumerate(zip(deltas, spread(density, len(deltas)), strict=True))
     return [d if share == 1 else _dropped(d, share, rescale, seed, i) for i, (d, share) in each]
 
@@ -79,10 +84,15 @@ def dare_linear(
     alone (false), or scaled to the L1 norm that there was (l1, as in mergekit).
     Source: DARE, Yu et al. 2023, arXiv:2311.03099.
     """
-    if is_constant(scale, 0):
-        return base
-    dropped = _dare(base, models, density, rescale, seed)
-    return add_scaled(base, merged_deltas(dropped, weights, consensus=False), scale)
+
+    def merge(deltas: list[Node]) -> Node:
+        return merged_deltas(_dare(deltas, density, rescale, seed), weights, consensus=False)
+
+    return add_merged(base, models, scale, merge)
+
+
+DARE_TIES = {"paper": Switches(), "mergekit": Switches(combine="sum", zero_sum="plus")}
+"""What each variant of `dare_ties` sets."""
 
 
 @merge_method(composite=True)
@@ -91,18 +101,28 @@ def dare_ties(
     *models: Experts,
     weights: Weights = 1.0,
     density: Densities = 0.5,
+    k: Kept = 1.0,
     rescale: Rescale = True,
     scale: Scale = 1.0,
     seed: Seed = 0,
+    variant: Parameter(str, choices=tuple(DARE_TIES), help="whose: it sets what is not given") = "mergekit",
+    combine: Combine = None,
 ) -> Return(Tensor, "weight"):
-    """As `dare_linear`, but of each entry only the models that agree with the sign of the sum are added.
+    """As `dare_linear`, but of each entry only the models that agree with the sign of the sum are merged.
 
-    Source: DARE, Yu et al. 2023, arXiv:2311.03099, with the sign election of TIES as in mergekit.
+    The dropped task vectors are trimmed to their `k` largest entries as by `ties`; k = 1 trims nothing.
+    Variants: paper: combine=mean. mergekit: combine=sum.
+    Agrees: mergekit (variant=mergekit, without its L1 norm: see rescale).
+    Differs: the paper trims after dropping as TIES does, over the whole model: here by tensor.
+    Source: DARE, Yu et al. 2023, arXiv:2311.03099, and TIES-Merging, arXiv:2306.01708.
     """
-    if is_constant(scale, 0):
-        return base
-    dropped = _dare(base, models, density, rescale, seed)
-    return add_scaled(base, merged_deltas(dropped, weights, consensus=True), scale)
+    switches = DARE_TIES[variant].but(combine=combine)
+
+    def merge(deltas: list[Node]) -> Node:
+        dropped = _dare(deltas, density, rescale, seed)
+        return switches.merge(keep_largest(dropped, k, "paper"), weights)
+
+    return add_merged(base, models, scale, merge)
 
 
 def filter_size(shape: tuple[int, ...]) -> int:
@@ -111,15 +131,18 @@ def filter_size(shape: tuple[int, ...]) -> int:
 
 
 @merge_method(rowwise=filter_size, register=False)
-def probability_by_rank(delta: Delta, density: Parameter(float), epsilon: Parameter(float)) -> Return(
-    Tensor, "param"
-):
-    """density - epsilon for the smallest entry of a row, density + epsilon for the largest.
+def probability_by_rank(
+    delta: Delta, density: Parameter(float), epsilon: Parameter(float), variant: Parameter(str)
+) -> Return(Tensor, "param"):
+    """The probability of each entry of a row, by the rank of its magnitude from 0 for the smallest.
 
-    Of equal magnitudes the later entry has the higher rank.
+    paper: density + epsilon / 2 - (n - 1 - rank) epsilon / n. mergekit: from density - epsilon for the
+    smallest to density + epsilon for the largest. Of equal magnitudes the later entry has the higher rank.
     """
-    place = ranks(delta.abs()) / max(delta.shape[1] - 1, 1)
-    return density - epsilon + 2 * epsilon * place
+    count, rank = delta.shape[1], ranks(delta.abs())
+    if variant == "paper":
+        return density + epsilon / 2 - epsilon * (count - 1 - rank) / count
+    return density - epsilon + 2 * epsilon * (rank / max(count - 1, 1))
 
 
 @factor(elements=math.prod)
@@ -129,32 +152,35 @@ def rank_in_tensor(delta: Delta) -> Return(Tensor, "param"):
 
 
 def _della(
-    base: Node,
-    models: tuple[Node, ...],
+    deltas: list[Node],
     density: float | list[float],
     epsilon: float,
+    variant: str,
     rescale: bool | str,
     seed: int,
 ) -> list[Node]:
-    deltas = deltas_to(base, models)
     kept: list[Node] = []
+    reach = epsilon / 2 if variant == "paper" else epsilon
     for i, (delta, share) in enumerate(zip(deltas, spread(density, len(deltas)), strict=True)):
         if share == 1:
             kept.append(delta)
             continue
-        if not 0 < share - epsilon <= share + epsilon < 1:
+        if not 0 < share - reach <= share + reach < 1:
+            below = min(share, 1 - share) * (2 if variant == "paper" else 1)
             raise RecipeError(
-                f"epsilon: {share:g} - {epsilon:g} and {share:g} + {epsilon:g} must lie between 0 and 1, "
-                f"since they are probabilities. Give an epsilon below {min(share, 1 - share):g}."
+                f"epsilon: {share:g} - {reach:g} and {share:g} + {reach:g} must lie between 0 and 1, "
+                f"since they are probabilities. Give an epsilon below {below:g}."
             )
-        chances = probability_by_rank(delta, density=share, epsilon=epsilon)
+        chances = probability_by_rank(delta, density=share, epsilon=epsilon, variant=variant)
         kept.append(_dropped(delta, chances, rescale, seed, i))
     return kept
 
 
 Epsilon = Parameter(
-    float, ge=0, lt=0.5, help="the largest entry of a row is kept with density + epsilon, the smallest with -"
+    float, ge=0, lt=1, help="width of the window of probabilities in a row (paper), or half of it (mergekit)"
 )
+Window = Parameter(str, choices=("paper", "mergekit"), help="whether epsilon is the window or half of it")
+Normalize = Parameter(bool, help="divide by the weights of the models that are summed")
 
 
 @merge_method(composite=True)
@@ -168,17 +194,24 @@ def della_linear(
     normalize: Normalize = False,
     scale: Scale = 1.0,
     seed: Seed = 0,
+    variant: Window = "mergekit",
 ) -> Return(Tensor, "weight"):
     """base + scale sum_i w_i drop(model_i - base), larger entries being kept more often.
 
     The probability goes linearly with the rank of the magnitude in its row (a slice along the first axis),
-    from density - epsilon to density + epsilon. `rescale` is as for `dare_linear`.
-    Source: DELLA, Deep et al. 2024, arXiv:2406.11617; mergekit rescales by the L1 norm.
+    around density. `rescale` is as for `dare_linear`.
+    Variants: paper: from about density - epsilon / 2 to density + epsilon / 2. mergekit: from density -
+    epsilon to density + epsilon.
+    Agrees: mergekit (variant=mergekit, without its L1 norm: see rescale).
+    Differs: DELLA's official code has the window of mergekit.
+    Source: DELLA, Deep et al. 2024, arXiv:2406.11617, without its election.
     """
-    if is_constant(scale, 0):
-        return base
-    kept = _della(base, models, density, epsilon, rescale, seed)
-    return add_scaled(base, merged_deltas(kept, weights, consensus=False, normalize=normalize), scale)
+
+    def merge(deltas: list[Node]) -> Node:
+        kept = _della(deltas, density, epsilon, variant, rescale, seed)
+        return merged_deltas(kept, weights, consensus=False, normalize=normalize)
+
+    return add_merged(base, models, scale, merge)
 
 
 @merge_method(composite=True)
@@ -192,15 +225,21 @@ def della(
     normalize: Normalize = True,
     scale: Scale = 1.0,
     seed: Seed = 0,
+    variant: Window = "mergekit",
 ) -> Return(Tensor, "weight"):
     """As `della_linear`, but of each entry only the models that agree with the sign of the sum are averaged.
 
-    Source: DELLA, Deep et al. 2024, arXiv:2406.11617; mergekit rescales by the L1 norm.
+    Variants: as `della_linear`.
+    Agrees: mergekit (variant=mergekit, without its L1 norm: see rescale).
+    Differs: DELLA's official code has the window of mergekit.
+    Source: DELLA, Deep et al. 2024, arXiv:2406.11617.
     """
-    if is_constant(scale, 0):
-        return base
-    kept = _della(base, models, density, epsilon, rescale, seed)
-    return add_scaled(base, merged_deltas(kept, weights, consensus=True, normalize=normalize), scale)
+
+    def merge(deltas: list[Node]) -> Node:
+        kept = _della(deltas, density, epsilon, variant, rescale, seed)
+        return merged_deltas(kept, weights, consensus=True, normalize=normalize)
+
+    return add_merged(base, models, scale, merge)
 
 
 @merge_method(elementwise=True, register=False)
@@ -378,10 +417,8 @@ def add_ties_with_dare(
 
     Source: DARE, arXiv:2311.03099; TIES, arXiv:2306.01708; sd-mecha.
     """
-    if is_constant(alpha, 0):
-        return base
     chances = {"probability": probability, "della_eps": della_eps, "rescale": rescale, "seed": seed}
     settings = {"k": k, "vote_sgn": vote_sgn, "apply_stock": apply_stock, "apply_median": apply_median}
     limits = {"cos_eps": cos_eps, "eps": eps, "maxiter": maxiter, "ftol": ftol}
-    merged = ties_sum_with_dropout(*deltas_to(base, models), **chances, **settings, **limits)
-    return add_scaled(base, merged, alpha)
+    every = {**chances, **settings, **limits}
+    return add_merged(base, models, alpha, lambda deltas: ties_sum_with_dropout(*deltas, **every))
