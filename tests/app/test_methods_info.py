@@ -103,7 +103,7 @@ def test_an_example_is_the_recipe_of_that_name_or_one_that_ends_with_the_method(
     assert EXAMPLES["task_arithmetic"] == "python -m mecha_exp recipe=task_arithmetic"
     assert EXAMPLES["rebasin"] == "python -m mecha_exp recipe=rebasin"
     assert EXAMPLES["truncate_rank"] == "python -m mecha_exp recipe=truncate_rank"
-    assert EXAMPLES["add_difference_ties"] == "python -m mecha_exp recipe=ties"
+    assert EXAMPLES["ties"] == "python -m mecha_exp recipe=ties"
 
 
 OF_ADAPTERS = {"extract_kohya_lokr", "extract_lycoris_lokr", "extract_lycoris_lora", "lora_delta"}
