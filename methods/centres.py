@@ -168,6 +168,8 @@ def geometric_median(
 
     Weiszfeld's iteration from the mean: weights 1 / max(distance, eps), normalised. Only inner products are
     needed for it, so the tensors are read twice in all.
+    Agrees: sd-mecha.
+    Differs: the paper takes one median of the whole model, here each tensor has its own.
     Source: Weiszfeld 1937; Pillutla et al. 2022, arXiv:1912.13445; sd-mecha.
     """
     if len(models) == 1:

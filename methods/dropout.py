@@ -82,6 +82,7 @@ def dare_linear(
 
     `drop` keeps each entry with probability `density`. What is left is divided by it (`rescale` true), left
     alone (false), or scaled to the L1 norm that there was (l1, as in mergekit).
+    Agrees: the paper (rescale=true), mergekit (rescale=l1) but for its random numbers.
     Source: DARE, Yu et al. 2023, arXiv:2311.03099.
     """
 
@@ -310,6 +311,7 @@ def dropout_deltas(
     """m / (1 - probability)^rescale, m the mean of the deltas that are kept, by entry; see `dropout`.
 
     In texts of sd-mecha it is `dropout` with deltas for arguments.
+    Agrees: sd-mecha, but for its random numbers.
     Source: DARE, Yu et al. 2023, arXiv:2311.03099; overlapping masks of sd-mecha.
     """
     if probability == 1:
@@ -338,6 +340,8 @@ def dropout(
     """a + alpha m / (1 - probability)^rescale, m the mean of the deltas model_i - a that are kept, by entry.
 
     sd-mecha 1.1.8 fails for overlaps that are not odd; here they do what its formula says.
+    Agrees: sd-mecha, but for its random numbers.
+    Differs: the paper has independent masks (overlap=1), adds the deltas and does not average them.
     Source: DARE, Yu et al. 2023, arXiv:2311.03099; overlapping masks of sd-mecha.
     """
     if is_constant(alpha, 0) or probability == 1:
@@ -377,6 +381,9 @@ def ties_sum_with_dropout(
 
     `drop` keeps entries with 1 - probability; with `della_eps` the rank of their magnitude in the tensor
     counts too, which needs whole tensors.
+    Agrees: sd-mecha, but for its random numbers.
+    Differs: ranks are those of the tensor, DELLA's of the row; what was dropped is trimmed, elected and
+    averaged as by `ties_sum_extended`.
     Source: DARE, arXiv:2311.03099; DELLA, arXiv:2406.11617; TIES, arXiv:2306.01708; sd-mecha.
     """
     if probability == 1:
@@ -415,6 +422,8 @@ def add_ties_with_dare(
 ) -> Return(Tensor, "weight"):
     """base + alpha ties_sum_with_dropout(model_i - base).
 
+    Agrees: sd-mecha, but for its random numbers.
+    Differs: as `ties_sum_with_dropout`; the paper's is `dare_ties`.
     Source: DARE, arXiv:2311.03099; TIES, arXiv:2306.01708; sd-mecha.
     """
     chances = {"probability": probability, "della_eps": della_eps, "rescale": rescale, "seed": seed}

@@ -58,6 +58,7 @@ def weighted_sum(a: Model, b: Model, alpha: Alpha = 0.5) -> Return(Tensor):
 def n_average(*models: Model) -> Return(Tensor):
     """The mean of the models: a uniform soup.
 
+    Agrees: the paper's uniform soup, sd-mecha.
     Source: Model soups, Wortsman et al. 2022, arXiv:2203.05482.
     """
     total = models[0]
@@ -92,6 +93,7 @@ def linear(
 ) -> Return(Tensor):
     """sum_i weights_i models_i, divided by sum_i weights_i (`normalize`), which must not be 0 then.
 
+    Agrees: mergekit.
     Source: Model soups, Wortsman et al. 2022, arXiv:2203.05482; as in mergekit.
     """
     each = spread(weights, len(models))
@@ -171,6 +173,7 @@ def task_arithmetic(base: Base, *models: Experts, weights: Weights = 1.0, scale:
 ):
     """base + scale sum_i weights_i (model_i - base).
 
+    Agrees: the paper (weights=1), mergekit.
     Source: Task arithmetic, Ilharco et al. 2022, arXiv:2212.04089.
     """
     each = spread(weights, len(models))

@@ -40,6 +40,8 @@ def tall_mask(
     """base + scale t where |d_task| >= threshold |t - d_task|, t being the sum of the task vectors.
 
     One sum and a bit for each entry and task hold nearly all that the fine-tuned models knew.
+    Agrees: the official code.
+    Differs: one threshold serves all tasks, where the paper finds one for each.
     Source: TALL masks, Wang et al. 2024, arXiv:2405.07813.
     """
     if task >= len(models):
@@ -60,6 +62,8 @@ def consensus(
 
     A task uses an entry if |d_i| >= threshold |t - d_i|. What one task alone uses (selfish weights) and what
     none does is left at the base.
+    Agrees: the official code.
+    Differs: one threshold serves all tasks, where the paper finds one for each.
     Source: Consensus task arithmetic, Wang et al. 2024, arXiv:2405.07813.
     """
     mask = {"least": least, "threshold": threshold}

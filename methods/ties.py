@@ -58,6 +58,9 @@ def elect_and_average(*deltas: Delta, vote_sgn: VoteBySize = False) -> Return(Te
 def ties_sum(*deltas: Delta, k: Kept = 1.0, vote_sgn: VoteBySize = False) -> Return(Tensor, "delta"):
     """Trim each delta to its `k` largest entries, elect a sign for each entry, average those that agree.
 
+    Agrees: sd-mecha.
+    Differs: the paper elects by the sum of the values (`vote_sgn`), trims over the whole model and keeps k n
+    entries, not k n + 1: see `ties`.
     Source: TIES-Merging, Yadav et al. 2023, arXiv:2306.01708; trimmed and elected as in sd-mecha.
     """
     return elect_and_average(*_trimmed(deltas, k), vote_sgn=vote_sgn)
@@ -73,6 +76,9 @@ def add_difference_ties(
 ) -> Return(Tensor, "weight"):
     """base + alpha ties_sum(model_i - base), `k` being the fraction of each task vector that is kept.
 
+    Agrees: sd-mecha.
+    Differs: the paper elects by the sum of the values (`vote_sgn`), trims over the whole model and keeps k n
+    entries, not k n + 1: see `ties`.
     Source: TIES-Merging, Yadav et al. 2023, arXiv:2306.01708.
     """
     return add_merged(base, models, alpha, lambda deltas: ties_sum(*deltas, k=k, vote_sgn=vote_sgn))
@@ -111,6 +117,8 @@ def ties_sum_extended(
     """As `ties_sum`, but model stock or the geometric median of what agrees (`apply_stock`, `apply_median`).
 
     sd-mecha 1.1.8 has `apply_stock` the wrong way round; here true applies it. The median goes first.
+    Agrees: sd-mecha, whose apply_stock is the wrong way round.
+    Differs: no paper joins the two; the parts differ as `ties_sum` and `model_stock` do.
     Source: TIES-Merging, arXiv:2306.01708; Model Stock, arXiv:2403.19522; sd-mecha.
     """
     trimmed = _trimmed(deltas, k)
@@ -138,6 +146,8 @@ def add_difference_ties_extended(
 ) -> Return(Tensor, "weight"):
     """base + alpha ties_sum_extended(model_i - base).
 
+    Agrees: sd-mecha, whose apply_stock is the wrong way round.
+    Differs: as `ties_sum_extended`.
     Source: TIES-Merging, arXiv:2306.01708; Model Stock, arXiv:2403.19522; sd-mecha.
     """
     settings = {"k": k, "vote_sgn": vote_sgn, "apply_stock": apply_stock, "apply_median": apply_median}

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Finds methods that are declared elementwise and are not: their results would hang on the tile size.
 
 A method is called on a few numbers while its torch operations are watched. An operation on tiles is
