@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import mecha_exp as m
-from mecha_exp.methods.dropout import probability_by_rank
+from mecha_exp.methods.dare import probability_by_rank
 from mecha_exp.methods.reductions import whole_share
 
 SHAPES = {"number": (), "vector": (40,), "matrix": (12, 30), "kernel": (6, 5, 3, 3), "tokens": (1, 7, 10)}

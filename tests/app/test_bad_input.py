@@ -19,10 +19,10 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
     [
         (["recipe=tise"], "recipe=tise: there is no such recipe. Did you mean 'ties'?"),
         (["alhpa=0.3"], "alhpa: the recipe 'ties' has no 'alhpa'. Did you mean 'alpha'?"),
-        (["recipe.kk=0.3"], "recipe.kk: recipe has no 'kk'. Did you mean 'k'?"),
+        (["recipe.densty=0.3"], "recipe.densty: recipe has no 'densty'. Did you mean 'density'?"),
         (["engine.worker=1"], "engine.worker: engine has no 'worker'. Did you mean 'workers'?"),
-        (["alpha=abc"], "recipe.alpha: expected a number, got 'abc'"),
-        (["k=1.5"], "recipe.k: 1.5 is out of range [0, 1]"),
+        (["alpha=abc"], "recipe.scale: expected a number, got 'abc'"),
+        (["k=1.5"], "recipe.density: 1.5 is out of range [0, 1]"),
         (["ties_kept=7"], "recipe.ties_kept: expected true or false, got 7"),
         (["recipe=dare_ties", "density=0"], "recipe.density: 0 is out of range (0, 1]"),
         (["recipe=dare_ties", "weights=[1,2]"], "2 weights are given for 3 models"),
@@ -196,7 +196,7 @@ def test_one_bad_point_does_not_stop_the_others(app, folder):
 
     assert outcome.status != 0
     assert "1 of 3 points failed" in outcome.out
-    assert "alpha=abc: recipe.alpha: expected a number, got 'abc'" in outcome.out
+    assert "alpha=abc: recipe.scale: expected a number, got 'abc'" in outcome.out
     rows = next(folder.rglob("sweep.csv")).read_text().splitlines()
     assert [row.split(",")[2] for row in rows[1:4]] == ["FINISHED", "FAILED", "FINISHED"]
     assert next(folder.rglob("sweep.png")).is_file()

@@ -12,7 +12,7 @@ from mecha_exp import methods, random
 from mecha_exp.engine.code_hash import code_hashes, files_of_code
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.graph.nodes import MergeNode, walk
-from mecha_exp.methods.dropout import dare_linear
+from mecha_exp.methods.dare import dare_linear
 
 METHOD = """
 from torch import Tensor
