@@ -54,6 +54,7 @@ def lora_delta(
     Of `base` only the model config is asked. LoRA with and without `lora_mid`, LoHa, LoKr and whole
     differences; a tensor that no module changes has a difference of zero. As `convert(lora, base)`, but it is
     found out when a merge is planned what both are.
+    Agrees: kohya and LyCORIS to the rounding of float32.
     Source: LoRA, Hu et al. 2021, arXiv:2106.09685; LyCORIS, Yeh et al. 2023, arXiv:2309.14859; sd-mecha.
     """
 

@@ -8,7 +8,14 @@ from torch import Tensor
 from mecha_exp import Parameter, Return, merge_method
 from mecha_exp.extensions.merge_methods import is_constant
 from mecha_exp.methods.limiting import higher, lower
-from mecha_exp.methods.linear import add_scaled, combination, deltas_to, difference, n_average
+from mecha_exp.methods.linear import (
+    add_merged,
+    add_scaled,
+    combination,
+    deltas_to,
+    difference,
+    n_average,
+)
 from mecha_exp.methods.parameters import Base, Delta, Experts, Model, RowNorm, Scale, Small
 from mecha_exp.methods.reductions import gram, gram_matrix
 
@@ -25,37 +32,48 @@ def stock_share(cosine: Tensor, count: int) -> Tensor:
     return torch.where(below.abs() < 1e-6, 0, count * cosine / below)
 
 
-def consecutive_share(deltas: tuple[Tensor, ...], eps: float) -> Tensor | float:
-    """`stock_share` of each row, from the mean cosine of consecutive deltas."""
+PAIRS = {"consecutive": pairwise, "all": lambda deltas: combinations(deltas, 2)}
+Pairs = Parameter(
+    str, choices=tuple(PAIRS), help="whose cosines are averaged: of all pairs, or of neighbours in the list"
+)
+
+
+def row_share(deltas: tuple[Tensor, ...], eps: float, pairs: str = "consecutive") -> Tensor | float:
+    """`stock_share` of each row, from the mean cosine of pairs of deltas."""
     if len(deltas) == 1:
         return 1.0
-    cosines = [row_cosine(a, b, eps) for a, b in pairwise(deltas)]
+    cosines = [row_cosine(a, b, eps) for a, b in PAIRS[pairs](deltas)]
     return stock_share(sum(cosines) / len(cosines), len(deltas))
 
 
 @merge_method(rowwise=True)
-def model_stock(*deltas: Delta, cos_eps: RowNorm = 1e-6) -> Return(Tensor, "delta"):
-    """t mean(deltas), with t = N c / (1 + (N - 1) c) and c the mean cosine of consecutive deltas, by row.
+def model_stock(*deltas: Delta, cos_eps: RowNorm = 1e-6, pairs: Pairs = "consecutive") -> Return(
+    Tensor, "delta"
+):
+    """t mean(deltas), with t = N c / (1 + (N - 1) c) and c the mean cosine of pairs of deltas, by row.
 
     A row is a slice along the last axis. Where t is not defined the result is 0; one delta is itself.
-    Source: Model Stock, Jang et al. 2024, arXiv:2403.19522; rows as in sd-mecha.
+    Agrees: sd-mecha (pairs=consecutive, where the order of the deltas counts).
+    Differs: the paper takes the angle of a whole layer and of all pairs: `model_stock_pairwise`.
+    Source: sd-mecha, of Model Stock, Jang et al. 2024, arXiv:2403.19522.
     """
     if len(deltas) == 1:
         return deltas[0]
-    return consecutive_share(deltas, cos_eps) * sum(deltas) / len(deltas)
+    return row_share(deltas, cos_eps, pairs) * sum(deltas) / len(deltas)
 
 
 @merge_method(composite=True)
-def n_model_stock(base: Base, *models: Experts, cos_eps: RowNorm = 1e-6, scale: Scale = 1.0) -> Return(
-    Tensor, "weight"
-):
+def n_model_stock(
+    base: Base, *models: Experts, cos_eps: RowNorm = 1e-6, scale: Scale = 1.0, pairs: Pairs = "consecutive"
+) -> Return(Tensor, "weight"):
     """base + scale model_stock(model_i - base).
 
-    Source: Model Stock, Jang et al. 2024, arXiv:2403.19522.
+    Agrees: sd-mecha (pairs=consecutive, where the order of the experts counts).
+    Differs: the paper takes the angle of a whole layer and of all pairs: `model_stock_pairwise`.
+    Source: sd-mecha, of Model Stock, Jang et al. 2024, arXiv:2403.19522.
     """
-    if is_constant(scale, 0):
-        return base
-    return add_scaled(base, model_stock(*deltas_to(base, models), cos_eps=cos_eps), scale)
+    settings = {"cos_eps": cos_eps, "pairs": pairs}
+    return add_merged(base, models, scale, lambda deltas: model_stock(*deltas, **settings))
 
 
 @merge_method(elementwise=True, register=False)
@@ -90,7 +108,9 @@ def model_stock_pairwise(
     """base + scale t mean(deltas), t = N c / (1 + (N - 1) c), c the mean cosine of all pairs of deltas.
 
     Over the whole tensor or by row. Where t is not defined the result is the base; one model is itself.
-    Source: Model Stock, Jang et al. 2024, arXiv:2403.19522; all pairs as in mergekit.
+    Agrees: the paper by layer, mergekit.
+    Differs: the paper derives t for two experts and for N of them at one angle, whose mean is taken here.
+    Source: Model Stock, Jang et al. 2024, arXiv:2403.19522.
     """
     if is_constant(scale, 0):
         return base
@@ -148,6 +168,8 @@ def geometric_median(
 
     Weiszfeld's iteration from the mean: weights 1 / max(distance, eps), normalised. Only inner products are
     needed for it, so the tensors are read twice in all.
+    Agrees: sd-mecha.
+    Differs: the paper takes one median of the whole model, here each tensor has its own.
     Source: Weiszfeld 1937; Pillutla et al. 2022, arXiv:1912.13445; sd-mecha.
     """
     if len(models) == 1:

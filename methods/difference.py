@@ -171,7 +171,10 @@ def blended_columns(a: Weight, b: Weight, likeness: Small, alpha: Small) -> Retu
 def add_cosine_a(a: Weight, b: Weight, alpha: Likeness = 1.0) -> Return(Tensor, "weight"):
     """lerp(a, b, k), k = 1 - clamp(s - alpha, 0, 1), s the cosine of the columns (along axis 0) of a and b.
 
-    A cosine with zeros counts as 0. Source: supermerger (cosineA); sd-mecha.
+    A cosine with zeros counts as 0.
+    Agrees: sd-mecha.
+    Differs: supermerger's cosineA scales the likenesses to the range that they have in the whole model.
+    Source: sd-mecha, after supermerger's cosineA.
     """
     return blended_columns(a, b, column_cosines(column_products(a, b)), alpha)
 
@@ -180,7 +183,10 @@ def add_cosine_a(a: Weight, b: Weight, alpha: Likeness = 1.0) -> Return(Tensor, 
 def add_cosine_b(a: Weight, b: Weight, alpha: Likeness = 1.0) -> Return(Tensor, "weight"):
     """As `add_cosine_a`, s being the mean of the column's cosine and that of the whole tensors.
 
-    A cosine with zeros counts as 0. Source: supermerger (cosineB); sd-mecha.
+    A cosine with zeros counts as 0.
+    Agrees: sd-mecha.
+    Differs: supermerger's cosineB scales the likenesses to the range that they have in the whole model.
+    Source: sd-mecha, after supermerger's cosineB.
     """
     products = column_products(a, b)
     return blended_columns(a, b, cosine_with_overall(column_cosines(products), products), alpha)

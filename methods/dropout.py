@@ -6,201 +6,36 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from mecha_exp import Node, Parameter, RecipeError, Return, factor, merge_method, uniform
-from mecha_exp.extensions.merge_methods import is_constant, spread
+from mecha_exp import Node, Parameter, Return, factor, merge_method, uniform
+from mecha_exp.extensions.merge_methods import is_constant
 from mecha_exp.methods.centres import Iterations, Nearest, Progress
-from mecha_exp.methods.linear import add_scaled, deltas_to
+from mecha_exp.methods.dare import dropped_entries
+from mecha_exp.methods.linear import add_merged, add_scaled, deltas_to
 from mecha_exp.methods.linear import scale as scaled
 from mecha_exp.methods.ordering import ranks
 from mecha_exp.methods.parameters import (
     Alpha,
     Base,
     Delta,
-    Densities,
     Dropped,
     Experts,
     Kept,
-    Rescale,
     RowNorm,
-    Scale,
     Seed,
     Small,
     VoteBySize,
-    Weights,
 )
-from mecha_exp.methods.reductions import sum_of_magnitudes
-from mecha_exp.methods.ties import ApplyMedian, ApplyStock, Normalize, merged_deltas, ties_sum_extended
-
-
-@merge_method(elementwise=True, register=False)
-def keep_at_random(
-    delta: Delta, draw: Small, density: Parameter(Tensor, "param"), rescale: Parameter(bool)
-) -> Return(Tensor, "delta"):
-    """The entries whose draw is below `density`, divided by it if they are to keep their expectation."""
-    kept = torch.where(draw < density, delta, 0)
-    return torch.where(density > 0, kept / density, 0) if rescale else kept
-
-
-@merge_method(elementwise=True, register=False)
-def with_total(kept: Delta, before: Small, after: Small) -> Return(Tensor, "delta"):
-    """Scaled so that the magnitudes sum to `before` and not to `after`; left alone if either is tiny."""
-    return kept * torch.where((before < 1e-7) | (after < 1e-7), 1, before / after)
-
-
-def _dropped(delta: Node, density: Node | float, rescale: bool | str, seed: int, stream: int) -> Node:
-    draw = uniform(delta, seed=seed, stream=stream)
-    kept = keep_at_random(delta, draw, density=density, rescale=rescale is True)
-    if rescale == "l1":
-        return with_total(kept, sum_of_magnitudes(delta), sum_of_magnitudes(kept))
-    return kept
-
-
-def _dare(
-    base: Node, models: tuple[Node, ...], density: float | list[float], rescale: bool | str, seed: int
-) -> list[Node]:
-    deltas = deltas_to(base, models)
-    each = enumerate(zip(deltas, spread(density, len(deltas)), strict=True))
-    return [d if share == 1 else _dropped(d, share, rescale, seed, i) for i, (d, share) in each]
-
-
-@merge_method(composite=True)
-def dare_linear(
-    base: Base,
-    *models: Experts,
-    weights: Weights = 1.0,
-    density: Densities = 0.5,
-    rescale: Rescale = True,
-    scale: Scale = 1.0,
-    seed: Seed = 0,
-) -> Return(Tensor, "weight"):
-    """base + scale sum_i w_i drop(model_i - base).
-
-    `drop` keeps each entry with probability `density`. What is left is divided by it (`rescale` true), left
-    alone (false), or scaled to the L1 norm that there was (l1, as in mergekit).
-    Source: DARE, Yu et al. 2023, arXiv:2311.03099.
-    """
-    if is_constant(scale, 0):
-        return base
-    dropped = _dare(base, models, density, rescale, seed)
-    return add_scaled(base, merged_deltas(dropped, weights, consensus=False), scale)
-
-
-@merge_method(composite=True)
-def dare_ties(
-    base: Base,
-    *models: Experts,
-    weights: Weights = 1.0,
-    density: Densities = 0.5,
-    rescale: Rescale = True,
-    scale: Scale = 1.0,
-    seed: Seed = 0,
-) -> Return(Tensor, "weight"):
-    """As `dare_linear`, but of each entry only the models that agree with the sign of the sum are added.
-
-    Source: DARE, Yu et al. 2023, arXiv:2311.03099, with the sign election of TIES as in mergekit.
-    """
-    if is_constant(scale, 0):
-        return base
-    dropped = _dare(base, models, density, rescale, seed)
-    return add_scaled(base, merged_deltas(dropped, weights, consensus=True), scale)
-
-
-def filter_size(shape: tuple[int, ...]) -> int:
-    """The length of DELLA's rows: slices along the first axis, or all of a tensor of one axis."""
-    return math.prod(shape[1:] if len(shape) > 1 else shape)
-
-
-@merge_method(rowwise=filter_size, register=False)
-def probability_by_rank(delta: Delta, density: Parameter(float), epsilon: Parameter(float)) -> Return(
-    Tensor, "param"
-):
-    """density - epsilon for the smallest entry of a row, density + epsilon for the largest.
-
-    Of equal magnitudes the later entry has the higher rank.
-    """
-    place = ranks(delta.abs()) / max(delta.shape[1] - 1, 1)
-    return density - epsilon + 2 * epsilon * place
+from mecha_exp.methods.ties import (
+    ApplyMedian,
+    ApplyStock,
+    ties_sum_extended,
+)
 
 
 @factor(elements=math.prod)
 def rank_in_tensor(delta: Delta) -> Return(Tensor, "param"):
     """The place of each magnitude in the whole tensor, from 1 for the smallest."""
     return ranks(delta.abs().flatten()) + 1
-
-
-def _della(
-    base: Node,
-    models: tuple[Node, ...],
-    density: float | list[float],
-    epsilon: float,
-    rescale: bool | str,
-    seed: int,
-) -> list[Node]:
-    deltas = deltas_to(base, models)
-    kept: list[Node] = []
-    for i, (delta, share) in enumerate(zip(deltas, spread(density, len(deltas)), strict=True)):
-        if share == 1:
-            kept.append(delta)
-            continue
-        if not 0 < share - epsilon <= share + epsilon < 1:
-            raise RecipeError(
-                f"epsilon: {share:g} - {epsilon:g} and {share:g} + {epsilon:g} must lie between 0 and 1, "
-                f"since they are probabilities. Give an epsilon below {min(share, 1 - share):g}."
-            )
-        chances = probability_by_rank(delta, density=share, epsilon=epsilon)
-        kept.append(_dropped(delta, chances, rescale, seed, i))
-    return kept
-
-
-Epsilon = Parameter(
-    float, ge=0, lt=0.5, help="the largest entry of a row is kept with density + epsilon, the smallest with -"
-)
-
-
-@merge_method(composite=True)
-def della_linear(
-    base: Base,
-    *models: Experts,
-    weights: Weights = 1.0,
-    density: Densities = 0.5,
-    epsilon: Epsilon = 0.15,
-    rescale: Rescale = True,
-    normalize: Normalize = False,
-    scale: Scale = 1.0,
-    seed: Seed = 0,
-) -> Return(Tensor, "weight"):
-    """base + scale sum_i w_i drop(model_i - base), larger entries being kept more often.
-
-    The probability goes linearly with the rank of the magnitude in its row (a slice along the first axis),
-    from density - epsilon to density + epsilon. `rescale` is as for `dare_linear`.
-    Source: DELLA, Deep et al. 2024, arXiv:2406.11617; mergekit rescales by the L1 norm.
-    """
-    if is_constant(scale, 0):
-        return base
-    kept = _della(base, models, density, epsilon, rescale, seed)
-    return add_scaled(base, merged_deltas(kept, weights, consensus=False, normalize=normalize), scale)
-
-
-@merge_method(composite=True)
-def della(
-    base: Base,
-    *models: Experts,
-    weights: Weights = 1.0,
-    density: Densities = 0.5,
-    epsilon: Epsilon = 0.15,
-    rescale: Rescale = True,
-    normalize: Normalize = True,
-    scale: Scale = 1.0,
-    seed: Seed = 0,
-) -> Return(Tensor, "weight"):
-    """As `della_linear`, but of each entry only the models that agree with the sign of the sum are averaged.
-
-    Source: DELLA, Deep et al. 2024, arXiv:2406.11617; mergekit rescales by the L1 norm.
-    """
-    if is_constant(scale, 0):
-        return base
-    kept = _della(base, models, density, epsilon, rescale, seed)
-    return add_scaled(base, merged_deltas(kept, weights, consensus=True, normalize=normalize), scale)
 
 
 @merge_method(elementwise=True, register=False)
@@ -271,6 +106,7 @@ def dropout_deltas(
     """m / (1 - probability)^rescale, m the mean of the deltas that are kept, by entry; see `dropout`.
 
     In texts of sd-mecha it is `dropout` with deltas for arguments.
+    Agrees: sd-mecha, but for its random numbers.
     Source: DARE, Yu et al. 2023, arXiv:2311.03099; overlapping masks of sd-mecha.
     """
     if probability == 1:
@@ -299,6 +135,8 @@ def dropout(
     """a + alpha m / (1 - probability)^rescale, m the mean of the deltas model_i - a that are kept, by entry.
 
     sd-mecha 1.1.8 fails for overlaps that are not odd; here they do what its formula says.
+    Agrees: sd-mecha, but for its random numbers.
+    Differs: the paper has independent masks (overlap=1), adds the deltas and does not average them.
     Source: DARE, Yu et al. 2023, arXiv:2311.03099; overlapping masks of sd-mecha.
     """
     if is_constant(alpha, 0) or probability == 1:
@@ -338,6 +176,9 @@ def ties_sum_with_dropout(
 
     `drop` keeps entries with 1 - probability; with `della_eps` the rank of their magnitude in the tensor
     counts too, which needs whole tensors.
+    Agrees: sd-mecha, but for its random numbers.
+    Differs: ranks are those of the tensor, DELLA's of the row; what was dropped is trimmed, elected and
+    averaged as by `ties_sum_extended`.
     Source: DARE, arXiv:2311.03099; DELLA, arXiv:2406.11617; TIES, arXiv:2306.01708; sd-mecha.
     """
     if probability == 1:
@@ -349,7 +190,7 @@ def ties_sum_with_dropout(
             chance = probability_by_size(
                 delta, rank_in_tensor(delta), probability=probability, della_eps=della_eps
             )
-        dropped.append(_dropped(delta, chance, False, seed, i))
+        dropped.append(dropped_entries(delta, chance, False, seed, i))
     settings = {"k": k, "vote_sgn": vote_sgn, "apply_stock": apply_stock, "apply_median": apply_median}
     limits = {"cos_eps": cos_eps, "eps": eps, "maxiter": maxiter, "ftol": ftol}
     merged = ties_sum_extended(*dropped, **settings, **limits)
@@ -376,12 +217,12 @@ def add_ties_with_dare(
 ) -> Return(Tensor, "weight"):
     """base + alpha ties_sum_with_dropout(model_i - base).
 
+    Agrees: sd-mecha, but for its random numbers.
+    Differs: as `ties_sum_with_dropout`; the paper's is `dare_ties`.
     Source: DARE, arXiv:2311.03099; TIES, arXiv:2306.01708; sd-mecha.
     """
-    if is_constant(alpha, 0):
-        return base
     chances = {"probability": probability, "della_eps": della_eps, "rescale": rescale, "seed": seed}
     settings = {"k": k, "vote_sgn": vote_sgn, "apply_stock": apply_stock, "apply_median": apply_median}
     limits = {"cos_eps": cos_eps, "eps": eps, "maxiter": maxiter, "ftol": ftol}
-    merged = ties_sum_with_dropout(*deltas_to(base, models), **chances, **settings, **limits)
-    return add_scaled(base, merged, alpha)
+    every = {**chances, **settings, **limits}
+    return add_merged(base, models, alpha, lambda deltas: ties_sum_with_dropout(*deltas, **every))

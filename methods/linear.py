@@ -1,5 +1,7 @@
 """Sums of models and of their differences."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -56,6 +58,7 @@ def weighted_sum(a: Model, b: Model, alpha: Alpha = 0.5) -> Return(Tensor):
 def n_average(*models: Model) -> Return(Tensor):
     """The mean of the models: a uniform soup.
 
+    Agrees: the paper's uniform soup, sd-mecha.
     Source: Model soups, Wortsman et al. 2022, arXiv:2203.05482.
     """
     total = models[0]
@@ -90,6 +93,7 @@ def linear(
 ) -> Return(Tensor):
     """sum_i weights_i models_i, divided by sum_i weights_i (`normalize`), which must not be 0 then.
 
+    Agrees: mergekit.
     Source: Model soups, Wortsman et al. 2022, arXiv:2203.05482; as in mergekit.
     """
     each = spread(weights, len(models))
@@ -156,18 +160,24 @@ def deltas_to(base: Node, models: tuple[Node, ...]) -> list[Node]:
     return [subtract(model, base) if model.merge_space == "weight" else model for model in models]
 
 
+def add_merged(
+    base: Node, models: tuple[Node, ...], scale: Node, merge: Callable[[list[Node]], Node]
+) -> Node:
+    """base + scale merge(task vectors); the base alone, and nothing else read, where the scale is 0."""
+    return base if is_constant(scale, 0) else add_scaled(base, merge(deltas_to(base, models)), scale)
+
+
 @merge_method(composite=True)
 def task_arithmetic(base: Base, *models: Experts, weights: Weights = 1.0, scale: Scale = 1.0) -> Return(
     Tensor, "weight"
 ):
     """base + scale sum_i weights_i (model_i - base).
 
+    Agrees: the paper (weights=1), mergekit.
     Source: Task arithmetic, Ilharco et al. 2022, arXiv:2212.04089.
     """
-    if is_constant(scale, 0):
-        return base
-    merged = weighted_total(*deltas_to(base, models), weights=spread(weights, len(models)))
-    return add_scaled(base, merged, scale)
+    each = spread(weights, len(models))
+    return add_merged(base, models, scale, lambda deltas: weighted_total(*deltas, weights=each))
 
 
 @merge_method(composite=True)
@@ -209,7 +219,7 @@ def weighted_subtraction(
 ) -> Return(Tensor):
     """(a - alpha beta b) / (1 - alpha beta): what was merged with b to give a. alpha beta must not be 1.
 
-    Source: supermerger.
+    Source: s1dlx/meh.
     """
     if alpha * beta == 1:
         raise RecipeError("alpha, beta: alpha beta is 1, so nothing of a is left. Lower one of them.")
@@ -226,7 +236,7 @@ def multiply_difference(
 ) -> Return(Tensor, "weight"):
     """c + sign(lerp(a, b, beta) - c) |a - c|^(1 - alpha) |b - c|^alpha: a geometric mean of the differences.
 
-    Source: supermerger.
+    Source: s1dlx/meh.
     """
     size = (a - c).abs() ** (1 - alpha) * (b - c).abs() ** alpha
     return c + torch.copysign(size, a + beta * (b - a) - c)
@@ -243,7 +253,7 @@ def similarity_add_difference(
     """(1 - s) (a + alpha (b - c)) + s lerp(a, b, alpha / 2), with s the likeness of the entries of a and b.
 
     s = beta (a b / max(|a|, |b|)^2 + 1) / 2, and beta where both are 0.
-    Source: supermerger.
+    Source: s1dlx/meh.
     """
     larger = torch.where(a.abs() < b.abs(), b, a).square()
     likeness = torch.where(larger > 0, a * b / larger, 1)
@@ -278,7 +288,7 @@ def euclidean_add_difference(a: Weight, b: Weight, c: Base, alpha: Share = 0.5) 
     """c + D |S| / |D|, where S = lerp(a, b, alpha) - c gives the signs and the norm over the whole tensor.
 
     D = sqrt((1 - alpha) (da / |da|)^2 + alpha (db / |db|)^2), entry by entry, da = a - c and db = b - c.
-    Source: supermerger.
+    Source: s1dlx/meh.
     """
     da, db = subtract(a, c), subtract(b, c)
     target = sum_from(a, b, c, alpha)

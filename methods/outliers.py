@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from mecha_exp import Node, Parameter, Return, merge_method, reduction
+from mecha_exp import Node, Parameter, Return, Tile, merge_method, reduction
 from mecha_exp.extensions.merge_methods import is_constant, spread
-from mecha_exp.methods.linear import add_scaled, deltas_to
+from mecha_exp.methods.linear import add_merged, add_scaled, deltas_to
 from mecha_exp.methods.parameters import Base, Delta, Densities, Experts, Model, Scale, Small, Weight, Weights
-from mecha_exp.methods.reductions import least_chosen, quantile, squared_norm
+from mecha_exp.methods.reductions import least_chosen, quantile, squared_norm, whole_share
 from mecha_exp.methods.ties import merged_deltas
 
 
@@ -46,24 +46,44 @@ def _crumbs(delta: Node, density: float, gamma: float) -> Node:
     return between(delta, least_crumb(delta, **limits), largest_crumb(delta, **limits))
 
 
+@merge_method(rowwise=True, register=False)
+def crumbs_of_rows(delta: Delta, tile: Tile, density: Parameter(float), gamma: Parameter(float)) -> Return(
+    Tensor, "delta"
+):
+    """The density n entries of each row after its gamma n largest; all of a tensor without axes."""
+    if not tile.shape:
+        return delta.clone()
+    count = delta.shape[-1]
+    largest = count - whole_share(gamma, count)
+    least = largest - min(whole_share(density, count), largest)
+    if least == largest:
+        return torch.zeros_like(delta)
+    sizes = delta.abs()
+    ordered = sizes.sort(-1).values
+    chosen = (sizes >= ordered[:, least : least + 1]) & (sizes <= ordered[:, largest - 1 : largest])
+    return torch.where(chosen, delta, 0)
+
+
 def _breadcrumbs(
-    base: Node,
-    models: tuple[Node, ...],
+    deltas: list[Node],
     weights: float | list[float],
     density: float | list[float],
     gamma: float,
-    scale: Node,
+    variant: str,
     consensus: bool,
 ) -> Node:
-    if is_constant(scale, 0):
-        return base
-    deltas = deltas_to(base, models)
+    crumbs = crumbs_of_rows if variant == "paper" else _crumbs
     each = zip(deltas, spread(density, len(deltas)), strict=True)
-    kept = [_crumbs(delta, share, gamma) for delta, share in each]
-    return add_scaled(base, merged_deltas(kept, weights, consensus), scale)
+    kept = [crumbs(delta, density=share, gamma=gamma) for delta, share in each]
+    return merged_deltas(kept, weights, consensus)
 
 
 Gamma = Parameter(float, ge=0, lt=1, help="fraction of the largest entries that is dropped")
+
+
+Slices = Parameter(
+    str, choices=("paper", "mergekit"), help="count in slices of the last axis, or in the whole tensor"
+)
 
 
 @merge_method(composite=True)
@@ -74,15 +94,20 @@ def breadcrumbs(
     density: Densities = 0.9,
     gamma: Gamma = 0.01,
     scale: Scale = 1.0,
+    variant: Slices = "mergekit",
 ) -> Return(Tensor, "weight"):
-    """base + scale sum_i w_i d_i, d_i without its gamma n largest and its smallest entries.
+    """base + scale sum_i w_i d_i, d_i without its gamma n largest entries and all but the next density n.
 
-    Of n entries density n are left. Counts are rounded down, so a tensor of fewer than 1 / gamma entries
-    loses none of the largest, and one of fewer than 1 / density keeps none. density 1 keeps all. Entries that
-    tie with a kept one are kept.
-    Source: Model Breadcrumbs, Davari & Belilovsky 2023, arXiv:2312.06795; counted as in mergekit.
+    Counts are rounded down, so where there are fewer than 1 / gamma entries none of the largest is dropped,
+    and where there are fewer than 1 / density none is kept. Entries that tie with a kept one are kept.
+    Variants: paper: n entries are a slice along the last axis; a tensor without axes stays whole. mergekit:
+    n entries are the tensor; density 1 keeps all, and density + gamma above 1 drops fewer of the largest.
+    Agrees: the official code (variant=paper), mergekit (variant=mergekit).
+    Differs: the paper's beta, 0.85 or so, is what is dropped of the smallest: density = 1 - beta.
+    Source: Model Breadcrumbs, Davari & Belilovsky 2023, arXiv:2312.06795.
     """
-    return _breadcrumbs(base, models, weights, density, gamma, scale, consensus=False)
+    settings = {"density": density, "gamma": gamma, "variant": variant, "consensus": False}
+    return add_merged(base, models, scale, lambda deltas: _breadcrumbs(deltas, weights, **settings))
 
 
 @merge_method(composite=True)
@@ -93,12 +118,17 @@ def breadcrumbs_ties(
     density: Densities = 0.9,
     gamma: Gamma = 0.01,
     scale: Scale = 1.0,
+    variant: Slices = "mergekit",
 ) -> Return(Tensor, "weight"):
     """As `breadcrumbs`, but of each entry only the models that agree with the sign of the sum are added.
 
-    Source: Model Breadcrumbs, arXiv:2312.06795, with the sign election of TIES as in mergekit.
+    Variants: as `breadcrumbs`.
+    Agrees: mergekit (variant=mergekit).
+    Differs: the paper has no election of signs; mergekit joined the two.
+    Source: mergekit, of Model Breadcrumbs, arXiv:2312.06795, and TIES-Merging, arXiv:2306.01708.
     """
-    return _breadcrumbs(base, models, weights, density, gamma, scale, consensus=True)
+    settings = {"density": density, "gamma": gamma, "variant": variant, "consensus": True}
+    return add_merged(base, models, scale, lambda deltas: _breadcrumbs(deltas, weights, **settings))
 
 
 @merge_method(elementwise=True, register=False)
@@ -147,19 +177,21 @@ def sce(
     """base + scale sum_i w_i d_i / sum_i w_i over the models that agree with the sign of sum_i d_i.
 
     Select the entries of largest variance across the deltas, calculate w_i proportional to the mean of d_i^2,
-    erase the minority sign. mergekit takes equal w_i where the means sum to less than 1e-6, which fine-tuning
-    often is; here that holds for 0 alone.
-    Source: SCE of FuseChat, Wan et al. 2024, arXiv:2408.07990; as in mergekit.
+    erase the minority sign.
+    Agrees: mergekit, but for equal w_i where the means of d_i^2 sum to less than 1e-6, as in fine-tuning they
+    often do; here that holds for 0 alone.
+    Differs: the official code selects entries for the weights w_i only.
+    Source: SCE of FuseChat, Wan et al. 2024, arXiv:2408.07990.
     """
-    if is_constant(scale, 0):
-        return base
-    deltas = deltas_to(base, models)
-    if select_topk < 1:
-        spreading = variance(*deltas)
-        least = least_chosen(spreading, density=select_topk)
-        deltas = [where_at_least(delta, spreading, least) for delta in deltas]
-    sizes = shares(*(squared_norm(delta) for delta in deltas))
-    return add_scaled(base, agreeing_mean(*deltas, sizes=sizes), scale)
+
+    def merge(deltas: list[Node]) -> Node:
+        if select_topk < 1:
+            spreading = variance(*deltas)
+            least = least_chosen(spreading, density=select_topk)
+            deltas = [where_at_least(delta, spreading, least) for delta in deltas]
+        return agreeing_mean(*deltas, sizes=shares(*(squared_norm(delta) for delta in deltas)))
+
+    return add_merged(base, models, scale, merge)
 
 
 def _changed(deltas: tuple[Tensor, ...], epsilon: float) -> tuple[list[Tensor], Tensor]:
@@ -216,11 +248,10 @@ def ram(base: Base, *models: Experts, epsilon: Changed = 1e-5, scale: Scale = 1.
 ):
     """base + scale d: an entry that one model changes is kept, one that several change is their mean.
 
-    Source: Reinforced Agent Merging, 2026, arXiv:2601.13572; mergekit.
+    Agrees: the official code, mergekit.
+    Source: Reinforced Agent Merging, 2026, arXiv:2601.13572.
     """
-    if is_constant(scale, 0):
-        return base
-    return add_scaled(base, kept_or_averaged(*deltas_to(base, models), epsilon=epsilon), scale)
+    return add_merged(base, models, scale, lambda deltas: kept_or_averaged(*deltas, epsilon=epsilon))
 
 
 @merge_method(composite=True)
@@ -234,15 +265,18 @@ def ramplus_tl(
 ) -> Return(Tensor, "weight"):
     """As `ram`, what a model alone changes times 1 + r min(rho, alpha), rho = shared over lone changes.
 
-    rho is counted for each model and tensor.
-    Source: Reinforced Agent Merging, 2026, arXiv:2601.13572; mergekit.
+    rho is counted for each model and tensor, which is what tl (tensor-local) stands for.
+    Agrees: mergekit.
+    Differs: RAM+ of the paper counts rho over the whole model, which is not here.
+    Source: mergekit, of Reinforced Agent Merging, 2026, arXiv:2601.13572.
     """
-    if is_constant(scale, 0):
-        return base
-    deltas = deltas_to(base, models)
-    counts = entries_shared(*deltas, epsilon=epsilon)
-    factors = reinforcement(counts, epsilon=epsilon, r=r, alpha=alpha)
-    return add_scaled(base, shared_or_alone(*deltas, factors=factors, epsilon=epsilon), scale)
+
+    def merge(deltas: list[Node]) -> Node:
+        counts = entries_shared(*deltas, epsilon=epsilon)
+        factors = reinforcement(counts, epsilon=epsilon, r=r, alpha=alpha)
+        return shared_or_alone(*deltas, factors=factors, epsilon=epsilon)
+
+    return add_merged(base, models, scale, merge)
 
 
 @merge_method(elementwise=True)

@@ -19,6 +19,9 @@ Kept = Parameter(float, ge=0, le=1, help="fraction of each task vector that is k
 Densities = Parameter(
     list[float], gt=0, le=1, help="fraction of each task vector that is kept: one for all, or a list"
 )
+KeptShares = Parameter(
+    list[float], ge=0, le=1, help="fraction of each task vector that is kept: one for all, or a list"
+)
 Dropped = Parameter(float, ge=0, le=1, help="fraction of each task vector that is dropped")
 Rescale = Parameter(
     str,

@@ -1,6 +1,7 @@
 """Reductions: sums, norms, products and order statistics of whole tensors, computed tile by tile."""
 
 import math
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -83,9 +84,41 @@ def kth_magnitude(a: Model, k: Kept) -> Return(Tensor, "param"):
     return a.abs()
 
 
-@reduction(rank=lambda count, density: count + 1 - max(int(density * count), 1), register=False)
-def least_kept(a: Model, density: Parameter(float)) -> Return(Tensor, "param"):
-    """The smallest of the int(density n) largest magnitudes, at least of one."""
+def whole_share(share: float, count: int) -> int:
+    """floor(share count), exactly: 0.29 of 100 is 29, where `int(0.29 * 100)` is 28.
+
+    A share that is the nearest float to a fraction of small terms (0.29, 1 / 3) stands for that fraction.
+    """
+    near = Fraction(share).limit_denominator(10**6)
+    return int((near if float(near) == share else Fraction(share)) * count)
+
+
+def _rank_of_least_kept(count: int, density: float, variant: str) -> int:
+    if variant == "sd-mecha":
+        return max(int((1 - density) * count), 1)
+    if density == 0:
+        return count + 1
+    kept = whole_share(density, count) if variant == "paper" else int(density * count)
+    return count + 1 - max(kept, 1)
+
+
+def _rank_of_largest_dropped(count: int, density: float, variant: str) -> int:
+    return _rank_of_least_kept(count, density, variant) - 1 or count + 1
+
+
+@reduction(rank=_rank_of_least_kept, register=False)
+def least_kept(a: Model, density: Parameter(float), variant: Parameter(str)) -> Return(Tensor, "param"):
+    """The smallest of the density n largest magnitudes; infinity where none is kept.
+
+    variant paper counts floor(density n) exactly, and mergekit in floats, both at least one unless density is
+    0; sd-mecha counts as `kth_magnitude`.
+    """
+    return a.abs()
+
+
+@reduction(rank=_rank_of_largest_dropped, register=False)
+def largest_dropped(a: Model, density: Parameter(float), variant: Parameter(str)) -> Return(Tensor, "param"):
+    """The largest magnitude below those that `least_kept` counts; infinity where nothing is dropped."""
     return a.abs()
 
 

@@ -1,20 +1,41 @@
 """Task vectors as subspaces: each is of low rank, and there they get into each other's way."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mecha_exp import Parameter, Return, factor, merge_method
-from mecha_exp.extensions.merge_methods import is_constant
-from mecha_exp.methods.linear import add_scaled, deltas_to, n_average, weighted_total
-from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Small
+from mecha_exp import Node, Parameter, Return, factor, merge_method
+from mecha_exp.methods.linear import add_merged, n_average, weighted_total
+from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Small
 from mecha_exp.methods.spectral import decomposition, singular_parts
+
+Decomposed = Parameter(
+    str,
+    choices=("paper", "rows"),
+    help="what is decomposed: tensors of two axes, or of two and more as matrices of the rows of axis 0",
+)
+
+
+@factor(elements=lambda shape: 2 * math.prod(shape))
+def known_parts(a: Model, variant: Parameter(str), **kwargs: Any) -> Return(Tensor, "param"):
+    """U, S and V^T of a matrix; the vectors of singular values that are rounding errors are zeros.
+
+    Nothing for what is not decomposed: tensors of one axis and, in the paper, of more than two and the
+    `text_projection` of CLIP.
+    """
+    is_matrix = a.ndim == 2 and "text_projection" not in kwargs["key"]
+    if not (is_matrix if variant == "paper" else a.ndim > 1):
+        return ()
+    u, s, vh = decomposition.__wrapped__(a)
+    known = s > s.max() * max(len(u), vh.shape[1]) * torch.finfo(s.dtype).eps
+    return u * known, s, vh
 
 
 @merge_method(register=False)
 def isotropic(total: Delta, parts: Small, count: Parameter(int)) -> Return(Tensor, "delta"):
-    """mean(S) U V^T; of a tensor of one axis the mean of the `count` deltas that make up the total."""
+    """mean(S) U V^T; without parts the mean of the `count` deltas that make up the total."""
     if not parts:
         return total / count
     u, s, vh = parts
@@ -22,31 +43,43 @@ def isotropic(total: Delta, parts: Small, count: Parameter(int)) -> Return(Tenso
 
 
 @merge_method(composite=True)
-def iso_c(base: Base, *models: Experts, scale: Scale = 1.0) -> Return(Tensor, "weight"):
-    """base + scale mean(S) U V^T, where U S V^T is the sum of the task vectors, rows being those of axis 0.
+def iso_c(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed = "paper") -> Return(
+    Tensor, "weight"
+):
+    """base + scale mean(S) U V^T, where U S V^T is the sum of the task vectors; of other tensors their mean.
 
-    A flat spectrum gives each direction that any task has learnt the same weight. Tensors of one axis get the
-    mean of the task vectors. Needs whole tensors; the decomposition serves all strengths of a sweep.
+    A flat spectrum gives each direction that any task has learnt the same weight. Needs whole tensors; the
+    decomposition serves all strengths of a sweep.
+    Variants: paper: matrices are the tensors of two axes, but for CLIP's text_projection. rows: tensors of
+    more axes too, as matrices of the rows of axis 0.
+    Agrees: the official code (variant=paper).
+    Differs: directions in which no task moves have no vectors but those of rounding errors, which the
+    official code gives full weight. Here they are left out.
     Source: Iso-C, Marczak et al. 2025, arXiv:2502.04959.
     """
-    if is_constant(scale, 0):
-        return base
-    total = weighted_total(*deltas_to(base, models), weights=[1.0] * len(models))
-    return add_scaled(base, isotropic(total, decomposition(total), count=len(models)), scale)
+
+    def merge(deltas: list[Node]) -> Node:
+        total = weighted_total(*deltas, weights=[1.0] * len(deltas))
+        return isotropic(total, known_parts(total, variant=variant), count=len(deltas))
+
+    return add_merged(base, models, scale, merge)
 
 
 @factor(elements=lambda shape, *, tasks: 2 * math.prod(shape) // tasks)
-def leading_parts(delta: Delta, tasks: Parameter(int)) -> Return(Tensor, "param"):
-    """U, S and V of the largest singular parts of a task, its share of the rank among so many `tasks`.
+def leading_parts(delta: Delta, tasks: Parameter(int), variant: Parameter(str), **kwargs: Any) -> Return(
+    Tensor, "param"
+):
+    """U, S and V of the largest singular parts of a task, floor(rank / tasks) of them; see `known_parts`.
 
-    At least one; parts of no size are left out, since their directions mean nothing.
+    At least one where variant is rows. Parts of no size are left out, since their directions mean nothing.
     """
-    parts = decomposition.__wrapped__(delta)
+    parts = known_parts.__wrapped__(delta, variant, **kwargs)
     if not parts:
         return ()
     u, s, vh = parts
-    known = s[: max(len(s) // tasks, 1)] > s.max() * max(len(u), vh.shape[1]) * torch.finfo(s.dtype).eps
-    return u[:, : len(known)][:, known], s[: len(known)][known], vh[: len(known)][known].mT
+    known = torch.arange(len(s), device=s.device) < max(len(s) // tasks, int(variant == "rows"))
+    known &= (u != 0).any(0)
+    return u[:, known], s[known], vh[known].mT
 
 
 @factor(elements=lambda shape: 2 * math.prod(shape))
@@ -62,6 +95,8 @@ def separated(*parts: Small) -> Return(Tensor, "param"):
 
 
 def _nearest_frame(matrix: Tensor) -> Tensor:
+    if not matrix.numel():
+        return matrix
     u, _, vh = singular_parts(matrix)
     return u @ vh
 
@@ -76,16 +111,26 @@ def from_parts(mean: Delta, parts: Small) -> Return(Tensor, "delta"):
 
 
 @merge_method(composite=True)
-def tsv_m(base: Base, *models: Experts, scale: Scale = 1.0) -> Return(Tensor, "weight"):
+def tsv_m(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed = "paper") -> Return(
+    Tensor, "weight"
+):
     """base + scale sum_i U_i S_i V_i^T, the singular parts of all task vectors made orthogonal to each other.
 
-    Each of N task vectors keeps 1 / N of the full rank, of the rows of axis 0; the stacked singular vectors
-    are replaced by the nearest orthonormal ones, so that tasks no longer interfere. Tensors of one axis get
-    the mean of the task vectors. Needs whole tensors; the decompositions serve all strengths of a sweep.
+    Each of N task vectors keeps floor(rank / N) parts, so a matrix with fewer directions than tasks stays the
+    base's; the stacked singular vectors are replaced by the nearest orthonormal ones, so that tasks no longer
+    interfere. Other tensors get the mean of the task vectors. Needs whole tensors; the decompositions serve
+    all strengths of a sweep.
+    Variants: paper: matrices are the tensors of two axes, but for CLIP's text_projection. rows: tensors of
+    more axes too, as matrices of the rows of axis 0, and of each task at least one part is kept.
+    Agrees: the official code (variant=paper) where the parts that are kept have a size.
+    Differs: parts of no size have no vectors but those of rounding errors, which take room in the official
+    code. Here they are left out.
     Source: TSV-Merge, Gargiulo et al. 2024, arXiv:2412.00081.
     """
-    if is_constant(scale, 0):
-        return base
-    deltas = deltas_to(base, models)
-    parts = separated(*(leading_parts(delta, tasks=len(deltas)) for delta in deltas))
-    return add_scaled(base, from_parts(n_average(*deltas), parts), scale)
+
+    def merge(deltas: list[Node]) -> Node:
+        settings = {"tasks": len(deltas), "variant": variant}
+        parts = separated(*(leading_parts(delta, **settings) for delta in deltas))
+        return from_parts(n_average(*deltas), parts)
+
+    return add_merged(base, models, scale, merge)

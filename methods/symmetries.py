@@ -59,6 +59,7 @@ class rebasin:
     theirs. The model config of a says which units there are (`symmetries` in docs/model-configs.md). In
     memory is one layer at a time, and about 20 n^2 bytes for n units: 520 MB for the widest of SDXL.
 
+    Agrees: the paper's weight matching, sd-mecha.
     Source: Git Re-Basin, weight matching (Ainsworth et al. 2022, arXiv:2209.04836); sd-mecha.
     """
 

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError, Return, merge_method
-from mecha_exp.extensions.merge_methods import is_constant
-from mecha_exp.methods.linear import add_scaled, deltas_to, task_arithmetic
+from mecha_exp.methods.linear import add_merged, task_arithmetic
 from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Weights
 
 Threshold = Parameter(
@@ -41,13 +40,14 @@ def tall_mask(
     """base + scale t where |d_task| >= threshold |t - d_task|, t being the sum of the task vectors.
 
     One sum and a bit for each entry and task hold nearly all that the fine-tuned models knew.
+    Agrees: the official code.
+    Differs: one threshold serves all tasks, where the paper finds one for each.
     Source: TALL masks, Wang et al. 2024, arXiv:2405.07813.
     """
     if task >= len(models):
         raise RecipeError(f"task: {task} is not one of the {len(models)} models, which count from 0")
-    if is_constant(scale, 0):
-        return base
-    return add_scaled(base, used_by(*deltas_to(base, models), index=task, threshold=threshold), scale)
+    mask = {"index": task, "threshold": threshold}
+    return add_merged(base, models, scale, lambda deltas: used_by(*deltas, **mask))
 
 
 @merge_method(composite=True)
@@ -62,13 +62,12 @@ def consensus(
 
     A task uses an entry if |d_i| >= threshold |t - d_i|. What one task alone uses (selfish weights) and what
     none does is left at the base.
+    Agrees: the official code.
+    Differs: one threshold serves all tasks, where the paper finds one for each.
     Source: Consensus task arithmetic, Wang et al. 2024, arXiv:2405.07813.
     """
-    if is_constant(scale, 0):
-        return base
-    return add_scaled(
-        base, used_by_several(*deltas_to(base, models), least=least, threshold=threshold), scale
-    )
+    mask = {"least": least, "threshold": threshold}
+    return add_merged(base, models, scale, lambda deltas: used_by_several(*deltas, **mask))
 
 
 @merge_method(composite=True)
@@ -78,13 +77,17 @@ def lines(
     alpha: Parameter(float, help="strength at the shallowest layer") = 0.3,
     beta: Parameter(float, help="how much stronger the deepest layer is") = 0.7,
     depth: Parameter(
-        float, ge=0, le=1, help="of the key's layer: 0 the shallowest, 1 the deepest; by block"
-    ) = 1.0,
+        float, ge=0, le=1, help="of the key's layer: 0 the shallowest, 1 the deepest; LINEAR or by block"
+    ),
     weights: Weights = 1.0,
 ) -> Return(Tensor, "weight"):
     """base + (alpha + beta depth) sum_i weights_i (model_i - base): shallow layers change least.
 
-    `depth` is given by block. What all tasks share lies in the shallow layers, and is kept so.
+    What all tasks share lies in the shallow layers, and is kept so. The depth LINEAR is i / (L - 1) for layer
+    i of L, and 0 for what lies in no layer; else give each block its own.
+    Agrees: the official code, with depth LINEAR.
+    Differs: for several tasks the official code reckons alpha from norms, |sum| / |merged| / N over the whole
+    model; here alpha is given.
     Source: LiNeS, Wang et al. 2024, arXiv:2410.17146.
     """
     return task_arithmetic(base, *models, weights=weights, scale=alpha + beta * depth)

@@ -1,26 +1,28 @@
 """TIES and its relatives: trim deltas, elect signs, merge what agrees."""
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
-from mecha_exp import Node, Parameter, Return, merge_method
-from mecha_exp.extensions.merge_methods import is_constant, spread
-from mecha_exp.methods.centres import Iterations, Nearest, Progress, consecutive_share, geometric_median
-from mecha_exp.methods.linear import add_scaled, deltas_to, weighted_total
+from mecha_exp import Node, Parameter, RecipeError, Return, merge_method
+from mecha_exp.extensions.merge_methods import spread
+from mecha_exp.methods.centres import Iterations, Nearest, Progress, geometric_median, row_share
+from mecha_exp.methods.linear import add_merged, weighted_total
 from mecha_exp.methods.parameters import (
     Alpha,
     Base,
     Delta,
-    Densities,
     Experts,
     Kept,
+    KeptShares,
     RowNorm,
     Scale,
     Small,
     VoteBySize,
     Weights,
 )
-from mecha_exp.methods.reductions import kth_magnitude, least_kept
+from mecha_exp.methods.reductions import kth_magnitude, largest_dropped, least_kept
 
 
 @merge_method(elementwise=True, register=False)
@@ -56,6 +58,9 @@ def elect_and_average(*deltas: Delta, vote_sgn: VoteBySize = False) -> Return(Te
 def ties_sum(*deltas: Delta, k: Kept = 1.0, vote_sgn: VoteBySize = False) -> Return(Tensor, "delta"):
     """Trim each delta to its `k` largest entries, elect a sign for each entry, average those that agree.
 
+    Agrees: sd-mecha.
+    Differs: the paper elects by the sum of the values (`vote_sgn`), trims over the whole model and keeps k n
+    entries, not k n + 1: see `ties`.
     Source: TIES-Merging, Yadav et al. 2023, arXiv:2306.01708; trimmed and elected as in sd-mecha.
     """
     return elect_and_average(*_trimmed(deltas, k), vote_sgn=vote_sgn)
@@ -71,11 +76,12 @@ def add_difference_ties(
 ) -> Return(Tensor, "weight"):
     """base + alpha ties_sum(model_i - base), `k` being the fraction of each task vector that is kept.
 
+    Agrees: sd-mecha.
+    Differs: the paper elects by the sum of the values (`vote_sgn`), trims over the whole model and keeps k n
+    entries, not k n + 1: see `ties`.
     Source: TIES-Merging, Yadav et al. 2023, arXiv:2306.01708.
     """
-    if is_constant(alpha, 0):
-        return base
-    return add_scaled(base, ties_sum(*deltas_to(base, models), k=k, vote_sgn=vote_sgn), alpha)
+    return add_merged(base, models, alpha, lambda deltas: ties_sum(*deltas, k=k, vote_sgn=vote_sgn))
 
 
 @merge_method(rowwise=True, register=False)
@@ -83,7 +89,7 @@ def elect_and_take_stock(*deltas: Delta, vote_sgn: VoteBySize, cos_eps: RowNorm)
     """The mean of what agrees, times model stock's factor of each row of what agrees."""
     chosen = elected(deltas, vote_sgn)
     agreeing = tuple(torch.where(yes, delta, 0) for yes, delta in zip(chosen, deltas, strict=True))
-    return mean_of(deltas, chosen) * consecutive_share(agreeing, cos_eps)
+    return mean_of(deltas, chosen) * row_share(agreeing, cos_eps)
 
 
 @merge_method(elementwise=True, register=False)
@@ -111,6 +117,8 @@ def ties_sum_extended(
     """As `ties_sum`, but model stock or the geometric median of what agrees (`apply_stock`, `apply_median`).
 
     sd-mecha 1.1.8 has `apply_stock` the wrong way round; here true applies it. The median goes first.
+    Agrees: sd-mecha, whose apply_stock is the wrong way round.
+    Differs: no paper joins the two; the parts differ as `ties_sum` and `model_stock` do.
     Source: TIES-Merging, arXiv:2306.01708; Model Stock, arXiv:2403.19522; sd-mecha.
     """
     trimmed = _trimmed(deltas, k)
@@ -138,26 +146,35 @@ def add_difference_ties_extended(
 ) -> Return(Tensor, "weight"):
     """base + alpha ties_sum_extended(model_i - base).
 
+    Agrees: sd-mecha, whose apply_stock is the wrong way round.
+    Differs: as `ties_sum_extended`.
     Source: TIES-Merging, arXiv:2306.01708; Model Stock, arXiv:2403.19522; sd-mecha.
     """
-    if is_constant(alpha, 0):
-        return base
     settings = {"k": k, "vote_sgn": vote_sgn, "apply_stock": apply_stock, "apply_median": apply_median}
     limits = {"cos_eps": cos_eps, "eps": eps, "maxiter": maxiter, "ftol": ftol}
-    return add_scaled(base, ties_sum_extended(*deltas_to(base, models), **settings, **limits), alpha)
+    return add_merged(base, models, alpha, lambda deltas: ties_sum_extended(*deltas, **settings, **limits))
 
 
 @merge_method(elementwise=True, register=False)
-def agreeing_total(*deltas: Delta, weights: Weights, normalize: Parameter(bool) = False) -> Return(
-    Tensor, "delta"
-):
-    """The sum of the weighted entries whose sign is that of the sum of them all, a zero sum counting as +.
+def agreeing_total(
+    *deltas: Delta,
+    weights: Weights,
+    normalize: Parameter(bool) = False,
+    elect: Parameter(str) = "mass",
+    zero_sum: Parameter(str) = "plus",
+) -> Return(Tensor, "delta"):
+    """The sum of the weighted entries whose sign is that of the sum of them all, or of their signs (count).
 
-    `normalize` divides by the sum of the weights of those that agree.
+    A zero sum elects no sign (none), or counts as positive (plus). `normalize` divides by the sum of the
+    weights of those that agree.
     """
     weighted = [delta * weight for delta, weight in zip(deltas, weights, strict=True)]
-    positive = sum(weighted) >= 0
-    agree = [((w > 0) == positive) & (w != 0) for w in weighted]
+    votes = sum(weighted) if elect == "mass" else sum(w.sign() for w in weighted)
+    if zero_sum == "plus":
+        positive = votes >= 0
+        agree = [((w > 0) == positive) & (w != 0) for w in weighted]
+    else:
+        agree = [(w.sign() == votes.sign()) & (w != 0) for w in weighted]
     total = sum(torch.where(yes, w, 0) for yes, w in zip(agree, weighted, strict=True))
     if not normalize:
         return total
@@ -166,25 +183,81 @@ def agreeing_total(*deltas: Delta, weights: Weights, normalize: Parameter(bool) 
 
 
 def merged_deltas(
-    deltas: list[Node], weights: float | list[float], consensus: bool, normalize: bool = False
+    deltas: list[Node], weights: float | list[float], consensus: bool, normalize: bool = False, **vote: str
 ) -> Node:
-    """The weighted sum of deltas, or of what agrees in sign; divided by the weights if it is to be a mean."""
+    """The weighted sum of deltas, or of what agrees in sign; divided by the weights if it is to be a mean.
+
+    `vote` holds `elect` and `zero_sum` of `agreeing_total`.
+    """
     each = spread(weights, len(deltas))
     if consensus:
-        return agreeing_total(*deltas, weights=each, normalize=normalize)
+        return agreeing_total(*deltas, weights=each, normalize=normalize, **vote)
     divisor = sum(each) if normalize and abs(sum(each)) > 1e-8 else 1.0
     return weighted_total(*deltas, weights=[weight / divisor for weight in each])
 
 
-def keep_largest(deltas: list[Node], density: float | list[float]) -> list[Node]:
-    """Keep the int(density n) largest entries of each delta, at least one, and all that tie with the last."""
+@merge_method(elementwise=True, register=False)
+def trim_with_ties(delta: Delta, threshold: Small) -> Return(Tensor, "delta"):
+    """The entries of a magnitude above `threshold`, or all where it is infinite; the others become 0."""
+    return torch.where((delta.abs() > threshold) | (threshold == torch.inf), delta, 0)
+
+
+def keep_largest(
+    deltas: list[Node], density: float | list[float], variant: str, ties_kept: bool = True
+) -> list[Node]:
+    """Keep the density n largest entries of each delta, with all or none of those that tie with the last."""
+    threshold, kept = (least_kept, trim) if ties_kept else (largest_dropped, trim_with_ties)
     return [
-        trim(delta, least_kept(delta, density=share)) if share < 1 else delta
+        kept(delta, threshold(delta, density=share, variant=variant)) if share < 1 else delta
         for delta, share in zip(deltas, spread(density, len(deltas)), strict=True)
     ]
 
 
-Normalize = Parameter(bool, help="divide by the weights of the models that are summed")
+@dataclass(frozen=True)
+class Switches:
+    """What papers and projects do differently under the name of TIES.
+
+    Attributes:
+        elect: the sign of the sum of the values (mass), or of the sum of their signs (count).
+        combine: the mean of what agrees, or its sum.
+        zero_sum: whether a zero sum elects no sign (none), or counts as positive (plus).
+        ties_kept: whether all entries that tie with the last one kept are kept, or none of them.
+    """
+
+    elect: str = "mass"
+    combine: str = "mean"
+    zero_sum: str = "none"
+    ties_kept: bool = True
+
+    def but(self, **given: str | bool | None) -> "Switches":
+        """The switches with those that are given in place of the variant's."""
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+    def merge(self, deltas: list[Node], weights: float | list[float]) -> Node:
+        """Elect a sign for each entry, and combine what agrees with it."""
+        vote = {"elect": self.elect, "zero_sum": self.zero_sum}
+        return merged_deltas(deltas, weights, consensus=True, normalize=self.combine == "mean", **vote)
+
+
+TIES = {
+    "paper": Switches(),
+    "mergekit": Switches(zero_sum="plus"),
+    "sd-mecha": Switches(elect="count"),
+}
+"""What each variant of `ties` sets."""
+
+Trim = Parameter(
+    str, choices=("tensor", "global"), help="trim each tensor, or the whole model at once, as the paper does"
+)
+Elect = Parameter(
+    str | None,
+    choices=("mass", "count"),
+    help="the sign of the sum of the values, or of their signs",
+)
+Combine = Parameter(str | None, choices=("mean", "sum"), help="the mean of what agrees in sign, or its sum")
+TiesKept = Parameter(
+    bool | None, help="keep all entries that tie with the last one that is kept, or none of them"
+)
 
 
 @merge_method(composite=True)
@@ -192,17 +265,35 @@ def ties(
     base: Base,
     *models: Experts,
     weights: Weights = 1.0,
-    density: Densities = 1.0,
-    normalize: Normalize = True,
+    density: KeptShares = 1.0,
     scale: Scale = 1.0,
+    variant: Parameter(str, choices=tuple(TIES), help="whose TIES: it sets what is not given") = "mergekit",
+    trim: Trim = "tensor",
+    elect: Elect = None,
+    combine: Combine = None,
+    ties_kept: TiesKept = None,
 ) -> Return(Tensor, "weight"):
-    """base + scale sum of what agrees with the sign of sum_i w_i d_i, over the weights of what agrees.
+    """base + scale sum_i w_i d_i / sum_i w_i over the models that agree with the elected sign of the entry.
 
-    d_i is model_i - base, trimmed to its int(density n) largest entries, at least one, and whatever ties with
-    the last of them. A zero sum counts as positive.
+    d_i is model_i - base, trimmed to its floor(density n) largest entries: at least one, and none for
+    density 0. The sign is that of sum_i w_i d_i.
+    Variants: paper: elect=mass, combine=mean, ties_kept=true; a zero sum elects no sign. mergekit: as paper,
+    but a zero sum counts as positive, and density n is computed in floats. sd-mecha: elect=count, and one
+    entry more is kept.
+    Agrees: mergekit (variant=mergekit), sd-mecha's add_difference_ties (variant=sd-mecha).
+    Differs: the paper trims over the whole model, here each tensor is trimmed. Where values cancel exactly,
+    the official code gives an entry the sign of the majority of all entries. mergekit keeps some of the
+    entries that tie.
     Source: TIES-Merging, Yadav et al. 2023, arXiv:2306.01708; weighted as in mergekit.
     """
-    if is_constant(scale, 0):
-        return base
-    kept = keep_largest(deltas_to(base, models), density)
-    return add_scaled(base, merged_deltas(kept, weights, consensus=True, normalize=normalize), scale)
+    if trim == "global":
+        raise RecipeError(
+            "trim: global is the k-th magnitude over all tensors of a model, and reductions see one tensor "
+            "at a time. Use trim=tensor, which keeps the same fraction of each tensor."
+        )
+    switches = TIES[variant].but(elect=elect, combine=combine, ties_kept=ties_kept)
+
+    def merge(deltas: list[Node]) -> Node:
+        return switches.merge(keep_largest(deltas, density, variant, switches.ties_kept), weights)
+
+    return add_merged(base, models, scale, merge)

@@ -105,7 +105,7 @@ RECIPES: dict[str, Recipe] = {
     "multislerp from a base": lambda *x: m.multislerp(*x[1:], base=x[0], weights=WEIGHTS),
     "karcher": lambda *x: m.karcher(*x),
     "ties": lambda *x: m.ties(*x, weights=WEIGHTS, density=0.4, scale=0.8),
-    "ties, not normalized": lambda *x: m.ties(*x, weights=WEIGHTS, density=0.4, normalize=False),
+    "ties, not normalized": lambda *x: m.ties(*x, weights=WEIGHTS, density=0.4, combine="sum"),
     "ties with opposite weights": lambda *x: m.ties(*x, weights=[1.0, -0.5, 0.3], density=[0.3, 0.6, 1.0]),
     "dare_linear": lambda *x: m.dare_linear(*x, weights=WEIGHTS, density=1.0),
     "dare_ties": lambda *x: m.dare_ties(*x, weights=WEIGHTS, density=1.0),

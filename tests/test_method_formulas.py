@@ -107,17 +107,17 @@ def median(*x: Array) -> Array:
     return np.sort(np.stack(x), axis=0)[(len(x) - 1) // 2]
 
 
-def iso_c(base: Array, *x: Array) -> Array:
+def iso_c(base: Array, *x: Array, most_axes: int = 2) -> Array:
     deltas = [model - base for model in x]
-    if base.ndim < 2:
+    if not 2 <= base.ndim <= most_axes:
         return base + 0.7 * sum(deltas) / len(x)
     u, s, vh = np.linalg.svd(sum(deltas).reshape(len(base), -1), full_matrices=False)
     return base + 0.7 * s.mean() * (u @ vh).reshape(base.shape)
 
 
-def tsv_m(base: Array, *x: Array) -> Array:
+def tsv_m(base: Array, *x: Array, most_axes: int = 2) -> Array:
     deltas = [model - base for model in x]
-    if base.ndim < 2:
+    if not 2 <= base.ndim <= most_axes:
         return base + 0.7 * sum(deltas) / len(x)
     parts = [np.linalg.svd(delta.reshape(len(base), -1), full_matrices=False) for delta in deltas]
     count = len(parts[0][1]) // len(x)
@@ -208,7 +208,13 @@ CASES: dict[str, tuple[Recipe, Formula]] = {
     "median of 3": (lambda x: m.median(*x[:3]), lambda key, x: median(*x[:3])),
     "median of 4": (lambda x: m.median(*x), lambda key, x: median(*x)),
     "iso_c": (lambda x: m.iso_c(*x, scale=0.7), lambda key, x: iso_c(*x)),
+    "iso_c of rows": (
+        lambda x: m.iso_c(*x, scale=0.7, variant="rows"), lambda key, x: iso_c(*x, most_axes=4)
+    ),
     "tsv_m": (lambda x: m.tsv_m(*x, scale=0.7), lambda key, x: tsv_m(*x)),
+    "tsv_m of rows": (
+        lambda x: m.tsv_m(*x, scale=0.7, variant="rows"), lambda key, x: tsv_m(*x, most_axes=4)
+    ),
     "lines": (
         lambda x: m.lines(*x, alpha=0.2, beta=0.6, depth=DEPTHS, weights=[0.5, 1, -2]),
         lambda key, x: lines(DEPTHS[key], *x),

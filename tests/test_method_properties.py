@@ -64,6 +64,8 @@ def bound(method: MergeMethod, models: Sequence[Tensor | StateDict], **given: An
         elif spec.is_model and (spec.required or spec.name in ("base", "c")):
             node = base if spec.name in ("base", "c") else rest.pop(0)
             named[spec.name] = fit(node, spec.spaces)
+        elif spec.required:
+            named[spec.name] = 0.5
     node, problems = method.bind(named)
     assert node is not None, problems
     return node
@@ -272,9 +274,10 @@ def test_every_number_may_differ_by_block(method, spec):
     def merged(given: Any) -> StateDict:
         return m.merge(bound(method, models, **{spec.name: given}), options=OPTIONS)
 
-    by_block = merged({"encoder": value, "default": spec.default})
+    other = 0.5 if spec.required else spec.default
+    by_block = merged({"encoder": value, "default": other})
 
-    expected = {"encoder.w": merged(value)["encoder.w"], "decoder.w": merged(spec.default)["decoder.w"]}
+    expected = {"encoder.w": merged(value)["encoder.w"], "decoder.w": merged(other)["decoder.w"]}
     assert contents(by_block) == contents(expected)
 
 

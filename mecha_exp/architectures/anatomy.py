@@ -86,6 +86,11 @@ class Anatomy:
         block = self.blocks.get(key, "")
         return (stack.index(block), len(stack)) if block in stack else None
 
+    @property
+    def has_layers(self) -> bool:
+        """Whether layers of the model are known."""
+        return bool(self._stacks)
+
     def side(self, key: str) -> int | None:
         """0 for a key before the layers, 1 for one after them; None where its name does not tell.
 

@@ -121,7 +121,7 @@ class ByKey:
         layer = self._bound.layer(key)
         if layer is not None:
             return curve.at(*layer)
-        if curve.elsewhere is not None:
+        if curve.elsewhere is not None and self._bound.has_layers:
             return curve.elsewhere
         side = self._bound.side(key)
         if side is None:

@@ -147,6 +147,7 @@ def _presets() -> dict[str, Sampled]:
     named |= {name: f"R_{name}" for name in curves if name.startswith("SMOOTHSTEP") and name[10:]}
     named |= {f"{kind}_CUBIC_HERMITE": f"{kind}_REVERSE_CUBIC_HERMITE" for kind in ("TRUE", "FAKE")}
     curves |= {reverse: _reversed(curves[name]) for name, reverse in named.items()}
+    curves["LINEAR"] = _over_depth(lambda t: t)  # of LiNeS, arXiv:2410.17146
     return curves | {"ALL_A": lambda index, count: 0.0, "ALL_B": lambda index, count: 1.0}
 
 

@@ -6,7 +6,7 @@ import importlib
 import importlib.resources
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -29,17 +29,31 @@ STREAMING = {
 }
 """The texts about memory, by how a method runs."""
 
+SECTIONS = ("Variants", "Agrees", "Differs", "Source")
+"""In a method's docstring: what `variant` chooses, who agrees, how the paper differs, and the source."""
+
+VARIANTS = ("variant", "pairs")
+"""The parameters that choose between a paper and its peers."""
+
+_ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
+
 
 def describe(method: MergeMethod) -> dict[str, Any]:
     """A method as plain data: formula, source, kind, memory, parameters, and an example."""
-    formula, details, source = _docstring_parts(method)
+    formula, details, sections = _docstring_parts(method)
     signature = method.signature
+    source = sections["source"].rstrip(".")
     return {
         "name": method.identifier,
         "family": method.__wrapped__.__module__,
         "formula": formula,
         "details": details,
         "source": source,
+        "link": ", ".join(f"https://arxiv.org/abs/{number}" for number in _ARXIV.findall(source)),
+        "variants": sections["variants"],
+        "default": _default_variant(method),
+        "agrees": sections["agrees"],
+        "differs": sections["differs"],
         "kind": method.kind.value,
         "memory": STREAMING[_streaming(method)],
         "returns": " or ".join(signature.returned.spaces or ()) or "as its models",
@@ -48,12 +62,27 @@ def describe(method: MergeMethod) -> dict[str, Any]:
     }
 
 
-def _docstring_parts(method: MergeMethod) -> tuple[str, str, str]:
-    """The first line of the method's docstring, the other lines, and its source."""
+def _docstring_parts(method: MergeMethod) -> tuple[str, str, dict[str, str]]:
+    """The first line of the method's docstring, the other lines, and its sections by name."""
     text = inspect.getdoc(method.__wrapped__) or ""
-    text, _, source = text.partition("Source:")
-    formula, _, details = text.strip().partition("\n")
-    return formula, " ".join(details.split()), " ".join(source.split()).rstrip(".")
+    opening, *rest = re.split(rf"(?:^|(?<=\s))({'|'.join(SECTIONS)}): ", text)
+    formula, _, details = opening.strip().partition("\n")
+    named = {name.lower(): " ".join(words.split()) for name, words in zip(rest[::2], rest[1::2], strict=True)}
+    sections = dict.fromkeys(map(str.lower, SECTIONS), "") | named
+    return formula, " ".join(details.split()), sections
+
+
+def _default_variant(method: MergeMethod) -> str:
+    """The variant that a call has by default, and that of the recipes that set another one."""
+    spec = next((s for s in method.signature.parameters if s.name in VARIANTS), None)
+    if spec is None:
+        return ""
+    words = [f"{spec.name}={spec.default}"]
+    for name, text in _recipes():
+        chosen = re.search(rf"^{spec.name}: (\S+)", text, re.MULTILINE)
+        if chosen and re.search(rf"^  method: {method.identifier}$", text, re.MULTILINE):
+            words.append(f"recipe={name}: {chosen.group(1)}")
+    return ", ".join(words)
 
 
 def _parameter(spec: ParameterSpec) -> dict[str, Any]:
@@ -196,24 +225,60 @@ def show(method: dict[str, Any]) -> None:
             *(escape(str(v)) for v in (spec["name"], spec["type"], shown, spec["range"], spec["meaning"]))
         )
     stdout.print(table)
-    for title in ("kind", "memory", "returns", "source", "example"):
+    titles = (
+        "kind",
+        "memory",
+        "returns",
+        "source",
+        "link",
+        "default",
+        "variants",
+        "agrees",
+        "differs",
+        "example",
+    )
+    for title in titles:
         if method[title]:
             stdout.print(f"{title:<8} {escape(method[title])}", soft_wrap=True)
 
 
 def markdown(described: list[dict[str, Any]]) -> str:
-    """The built-in methods as Markdown, a table for each family, for docs/methods.md."""
+    """The built-in methods as Markdown for docs/methods.md: those of papers, then a table for each family."""
     families: dict[str, list[dict[str, Any]]] = {}
     for method in sorted(described, key=lambda d: (d["family"], d["name"])):
         if method["family"].startswith(BUILTIN_METHODS):
             families.setdefault(method["family"], []).append(method)
-    lines: list[str] = []
+    compared = [m for methods in families.values() for m in methods if m["agrees"] or m["differs"]]
+    lines = [
+        "### papers and peers",
+        "",
+        "Whose each method is, what is chosen by default, and what its paper has otherwise.",
+        "",
+    ]
+    lines += _table(
+        ("method", "source", "default", "variants", "agrees with", "differs"),
+        [
+            (
+                f"`{m['name']}`",
+                _linked(m["source"]),
+                *(m[c] for c in ("default", "variants", "agrees", "differs")),
+            )
+            for m in compared
+        ],
+    )
     for family, methods in families.items():
         about = (importlib.import_module(family).__doc__ or "").strip().splitlines()[0]
         lines += [f"### {family.rpartition('.')[2]}", "", about, ""]
-        lines += ["| method | what it computes | memory | source |", "| --- | --- | --- | --- |"]
-        for m in methods:
-            cells = (f"`{m['name']}`", m["formula"], m["memory"], m["source"])
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        lines.append("")
+        rows = [(f"`{m['name']}`", m["formula"], m["memory"], _linked(m["source"])) for m in methods]
+        lines += _table(("method", "what it computes", "memory", "source"), rows)
     return "\n".join(lines)
+
+
+def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(['---'] * len(titles))} |"]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def _linked(source: str) -> str:
+    return _ARXIV.sub(lambda found: f"[{found[0]}](https://arxiv.org/abs/{found[1]})", source)

@@ -19,11 +19,11 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
     [
         (["recipe=tise"], "recipe=tise: there is no such recipe. Did you mean 'ties'?"),
         (["alhpa=0.3"], "alhpa: the recipe 'ties' has no 'alhpa'. Did you mean 'alpha'?"),
-        (["recipe.kk=0.3"], "recipe.kk: recipe has no 'kk'. Did you mean 'k'?"),
+        (["recipe.densty=0.3"], "recipe.densty: recipe has no 'densty'. Did you mean 'density'?"),
         (["engine.worker=1"], "engine.worker: engine has no 'worker'. Did you mean 'workers'?"),
-        (["alpha=abc"], "recipe.alpha: expected a number, got 'abc'"),
-        (["k=1.5"], "recipe.k: 1.5 is out of range [0, 1]"),
-        (["vote_sgn=7"], "recipe.vote_sgn: expected true or false, got 7"),
+        (["alpha=abc"], "recipe.scale: expected a number, got 'abc'"),
+        (["k=1.5"], "recipe.density: 1.5 is out of range [0, 1]"),
+        (["ties_kept=7"], "recipe.ties_kept: expected true or false, got 7"),
         (["recipe=dare_ties", "density=0"], "recipe.density: 0 is out of range (0, 1]"),
         (["recipe=dare_ties", "weights=[1,2]"], "2 weights are given for 3 models"),
         (
@@ -36,7 +36,11 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
             ["recipe=ties,n_average", "kk=0.1,0.2", "-m"],
             "kk: the recipe 'n_average' has no 'kk'. It uses no hyperparameter.",
         ),
-        (["seed=0,1", "-m"], "seed: the recipe 'ties' has no 'seed'. It uses alpha, k, vote_sgn."),
+        (
+            ["seed=0,1", "-m"],
+            "seed: the recipe 'ties' has no 'seed'. It uses alpha, combine, elect, k, ties_kept, trim, "
+            "variant, weights.",
+        ),
         (["alpha=0.3", "-m", "--cfg", "job"], "Only one of --run, --multirun, --cfg, --info and"),
         (["trackng=none"], "trackng: the recipe 'ties' has no 'trackng'. Did you mean 'tracking'?"),
         (["recipe=ties,n_average", "sweep.replicates=2", "-m"], "and this recipe has no seed"),
@@ -83,10 +87,10 @@ def test_a_wrong_word_is_an_error_with_its_place_and_the_nearest_right_one(app, 
 
 
 def test_all_problems_of_a_recipe_are_reported_together(app, folder):
-    outcome = app("alpha=abc", "k=7", "vote_sgn=maybe")
+    outcome = app("alpha=abc", "k=7", "elect=maybe")
 
     assert outcome.status != 0
-    for name in ("recipe.alpha", "recipe.k", "recipe.vote_sgn"):
+    for name in ("recipe.scale", "recipe.density", "recipe.elect"):
         assert name in outcome.err
 
 
@@ -195,7 +199,7 @@ def test_one_bad_point_does_not_stop_the_others(app, folder):
 
     assert outcome.status != 0
     assert "1 of 3 points failed" in outcome.out
-    assert "alpha=abc: recipe.alpha: expected a number, got 'abc'" in outcome.out
+    assert "alpha=abc: recipe.scale: expected a number, got 'abc'" in outcome.out
     rows = next(folder.rglob("sweep.csv")).read_text().splitlines()
     assert [row.split(",")[2] for row in rows[1:4]] == ["FINISHED", "FAILED", "FINISHED"]
     assert next(folder.rglob("sweep.png")).is_file()

@@ -1,7 +1,7 @@
 """Every file under conf/ composes, and every recipe is the formula that its name promises."""
 
 from collections.abc import Callable
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -70,10 +70,11 @@ def slerp(a: Tensor, b: Tensor, t: float) -> Tensor:
 def ties(key: str, alpha: float = 1.0, k: float = 0.2) -> Tensor:
     trimmed = []
     for d in deltas(key):
-        t = d.abs().flatten().kthvalue(max(int((1 - k) * d.numel()), 1)).values
+        count = max(int(k * d.numel()), 1)
+        t = d.abs().flatten().topk(count).values[-1]
         trimmed.append(torch.where(d.abs() >= t, d, 0))
     stacked = torch.stack(trimmed)
-    agree = stacked.sign() == stacked.sign().sum(0).sign()
+    agree = (stacked.sign() == stacked.sum(0).sign()) & (stacked != 0)
     return base[key] + alpha * (stacked * agree).sum(0) / agree.sum(0).clamp(min=1)
 
 
@@ -82,8 +83,9 @@ def dare_ties(key: str, alpha: float = 0.5, density: float = 0.5) -> Tensor:
     for i, d in enumerate(deltas(key)):
         draws = torch.from_numpy(uniforms(key, 0, d.numel(), seed=0, stream=i)).reshape(d.shape)
         kept.append(torch.where(draws < density, d / density, 0))
-    positive = sum(kept) >= 0
-    return base[key] + alpha * sum(torch.where((d > 0) == positive, d, 0) for d in kept)
+    stacked = torch.stack(kept)
+    agree = (stacked.sign() == stacked.sum(0).sign()) & (stacked != 0)
+    return base[key] + alpha * (stacked * agree).sum(0) / agree.sum(0).clamp(min=1)
 
 
 def model_stock(key: str) -> Tensor:
@@ -94,7 +96,7 @@ def model_stock(key: str) -> Tensor:
 
 def model_stock_rows(key: str) -> Tensor:
     ds = deltas(key)
-    cosine = sum(torch.cosine_similarity(a, b, dim=-1) for a, b in pairwise(ds)) / 2
+    cosine = sum(torch.cosine_similarity(a, b, dim=-1) for a, b in combinations(ds, 2)) / 3
     t = (3 * cosine / (1 + 2 * cosine)).unsqueeze(-1)  # one for each row
     return base[key] + torch.where((1 + 2 * cosine.unsqueeze(-1)).abs() < 1e-6, 0, t * sum(ds) / 3)
 

@@ -115,7 +115,7 @@ def test_a_child_has_its_hyperparameters_inputs_metrics_and_tags(runs):
 
     assert child.data.params["alpha"] == "0.5"
     assert child.data.params["k"] == "0.2"
-    assert child.data.params["method"] == "add_difference_ties"
+    assert child.data.params["method"] == "ties"
     assert child.data.params["input/base"].endswith("base.safetensors")
     for metric in (
         "accuracy",

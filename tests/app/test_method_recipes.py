@@ -18,6 +18,7 @@ OTHERWISE = {
     "passthrough": {"alpha", "scale"},
     "ramplus_tl": {"alpha", "limit", "scale"},
     "rotate": {"alpha", "c"},
+    "ties": {"density", "k"},
 }
 """What recipes name otherwise than their method, or leave out, on purpose."""
 

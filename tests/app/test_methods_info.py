@@ -30,7 +30,8 @@ def test_the_list_names_every_method_by_family(capsys):
 
     for method in BUILT_IN:
         assert f"| `{method.identifier}` |" in listed
-    assert listed.index("### ties") < listed.index("| `ties` |")
+    assert listed.index("### papers and peers") < listed.index("| `ties` |")
+    assert listed.index("### ties") < listed.rindex("| `ties` |")
 
 
 def test_the_documentation_has_that_very_list(capsys):
@@ -49,6 +50,36 @@ def test_of_one_method_it_tells_the_ranges_the_meanings_the_source_and_a_command
     assert "arXiv:2406.11617" in said["source"]
     assert said["example"] == "python -m mecha_exp recipe=della"
     assert said["memory"] == "streams, row by row"
+
+
+def test_of_a_method_of_a_paper_it_tells_the_link_the_variants_and_how_the_paper_differs(capsys):
+    said = json.loads(told(capsys, "ties", "--json"))
+
+    assert said["link"] == "https://arxiv.org/abs/2306.01708"
+    assert said["default"] == "variant=mergekit, recipe=ties: paper, recipe=ties_weighted: mergekit"
+    assert said["variants"].startswith("paper: elect=mass")
+    assert "sd-mecha" in said["agrees"]
+    assert "over the whole model" in said["differs"]
+    shown = told(capsys, "ties")
+    assert all(f"\n{word} " in shown for word in ("link", "default", "variants", "agrees", "differs"))
+
+
+def test_every_method_of_a_paper_says_who_agrees_or_how_the_paper_differs():
+    described = [methods.describe(method) for method in BUILT_IN]
+
+    silent = {m["name"] for m in described if m["link"] and not (m["agrees"] or m["differs"])}
+    assert silent == set()
+
+
+def test_every_switch_between_papers_and_peers_is_explained():
+    for method in BUILT_IN:
+        spec = next((s for s in method.signature.parameters if s.name == "variant"), None)
+        said = methods.describe(method)
+        if spec is not None:
+            explained = said["variants"].startswith("as `") or all(
+                f"{v}:" in said["variants"] for v in spec.choices
+            )
+            assert explained, method.identifier
 
 
 WHOLE = {
@@ -103,7 +134,7 @@ def test_an_example_is_the_recipe_of_that_name_or_one_that_ends_with_the_method(
     assert EXAMPLES["task_arithmetic"] == "python -m mecha_exp recipe=task_arithmetic"
     assert EXAMPLES["rebasin"] == "python -m mecha_exp recipe=rebasin"
     assert EXAMPLES["truncate_rank"] == "python -m mecha_exp recipe=truncate_rank"
-    assert EXAMPLES["add_difference_ties"] == "python -m mecha_exp recipe=ties"
+    assert EXAMPLES["ties"] == "python -m mecha_exp recipe=ties"
 
 
 OF_ADAPTERS = {"extract_kohya_lokr", "extract_lycoris_lokr", "extract_lycoris_lora", "lora_delta"}

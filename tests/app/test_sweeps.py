@@ -21,7 +21,7 @@ def test_points_that_differ_in_anything_are_merged_in_one_pass(app, folder, pass
     assert outcome.status == 0, outcome.err
     assert passes_run == [8]
     assert {r["parameters"]["method"] for r in records(sweep_of(folder))} == {
-        "add_difference_ties",
+        "ties",
         "task_arithmetic",
     }
     assert "ties, task_arithmetic by alpha, output.dtype" in outcome.out

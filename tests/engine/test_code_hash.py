@@ -19,7 +19,7 @@ from mecha_exp.engine.code_hash import code_hash, code_hashes, of_function, sour
 from mecha_exp.engine.code_hash.functions import reach
 from mecha_exp.errors import ConfigError
 from mecha_exp.method_api.registry import all_methods
-from mecha_exp.methods.dropout import dare_linear
+from mecha_exp.methods.dare import dare_linear
 
 METHOD = """
 from torch import Tensor

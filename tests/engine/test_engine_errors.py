@@ -36,8 +36,8 @@ posix_only = pytest.mark.skipif(sys.platform == "win32", reason="files and right
 
 @merge_method(elementwise=True, register=False)
 def shorten(a: Parameter(Tensor)) -> Return(Tensor):
-    """Says that it is elementwise, and is not."""
-    return a[:-1]
+    """Says that it is elementwise, and is not for tiles of six."""
+    return a[:-1] if len(a) == 6 else a
 
 
 @merge_method(elementwise=True, register=False)

@@ -74,8 +74,8 @@ def steps(text: str) -> list[float]:
 
 
 def test_every_preset_is_checked_here():
-    assert PRESETS.keys() == STEPS.keys() | POINTS.keys() | set(REVERSES.values())
-    assert len(PRESETS) == 38
+    assert PRESETS.keys() == STEPS.keys() | POINTS.keys() | set(REVERSES.values()) | {"LINEAR"}
+    assert len(PRESETS) == 39
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -90,6 +90,10 @@ def test_curves_have_the_published_values(name):
     found = sampled(name, SD1)
 
     assert {place: found[place] for place in POINTS[name]} == pytest.approx(POINTS[name], abs=1e-12)
+
+
+def test_linear_is_the_depth_of_lines():
+    assert sampled("LINEAR", 5) == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
 @pytest.mark.parametrize(("name", "reverse"), REVERSES.items())

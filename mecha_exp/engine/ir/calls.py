@@ -34,6 +34,11 @@ class Call:
     """One method of a program with its constants at hand, to be run on the values of its arguments.
 
     Small values are float64 among themselves and have the dtype of the arithmetic where they meet a tile.
+
+    Attributes:
+        node, method: what is called.
+        dtype: of the arithmetic.
+        arguments: nodes for what is computed before, values for the rest.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class Call:
         self.method = node.method
         self._cache = cache
         small = extents[node] is Extent.SMALL and self.method.kind is not Kind.REDUCTION
-        self._dtype = torch.float64 if small else compute_dtype
+        self.dtype = torch.float64 if small else compute_dtype
         self._extents = extents
         given = dict(node.arguments)
         self.arguments = {
@@ -106,9 +111,9 @@ class Call:
         if isinstance(given, LiteralNode) or given is None:
             value = given.value if given is not None else () if spec.variadic else spec.default
             if spec.is_tensor and isinstance(value, float | int):
-                return torch.tensor(value, dtype=self._dtype)
+                return torch.tensor(value, dtype=self.dtype)
             if spec.is_tensor and isinstance(value, torch.Tensor):
-                return value.to(self._dtype).reshape(()) if value.numel() == 1 else given
+                return value.to(self.dtype).reshape(()) if value.numel() == 1 else given
             return list(value) if isinstance(value, tuple) and spec.interface is list else value
         return given
 
@@ -119,7 +124,7 @@ class Call:
             return operand
         value = values[operand]
         if self._extents[operand] is Extent.SMALL:
-            return value if value.dtype is self._dtype else value.to(self._dtype)
+            return value if value.dtype is self.dtype else value.to(self.dtype)
         if self._extents[operand] is Extent.FACTOR:
             return value
         return value.view(-1, columns) if columns is not None else value

@@ -13,6 +13,7 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner import checks
 from mecha_exp.engine.planner.batches import groups_of
 from mecha_exp.engine.planner.by_key import Binder
+from mecha_exp.engine.planner.elementwise import check_elementwise
 from mecha_exp.engine.planner.inputs import Inputs, prepare_inputs
 from mecha_exp.engine.planner.integers import different_integers
 from mecha_exp.engine.planner.key_plans import KeyPlanner
@@ -103,6 +104,7 @@ class _Planner:
         for key_plan in plans:
             if key_plan.program:
                 elements[key_plan.program] = elements.get(key_plan.program, 0) + key_plan.numel
+        check_elementwise(elements)
         backends = choose_backends(elements, self._options)
         self._note_quantised(plans)
         layouts, warnings = planner.layouts(plans), tuple(self._warnings)
