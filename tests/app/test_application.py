@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import mecha_exp
 from mecha_exp import deserialize, evaluator, merge
-from mecha_exp.app.command_line import reorder
+from mecha_exp.app.words.reading import reorder
 from mecha_exp.cli import NO_READER, VERBS
 from mecha_exp.system import progress
 
