@@ -192,7 +192,7 @@ def by_key(value: Mapping[str, Any]) -> Value | ByKey:
     """A value by key from a mapping of selectors; `default` is for the keys that none of them holds.
 
     A nested mapping named `blocks` is merged in, so that a preset can stand beside a default, and one named
-    `patterns` in it, for selectors that are no keys of a command line. `preset` names
+    `patterns` in it, for selectors that cannot be keys of a command line. `preset` names
     a curve, which replaces the default, and `convention` names the project whose blocks are meant; with a
     number each of them is an ordinary selector. A mapping of a default alone gives that default.
     """

@@ -139,7 +139,7 @@ class _Builder:
             return value
         words = {
             str(name): (self.node(item, f"{where}.{name}") or UNKNOWN)
-            if _is_node(item) and name != BLOCKS  # `blocks.model.layers.2=0.9` is no model
+            if _is_node(item) and name != BLOCKS  # `blocks.model.layers.2=0.9` means a block
             else item
             for name, item in value.items()
         }

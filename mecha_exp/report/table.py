@@ -53,9 +53,15 @@ def terminal_table(results: Results, width: int, limit: int = MAX_ROWS) -> Table
     columns = zip(*(row.label for row in listed), strict=True)
     cells = list(zip(*(distinct(column) for column in columns), strict=True))
     label_width = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
+    hidden = len(metrics)
     metrics = metrics[: _how_many_fit(metrics, listed, width - label_width)]
+    hidden -= len(metrics)
     title = Text(results.title, style="italic")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    if hidden:
+        where = "sweep.csv" if results.swept else "run.json"
+        table.caption = Text(f"{hidden} more column{'s' * (hidden > 1)}: {where}")
+        table.caption_justify = "left"
     for heading in headings:
         table.add_column(Text(heading), no_wrap=True)
     if results.has_replicates:
@@ -92,6 +98,8 @@ def estimate_text(estimate: Estimate) -> str:
     """
     if not estimate.count:
         return "nan" if estimate.lost else MISSING
+    if estimate.span is not None:
+        return f"{estimate.mean:.4g} ({estimate.span[0]:.4g} to {estimate.span[1]:.4g})"
     if estimate.half_width is None:
         return f"{estimate.mean:.4g}"
     if not estimate.half_width:

@@ -96,7 +96,7 @@ def _explain_file(word: str, words: Sequence[str]) -> str | None:
 
 
 def explain_flag(flag: str, arguments: Sequence[str], flags: Mapping[str, int], is_value: bool) -> str | None:
-    """A message for a word with dashes that is no flag; None for flags and for their values."""
+    """A message for a word with dashes that is not a flag; None for flags and for their values."""
     name, equals, value = flag.partition("=")
     if is_value or name in flags or any(f.startswith(name) and len(name) > 3 for f in flags):
         return None

@@ -91,7 +91,7 @@ def _overrides(words: Sequence[str], number: int, folders: Sequence[Path]) -> li
     """The overrides of a word.
 
     Raises:
-        ConfigError: it is no override, or its value cannot be used.
+        ConfigError: it is not an override, or its value cannot be used.
     """
     word = words[number]
     if "=" not in word and not word.startswith("~"):
