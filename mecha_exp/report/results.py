@@ -237,7 +237,24 @@ class Results:
     @property
     def notes(self) -> list[str]:
         """Remarks about single points, such as that one was merged again because an input has changed."""
-        return list(dict.fromkeys(f"{r.name}: {r.note}" for r in self.records if r.note))
+        remarks = list(dict.fromkeys(f"{r.name}: {r.note}" for r in self.records if r.note))
+        return [*remarks, *self._inputs]
+
+    @property
+    def _inputs(self) -> list[str]:
+        """The inputs of the points, where they differ: a line for each set of inputs."""
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for record in self.finished:
+            names = (n.removeprefix("input/") for n in record.parameters if n.startswith("input/"))
+            groups.setdefault(tuple(names), []).append(record.name)
+        if len(groups) < 2:
+            return []
+        lines = [
+            f"inputs of {', '.join(named[:3])}{' ...' * (len(named) > 3)}: {', '.join(names)}"
+            for names, named in groups.items()
+        ]
+        more = [f"inputs: {len(lines) - 10} more sets"] if len(lines) > 10 else []
+        return [*lines[:10], *more]
 
     @property
     def references(self) -> dict[str, dict[str, float]]:

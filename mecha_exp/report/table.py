@@ -121,6 +121,8 @@ def shortened(text: str, limit: int = MAX_CELL) -> str:
 def distinct(texts: Sequence[str], limit: int = MAX_CELL) -> list[str]:
     """Shorten texts and keep where they differ: common endings are cut first, then common beginnings.
 
+    Different texts that would still look alike have numbers.
+
     >>> distinct(["/data/models/first.safetensors", "/data/models/second.safetensors"], 20)
     ['/data/models/first…', '/data/models/second…']
     """
@@ -131,7 +133,11 @@ def distinct(texts: Sequence[str], limit: int = MAX_CELL) -> list[str]:
     cut = [text[: len(text) - tail] + "…" if tail > 1 else text for text in texts]
     if max(map(len, cut)) > limit and head > 1:
         cut = ["…" + text[head:] for text in cut]
-    return [shortened(text, limit) for text in cut]
+    short = [shortened(text, limit) for text in cut]
+    if len(set(short)) == len(set(texts)):
+        return short
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts), 1)}
+    return [f"{shortened(part, limit - 5)} #{numbers[text]}" for text, part in zip(texts, cut, strict=True)]
 
 
 def _common(texts: Sequence[str]) -> int:

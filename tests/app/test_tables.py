@@ -2,6 +2,10 @@
 
 import pytest
 
+from mecha_exp.report import Results
+from mecha_exp.report.table import MAX_CELL, distinct
+from mecha_exp.runs.record import Record
+
 
 @pytest.fixture
 def swept(app, folder, no_figures):
@@ -30,3 +34,25 @@ MANY = [
     for what in ("distance", "cosine", "relative_change")
     for model in ("base", "expert_0_3", "expert_4_6", "expert_7_9")
 ]
+
+
+def test_rows_that_merge_different_inputs_say_which():
+    records = [
+        Record(name, parameters={f"input/{model}": "x" for model in inputs})
+        for name, inputs in (("recipe=ties", "abc"), ("recipe=slerp", "bc"), ("recipe=dare", "abc"))
+    ]
+
+    assert Results("t", ["recipe"], records).notes == [
+        "inputs of recipe=ties, recipe=dare: a, b, c",
+        "inputs of recipe=slerp: b, c",
+    ]
+    assert Results("t", ["recipe"], records[::2]).notes == []
+
+
+def test_no_two_values_look_alike():
+    texts = [
+        f"[{','.join(f'expert_{i}_of_many_experts.safetensors' for i in s)}]" for s in ("012", "02", "12")
+    ]
+
+    assert len(set(distinct(texts))) == 3
+    assert all(len(text) <= MAX_CELL for text in distinct(texts))
