@@ -36,6 +36,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'mecha_exp' has no attribute '{name}': {error}") from None
 
 
+def __dir__() -> list[str]:
+    return _all()
+
+
 def _all() -> list[str]:
     """What `from mecha_exp import *` brings: the public names and every built-in merge method."""
     from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods

@@ -110,6 +110,11 @@ def merge(
     """
     node = as_node(recipe)
     is_file = isinstance(output, str | os.PathLike)
+    if not is_file and output is not None and not isinstance(output, MutableMapping):
+        raise ConfigError(
+            f"output: expected a path, a dictionary or None, got {type(output).__name__}. A module takes the "
+            "result by module.load_state_dict(merge(recipe))."
+        )
     _check_space(node, strict_merge_space if strict_merge_space is not ... else "weight" if is_file else None)
     if fallback_model is not None:
         node = node | fallback_model

@@ -16,9 +16,22 @@ in `Problems`, and raise when everything has been checked.
 import difflib
 from collections.abc import Iterable
 
+MAX_MESSAGE = 2000
+"""Characters of the longest message."""
+MAX_VALUE = 120
+"""Characters of a value in a message."""
+MAX_LISTED = 10
+"""Problems that one message lists."""
+
 
 class MechaError(Exception):
-    """The root of every error that mecha_exp raises on purpose."""
+    """The root of every error that mecha_exp raises on purpose.
+
+    A message of more than 2,000 characters is shortened in its middle.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(shortened(a, MAX_MESSAGE) if isinstance(a, str) else a for a in arguments))
 
 
 class ConfigError(MechaError):
@@ -81,8 +94,10 @@ class Problems:
         if len(self._messages) == 1:
             raise kind(self._messages[0])
         if self._messages:
-            listed = "".join(f"\n  {i}. {m}" for i, m in enumerate(self._messages, 1))
-            raise kind(f"{len(self._messages)} problems:{listed}")
+            listed = "".join(f"\n  {i}. {m}" for i, m in enumerate(self._messages[:MAX_LISTED], 1))
+            rest = len(self._messages) - MAX_LISTED
+            more = f"\n  and {rest} more" if rest > 0 else ""
+            raise kind(f"{len(self._messages)} problems:{listed}{more}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -92,13 +107,55 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     " Did you mean 'alpha'?"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    near = nearest(name, names)
     if near:
         return f" Did you mean {' or '.join(repr(n) for n in near)}?"
     if not names:
         return ""
-    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    shown = ", ".join(shortened(n, MAX_VALUE) for n in names[:12]) + (", ..." if len(names) > 12 else "")
     return f" Known: {shown}."
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """The names nearest to `name`, three at most, the nearest first; the case of letters does not count.
+
+    >>> nearest("grad_v", ["GRAD_V", "WRAP12"])
+    ['GRAD_V']
+    """
+    by_case: dict[str, list[str]] = {}
+    for other in sorted(known):
+        by_case.setdefault(other.casefold(), []).append(other)
+    near = difflib.get_close_matches(name[:MAX_VALUE].casefold(), by_case, n=3, cutoff=cutoff)
+    same = [name] if name in by_case.get(name.casefold(), ()) else []
+    return list(dict.fromkeys([*same, *(other for folded in near for other in by_case[folded])]))[:3]
+
+
+def brief(value: object, limit: int = MAX_VALUE) -> str:
+    """The representation of a value in one line, shortened in its middle.
+
+    >>> brief([0] * 100, 20)
+    '[0, 0, 0, 0, … 0, 0]'
+    """
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "dtype"):  # tensors and arrays, whose numbers say nothing here
+        return f"{type(value).__name__} of shape {list(shape)} and {value.dtype}"
+    return shortened(" ".join(repr(value).split()), limit)
+
+
+def shortened(text: str, limit: int) -> str:
+    """A text with its middle left out where it is longer than `limit` characters.
+
+    >>> shortened("abcdefghij", 7)
+    'abcd…ij'
+    """
+    if len(text) <= limit:
+        return text
+    if limit < MAX_MESSAGE:
+        tail = limit // 3
+        return f"{text[: limit - 1 - tail]}…{text[len(text) - tail :]}"
+    gap = f" … ({len(text):,} characters, the middle is left out) … "
+    tail = (limit - len(gap)) // 4
+    return text[: limit - len(gap) - tail] + gap + text[len(text) - tail :]
 
 
 def some(names: Iterable[str], limit: int = 10) -> str:

@@ -43,17 +43,57 @@ def test_a_file_is_imported_once(tmp_path: Path):
 def test_what_is_wrong_is_said_at_once_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("\n1 / 0\n")
+    Path("worse.py").write_text("import no_such_package\n")
 
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError) as missing:
         load_plugins(["brokn.py", "broken.py", "no_such_module"])
+    with pytest.raises(ConfigError) as broken:
+        load_plugins(["broken.py", "worse.py"])
 
     for words in (
         "brokn.py does not exist. Did you mean 'broken.py'?",
-        "broken.py cannot be imported: ZeroDivisionError: division by zero",
-        "line 2",
         "there is no module, file or folder 'no_such_module'",
     ):
-        assert words in str(error.value)
+        assert words in str(missing.value)
+    for words in (
+        "broken.py cannot be imported: ZeroDivisionError: division by zero",
+        "line 2",
+        "worse.py cannot be imported: ModuleNotFoundError",
+    ):
+        assert words in str(broken.value)
+
+
+def test_nothing_is_run_before_every_name_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "package").mkdir()
+    for file in ("runs.py", "package/__init__.py", "package/part.py"):
+        (tmp_path / file).write_text("open('log', 'w').close()\n")
+
+    for missing in ("no.py", "package.prat", "no.such", ".", "a..b", "package.part.deeper"):
+        if not Path(missing).is_dir():
+            with pytest.raises(ConfigError):
+                load_plugins(["runs.py", "package.part", missing])
+
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_plugin_alone_is_a_list_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("alone.py").write_text(DEFINES.format(name="test_p4"))
+
+    load_plugins("alone.py")
+
+    assert "test_p4" in all_evaluators()
+
+
+def test_of_a_folder_only_the_files_that_import_us_are_run(tmp_path: Path):
+    (tmp_path / "train.py").write_text("# for mecha_exp\nraise SystemExit('a training')\n")
+    (tmp_path / "evaluates.py").write_text(DEFINES.format(name="test_p5"))
+
+    load_plugins([str(tmp_path)])
+
+    assert "test_p5" in all_evaluators()
 
 
 OWN_METHOD = """

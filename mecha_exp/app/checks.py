@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -11,8 +11,13 @@ from omegaconf import OmegaConf
 
 from mecha_exp.app.grid import Grid, GridPoint, recipe_name, used_by
 from mecha_exp.app.hydra.compose import Composer
-from mecha_exp.errors import Problems, did_you_mean
+from mecha_exp.app.sweep.hyperparameters import recipes_with
+from mecha_exp.app.words.quoting import shell_word
+from mecha_exp.errors import Problems, did_you_mean, nearest, some
+from mecha_exp.graph.by_key import BLOCKS
 from mecha_exp.graph.curves import PRESETS
+
+_SINGULAR = {"blocks": "preset of blocks", "models": "set of models"}
 
 
 def values_of(override: Override) -> list[Any]:
@@ -30,7 +35,15 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
     options = composer.options(group) | set(PRESETS if group == "blocks" else ())
     for name in values_of(override):
         if isinstance(name, str) and name not in options:
-            problems.add(f"{group}={name}: there is no such {group}.{did_you_mean(str(name), options)}")
+            what = _SINGULAR.get(group, group)
+            problems.add(f"{group}={name}: there is no such {what}.{_option_hint(group, name, options)}")
+
+
+def _option_hint(group: str, name: str, options: Set[str]) -> str:
+    hint = did_you_mean(name, options)
+    if group == "evaluator" and not nearest(name, options):
+        return f"{hint} An evaluator of a plugin is chosen by {shell_word(f'evaluator.name={name}')}."
+    return hint
 
 
 def check_names(grid: Grid, problems: Problems) -> None:
@@ -40,9 +53,11 @@ def check_names(grid: Grid, problems: Problems) -> None:
     }
     raw = {id(base): OmegaConf.to_container(base, resolve=False) for base in grid.choices}
     for point, override in overrides.values():
+        key = override.key_or_group
         is_new = override.is_add() or override.is_force_add()
-        if not is_new and override.key_or_group not in grid.parameters:
-            _check_name(point, raw[id(point.base)], override.key_or_group, problems)
+        is_item = any(o.key_or_group == key.rpartition(".")[0] for o in point.overrides)
+        if not is_new and not is_item and key not in grid.parameters:
+            _check_name(point, raw[id(point.base)], key, problems)
 
 
 def _check_name(point: GridPoint, node: Any, key: str, problems: Problems) -> None:
@@ -55,15 +70,27 @@ def _check_name(point: GridPoint, node: Any, key: str, problems: Problems) -> No
         else:
             parent = ".".join(path[:depth]) or f"the recipe{recipe_name(point.base)}"
             hint = _hint(point, part, node if isinstance(node, dict) else {}, depth == 0)
-            problems.add(f"{key}: {parent} has no '{part}'.{hint}")
+            meant = _block_meant(point, path)
+            problems.add(f"{key}: {parent} has no '{part}'.{meant or hint}")
             return
+
+
+def _block_meant(point: GridPoint, path: Sequence[str]) -> str:
+    """The hint for a strength of a block that is sought below another key; empty for other keys."""
+    if BLOCKS in path[:-1]:
+        name = ".".join(path[list(path).index(BLOCKS) + 1 :])
+    elif len(path) > 1 and path[0] in used_by(point.config()) and not path[1].isdecimal():
+        name = ".".join(path[1:])
+    else:
+        return ""
+    return f" A block gets its own strength by {shell_word(f'{BLOCKS}.{name}=0.3')}"
 
 
 def _hint(point: GridPoint, name: str, siblings: dict[str, Any], is_top: bool) -> str:
     """The key that is likely meant by a name that the configuration lacks."""
     known = [str(key) for key in siblings if key != "hydra"]
     if not is_top:
-        return did_you_mean(name, known)
+        return did_you_mean(name, known) if known else ""
     deeper = [f"{key}.{name}" for key in known if isinstance(siblings[key], dict) and name in siblings[key]]
     return f" Did you mean '{deeper[0]}'?" if deeper else _nearest(name, known, used_by(point.config()))
 
@@ -72,7 +99,11 @@ def _nearest(name: str, known: Sequence[str], used: set[str]) -> str:
     """The closest name: a hyperparameter of the recipe is more likely than another key."""
     likely = difflib.get_close_matches(name, used, cutoff=0.6)
     near = likely or difflib.get_close_matches(name, known, cutoff=0.75)
-    return did_you_mean(name, near) if near else f" It uses {', '.join(sorted(used)) or 'no hyperparameter'}."
+    if near:
+        return did_you_mean(name, near)
+    others = recipes_with(name)
+    of_others = f" '{name}' belongs to {some((f'recipe={r}' for r in others), 4)}." if others else ""
+    return f" It uses {', '.join(sorted(used)) or 'no hyperparameter'}.{of_others}"
 
 
 def check_used(swept: set[str], grid: Grid, problems: Problems) -> None:
@@ -93,8 +124,10 @@ def check_used(swept: set[str], grid: Grid, problems: Problems) -> None:
 
 def check_distinct_outputs(grid: Grid, problems: Problems) -> None:
     """Whether points would overwrite each other's models."""
-    if not any(config.output.path for config in grid.first_of_each):
+    if not any(OmegaConf.to_container(c.output, resolve=False)["path"] for c in grid.first_of_each):  # type: ignore[index, call-overload]
         return
+    if "${hydra:" in str(OmegaConf.to_container(grid.first_of_each[0].output, resolve=False)):
+        return  # the folder or the number of the point, which differ
     paths = [str(config.output.path) for config in grid if config.output.save and config.output.path]
     if len(set(paths)) < len(paths):
         problems.add(

@@ -7,57 +7,30 @@ wrong is reported at once with the nearest valid name, before any folder is made
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from mecha_exp.app.checks import check_distinct_outputs, check_names, check_options, check_used, values_of
-from mecha_exp.app.grid import Grid
+from mecha_exp.app.grid import Grid, set_value
 from mecha_exp.app.hydra.compose import Composer, composer_of
 from mecha_exp.app.hydra.jobs import parse_override
-from mecha_exp.app.hydra.options import expand_presets
 from mecha_exp.app.sweep.points import Points, points_of
+from mecha_exp.app.unused import check_unused
+from mecha_exp.app.words.lists import fit_lists
+from mecha_exp.app.words.quoting import explain
+from mecha_exp.app.words.reading import read
 from mecha_exp.errors import ConfigError, Problems
 
-OPEN_NODES = ("blocks", "evaluator")
-"""Nodes that take any key: an override of a key in them does not need a `+`."""
-
-_VALUE_FLAGS = {"--cfg", "--config-path", "--config-name", "--config-dir", "--package"}
-_VALUE_FLAGS |= {"-c", "-cp", "-cn", "-cd", "-p"}
 OUR_SWEEPER = "lab"
 BLOCK = "block"
 """The key of the block that a point of a block ablation sets apart; a column of tables, no hyperparameter."""
-
-
-def reorder(arguments: Sequence[str]) -> list[str]:
-    """The arguments with every flag before every override, so that `-m` may stand anywhere.
-
-    >>> reorder(["recipe=ties", "-m", "alpha=0.3,0.5"])
-    ['-m', 'recipe=ties', 'alpha=0.3,0.5']
-    """
-    flags: list[str] = []
-    overrides: list[str] = []
-    rest = iter(arguments)
-    for word in rest:
-        if not word.startswith("-"):
-            overrides.append(_opened(word))
-            continue
-        flags.append(word)
-        if word in _VALUE_FLAGS:
-            flags.extend(itertools.islice(rest, 1))
-    return flags + overrides
-
-
-def _opened(word: str) -> str:
-    """`++blocks.x=1` for `blocks.x=1`, and a sweep for several presets of blocks."""
-    is_open = any(word.startswith(f"{node}.") for node in OPEN_NODES)
-    return f"++{word}" if is_open else expand_presets(word)
 
 
 @dataclass(frozen=True)
@@ -65,7 +38,7 @@ class CommandLine:
     """A command line that has been checked.
 
     Attributes:
-        typed: the arguments, reordered.
+        typed: the arguments as they were typed.
         arguments: the arguments for Hydra, with `++` where its configuration lacks a key.
         is_sweep: whether it is a multirun.
         swept: the keys with several values, in the order of the command line.
@@ -96,18 +69,20 @@ def check(arguments: Sequence[str]) -> CommandLine:
     Raises:
         ConfigError: everything that is wrong with it.
     """
-    with composer_of(arguments) as composer:
+    with composer_of(read(arguments)) as composer:
         return _check(list(arguments), composer)
 
 
-def _check(arguments: list[str], composer: Composer) -> CommandLine:
-    parsed = [parse_override(word) for word in composer.overrides]
+def _check(typed: list[str], composer: Composer) -> CommandLine:
     problems = Problems()
+    parsed = _parsed(composer.overrides, problems)
     chosen = [override for override in parsed if composer.is_group(override)]
     for override in chosen:
         check_options(override, composer, problems)
     problems.raise_as(ConfigError)
     first = composer.compose([*map(_first_choice, chosen), *_hydra_settings(parsed)])
+    overrides = fit_lists(parsed, first, composer.is_group)
+    parsed = [parse_override(word) for word in overrides]
     is_sweep = composer.is_multirun or first.hydra.mode == RunMode.MULTIRUN
     sweep = _sweep(parsed, first, composer) if is_sweep else _single(parsed)
     points = Grid.of(sweep.words, composer)
@@ -115,13 +90,30 @@ def _check(arguments: list[str], composer: Composer) -> CommandLine:
     problems.raise_as(ConfigError)
     keys = {key for key in sweep.swept if key not in composer.groups and key != BLOCK}
     added = points.parameters | sweep.own  # which the configuration of the sweep as a whole may lack
-    completed = [f"++{word}" if _key(word) in added else word for word in arguments]
+    completed = [f"++{word}" if _key(word) in added else word for word in (*composer.flags, *overrides)]
     jobs = [_job(words, points.parameters) for words in sweep.words]
     check_used(keys, points, problems)
+    check_unused(points, sweep.swept, sweep.own, problems)
     if is_sweep:
         check_distinct_outputs(points, problems)
     problems.raise_as(ConfigError)
-    return CommandLine(arguments, completed, is_sweep, sweep.swept, points[0], points, jobs, sweep.left_out)
+    return CommandLine(typed, completed, is_sweep, sweep.swept, points[0], points, jobs, sweep.left_out)
+
+
+def _parsed(words: Sequence[str], problems: Problems) -> list[Override]:
+    """The overrides of words; a word that cannot be parsed is a problem, with the place where it goes wrong.
+
+    Raises:
+        ConfigError: all of them.
+    """
+    parsed = []
+    for word in words:
+        try:
+            parsed.append(parse_override(word))
+        except OverrideParseException as error:
+            problems.add(explain(error))
+    problems.raise_as(ConfigError)
+    return parsed
 
 
 def _single(parsed: list[Override]) -> Points:
@@ -138,11 +130,37 @@ def _sweep(parsed: list[Override], first: DictConfig, composer: Composer) -> Poi
     parsed = [*map(parse_override, preset), *parsed]
     config = _with_fixed_values(parsed, first, composer)
     if _lists_points(config):
+        _require_variation(parsed, config)
         return points_of(parsed, config)
     swept = [o for o in parsed if o.is_sweep_override()]
     fixed = [str(o.input_line) for o in parsed if o not in swept]
     setting = {o.get_key_element(): str(values_of(o)[0]) for o in swept}
     return Points([o.key_or_group for o in swept], fixed, [setting])
+
+
+def _require_variation(parsed: list[Override], config: DictConfig) -> None:
+    """Check that a list of numbers was not meant as the values of a sweep.
+
+    Raises:
+        ConfigError: nothing else has several values.
+    """
+    settings = config.sweep
+    if (
+        settings.mode != "grid"
+        or settings.replicates is not None
+        or any(o.is_sweep_override() for o in parsed)
+    ):
+        return
+    for override in parsed:
+        value = override.value()
+        if not isinstance(value, list):
+            continue
+        if value and all(isinstance(v, int | float) for v in value) and "." not in override.key_or_group:
+            key, text = override.key_or_group, ",".join(str(v) for v in value)
+            raise ConfigError(
+                f"-m, but nothing has several values: {key}=[{text}] is one value, a list, which for a "
+                f"strength is a gradient over the layers. The sweep is {key}={text} -m, without brackets."
+            )
 
 
 def _with_fixed_values(parsed: list[Override], config: DictConfig, composer: Composer) -> DictConfig:
@@ -151,7 +169,7 @@ def _with_fixed_values(parsed: list[Override], config: DictConfig, composer: Com
     for override in parsed:
         is_value = not composer.is_group(override) and not override.is_hydra_override()
         if is_value and not override.is_sweep_override():
-            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+            set_value(config, override)
     return config
 
 

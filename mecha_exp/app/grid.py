@@ -9,10 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from mecha_exp.app.hydra.compose import Composer
 from mecha_exp.app.hydra.jobs import decides_files, parse_override
+from mecha_exp.errors import ConfigError, brief
 
 _TEMPLATE = re.compile(r"'(?:mecha|parameter)':")  # a node of a recipe that brings parameters
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -34,7 +36,7 @@ class GridPoint:
         """The configuration of the point."""
         config = self.base.copy()
         for override in self.overrides:
-            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+            set_value(config, override)
         return config
 
 
@@ -53,7 +55,10 @@ class Grid(Sequence[DictConfig]):
         return len(self.points)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.points[index].config()
+        config = self.points[index].config()
+        with read_write(config.hydra.job), open_dict(config.hydra.job):
+            config.hydra.job.num = index  # as its job has it, for paths that refer to it
+        return config
 
     @cached_property
     def parameters(self) -> set[str]:
@@ -74,6 +79,18 @@ class Grid(Sequence[DictConfig]):
         return [point.config() for point in firsts.values()]
 
 
+def set_value(config: DictConfig, override: Override) -> None:
+    """Set the value of an override in a configuration.
+
+    Raises:
+        ConfigError: its key leads into a value that has no parts.
+    """
+    try:
+        OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+    except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{override.input_line}: {brief(str(error).splitlines()[0])}.") from None
+
+
 def _grid_point(words: Sequence[str], composer: Composer) -> GridPoint:
     parsed = [parse_override(word) for word in words]
     choice = [str(o.input_line) for o in parsed if decides_files(o, composer.groups)]
@@ -89,17 +106,22 @@ def recipe_name(config: DictConfig) -> str:
 
 def used_by(config: DictConfig) -> set[str]:
     """The top-level hyperparameters that the recipe refers to, directly or through another one."""
+    used = {reference.partition(".")[0] for reference in references_of(config)}
+    return {key for key in used if key not in ("models", "blocks", "recipe")}
+
+
+def references_of(config: DictConfig) -> set[str]:
+    """The keys that the recipe refers to, directly or through another one, such as `models.experts.0`."""
     raw = OmegaConf.to_container(config, resolve=False)
     assert isinstance(raw, dict)
-    used = parameters_of(config)
-    waiting = [raw.get("recipe"), *(raw.get(name) for name in used)]
+    references = parameters_of(config)
+    waiting = [raw.get("recipe"), *(raw.get(name) for name in references)]
     while waiting:
         for reference in _REFERENCE.findall(str(waiting.pop())):
-            key = reference.partition(".")[0]
-            if key not in used:
-                used.add(key)
-                waiting.append(raw.get(key))
-    return {key for key in used if key not in ("models", "blocks", "recipe")}
+            if reference not in references:
+                references.add(reference)
+                waiting.append(raw.get(reference.partition(".")[0]))
+    return references
 
 
 def parameters_of(config: DictConfig) -> set[str]:

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from mecha_exp.app import command_line
 from mecha_exp.app.command_line import CommandLine
 from mecha_exp.app.hydra.compose import run_jobs
+from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
 from mecha_exp.app.point import prepare, resolve
 from mecha_exp.app.run import run_point
@@ -18,6 +19,7 @@ from mecha_exp.app.sweep import summary
 from mecha_exp.app.sweep.folder import claimed_folder
 from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
 from mecha_exp.app.tracking import how_to_log_later
+from mecha_exp.app.unused import idle_experts
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.checkpoint import can_resume, check_writable, find_partial_outputs
 from mecha_exp.engine import plan
@@ -74,6 +76,7 @@ def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -
     problems = Problems()
     for config in line.points:
         try:
+            enter(config)
             point = prepare(resolve(config), folder)
             with plan([point.job(point.output or {})], point.options) as planned:
                 scoring = bench.scoring(point, planned)
@@ -165,6 +168,10 @@ def _title(line: CommandLine) -> str:
 
 
 def _say_what_is_left_out(line: CommandLine) -> None:
+    for config in line.points.first_of_each:
+        if idle := idle_experts(config):
+            recipe = config.hydra.runtime.choices.recipe
+            stdout.print(f"models.experts: {recipe} runs without {', '.join(idle)}", soft_wrap=True)
     for key, recipes in line.left_out.items():
         stdout.print(f"{key}: not of {', '.join(recipes)}, which run without it", soft_wrap=True)
 

@@ -23,7 +23,7 @@ from mecha_exp.engine.provenance import KEY, Origin, metadata_of
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
 from mecha_exp.evaluation.registry import DIRECTIONS
-from mecha_exp.graph.by_key import ByKey
+from mecha_exp.graph.by_key import PATTERNS, ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.signature import Signature, signature_of
@@ -212,13 +212,23 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         ConfigError: a dangling reference, or a mandatory value is missing.
     """
     try:
-        return {str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"}
+        return _normal({str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"})
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         message = str(error).splitlines()[0]
         if "${models.experts" in message or "models.experts" in str(error):
             message += ". The recipe needs more experts than models.experts lists"
         raise ConfigError(f"{key}{message}.") from None
+
+
+def _normal(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration in which a plugin alone is a list of one, and patterns stand among the blocks."""
+    if isinstance(plugin := config.get("plugins"), str):
+        config["plugins"] = [plugin]
+    blocks = config.get("blocks")
+    if isinstance(blocks, dict) and isinstance(blocks.get(PATTERNS), dict):
+        config["blocks"] = {**{k: v for k, v in blocks.items() if k != PATTERNS}, **blocks[PATTERNS]}
+    return config
 
 
 def _resolved(cfg: DictConfig, key: str) -> Any:

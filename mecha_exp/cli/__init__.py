@@ -105,14 +105,16 @@ def _version(arguments: list[str]) -> int:
 
 
 def _hydra(arguments: list[str]) -> int:
-    from mecha_exp.app import command_line
     from mecha_exp.app.hydra import compose
+    from mecha_exp.app.words.foreign import require_settings
+    from mecha_exp.app.words.reading import read, reorder
     from mecha_exp.errors import ConfigError
 
-    ordered = command_line.reorder(arguments)
+    ordered = reorder(arguments)
+    require_settings(arguments, VERBS)
     if any(word.partition("=")[0] in _HYDRA_ANSWERS for word in ordered):
         try:
-            compose.answer(ordered)
+            compose.answer(read(ordered))
         except ValueError as error:  # flags that exclude each other, such as -m and --cfg
             raise ConfigError(f"{error}.") from None
         return 0

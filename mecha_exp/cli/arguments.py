@@ -80,6 +80,11 @@ def load_recipe(options: argparse.Namespace) -> Node:
         RecipeError: all problems of the recipe.
     """
     load_plugins(options.plugin)
+    if options.recipe.suffix in (".yml", ".yaml"):
+        from mecha_exp.app.words.foreign import mergekit_message  # which loads Hydra
+
+        if message := mergekit_message(str(options.recipe)):
+            raise RecipeError(message)
     recipe = deserialize_path(find_recipe(options.recipe, options.models_dir))
     arguments: dict[str, Any] = {}
     problems = Problems()

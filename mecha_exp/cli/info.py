@@ -11,7 +11,7 @@ from typing import Any
 from mecha_exp.architectures import ModelConfig, get_all, get_all_adapters, resolve
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli.arguments import add_models_dir, make_parser
-from mecha_exp.errors import CheckpointError, ConfigError, did_you_mean
+from mecha_exp.errors import CheckpointError, ConfigError, brief, did_you_mean, nearest
 from mecha_exp.inspection import methods
 from mecha_exp.inspection.method_recipe import recipe_text
 from mecha_exp.inspection.model import describe_model, show_model
@@ -81,10 +81,28 @@ def _config_named(options: argparse.Namespace) -> ModelConfig | None:
         if options.what in known or options.what in {name.partition("-")[0] for name in known}:
             return resolve(options.what)
         if not Path(options.what).suffix and "/" not in options.what:
-            raise ConfigError(
-                f"{options.what!r} is neither a model config nor a model.{did_you_mean(options.what, known)}"
-            ) from None
+            raise ConfigError(_what_else(options.what, known)) from None
     return None
+
+
+def _what_else(what: str, known: list[str]) -> str:
+    """A message for a word that is neither a model config nor a model."""
+    program = "python -m mecha_exp"
+    if what in ("methods", "method", "recipes", "recipe"):
+        return f"{what}: merge methods are listed by {program} info methods, recipes by {program} --help"
+    if what in ("evaluators", "evaluator", "metrics"):
+        return (
+            f"{what}: Evaluators are chosen by evaluator=auto, digits, none, weight_stats, and those of a "
+            "plugin by evaluator.name=NAME 'plugins=[FILE]'."
+        )
+    if what in ("configs", "models", "architectures"):
+        return f"{what}: the model configs are listed by {program} info"
+    by_name = [method.identifier for method in all_methods()]
+    if what in by_name:
+        return f"{what!r} is a merge method. Type: {program} info methods {what}"
+    if near := nearest(what, [*known, *by_name]):
+        return f"{brief(what)} is neither a model config nor a model. Did you mean '{near[0]}'?"
+    return f"{brief(what)} is neither a model config nor a model.{did_you_mean(what, known)}"
 
 
 def _describe_model(options: argparse.Namespace) -> dict[str, Any]:

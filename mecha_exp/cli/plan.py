@@ -40,9 +40,10 @@ def _names_a_file(arguments: list[str]) -> bool:
 
 
 def _plan_of_configuration(arguments: list[str]) -> int:
-    from mecha_exp.app import command_line, main
+    from mecha_exp.app import main
+    from mecha_exp.app.words.reading import reorder
 
-    return main.main(command_line.reorder([*arguments, "debug=plan"]))
+    return main.main(reorder([*arguments, "debug=plan"]))
 
 
 def _plan_of_file(options: argparse.Namespace) -> int:

@@ -27,7 +27,8 @@ examples:
     python -m mecha_exp table alpha_by_k --metric loss --direction minimize --json
     python -m mecha_exp table 2026-01-31_12-00-00 2026-02-01_09-30-00    two sweeps in one table
 
-With --by, points that agree in these keys are one row: their mean, and its 95 % interval.
+With --by, points that agree in these keys are one row: their mean, with its 95 % interval where they differ
+in their seed alone, and with the least and the greatest value where they differ in other keys.
 """
 
 
@@ -88,6 +89,11 @@ def _selected(results: Results, options: argparse.Namespace) -> Results:
             problems.add(f"--metric {metric}: nothing measured it.{did_you_mean(metric, results.metrics)}")
     problems.raise_as(ConfigError)
     shown = tuple(options.metric or ())
+    if shown and not options.direction and not any(r.metric == shown[0] for r in results.finished):
+        raise ConfigError(
+            f"--metric {shown[0]}: whether more of it is better is not known. Add --direction maximize or "
+            "--direction minimize."
+        )
     return replace(
         results,
         by=tuple(options.by or ()),
@@ -110,7 +116,7 @@ def _rows(results: Results) -> list[dict[str, Any]]:
                 "points": len(setting.records),
                 "failed": len(setting.records) - len(setting.finished),
                 "metrics": {
-                    name: {"mean": e.mean, "half_width": e.half_width, "n": e.count}
+                    name: {"mean": e.mean, "half_width": e.half_width, "span": e.span, "n": e.count}
                     for name, e in estimates.items()
                     if e.count
                 },

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mecha_exp.cli.arguments import make_parser
@@ -43,10 +47,57 @@ def serve(uri: str, host: str, port: int) -> int:
         "DO_NOT_TRACK": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
-    with subprocess.Popen(command, env={**os.environ, **quiet}) as server:
+    with (
+        subprocess.Popen(command, env={**os.environ, **quiet}, start_new_session=True) as server,
+        _interrupted_by_signals(),
+    ):
         try:
             return server.wait()
         except KeyboardInterrupt:
-            server.terminate()
-            server.wait()
             return 0
+        finally:
+            _end(server)
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP interrupt this program as Ctrl-C does."""
+    names = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {name: signal.signal(name, signal.default_int_handler) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """End a server with the processes that it has started, which a signal to it alone would leave behind."""
+    if sys.platform == "win32":
+        server.terminate()
+        server.wait()
+        return
+    for number, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, None)):
+        try:
+            os.killpg(server.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            server.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+        if not _lives(server.pid, patience or 0.0):
+            break
+
+
+def _lives(group: int, patience: float) -> bool:
+    """Whether a process of a group still lives after so many seconds at most."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            os.killpg(group, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        if time.monotonic() >= until:
+            return True
+        time.sleep(0.05)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mecha_exp.errors import ConfigError, Problems, did_you_mean
+from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
 
 Shapes = Mapping[str, tuple[int, ...]]
 Score = Callable[..., Mapping[str, float]]
@@ -75,7 +75,7 @@ class Evaluator:
                 problems.add(f"evaluator.{name}: the evaluator '{self.name}' needs a value for it.")
             elif name in arguments and not _is_a(value, types.get(name)):
                 expected = types[name].__name__
-                problems.add(f"evaluator.{name}: expected {expected}, got {value!r}.")
+                problems.add(f"evaluator.{name}: expected {expected}, got {brief(value)}.")
         problems.raise_as(ConfigError)
         return bound
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.errors import ConfigError, EvaluationError, Problems, did_you_mean, some
+from mecha_exp.errors import ConfigError, EvaluationError, Problems, brief, did_you_mean, nearest, some
 from mecha_exp.evaluation.isolation import evaluation_process
 from mecha_exp.evaluation.registry import (
     DIRECTIONS,
@@ -196,7 +196,11 @@ def _main_metric(
         return (main.metric if main else None), direction or (main.direction if main else DIRECTIONS[1])
     owners = {e.prefix + e.evaluator.metric: e.evaluator.direction for e in evaluations}
     if direction is None and metric not in owners:
-        problems.add(f"evaluator.metric={metric}: say whether more of it is better: evaluator.direction=...")
+        near = f" Did you mean '{nearest(str(metric), owners)[0]}'?" if nearest(str(metric), owners) else ""
+        problems.add(
+            f"evaluator.metric={metric}: say whether more of it is better: evaluator.direction=maximize or "
+            f"minimize.{near} The main metrics are {some(owners) or 'none'}."
+        )
     return metric, direction or owners.get(metric, DIRECTIONS[0])
 
 
@@ -210,7 +214,8 @@ def _checked(evaluator: Evaluator, measured: Any) -> dict[str, float]:
         try:
             numbers[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError):
-            raise EvaluationError(f"{who} returned {value!r} for '{name}', which is not a number.") from None
+            shown = brief(value)
+            raise EvaluationError(f"{who} returned {shown} for '{name}', which is not a number.") from None
     if evaluator.metric not in numbers:
         raise EvaluationError(
             f"{who} did not return its main metric '{evaluator.metric}', only {some(numbers) or 'nothing'}."

@@ -25,7 +25,7 @@ Value: TypeAlias = "Scalar | tuple[Scalar, ...] | Gradient | Preset"
 REGULAR = "re:"
 """The prefix of selectors that are regular expressions, which match anywhere in a key."""
 
-DEFAULT, PRESET, CONVENTION, BLOCKS = "default", "preset", "convention", "blocks"
+DEFAULT, PRESET, CONVENTION, BLOCKS, PATTERNS = "default", "preset", "convention", "blocks", "patterns"
 """Names in a mapping that are not selectors."""
 
 _COMPONENT, _BLOCK, _KEYS = 1, 2, 3
@@ -195,7 +195,8 @@ def _regular(name: str) -> re.Pattern[str]:
 def by_key(value: Mapping[str, Any]) -> Value | ByKey:
     """A value by key from a mapping of selectors; `default` is for the keys that none of them holds.
 
-    A nested mapping named `blocks` is merged in, so that a preset can stand beside a default. `preset` names
+    A nested mapping named `blocks` is merged in, so that a preset can stand beside a default, and one named
+    `patterns` in it, for selectors that cannot be keys of a command line. `preset` names
     a curve, which replaces the default, and `convention` names the project whose blocks are meant; with a
     number each of them is an ordinary selector. A mapping of a default alone gives that default.
     """
@@ -246,7 +247,9 @@ def _flat(blocks: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Nested names joined by dots: a command line's `blocks.model.layers=0.3` is the block `model.layers`."""
     flat: dict[str, Any] = {}
     for name, value in blocks.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and name == PATTERNS and not prefix:
+            flat.update({str(selector): strength for selector, strength in value.items()})
+        elif isinstance(value, Mapping):
             flat.update(_flat(value, f"{prefix}{name}."))
         else:
             flat[f"{prefix}{name}"] = value

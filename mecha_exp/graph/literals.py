@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
-from mecha_exp.errors import RecipeError
+from mecha_exp.errors import RecipeError, brief
 from mecha_exp.graph.by_key import CONVENTION, DEFAULT, ByKey, by_key
 from mecha_exp.graph.legacy_strengths import Strengths
 from mecha_exp.graph.nodes import InMemory, Literal, LiteralNode, ModelNode, Node, call
@@ -52,7 +52,7 @@ def as_node(value: Any, *, model: bool = True) -> Node:
         if not any(isinstance(v, torch.Tensor) for v in value.values()):
             return LiteralNode(by_key(value))
     raise RecipeError(
-        f"cannot use {value!r} of type {type(value).__name__} in a recipe. Give a path, a state dict, a "
+        f"cannot use {brief(value)} of type {type(value).__name__} in a recipe. Give a path, a state dict, a "
         "number, a list of numbers or a tensor."
     )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from mecha_exp.errors import brief
 from mecha_exp.graph.by_key import ByKey, Scalar
 from mecha_exp.graph.curves import Gradient, Preset
 from mecha_exp.graph.spaces import resolve
@@ -192,7 +193,7 @@ class LiteralNode(Node):
         return self.space
 
     def __repr__(self) -> str:
-        return repr(self.value)
+        return brief(self.value)
 
 
 @dataclass(frozen=True, eq=False)

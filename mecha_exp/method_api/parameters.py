@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mecha_exp.errors import RecipeError
+from mecha_exp.errors import RecipeError, brief
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.literals import config_and_space
 from mecha_exp.graph.spaces import MergeSpaceSymbol, checked_spaces, is_space
@@ -206,11 +206,11 @@ class ParameterSpec:
             known = any(
                 value is choice or (isinstance(value, str) and value == choice) for choice in self.choices
             )
-            return None if known else f"expected {self.expected}, got {value!r}"
+            return None if known else f"expected {self.expected}, got {brief(value)}"
         if isinstance(value, float) and math.isinf(value) and not self._defaults_to_infinity:
             return f"expected a finite number, got {value!r}"
         if not self._accepts(value):
-            return f"expected {self.expected}, got {value!r}"
+            return f"expected {self.expected}, got {brief(value)}"
         if isinstance(value, int | float) and not isinstance(value, bool) and value not in self.bounds:
             return f"{value:g} is out of range {self.bounds}"
         return None

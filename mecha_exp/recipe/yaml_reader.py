@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mecha_exp.errors import Problems, RecipeError, did_you_mean
-from mecha_exp.graph.by_key import by_key
+from mecha_exp.errors import Problems, RecipeError, brief, did_you_mean
+from mecha_exp.graph.by_key import BLOCKS, by_key
 from mecha_exp.graph.literals import node_by_key
 from mecha_exp.graph.nodes import ModelNode, Node
 from mecha_exp.graph.selectors import has_nodes
@@ -55,7 +55,7 @@ class _Builder:
             return ModelNode(config)
         if not isinstance(config, Mapping):
             self._problems.add(
-                f"{where}: expected a model's path or a mapping with 'method:', got {config!r}"
+                f"{where}: expected a model's path or a mapping with 'method:', got {brief(config)}"
             )
             return None
         words = [word for word in NODE_WORDS if word in config]
@@ -77,7 +77,7 @@ class _Builder:
     def _model(self, config: Mapping[str, Any], where: str) -> Node | None:
         self._check_names(config, ("model", "merge_space", "model_config"), where)
         if not isinstance(config["model"], str):
-            self._problems.add(f"{where}.model: expected a path, got {config['model']!r}")
+            self._problems.add(f"{where}.model: expected a path, got {brief(config['model'])}")
             return None
         try:
             return ModelNode(config["model"], config.get("merge_space", "weight"), config.get("model_config"))
@@ -98,7 +98,8 @@ class _Builder:
     def _text(self, config: Mapping[str, Any], where: str) -> Node | None:
         self._check_names(config, ("mecha", "path"), where)
         if self._load_text is None or not isinstance(config["mecha"], str):
-            self._problems.add(f"{where}.mecha: expected the path of a .mecha file, got {config['mecha']!r}")
+            got = brief(config["mecha"])
+            self._problems.add(f"{where}.mecha: expected the path of a .mecha file, got {got}")
             return None
         try:
             return self._load_text(config["mecha"])
@@ -137,7 +138,9 @@ class _Builder:
         if not isinstance(value, Mapping):
             return value
         words = {
-            str(name): (self.node(item, f"{where}.{name}") or UNKNOWN) if _is_node(item) else item
+            str(name): (self.node(item, f"{where}.{name}") or UNKNOWN)
+            if _is_node(item) and name != BLOCKS  # `blocks.model.layers.2=0.9` means a block
+            else item
             for name, item in value.items()
         }
         try:

@@ -35,12 +35,15 @@ class Estimate:
         half_width: of the 95 % confidence interval of the mean (Student's t); None for fewer than two values.
         count: the number of finite values.
         lost: the number of values that are not finite.
+        span: the least and the greatest value, where they are of different hyperparameters, whose spread is
+            not an error of the mean; None for replicates.
     """
 
     mean: float
     half_width: float | None
     count: int
     lost: int = 0
+    span: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
@@ -68,15 +71,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Setting:
-    """Points that differ only in their seed.
+    """Points that differ only in their seed, or in keys that a table leaves out.
 
     Attributes:
         values: of the swept keys, without the seed.
         records: the points.
+        pooled: whether the points differ in hyperparameters, too.
     """
 
     values: Mapping[str, Value]
     records: Sequence[Record]
+    pooled: bool = False
 
     @cached_property
     def finished(self) -> list[Record]:
@@ -90,8 +95,13 @@ class Setting:
         return ",".join(shown) or (self.records[0].name if len(self.records) == 1 else "all seeds")
 
     def estimate(self, metric: str | None) -> Estimate:
-        """Estimate the mean of a metric over the replicates."""
-        return Estimate.of([r.metrics[metric] for r in self.finished if metric and metric in r.metrics])
+        """Estimate the mean of a metric: with its interval, or with the span of points that are pooled."""
+        values = [r.metrics[metric] for r in self.finished if metric and metric in r.metrics]
+        estimate = Estimate.of(values)
+        if not self.pooled or estimate.count < 2:
+            return estimate
+        finite = [value for value in values if math.isfinite(value)]
+        return replace(estimate, half_width=None, span=(min(finite), max(finite)))
 
 
 @dataclass(frozen=True)
@@ -159,9 +169,15 @@ class Results:
         groups: dict[tuple[Value, ...], list[Record]] = {}
         for record in self.records:
             groups.setdefault(tuple(self.value(record, key) for key in self.keys), []).append(record)
+        others = [key for key in self.swept if key not in self.keys and key != REPLICATE_KEY]
         return [
-            Setting(dict(zip(self.keys, values, strict=True)), records) for values, records in groups.items()
+            Setting(dict(zip(self.keys, values, strict=True)), records, self._differ(records, others))
+            for values, records in groups.items()
         ]
+
+    def _differ(self, records: Sequence[Record], keys: Sequence[str]) -> bool:
+        """Whether points differ in some of these keys."""
+        return len({tuple(self.value(record, key) for key in keys) for record in records}) > 1
 
     @cached_property
     def ranked(self) -> list[Setting]:
@@ -221,7 +237,24 @@ class Results:
     @property
     def notes(self) -> list[str]:
         """Remarks about single points, such as that one was merged again because an input has changed."""
-        return list(dict.fromkeys(f"{r.name}: {r.note}" for r in self.records if r.note))
+        remarks = list(dict.fromkeys(f"{r.name}: {r.note}" for r in self.records if r.note))
+        return [*remarks, *self._inputs]
+
+    @property
+    def _inputs(self) -> list[str]:
+        """The inputs of the points, where they differ: a line for each set of inputs."""
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for record in self.finished:
+            names = (n.removeprefix("input/") for n in record.parameters if n.startswith("input/"))
+            groups.setdefault(tuple(names), []).append(record.name)
+        if len(groups) < 2:
+            return []
+        lines = [
+            f"inputs of {', '.join(named[:3])}{' ...' * (len(named) > 3)}: {', '.join(names)}"
+            for names, named in groups.items()
+        ]
+        more = [f"inputs: {len(lines) - 10} more sets"] if len(lines) > 10 else []
+        return [*lines[:10], *more]
 
     @property
     def references(self) -> dict[str, dict[str, float]]:

@@ -53,9 +53,15 @@ def terminal_table(results: Results, width: int, limit: int = MAX_ROWS) -> Table
     columns = zip(*(row.label for row in listed), strict=True)
     cells = list(zip(*(distinct(column) for column in columns), strict=True))
     label_width = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
+    hidden = len(metrics)
     metrics = metrics[: _how_many_fit(metrics, listed, width - label_width)]
+    hidden -= len(metrics)
     title = Text(results.title, style="italic")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    if hidden:
+        where = "sweep.csv" if results.swept else "run.json"
+        table.caption = Text(f"{hidden} more column{'s' * (hidden > 1)}: {where}")
+        table.caption_justify = "left"
     for heading in headings:
         table.add_column(Text(heading), no_wrap=True)
     if results.has_replicates:
@@ -92,6 +98,8 @@ def estimate_text(estimate: Estimate) -> str:
     """
     if not estimate.count:
         return "nan" if estimate.lost else MISSING
+    if estimate.span is not None:
+        return f"{estimate.mean:.4g} ({estimate.span[0]:.4g} to {estimate.span[1]:.4g})"
     if estimate.half_width is None:
         return f"{estimate.mean:.4g}"
     if not estimate.half_width:
@@ -113,6 +121,8 @@ def shortened(text: str, limit: int = MAX_CELL) -> str:
 def distinct(texts: Sequence[str], limit: int = MAX_CELL) -> list[str]:
     """Shorten texts and keep where they differ: common endings are cut first, then common beginnings.
 
+    Different texts that would still look alike have numbers.
+
     >>> distinct(["/data/models/first.safetensors", "/data/models/second.safetensors"], 20)
     ['/data/models/first…', '/data/models/second…']
     """
@@ -123,7 +133,11 @@ def distinct(texts: Sequence[str], limit: int = MAX_CELL) -> list[str]:
     cut = [text[: len(text) - tail] + "…" if tail > 1 else text for text in texts]
     if max(map(len, cut)) > limit and head > 1:
         cut = ["…" + text[head:] for text in cut]
-    return [shortened(text, limit) for text in cut]
+    short = [shortened(text, limit) for text in cut]
+    if len(set(short)) == len(set(texts)):
+        return short
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts), 1)}
+    return [f"{shortened(part, limit - 5)} #{numbers[text]}" for text, part in zip(texts, cut, strict=True)]
 
 
 def _common(texts: Sequence[str]) -> int:

@@ -36,6 +36,7 @@ def find_model(path: str, folders: Sequence[Path]) -> Path:
         return packaged(path)
     if path.startswith(MADE_SCHEME):
         return _trained(path)
+    path = str(with_home(path))
     listed = os.environ.get(MODELS_DIR_VARIABLE, "").split(os.pathsep)
     searched = (Path(), *folders, *search_path.get_all(), *(Path(folder) for folder in listed if folder))
     candidates = [folder / path for folder in searched]
@@ -58,7 +59,15 @@ def folders_of(config: Mapping[str, Any]) -> list[Path]:
     name = (config.get("models") or {}).get("dir")
     if not name:
         return []
-    return [packaged(name) if name.startswith(PACKAGE_SCHEME) else Path(name)]
+    return [packaged(name) if name.startswith(PACKAGE_SCHEME) else with_home(name)]
+
+
+def with_home(path: str) -> Path:
+    """A path with the home folder for a `~` at its beginning."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # another user's `~name`, who does not exist
+        return Path(path)
 
 
 def _exists(path: Path) -> bool | None:

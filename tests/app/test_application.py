@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import mecha_exp
 from mecha_exp import deserialize, evaluator, merge
-from mecha_exp.app.command_line import reorder
+from mecha_exp.app.words.reading import reorder
 from mecha_exp.cli import NO_READER, VERBS
 from mecha_exp.system import progress
 
@@ -278,7 +278,8 @@ def test_every_verb_explains_itself(as_a_user, tmp_path, verb):
     assert "example: python -m mecha_exp" in outcome.out
 
 
-def test_the_dashboard_answers_and_ends_with_its_parent(app, folder, free_port):
+@pytest.mark.parametrize("ending", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)])
+def test_the_dashboard_answers_and_ends_with_its_parent(app, folder, free_port, ending):
     app("output=none", tracked=True)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-m", "mecha_exp", "ui", "--port", str(free_port)]
@@ -289,7 +290,7 @@ def test_the_dashboard_answers_and_ends_with_its_parent(app, folder, free_port):
         try:
             answer = _first_answer(f"http://127.0.0.1:{free_port}/health")
         finally:
-            server.send_signal(signal.SIGINT)
+            server.send_signal(ending)
             server.wait(timeout=20)
 
     assert answer == b"OK"

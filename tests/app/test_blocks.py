@@ -44,7 +44,7 @@ def test_a_misspelt_preset_is_met_with_the_nearest(app):
     outcome = app("blocks=WRAP21")
 
     assert outcome.status == 1
-    assert "there is no such blocks. Did you mean" in outcome.err
+    assert "there is no such preset of blocks. Did you mean" in outcome.err
     assert "'WRAP12'" in outcome.err
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal import hydra as hydra_internals
@@ -26,6 +26,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import Container, DictConfig, OmegaConf
 
 from mecha_exp.app.hydra.options import register_choices, register_presets
+from mecha_exp.app.words.quoting import explain
 from mecha_exp.errors import ConfigError
 
 CONFIG_MODULE = "mecha_exp.conf"
@@ -36,22 +37,22 @@ VERSION_BASE = "1.3"
 JOBS: ContextVar[Sequence[Sequence[str]]] = ContextVar("JOBS", default=())
 """The overrides of each point of the sweep that is running."""
 
-_IN_MAPPINGS = " The names in a mapping are not quoted, and ':', '[' and ']' in them take a backslash."
-
 
 class Composer:
     """Composes the configurations of a command line, once for each choice of groups.
 
     Attributes:
         overrides: the overrides of the command line.
+        flags: its flags, as they were given.
         is_multirun: whether it has the flag -m.
         groups: the names of all groups.
     """
 
-    def __init__(self, ours: Hydra, flags: Namespace) -> None:
+    def __init__(self, ours: Hydra, flags: Namespace, arguments: Sequence[str]) -> None:
         self._loader = ours.config_loader
         self._composed: dict[tuple[str, ...], DictConfig] = {}
         self.overrides: list[str] = list(flags.overrides)
+        self.flags = list(arguments[: len(arguments) - len(self.overrides)])
         self.is_multirun = bool(flags.multirun)
         self.groups = frozenset(self._loader.list_groups(""))
 
@@ -79,10 +80,10 @@ def composer_of(arguments: Sequence[str]) -> Iterator[Composer]:
     Raises:
         ConfigError: the user's folder does not exist; or anything that Hydra rejects meanwhile.
     """
-    flags = get_args_parser().parse_args(list(arguments))
+    flags = _flags_of(arguments)
     with hydra_of(flags) as ours:
         try:
-            yield Composer(ours, flags)
+            yield Composer(ours, flags, arguments)
         except HydraException as error:
             raise ConfigError(_in_our_words(error)) from None
 
@@ -118,11 +119,10 @@ def answer(arguments: Sequence[str]) -> None:
     """Let Hydra answer a flag such as `--help` that runs nothing."""
     register_presets()
     register_choices()
-    parser = get_args_parser()
-    flags = parser.parse_args(list(arguments))
+    flags = _flags_of(arguments)
     if flags.help:
         with hydra_of(flags) as ours:
-            ours.app_help(flags.config_name or CONFIG_NAME, parser, flags)
+            ours.app_help(flags.config_name or CONFIG_NAME, get_args_parser(), flags)
         return
     sys.argv = [sys.argv[0], *arguments]
     hydra_internals.ConfigLoaderImpl = _Loader  # type: ignore[attr-defined]  # Hydra's own start would use its own
@@ -143,7 +143,7 @@ def run_jobs(
         jobs: the overrides of each job of a sweep; None for one job.
         task: the function that is called with the configuration of each job.
     """
-    flags = get_args_parser().parse_args(list(arguments))
+    flags = _flags_of(arguments)
     words = [*flags.overrides, f"hydra.mode={'RUN' if jobs is None else 'MULTIRUN'}"]
     token = JOBS.set(jobs or ())
     try:
@@ -154,10 +154,24 @@ def run_jobs(
         JOBS.reset(token)
 
 
+def _flags_of(arguments: Sequence[str]) -> Namespace:
+    """The flags of a command line.
+
+    Raises:
+        ConfigError: a flag that Hydra does not know, or without its value.
+    """
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}.")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser.parse_args(list(arguments))
+
+
 def _in_our_words(error: HydraException) -> str:
     if isinstance(error, OverrideParseException):
-        hint = _IN_MAPPINGS if "{" in str(error.override) else ""
-        return f"'{error.override}' cannot be read: {str(error.message).splitlines()[0]}.{hint}"
+        return explain(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines) or type(error).__name__
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import textwrap
 from typing import Any
 
@@ -19,9 +18,6 @@ from mecha_exp.graph.curves import PRESETS
 RESOLVER = "choices"
 INDENT, WIDTH = 12, 100
 BLOCKS = "blocks"
-ALL_PRESETS = "all_presets"
-
-_LIST = re.compile(rf"{BLOCKS}=\[(?P<names>[^\[\]]*)\]")
 
 
 def register_presets() -> None:
@@ -31,19 +27,6 @@ def register_presets() -> None:
         ConfigStore.instance().store(
             name=last, node={"preset": name}, group=folder, package=BLOCKS, provider="mecha_exp"
         )
-
-
-def expand_presets(word: str) -> str:
-    """Write out a word of the command line that stands for several presets.
-
-    >>> expand_presets("blocks=[GRAD_V, WRAP12]")
-    'blocks=GRAD_V,WRAP12'
-    """
-    if word == f"{BLOCKS}={ALL_PRESETS}":
-        return f"{BLOCKS}={','.join(PRESETS)}"
-    if match := _LIST.fullmatch(word):
-        return f"{BLOCKS}={','.join(name.strip() for name in match['names'].split(','))}"
-    return word
 
 
 def register_choices() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
@@ -66,6 +67,12 @@ class Fitted:
     settings: list[Setting]
     own: frozenset[str]
     left_out: dict[str, list[str]]
+
+
+def recipes_with(key: str) -> list[str]:
+    """The recipes that have a hyperparameter of that name."""
+    names = sorted(GlobalHydra.instance().config_loader().get_group_options(GROUP))
+    return [name for name in names if RecipeFile.load(name).has(key)]
 
 
 def recipe_of(setting: Setting, config: DictConfig) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Batch, plan_batches
+from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.point import Point, prepare, resolve
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError
@@ -44,6 +45,7 @@ def plan_sweep(configs: Sequence[DictConfig], bench: Workbench) -> SweepPlan:
     missing: dict[str, tuple[int, Point]] = {}
     for number, config in enumerate(configs):
         try:
+            enter(config)
             point = _sign(config, Path("outputs/multiruns/<time>", str(number)), bench)
             if point.digest in missing:
                 plan.repeated += 1

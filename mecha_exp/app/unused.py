@@ -1,0 +1,149 @@
+"""Refuses what a command line gives and the recipe does not use: experts, strengths of blocks, new keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from mecha_exp.app.grid import Grid, GridPoint, recipe_name, references_of
+from mecha_exp.app.words.quoting import shell_word
+from mecha_exp.errors import Problems, did_you_mean, some
+from mecha_exp.graph.by_key import BLOCKS, CONVENTION
+
+_MODELS, _BASE, _EXPERTS = "models", "models.base", "models.experts"
+_RESOLVED = re.compile(r"\$\{[^}]*[^\w.}][^}]*\}")  # what a resolver refers to is not known
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_OPEN = ("hydra", "evaluator", "blocks", "recipe", "debug", "experiment")
+
+
+def check_unused(grid: Grid, swept: Sequence[str], own: frozenset[str], problems: Problems) -> None:
+    """Check that the models, the strengths of blocks and the new keys of each point are used.
+
+    Args:
+        grid: the points.
+        swept: the keys with several values, which are checked elsewhere.
+        own: keys that are hyperparameters of some recipe of the sweep.
+        problems: receives a message for each that is not.
+    """
+    several = len(grid.choices) > 1
+    taken = _experts_of_any(grid) if several else set()
+    seen: set[tuple[Any, ...]] = set()
+    for point in grid.points:
+        typed = tuple(str(o.input_line) for o in point.overrides if _is_checked(o))
+        if (id(point.base), typed) in seen:
+            continue
+        seen.add((id(point.base), typed))
+        config = point.config()
+        references = references_of(config)
+        _check_blocks(config, references, problems)
+        if not _RESOLVED.search(str(OmegaConf.to_container(config.recipe, resolve=False))):
+            _check_models(point, config, references | _references_elsewhere(config), taken, problems)
+        _check_new_keys(point, config, references, {*swept, *own, *grid.parameters}, problems)
+
+
+def idle_experts(config: DictConfig) -> list[str]:
+    """The experts of a configuration that its recipe does not merge."""
+    experts = _experts(config)
+    references = references_of(config)
+    if _EXPERTS in references or _RESOLVED.search(str(OmegaConf.to_container(config.recipe, resolve=False))):
+        return []
+    return [Path(str(name)).stem for i, name in enumerate(experts) if f"{_EXPERTS}.{i}" not in references]
+
+
+def _is_checked(override: Override) -> bool:
+    key = override.key_or_group
+    return key.startswith((f"{_MODELS}.", f"{BLOCKS}.")) or override.is_add() or override.is_force_add()
+
+
+def _experts(config: DictConfig) -> list[Any]:
+    listed = OmegaConf.to_container(config, resolve=False)["models"].get("experts")  # type: ignore[index, call-overload, union-attr]
+    return list(listed) if isinstance(listed, list) else [listed] * (listed is not None)
+
+
+def _experts_of_any(grid: Grid) -> set[int]:
+    """The indices of the experts that some recipe of a sweep uses."""
+    taken: set[int] = set()
+    for config in grid.first_of_each:
+        references = references_of(config)
+        taken |= {i for i in range(len(_experts(config))) if _uses(i, references)}
+    return taken
+
+
+def _uses(index: int, references: set[str]) -> bool:
+    return bool({_MODELS, _EXPERTS, f"{_EXPERTS}.{index}"} & references)
+
+
+def _references_elsewhere(config: DictConfig) -> set[str]:
+    """The keys that other parts of a configuration refer to, such as an evaluator to the base."""
+    raw = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(raw, Mapping)
+    others = [value for key, value in raw.items() if key not in ("hydra", "recipe", _MODELS)]
+    return set(_REFERENCE.findall(str(others)))
+
+
+def _check_blocks(config: DictConfig, references: set[str], problems: Problems) -> None:
+    own = [str(name) for name in config.get(BLOCKS) or () if name != CONVENTION]
+    if own and BLOCKS not in references:
+        problems.add(
+            f"{BLOCKS}: the recipe{recipe_name(config)} takes no strength for each block, so {some(own, 3)} "
+            "would not be used. Leave it out, or choose a recipe that has an alpha by block, such as ties, "
+            "task_arithmetic or weighted_sum."
+        )
+
+
+def _check_models(
+    point: GridPoint, config: DictConfig, references: set[str], taken: set[int], problems: Problems
+) -> None:
+    typed = {o.key_or_group for o in point.overrides if not o.is_delete()}
+    experts = _experts(config)
+    used = [i for i in range(len(experts)) if _uses(i, references)]
+    is_typed = any(key == _EXPERTS or key.startswith(f"{_EXPERTS}.") for key in typed)
+    idle = [i for i in range(len(experts)) if i not in used and i not in taken]
+    if is_typed and idle:
+        names = some((Path(str(experts[i])).name for i in idle), 3)
+        problems.add(
+            f"{_EXPERTS}: the recipe{recipe_name(config)} merges {len(used) or 'no'} of the {len(experts)} "
+            f"experts, so {names} would not be used. Leave out what is not used, or choose another recipe; "
+            "merges of a few models follow one another, with the result of one as the base of the next."
+        )
+    if _BASE in typed and config.models.get("base") is not None and not {_BASE, _MODELS} & references:
+        problems.add(
+            f"{_BASE}: the recipe{recipe_name(config)} merges the experts alone, so the base would not be "
+            f"used. Leave it out, or add it to {_EXPERTS}."
+        )
+
+
+def _check_new_keys(
+    point: GridPoint, config: DictConfig, references: set[str], known: set[str], problems: Problems
+) -> None:
+    """Whether each key that was added with a `+` is used."""
+    raw = OmegaConf.to_container(point.base, resolve=False)
+    assert isinstance(raw, Mapping)
+    everything = references | _references_elsewhere(config)
+    for override in point.overrides:
+        key = override.key_or_group
+        top = key.partition(".")[0]
+        is_new = override.is_add() or override.is_force_add()
+        is_used = key in known or any(r == key or r.startswith((f"{key}.", f"{top}[")) for r in everything)
+        if not is_new or top in _OPEN or is_used or top in everything - {_MODELS} or _has(raw, key):
+            continue
+        siblings = raw.get(top) if "." in key else None
+        names = list(siblings) if isinstance(siblings, Mapping) else [*references, *raw]
+        hint = did_you_mean(key.rpartition(".")[2], [str(n) for n in names if n != "hydra"])
+        problems.add(f"{shell_word(str(override.input_line))}: nothing uses '{key}'.{hint}")
+
+
+def _has(raw: Any, key: str) -> bool:
+    for part in key.split("."):
+        if isinstance(raw, Mapping) and part in raw:
+            raw = raw[part]
+        elif isinstance(raw, list) and part.isdecimal() and int(part) < len(raw):
+            raw = raw[int(part)]
+        else:
+            return False
+    return True
