@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mecha_exp.report import Results, write_all
 from mecha_exp.report.results import results_of
+from mecha_exp.runs.outcomes import OUTCOMES_FILE
 from mecha_exp.runs.record import (
     BLOCKS_FIGURE,
     BLOCKS_FILE,
@@ -23,6 +24,7 @@ from mecha_exp.tracking import Store
 ARTIFACTS = (
     RUN_FILE,
     METRICS_FILE,
+    OUTCOMES_FILE,
     CHANGES_FILE,
     "recipe.yaml",
     "recipe.mecha",
