@@ -165,14 +165,14 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     _say_what_is_left_out(line)
     with claimed_folder(line, bench) as folder:
         summary.begin(sweep, folder, tracking)
-        good, trouble, interrupted = False, None, False
+        good, reported, trouble, interrupted = False, False, None, False
         try:
             run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], line.jobs, run_point)
+            reported = report_chosen(sweep, folder, bench, tracking)
         except KeyboardInterrupt:
             interrupted = True
         finally:
             try:
-                reported = interrupted or report_chosen(sweep, folder, bench, tracking)
                 good = summary.finish(sweep, folder, tracking) and reported
             except TrackingError as error:
                 trouble = str(error)

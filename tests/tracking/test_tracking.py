@@ -100,3 +100,26 @@ def test_a_database_that_is_none(tmp_path):
 
     with pytest.raises(TrackingError, match="cannot be used"):
         Store(f"sqlite:///{(tmp_path / 'mlflow.db').as_posix()}", "lab")
+
+
+@pytest.mark.parametrize(
+    "name", ["a/", "a//b", "weights/distance/.", "..", "../a", "", "/", "50 %", "a" * 300]
+)
+def test_every_name_is_one_that_mlflow_accepts(store, client, name):
+    run_id = store.log("p", "FINISHED", (0, 1), {}, {name: 1.0}, {}, [])
+
+    assert list(client.get_run(run_id).data.metrics.values()) == [1.0]
+
+
+def test_metrics_and_artifacts_are_added_to_a_run_that_has_ended(store, client, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("old")
+    run_id = store.log("p", "FINISHED", (0, 1), {}, {"accuracy": 0.5}, {}, [table])
+    table.write_text("new")
+
+    store.add(run_id, {"test/accuracy": 0.4}, [table, tmp_path / "missing.csv"])
+
+    run = client.get_run(run_id)
+    assert run.data.metrics == {"accuracy": 0.5, "test/accuracy": 0.4}
+    assert run.info.status == "FINISHED"
+    assert (store.fetch(run_id, tmp_path / "fetched") / "table.csv").read_text() == "new"
