@@ -168,7 +168,8 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
         good, reported, trouble, interrupted = False, False, None, False
         try:
             run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], line.jobs, run_point)
-            reported = report_chosen(sweep, folder, bench, tracking)
+            is_part = line.config.sweep.get("share") is not None  # the whole sweep chooses
+            reported = is_part or report_chosen(sweep, folder, bench, tracking)
         except KeyboardInterrupt:
             interrupted = True
         finally:

@@ -51,12 +51,15 @@ def current(records: Sequence[Record]) -> list[Record]:
 
 def protocol_of(records: Iterable[Record]) -> str | None:
     """A sentence on which data points were chosen and reported; None if nothing was measured."""
-    record = next((r for r in records if r.status == FINISHED and r.metric), None)
-    if record is None:
+    measured = [r for r in records if r.status == FINISHED and r.metric]
+    if not measured:
         return None
+    record = measured[0]
     if record.split is None or record.report_split is None:
         part = f" ({record.split})" if record.split else ""
         return f"{record.metric}: chosen and reported on the same data{part}"
+    if not any(r.reported for r in measured):
+        return f"{record.metric}: sorted on {record.split}; nothing was measured on {record.report_split}"
     reported = f"{record.report_split}/{record.metric} is that of the chosen points and the inputs"
     return f"{record.metric}: sorted and chosen on {record.split}; {reported}"
 

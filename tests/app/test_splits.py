@@ -12,7 +12,7 @@ import pytest
 
 from mecha_exp import Context, Outcomes, evaluator
 from mecha_exp.errors import ConfigError
-from mecha_exp.evaluation.registry import _registry
+from mecha_exp.evaluation import all_evaluators
 from mecha_exp.report.protocol import current
 from mecha_exp.report.results import Results
 from mecha_exp.runs.outcomes import outcomes_of_sweep
@@ -266,4 +266,4 @@ def test_points_of_an_earlier_version_of_the_evaluator_are_not_shown():
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mecha_exp.evaluation.registry._registry", dict(_registry))
+    monkeypatch.setattr("mecha_exp.evaluation.registry._registry", all_evaluators())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.evaluation import read_scoring
+from mecha_exp.evaluation import all_evaluators, read_scoring
 from mecha_exp.evaluation.identity import code_of
 
 ANY = {"w": (2, 3)}
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The key of the evaluation as a new process would find it."""
-    monkeypatch.setattr("mecha_exp.evaluation.registry._registry", {})
+    monkeypatch.setattr("mecha_exp.evaluation.registry._registry", all_evaluators())
 
     def of(plugin: str = "mine.py", **settings: object) -> str:
         code_of.cache_clear()
