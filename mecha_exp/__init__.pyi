@@ -40,6 +40,12 @@ from .errors import (
 from .errors import (
     RecipeError as RecipeError,
 )
+from .evaluation import (
+    Context as Context,
+)
+from .evaluation import (
+    Outcomes as Outcomes,
+)
 from .evaluation import evaluator as evaluator
 from .extensions import model_dirs as model_dirs
 from .graph.legacy_strengths import blocks as blocks

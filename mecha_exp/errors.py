@@ -55,7 +55,11 @@ class StoreError(MechaError):
 
 
 class EvaluationError(MechaError):
-    """A merged model that could not be measured."""
+    """A merged model that could not be measured; `evaluation` is the key of the evaluation that failed."""
+
+    def __init__(self, message: str, evaluation: str = "") -> None:
+        super().__init__(message)
+        self.evaluation = evaluation
 
 
 class TrackingError(MechaError):

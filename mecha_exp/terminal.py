@@ -45,7 +45,16 @@ stderr = Console(stderr=True, highlight=False)
 
 def show_error(message: str) -> None:
     """Print an error to standard error."""
-    stderr.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    stderr.print(f"[bold red]error:[/] {escape(printable(message))}", soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """A text with its control characters written out, which would move the cursor or change colours.
+
+    >>> printable("a" + chr(27) + "[31mb")
+    'a\\\\x1b[31mb'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def show_point(record: Record, number: int, points: int) -> None:

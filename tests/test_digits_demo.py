@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from mecha_exp.examples.digits.network import TASKS, DigitsNetwork, network_shap
 
 DEMO = Path(str(resources.files("mecha_exp.examples.digits")))
 EXPERTS = [f"expert_{task}" for task in TASKS]
+
+
+def measured(state_dict: dict[str, torch.Tensor], split: str = "validation") -> dict[str, float]:
+    return digits(state_dict, split=split).means("accuracy")
 
 
 def checkpoint(name: str) -> dict[str, torch.Tensor]:
@@ -45,19 +50,22 @@ def test_the_data_are_small_grey_images_of_every_digit():
 
 
 @pytest.mark.parametrize("name", ["base", *EXPERTS])
-def test_accuracies_are_those_that_the_readme_states(name):
-    row = re.search(rf"^\| `{name}` \|(.*)\|$", (DEMO / "README.md").read_text("utf-8"), re.MULTILINE)
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_accuracies_are_those_that_the_readme_states(name, split):
+    row = re.search(
+        rf"^\| `{name}` \| {split} \|(.*)\|$", (DEMO / "README.md").read_text("utf-8"), re.MULTILINE
+    )
     assert row is not None
     stated = [float(cell) for cell in row[1].split("|")]
 
-    assert list(digits(checkpoint(name)).values()) == pytest.approx(stated, abs=1e-3)
+    assert list(measured(checkpoint(name), split).values()) == pytest.approx(stated, abs=1e-3)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_an_expert_beats_the_base_on_its_own_digits_and_loses_on_all(task):
-    base, expert = digits(checkpoint("base")), digits(checkpoint(f"expert_{task}"))
+    base, expert = measured(checkpoint("base")), measured(checkpoint(f"expert_{task}"))
 
-    assert expert[f"accuracy_{task}"] > base[f"accuracy_{task}"]
+    assert expert[f"accuracy/{task}"] > base[f"accuracy/{task}"]
     assert expert["accuracy"] < base["accuracy"] - 0.3
 
 
@@ -65,7 +73,8 @@ def test_a_little_of_every_expert_beats_the_base_and_all_of_every_expert_does_no
     base, experts = checkpoint("base"), [checkpoint(name) for name in EXPERTS]
 
     def accuracy(alpha: float) -> float:
-        return digits({k: b + alpha * sum(e[k] - b for e in experts) for k, b in base.items()})["accuracy"]
+        merged = {k: b + alpha * sum(e[k] - b for e in experts) for k, b in base.items()}
+        return measured(merged)["accuracy"]
 
     assert accuracy(0.3) > accuracy(0.0) + 0.02
     assert accuracy(1.0) < accuracy(0.0) - 0.1
@@ -75,7 +84,7 @@ def test_the_evaluator_does_not_change_what_it_measures():
     state_dict = checkpoint("base")
     before = {key: tensor.clone() for key, tensor in state_dict.items()}
 
-    assert digits(state_dict) == digits(state_dict)
+    assert measured(state_dict) == measured(state_dict)
     assert all(torch.equal(state_dict[key], before[key]) for key in before)
 
 
@@ -83,7 +92,33 @@ def test_the_evaluator_does_not_change_what_it_measures():
 def test_the_evaluator_takes_any_floating_dtype(dtype):
     state_dict = {key: tensor.to(dtype) for key, tensor in checkpoint("base").items()}
 
-    assert digits(state_dict)["accuracy"] == pytest.approx(digits(checkpoint("base"))["accuracy"], abs=0.01)
+    assert measured(state_dict)["accuracy"] == pytest.approx(
+        measured(checkpoint("base"))["accuracy"], abs=0.01
+    )
+
+
+def test_validation_and_test_share_no_image_and_have_as_many_of_each_digit():
+    data = load_file(DEMO / "data.safetensors")
+    label_of = dict(zip(data["rows"].tolist(), data["labels"].tolist(), strict=True))
+    rows = {
+        split: [
+            int(row) for names in digits(checkpoint("base"), split=split).examples.values() for row in names
+        ]
+        for split in ("validation", "test")
+    }
+
+    assert sorted(rows["validation"] + rows["test"]) == sorted(label_of)
+    assert (len(rows["validation"]), len(rows["test"])) == (362, 357)
+    counts = {split: Counter(label_of[row] for row in listed) for split, listed in rows.items()}
+    assert all(0 <= counts["validation"][digit] - counts["test"][digit] <= 1 for digit in range(10))
+
+
+def test_an_image_is_read_by_the_task_of_its_digit():
+    data = load_file(DEMO / "data.safetensors")
+    label_of = dict(zip(data["rows"].tolist(), data["labels"].tolist(), strict=True))
+
+    for task, names in digits(checkpoint("base")).examples.items():
+        assert {label_of[int(row)] for row in names} == set(TASKS[task])
 
 
 def test_the_evaluator_turns_away_another_network():
@@ -122,7 +157,7 @@ def test_weights_that_are_not_finite_read_every_digit_wrongly():
     state_dict = checkpoint("base")
     state_dict["conv2.weight"] = torch.full_like(state_dict["conv2.weight"], torch.nan)
 
-    metrics = digits(state_dict)
+    metrics = measured(state_dict)
 
     assert math.isnan(metrics.pop("loss"))
     assert set(metrics.values()) == {0.0}

@@ -18,6 +18,7 @@ from mecha_exp.app.run import run_point
 from mecha_exp.app.sweep import summary
 from mecha_exp.app.sweep.folder import claimed_folder
 from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
+from mecha_exp.app.sweep.reporting import report_chosen
 from mecha_exp.app.tracking import how_to_log_later
 from mecha_exp.app.unused import idle_experts
 from mecha_exp.app.workbench import Workbench, workbench
@@ -48,6 +49,7 @@ def main(arguments: list[str]) -> int:
         return _show_plan(line)
     register_with_hydra()
     bench = workbench(line.config.store, line.config.rerun)
+    bench.begin()
     return _run_sweep(line, bench) if line.is_sweep else _run_one(line, bench)
 
 
@@ -103,6 +105,26 @@ def _check_objective(line: CommandLine, scoring: Scoring) -> None:
         )
 
 
+def _check_evaluations(line: CommandLine, scoring: Scoring) -> None:
+    """Check that all points of a sweep are measured alike, and by the split that they are chosen by.
+
+    Raises:
+        ConfigError: an evaluator's setting is swept, or a split is asked for.
+    """
+    swept = [key for key in line.swept if key == "evaluator" or key.startswith("evaluator.")]
+    if swept:
+        raise ConfigError(
+            f"{swept[0]} is swept, and a table holds the numbers of one evaluation. List the others in "
+            "evaluator.also, with names (`as`), or start a sweep for each value."
+        )
+    split = line.config.evaluator.get("split")
+    if split is not None and scoring.report_split is not None and split != scoring.selection_split:
+        raise ConfigError(
+            f"evaluator.split={split}: a sweep is chosen on {scoring.selection_split}, and the chosen points "
+            f"are then measured on {scoring.report_split} by themselves. Leave it out."
+        )
+
+
 def _run_one(line: CommandLine, bench: Workbench) -> int:
     folder = Path(line.config.hydra.run.dir)
     _require_one_good_point(line, bench, folder)
@@ -140,18 +162,22 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     points = len(line.jobs) if line.lists_points else 0
     sweep = Sweep(title, line.swept, command, points, mode=line.config.sweep.mode)
     tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
-    _check_objective(line, _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir)))
+    scoring = _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir))
+    _check_objective(line, scoring)
+    _check_evaluations(line, scoring)
     _say_what_is_left_out(line)
     with claimed_folder(line, bench) as folder:
         summary.begin(sweep, folder, tracking)
-        good, trouble, interrupted = False, None, False
+        good, reported, trouble, interrupted = False, False, None, False
         try:
             run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], line.jobs, run_point)
+            is_part = line.config.sweep.get("share") is not None  # the whole sweep chooses
+            reported = is_part or report_chosen(sweep, folder, bench, tracking)
         except KeyboardInterrupt:
             interrupted = True
         finally:
             try:
-                good = summary.finish(sweep, folder, tracking)
+                good = summary.finish(sweep, folder, tracking) and reported
             except TrackingError as error:
                 trouble = str(error)
     if interrupted:

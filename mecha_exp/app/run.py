@@ -28,6 +28,7 @@ from mecha_exp.graph.nodes import InMemory, models_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import serialize
 from mecha_exp.report.figures import draw_block_values
+from mecha_exp.runs.outcomes import INPUT, OUTCOMES_FILE, POINT, write_outcomes
 from mecha_exp.runs.record import BLOCKS_FIGURE, BLOCKS_FILE, CHANGES_FILE, FAILED, FINISHED, RUN_FILE, Record
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.terminal import progress_bar, show_error, show_point
@@ -56,7 +57,7 @@ def run_point(
         run.end()
         raise
     except MechaError as error:
-        run.fail(str(error))
+        run.fail(str(error), getattr(error, "evaluation", ""))
         show_error(f"{run.record.name}: {error}" if run.sweep else str(error))
     except Exception as error:  # in an evaluator or a method, or a bug: the traceback tells which
         run.fail("".join(traceback.format_exception(error)))
@@ -81,6 +82,7 @@ class _PointRun:
         earlier: the record that was in the folder before.
         bench: the workbench, once it is open.
         point: the signed point, once it is signed.
+        failed_evaluation: the key of the evaluation that failed, if one did.
     """
 
     cfg: DictConfig
@@ -90,6 +92,7 @@ class _PointRun:
     earlier: Record | None
     bench: Workbench | None = None
     point: Point | None = None
+    failed_evaluation: str = ""
 
     @classmethod
     def begin(cls, cfg: DictConfig) -> _PointRun:
@@ -120,7 +123,7 @@ class _PointRun:
             raise result
         self.record.note = _what_changed(self.earlier, self.record, point)
         _describe(self.record, point, result)
-        _measure(self.record, self.bench, point, result)
+        _measure(self, self.bench, point, result)
         self.record.status = FINISHED
         _write_files(point, result.statistics)
         if self.sweep is None and self.record.block_weights:  # a sweep has one figure for all of its points
@@ -131,15 +134,16 @@ class _PointRun:
         self.record.parameters = point.hyperparameters
         return bench.sign(point)
 
-    def fail(self, error: str) -> None:
-        """Mark the run as failed."""
+    def fail(self, error: str, evaluation: str = "") -> None:
+        """Mark the run as failed, by an evaluation if its key is given."""
         self.record.status, self.record.error = FAILED, error
+        self.failed_evaluation = evaluation
 
     def store_failure(self) -> None:
         """Tell the store whether the point failed."""
         if self.bench and self.point:
             if self.record.error:
-                self.bench.note_failure(self.point, self.record.error)
+                self.bench.note_failure(self.point, self.record.error, self.failed_evaluation)
             else:
                 self.bench.clear_failure(self.point)
 
@@ -186,19 +190,26 @@ def _describe(record: Record, point: Point, merged: Merged) -> None:
     record.metrics = dict(merged.metrics)
 
 
-def _measure(record: Record, bench: Workbench, point: Point, merged: Merged) -> None:
-    """Measure the point and its inputs, and write the numbers into the record."""
-    scoring = point.scoring
+def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> None:
+    """Measure the point and its inputs; write the numbers into the record and the outcomes into a file."""
+    record, scoring = run.record, point.scoring
     if not scoring.evaluations:
         return
     started = time.perf_counter()
-    record.metrics.update(bench.measure(point, merged))
+    measured = bench.measurements.of_point(point, merged)
+    record.metrics.update(measured.numbers)
     record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
     record.metric, record.direction, record.units = scoring.metric, scoring.direction, scoring.units
-    record.evaluations = [evaluation.key for evaluation in scoring.evaluations]
+    record.evaluations = scoring.keys
+    record.split, record.report_split = scoring.selection_split, scoring.report_split
     if warning := nan_warning(scoring, record.metrics):
         log.warning("%s: %s", record.name, warning)
-    record.references = bench.measure_inputs(point)
+    inputs = bench.measurements.of_inputs(point)
+    scores, of_inputs = bench.measurements.normalised_scores(point, measured, inputs)
+    record.metrics.update(scores)
+    record.references = {name: m.numbers | of_inputs[name] for name, m in inputs.items()}
+    rows = [part for name, m in inputs.items() for part in m.rows(INPUT, name)]
+    write_outcomes([*measured.rows(POINT, record.name), *rows], point.folder / OUTCOMES_FILE)
 
 
 def _earlier(folder: Path) -> Record | None:

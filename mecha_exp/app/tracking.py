@@ -8,6 +8,7 @@ from pathlib import Path
 from mecha_exp.app.reproduction.sources import SOURCES_FILE
 from mecha_exp.report import Results, write_all
 from mecha_exp.report.results import results_of
+from mecha_exp.runs.outcomes import OUTCOMES_FILE
 from mecha_exp.runs.record import (
     BLOCKS_FIGURE,
     BLOCKS_FILE,
@@ -25,6 +26,7 @@ from mecha_exp.tracking.mlflow_store import PARENT_TAG
 ARTIFACTS = (
     RUN_FILE,
     METRICS_FILE,
+    OUTCOMES_FILE,
     CHANGES_FILE,
     SOURCES_FILE,
     "recipe.yaml",

@@ -3,7 +3,7 @@
 point = workbench.sign(point)     compute its signature, find its evaluators
 workbench.recall(point)           its result from the store, if that can be trusted
 workbench.merge(points)           merge the others, in as few passes as possible
-workbench.measure(point, merged)  the evaluators' numbers, from the store where it has them
+workbench.measurements            the evaluators' numbers, from the store where it has them
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any
 
 from mecha_exp.app import provenance
 from mecha_exp.app.batch import Merged, Progress, merge_points
+from mecha_exp.app.measurements import Measurements
 from mecha_exp.app.point import Point
 from mecha_exp.engine import Plan, plan
-from mecha_exp.errors import ConfigError, MechaError, MergeError, StoreError, did_you_mean
-from mecha_exp.evaluation import Evaluation, Scoring
-from mecha_exp.evaluation.scoring import load_state_dict
+from mecha_exp.errors import ConfigError, MergeError, StoreError, did_you_mean
+from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.content_hash import content_of, size_of
 from mecha_exp.lab.store import ModelFile, ResultStore, StoredMerge
 from mecha_exp.system.machine import available_cores
 
 log = logging.getLogger(__name__)
 
-RERUN = ("never", "failed", "always")
-"""Which points are merged again: none, those that failed, all."""
+RERUN = ("never", "failed", "evaluate", "always")
+"""What is done again: nothing, points that failed, these and all measurements, everything."""
 
 
 def workbench(store: str | None, rerun: str) -> Workbench:
@@ -60,7 +60,7 @@ class Workbench:
         self.store = store
         self._rerun = rerun
         self._scorings: dict[tuple[object, ...], Scoring] = {}
-        self._inputs: dict[tuple[str, str], dict[str, float]] = {}
+        self.measurements = Measurements(store, self._write, is_fresh=self.measures_again)
         self._is_warned = False
         self._warning = Lock()
 
@@ -68,6 +68,11 @@ class Workbench:
     def redoes_everything(self) -> bool:
         """Whether stored results are ignored."""
         return self._rerun == "always"
+
+    @property
+    def measures_again(self) -> bool:
+        """Whether stored measurements are ignored."""
+        return self._rerun in ("evaluate", "always")
 
     @property
     def is_empty(self) -> bool:
@@ -111,13 +116,13 @@ class Workbench:
         """
         if self.store is None or self.redoes_everything:
             return None
-        failure = self.store.failure(point.digest)
+        failure = self.store.failure(point.digest, point.scoring.keys.values())
         if failure is not None and self._rerun == "never":
             raise MergeError(f"{failure}\n(It failed before. rerun=failed tries it again.)")
         stored = self.store.get(point.digest)
         if stored is None or (point.wants_statistics and not stored.statistics):
             return None
-        if point.output is None and self._is_measured(point):
+        if point.output is None and self.measurements.are_stored(point):
             return _recalled(stored, point, None)
         if stored.model is None or not stored.model.is_intact():
             return None
@@ -144,38 +149,18 @@ class Workbench:
                     if isinstance(result, Merged):
                         result.release()
 
-    def measure(self, point: Point, merged: Merged) -> dict[str, float]:
-        """The numbers of all evaluators, from the store where it has them.
+    def begin(self) -> None:
+        """Forget what earlier commands of this process measured: files may have changed since."""
+        self._scorings.clear()
+        self.measurements.begin()
 
-        Raises:
-            EvaluationError: an evaluator failed.
-        """
-        measured: dict[str, float] = {}
-        model = merged.model
-        for evaluation in point.scoring.evaluations:
-            numbers = self._measurement(evaluation.key, point.digest)
-            if numbers is None:
-                if model is None:
-                    raise MergeError("the model was not kept, so it cannot be measured. Use rerun=always.")
-                model = model if point.scoring.timeout is not None else load_state_dict(model)
-                numbers = _without_prefix(evaluation, point.scoring.measure_one(evaluation, model))
-                if self.store:
-                    self._write(self.store.put_evaluation, evaluation.key, numbers, point.digest)
-            measured.update({evaluation.prefix + name: value for name, value in numbers.items()})
-        return measured
-
-    def measure_inputs(self, point: Point) -> dict[str, dict[str, float]]:
-        """The evaluators' numbers of each input model, by its name; empty where it cannot be measured."""
-        return {
-            point.names[node]: self._measure_input(point, path)
-            for node, path in point.files.items()
-            if node.merge_space == "weight" and point.scoring.evaluations
-        }
-
-    def note_failure(self, point: Point, error: str) -> None:
-        """Store that a point failed, unless it was not tried because it had failed before."""
-        if self.store and not (self._rerun == "never" and self.store.failure(point.digest)):
-            self._write(self.store.put_failure, point.digest, error)
+    def note_failure(self, point: Point, error: str, evaluation: str = "") -> None:
+        """Store that a point or one of its evaluations failed, unless that is why it was not tried."""
+        if self.store is None:
+            return
+        if self._rerun == "never" and self.store.failure(point.digest, point.scoring.keys.values()):
+            return
+        self._write(self.store.put_failure, point.digest, error, evaluation)
 
     def clear_failure(self, point: Point) -> None:
         """Forget that a point failed."""
@@ -204,37 +189,6 @@ class Workbench:
                 log.log(logging.DEBUG if self._is_warned else logging.WARNING, "%s", error)
                 self._is_warned = True
 
-    def _is_measured(self, point: Point) -> bool:
-        return all(self._measurement(e.key, point.digest) is not None for e in point.scoring.evaluations)
-
-    def _measurement(self, evaluation: str, digest: str) -> dict[str, float] | None:
-        if self.store is None or self.redoes_everything:
-            return None
-        return self.store.evaluation(evaluation, digest)
-
-    def _measure_input(self, point: Point, path: Path) -> dict[str, float]:
-        measured: dict[str, float] = {}
-        content = point.contents[path]
-        for evaluation in point.scoring.evaluations:
-            key = (evaluation.key, content)
-            if key not in self._inputs:
-                numbers = self.store.evaluation(evaluation.key, content=content) if self.store else None
-                self._inputs[key] = (
-                    self._measure_anew(point, evaluation, path) if numbers is None else numbers
-                )
-            measured.update({evaluation.prefix + n: v for n, v in self._inputs[key].items()})
-        return measured
-
-    def _measure_anew(self, point: Point, evaluation: Evaluation, path: Path) -> dict[str, float]:
-        try:
-            numbers = _without_prefix(evaluation, point.scoring.measure_one(evaluation, path))
-        except MechaError as error:
-            log.warning("the input %s cannot be measured for comparison: %s", path, error)
-            return {}
-        if self.store:
-            self._write(self.store.put_evaluation, evaluation.key, numbers, content=point.contents[path])
-        return numbers
-
 
 def _recalled(stored: StoredMerge, point: Point, model: Path | None) -> Merged:
     """A stored merge as the result of a point, whose inputs may have other file names now."""
@@ -257,10 +211,6 @@ def _to_store(point: Point, merged: Merged) -> StoredMerge:
         str(point.folder),
         time.time_ns() // 1_000_000,
     )
-
-
-def _without_prefix(evaluation: Evaluation, numbers: dict[str, float]) -> dict[str, float]:
-    return {name.removeprefix(evaluation.prefix): value for name, value in numbers.items()}
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""The evaluator of the bundled demo: its accuracy on handwritten test digits."""
+"""The evaluator of the bundled demo: its accuracy on handwritten digits."""
 
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 
 import torch
 from safetensors.torch import load
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mecha_exp.errors import ConfigError, some
+from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import evaluator
 
 # mypy does not see the packages that live beside mecha_exp in the checkout.
@@ -28,22 +30,35 @@ def fits(shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 _FRACTION = "fraction of the images"
-_UNITS = {"accuracy": _FRACTION, **{f"accuracy_{task}": _FRACTION for task in TASKS}, "loss": "nats"}
+_UNITS = {"accuracy": _FRACTION, **{f"accuracy/{task}": _FRACTION for task in TASKS}, "loss": "nats"}
+_DEMO = resources.files("mecha_exp.examples.digits")
+_DATA, _NETWORK = (Path(str(_DEMO.joinpath(name))) for name in ("data.safetensors", "network.py"))
 
 
-@evaluator("digits", metric="accuracy", fits=fits, units=_UNITS)
-def digits(state_dict: Mapping[str, Tensor]) -> dict[str, float]:
-    """Measure a state dict of the demo's network on the demo's test images.
+@evaluator(
+    "digits",
+    metric="accuracy",
+    fits=fits,
+    units=_UNITS,
+    splits=("validation", "test"),
+    data=(_DATA, _NETWORK),
+)
+def digits(state_dict: Mapping[str, Tensor], *, split: str = "validation") -> Outcomes:
+    """Measure a state dict of the demo's network on images that no network of the demo was trained on.
 
-    Computes in float64 on the CPU, so that the numbers do not depend on the machine or its thread count. An
-    image with a logit that is not finite counts as classified wrongly; the loss is then NaN or infinite.
+    The images of each digit belong to `validation` (362 in all) and `test` (357) in turns, in the order of
+    scikit-learn's data. Computes in float64 on the CPU, so that the numbers do not depend on the machine or
+    its thread count. An image with a logit that is not finite counts as classified wrongly; the loss is then
+    NaN or infinite.
 
     Args:
         state_dict: the weights, of any floating dtype and device.
+        split: `validation` or `test`.
 
     Returns:
-        `accuracy` over all digits and `accuracy_0_3`, `accuracy_4_6`, `accuracy_7_9` over the digits of one
-        expert, as fractions from 0 to 1; `loss`, the mean cross entropy over all digits, in nats.
+        whether each image was read rightly, by the tasks of the experts (`0_3`, `4_6`, `7_9`); an image is
+        named after its row in `sklearn.datasets.load_digits`. `loss` is the mean cross entropy over all
+        images, in nats.
 
     Raises:
         ConfigError: the keys or shapes are not those of the demo's network.
@@ -54,7 +69,7 @@ def digits(state_dict: Mapping[str, Tensor]) -> dict[str, float]:
             "evaluator=digits measures the network of the bundled demo (examples/digits) only, and this "
             f"model differs: {some(misfits, limit=3)}. Use evaluator=none, or an evaluator of your own."
         )
-    images, labels = _test_images()
+    images, labels, rows = _images(split)
     weights = {key: tensor.detach().to("cpu", torch.float64) for key, tensor in state_dict.items()}
     with torch.device("meta"):
         network = DigitsNetwork()
@@ -62,12 +77,12 @@ def digits(state_dict: Mapping[str, Tensor]) -> dict[str, float]:
     with torch.no_grad():
         logits: Tensor = network(images)
     right = (logits.argmax(dim=1) == labels) & logits.isfinite().all(dim=1)
-
-    metrics = {"accuracy": _mean(right)}
-    for task, classes in TASKS.items():
-        metrics[f"accuracy_{task}"] = _mean(right[torch.isin(labels, torch.tensor(classes))])
-    metrics["loss"] = F.cross_entropy(logits, labels).item()
-    return metrics
+    of_task = {task: torch.isin(labels, torch.tensor(classes)) for task, classes in TASKS.items()}
+    return Outcomes(
+        {task: right[chosen].numpy() for task, chosen in of_task.items()},
+        examples={task: rows[chosen].numpy() for task, chosen in of_task.items()},
+        metrics={"loss": F.cross_entropy(logits, labels).item()},
+    )
 
 
 def _misfits(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -83,17 +98,19 @@ def _misfits(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     return other + missing + unknown
 
 
-def _mean(values: Tensor) -> float:
-    return values.double().mean().item()
-
-
 @lru_cache(maxsize=1)
 def _shapes() -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = network_shapes()
     return shapes
 
 
-@lru_cache(maxsize=1)
-def _test_images() -> tuple[Tensor, Tensor]:
-    data = load(resources.files("mecha_exp.examples.digits").joinpath("data.safetensors").read_bytes())
-    return data["images"], data["labels"].long()
+@lru_cache(maxsize=2)
+def _images(split: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The images of a split, their labels, and their rows in the source's data."""
+    data = load(_DATA.read_bytes())
+    labels = data["labels"].long()
+    places = torch.empty_like(labels)
+    for digit in range(10):
+        places[labels == digit] = torch.arange(int((labels == digit).sum()))
+    chosen = places % 2 == (split == "test")
+    return data["images"][chosen], labels[chosen], data["rows"][chosen]

@@ -13,6 +13,7 @@ import atexit
 import functools
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,8 @@ from torch import Tensor
 
 from mecha_exp.checkpoint import dtype_name, torch_dtype
 from mecha_exp.errors import EvaluationError
+from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.measurement import Measurement
 
 if TYPE_CHECKING:
     from mecha_exp.evaluation.scoring import Evaluation
@@ -47,9 +50,13 @@ class EvaluationProcess:
         self._running: subprocess.Popen[bytes] | None = None
 
     def score(
-        self, evaluation: Evaluation, model: Path | Mapping[str, Tensor], timeout: float
-    ) -> dict[str, float]:
-        """Measure a model by an evaluator; returns its numbers by name.
+        self,
+        evaluation: Evaluation,
+        model: Path | Mapping[str, Tensor],
+        timeout: float,
+        context: Context | None = None,
+    ) -> Measurement:
+        """Measure a model by an evaluator; returns its numbers by name, and its outcomes.
 
         Raises:
             EvaluationError: the evaluator raised, did not return numbers, or exceeded `timeout` seconds.
@@ -61,12 +68,12 @@ class EvaluationProcess:
 
         def end() -> None:
             expired.set()
-            process.kill()
+            _kill(process)
 
         timer = threading.Timer(timeout, end)
         timer.start()
         try:
-            send_request(process.stdin, name, dict(evaluation.parameters), model)
+            send_request(process.stdin, name, dict(evaluation.parameters), model, context)
             kind, result = pickle.load(process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError):
             status = self.close()
@@ -85,14 +92,15 @@ class EvaluationProcess:
             timer.cancel()
         if kind == "error":
             raise EvaluationError(result)
-        return dict(result)
+        assert isinstance(result, Measurement)
+        return result
 
     def close(self) -> int | None:
         """End the process; returns its exit status."""
         process, self._running = self._running, None
         if process is None:
             return None
-        process.kill()
+        _kill(process)
         for pipe in (process.stdin, process.stdout):
             with suppress(OSError):
                 pipe.close() if pipe else None
@@ -108,6 +116,7 @@ class EvaluationProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # a group of processes, which are ended together
         )
         assert self._running.stdout is not None
         try:
@@ -118,30 +127,45 @@ class EvaluationProcess:
         return self._running
 
 
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it has started, which would keep its pipe open."""
+    if sys.platform == "win32":
+        process.kill()
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def send_request(
-    pipe: IO[bytes], name: str, parameters: dict[str, Any], model: Path | Mapping[str, Tensor]
+    pipe: IO[bytes],
+    name: str,
+    parameters: dict[str, Any],
+    model: Path | Mapping[str, Tensor],
+    context: Context | None = None,
 ) -> None:
-    """Write an evaluator's name, its parameters and a model: a path, or headers and then bytes."""
+    """Write an evaluator's name, its parameters, a context, and a model: a path, or headers and bytes."""
     if isinstance(model, Path):
-        pickle.dump((name, parameters, str(model.absolute()), []), pipe)
+        pickle.dump((name, parameters, context, str(model.absolute()), []), pipe)
     else:
         tensors = [tensor.detach().cpu().contiguous() for tensor in model.values()]
         headers = [(k, dtype_name(t.dtype), tuple(t.shape)) for k, t in zip(model, tensors, strict=True)]
-        pickle.dump((name, parameters, None, headers), pipe)
+        pickle.dump((name, parameters, context, None, headers), pipe)
         for tensor in tensors:
             pipe.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
     pipe.flush()
 
 
-def receive_request(pipe: IO[bytes]) -> tuple[str, dict[str, Any], Path | dict[str, Tensor]]:
+def receive_request(
+    pipe: IO[bytes],
+) -> tuple[str, dict[str, Any], Context | None, Path | dict[str, Tensor]]:
     """Read what `send_request` wrote.
 
     Raises:
         EOFError: the other process closed the pipe.
     """
-    name, parameters, path, headers = pickle.load(pipe)
+    name, parameters, context, path, headers = pickle.load(pipe)
     if path is not None:
-        return name, parameters, Path(path)
+        return name, parameters, context, Path(path)
     model = {}
     for key, dtype, shape in headers:
         tensor = torch.empty(shape, dtype=torch_dtype(dtype))
@@ -152,4 +176,4 @@ def receive_request(pipe: IO[bytes]) -> tuple[str, dict[str, Any], Path | dict[s
                 raise EOFError
             view = view[count:]
         model[key] = tensor
-    return name, parameters, model
+    return name, parameters, context, model

@@ -25,7 +25,8 @@ __all__ = ["fits", "mini8"]
 
 def fits(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether the keys and shapes are those of mini8's encoder."""
-    return {key: tuple(shape) for key, shape in shapes.items()} == encoder_shapes()
+    expected: dict[str, tuple[int, ...]] = encoder_shapes()
+    return {key: tuple(shape) for key, shape in shapes.items()} == expected
 
 
 @evaluator(

@@ -17,7 +17,7 @@ Values = NDArray[np.float64]
 Names = NDArray[np.str_]
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, eq=False)
 class Outcomes:
     """One value for each example of each task, as an evaluator returns them.
 
@@ -68,13 +68,37 @@ class Outcomes:
                 raise EvaluationError(f"outcomes: the examples of the task '{task}' have names that repeat.")
         sources = {**names, **_names("clusters", clusters or {}, arrays)}
         numbers = {name: float(number) for name, number in (metrics or {}).items()}
-        for attribute, content in (
-            ("values", MappingProxyType(arrays)),
-            ("examples", MappingProxyType(names)),
-            ("clusters", MappingProxyType(sources)),
-            ("metrics", MappingProxyType(numbers)),
-        ):
-            object.__setattr__(self, attribute, content)
+        self._set(arrays, names, sources, numbers)
+
+    @classmethod
+    def checked_before(
+        cls,
+        values: Mapping[str, Values],
+        examples: Mapping[str, Names],
+        clusters: Mapping[str, Names],
+        metrics: Mapping[str, float] | None = None,
+    ) -> Outcomes:
+        """Outcomes of arrays that were checked when they were made, such as those of a file."""
+        outcomes = object.__new__(cls)
+        outcomes._set(values, examples, clusters, metrics or {})
+        return outcomes
+
+    def _set(self, *contents: Mapping[str, Any]) -> None:
+        for name, content in zip(("values", "examples", "clusters", "metrics"), contents, strict=True):
+            object.__setattr__(self, name, MappingProxyType(dict(content)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        contents = (self.values, self.examples, self.clusters, self.metrics)
+        return Outcomes.checked_before, tuple(dict(content) for content in contents)
+
+    def equals(self, other: Outcomes) -> bool:
+        """Whether tasks, examples, clusters and values are the same; NaN equals NaN."""
+        return list(self.values) == list(other.values) and all(
+            np.array_equal(self.values[task], other.values[task], equal_nan=True)
+            and np.array_equal(self.examples[task], other.examples[task])
+            and np.array_equal(self.clusters[task], other.clusters[task])
+            for task in self.values
+        )
 
     def means(self, metric: str) -> dict[str, float]:
         """The numbers of the outcomes: `metric` (macro mean), `metric/TASK`, and the further metrics."""

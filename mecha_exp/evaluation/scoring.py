@@ -1,30 +1,23 @@
-"""The evaluators that a configuration asks for, with their parameters and the main metric."""
+"""Evaluators with their parameters, and the measurements that a configuration asks for."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
-import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.errors import ConfigError, EvaluationError, Problems, brief, did_you_mean, nearest, some
+from mecha_exp.errors import EvaluationError, did_you_mean
+from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.identity import key_of
 from mecha_exp.evaluation.isolation import evaluation_process
-from mecha_exp.evaluation.registry import (
-    DIRECTIONS,
-    SETTINGS,
-    WEIGHT_STATS,
-    Evaluator,
-    Shapes,
-    find_evaluator,
-)
+from mecha_exp.evaluation.measurement import Measurement, measured_by
+from mecha_exp.evaluation.registry import SPLIT, Evaluator
 from mecha_exp.graph.nodes import InMemory
 from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.quantised.view import dequantised
@@ -32,47 +25,54 @@ from mecha_exp.sources.quantised.view import dequantised
 Model = Path | Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evaluation:
     """An evaluator with the values of its parameters.
 
     Attributes:
         evaluator: the registered evaluator.
-        parameters: all its parameters by name, defaults included.
-        prefix: of the names of its metrics: empty for the main evaluator, its name and `/` for others.
+        parameters: all its parameters by name, defaults included, and the split if it has splits.
+        prefix: of the names of its metrics: empty for the main evaluator, a name and `/` for others.
     """
 
     evaluator: Evaluator
     parameters: Mapping[str, Any]
     prefix: str = ""
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """The key of a stored measurement, valid as a file name: a hash of name, version and parameters."""
-        identity = [self.evaluator.name, self.evaluator.version, dict(self.parameters)]
-        text = json.dumps(identity, sort_keys=True, default=str)
-        name = re.sub(r"\W", "_", self.evaluator.name)
-        return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        """The key of a stored measurement, valid as a file name; see `identity.key_of`.
 
-    def score(self, state_dict: Mapping[str, Tensor]) -> dict[str, float]:
-        """The evaluator's numbers, checked, without the prefix.
+        Raises:
+            ConfigError: a file that the evaluator reads does not exist.
+        """
+        return key_of(self.evaluator, self.parameters)
+
+    @property
+    def split(self) -> str | None:
+        """The part of its data that it measures; None if it has no parts."""
+        return self.parameters[SPLIT] if self.evaluator.splits else None
+
+    @property
+    def metric(self) -> str:
+        """The full name of its main metric, without the split."""
+        return self.prefix.removeprefix(f"{self.split}/") + self.evaluator.metric
+
+    def on(self, split: str) -> Evaluation:
+        """The same evaluator on another split, whose name comes first in the names of the metrics."""
+        parameters = {**self.parameters, SPLIT: split}
+        return Evaluation(self.evaluator, parameters, f"{split}/{self.prefix}")
+
+    def score(self, state_dict: Mapping[str, Tensor], context: Context | None = None) -> Measurement:
+        """What the evaluator measures, checked, without the prefix; see `measured_by`.
 
         Raises:
             EvaluationError: the evaluator raised, or did not return numbers by name.
         """
-        name = self.evaluator.name
-        try:
-            measured = self.evaluator.score(state_dict, **self.parameters)
-        except ConfigError:
-            raise
-        except Exception as error:
-            trace = traceback.format_exc().rstrip()
-            line = f"{type(error).__name__}: {error}"
-            raise EvaluationError(f"the evaluator '{name}' failed: {line}\n{trace}") from error
-        return _checked(self.evaluator, measured)
+        return measured_by(self.evaluator, self.parameters, state_dict, context)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scoring:
     """The measurements to make of a model.
 
@@ -97,21 +97,46 @@ class Scoring:
         """The units of the metrics, by their full names."""
         return {e.prefix + name: unit for e in self.evaluations for name, unit in e.evaluator.units.items()}
 
-    def measure(self, model: Model) -> dict[str, float]:
-        """Measure a model by every evaluator; see `measure_one`."""
+    @property
+    def keys(self) -> dict[str, str]:
+        """The key of each evaluation, by the prefix of its metrics."""
+        return {evaluation.prefix: evaluation.key for evaluation in self.evaluations}
+
+    @property
+    def selection_split(self) -> str | None:
+        """The split by which points are chosen; None if the main evaluator has none."""
+        return self.evaluations[0].split if self.evaluations else None
+
+    @property
+    def report_split(self) -> str | None:
+        """The split on which chosen points are reported; None if it is the one by which they are chosen."""
+        split = self.evaluations[0].evaluator.report_split if self.evaluations else None
+        return split if split != self.selection_split else None
+
+    def on(self, split: str) -> Scoring:
+        """The measurements of the evaluators that have this split, on it."""
+        parts = [e.on(split) for e in self.evaluations if split in e.evaluator.splits and e.split != split]
+        return replace(self, evaluations=tuple(parts))
+
+    def measure(self, model: Model, context: Context | None = None) -> dict[str, float]:
+        """Measure a model by every evaluator; returns the metrics by their full names; see `measure_one`."""
         measured: dict[str, float] = {}
         if self.timeout is None and self.evaluations:
             model = load_state_dict(model)
         for evaluation in self.evaluations:
-            measured.update(self.measure_one(evaluation, model))
+            metrics = self.measure_one(evaluation, model, context).metrics
+            measured |= {evaluation.prefix + name: value for name, value in metrics.items()}
         return measured
 
-    def measure_one(self, evaluation: Evaluation, model: Model) -> dict[str, float]:
-        """Measure a model by one evaluator; returns the metrics by their full names.
+    def measure_one(
+        self, evaluation: Evaluation, model: Model, context: Context | None = None
+    ) -> Measurement:
+        """Measure a model by one evaluator; returns its numbers, without the prefix, and its outcomes.
 
         Args:
             evaluation: one of `evaluations`.
             model: a safetensors file, or a state dict in memory.
+            context: what an evaluator may know of the point.
 
         With a timeout the evaluator runs in a separate process, which is killed when the time is over.
 
@@ -119,48 +144,8 @@ class Scoring:
             EvaluationError: the evaluator raised, took too long, or did not return numbers by name.
         """
         if self.timeout is None:
-            measured = evaluation.score(load_state_dict(model))
-        else:
-            measured = evaluation_process(self.plugins).score(evaluation, model, self.timeout)
-        return {evaluation.prefix + name: value for name, value in measured.items()}
-
-
-def read_scoring(settings: Mapping[str, Any], shapes: Shapes, plugins: Sequence[str] = ()) -> Scoring:
-    """Read the `evaluator` part of a configuration, for a model of these keys and shapes.
-
-    Raises:
-        ConfigError: all problems of this part.
-    """
-    problems = Problems()
-    evaluations: list[Evaluation] = []
-    rest = {key: value for key, value in settings.items() if key not in SETTINGS}
-    for index, request in enumerate(_requests(settings, rest)):
-        try:
-            if request["name"] == WEIGHT_STATS:
-                continue
-            evaluator = find_evaluator(request.pop("name"), shapes)
-            if evaluator is None:
-                continue
-            prefix = f"{evaluator.name}/" if index else ""
-            evaluations.append(Evaluation(evaluator, evaluator.bind(request), prefix))
-        except ConfigError as error:
-            problems.add(error)
-    metric, direction = _main_metric(settings, evaluations, problems)
-    timeout = settings.get("timeout")
-    if timeout is not None and (isinstance(timeout, bool | str) or not timeout > 0):
-        problems.add(f"evaluator.timeout: expected seconds above 0, or null for any time, got {timeout!r}.")
-    if rest and not evaluations and not problems:
-        hint = did_you_mean(next(iter(rest)), SETTINGS)
-        problems.add(f"evaluator.{next(iter(rest))}: no evaluator takes it.{hint}")
-    problems.raise_as(ConfigError)
-    stats = wants_weight_stats(settings)
-    return Scoring(tuple(evaluations), metric, direction, timeout, stats, tuple(plugins))
-
-
-def wants_weight_stats(settings: Mapping[str, Any]) -> bool:
-    """Whether a configuration asks for the comparison with the inputs."""
-    named = (settings.get("name"), *(settings.get("also") or ()))
-    return bool(settings.get(WEIGHT_STATS)) or WEIGHT_STATS in named
+            return evaluation.score(load_state_dict(model), context)
+        return evaluation_process(self.plugins).score(evaluation, model, self.timeout, context)
 
 
 def load_state_dict(model: Model) -> Mapping[str, Tensor]:
@@ -173,56 +158,6 @@ def load_state_dict(model: Model) -> Mapping[str, Tensor]:
         return {key: plain.read(key) for key in plain.keys()}
 
 
-def _requests(settings: Mapping[str, Any], rest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The main evaluator and the others, as dictionaries of `name` and parameters."""
-    requests = [{"name": settings.get("name"), **rest}]
-    for other in settings.get("also") or ():
-        if isinstance(other, Mapping) and "name" not in other:
-            raise ConfigError(f"evaluator.also: {dict(other)} does not say which evaluator: give its `name`.")
-        requests.append(dict(other) if isinstance(other, Mapping) else {"name": other})
-    return [request for request in requests if request["name"] is not None]
-
-
-def _main_metric(
-    settings: Mapping[str, Any], evaluations: Sequence[Evaluation], problems: Problems
-) -> tuple[str | None, str]:
-    """The metric that the configuration names, or the main evaluator's own, and its direction."""
-    main = evaluations[0].evaluator if evaluations else None
-    metric, direction = settings.get("metric"), settings.get("direction")
-    if direction is not None and direction not in DIRECTIONS:
-        hint = did_you_mean(str(direction), DIRECTIONS)
-        problems.add(f"evaluator.direction: unknown direction '{direction}'.{hint}")
-    if metric is None or (main and metric == main.metric):
-        return (main.metric if main else None), direction or (main.direction if main else DIRECTIONS[1])
-    owners = {e.prefix + e.evaluator.metric: e.evaluator.direction for e in evaluations}
-    if direction is None and metric not in owners:
-        near = f" Did you mean '{nearest(str(metric), owners)[0]}'?" if nearest(str(metric), owners) else ""
-        problems.add(
-            f"evaluator.metric={metric}: say whether more of it is better: evaluator.direction=maximize or "
-            f"minimize.{near} The main metrics are {some(owners) or 'none'}."
-        )
-    return metric, direction or owners.get(metric, DIRECTIONS[0])
-
-
-def _checked(evaluator: Evaluator, measured: Any) -> dict[str, float]:
-    """Check that an evaluator returned numbers by name with its main metric, and convert them to float."""
-    who = f"the evaluator '{evaluator.name}'"
-    if not isinstance(measured, Mapping):
-        raise EvaluationError(f"{who} must return a dictionary of numbers, not {type(measured).__name__}.")
-    numbers: dict[str, float] = {}
-    for name, value in measured.items():
-        try:
-            numbers[str(name)] = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            shown = brief(value)
-            raise EvaluationError(f"{who} returned {shown} for '{name}', which is not a number.") from None
-    if evaluator.metric not in numbers:
-        raise EvaluationError(
-            f"{who} did not return its main metric '{evaluator.metric}', only {some(numbers) or 'nothing'}."
-        )
-    return numbers
-
-
 def nan_warning(scoring: Scoring, measured: Mapping[str, float]) -> str | None:
     """A warning if the main metric is NaN or infinite, else None.
 
@@ -233,7 +168,8 @@ def nan_warning(scoring: Scoring, measured: Mapping[str, float]) -> str | None:
         return None
     if scoring.metric not in measured:
         hint = did_you_mean(scoring.metric, measured)
-        raise EvaluationError(f"evaluator.metric={scoring.metric}: no evaluator returned it.{hint}")
+        message = f"evaluator.metric={scoring.metric}: no evaluator returned it.{hint}"
+        raise EvaluationError(message, "evaluator.metric")
     value = measured[scoring.metric]
     if math.isfinite(value):
         return None

@@ -6,12 +6,14 @@ import os
 import pickle
 import signal
 import sys
-from typing import IO
+from typing import IO, Any
 
 from mecha_exp.errors import EvaluationError, MechaError
+from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.isolation import receive_request
+from mecha_exp.evaluation.measurement import Measurement, measured_by
 from mecha_exp.evaluation.registry import all_evaluators
-from mecha_exp.evaluation.scoring import Evaluation, load_state_dict
+from mecha_exp.evaluation.scoring import Model, load_state_dict
 from mecha_exp.plugins import load_plugins
 
 
@@ -19,28 +21,30 @@ def main(plugins: list[str]) -> int:
     """Answer requests until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    if hasattr(os, "register_at_fork"):  # a child of an evaluator would keep the pipe open
+        os.register_at_fork(after_in_child=answers.close)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of an evaluator does not mix with answers
     load_plugins(plugins)
     _answer(answers, ("ready", None))
     while True:
         try:
-            name, parameters, model = receive_request(sys.stdin.buffer)
+            name, parameters, context, model = receive_request(sys.stdin.buffer)
         except EOFError:
             return 0
         try:
-            _answer(answers, ("result", _measure(name, parameters, load_state_dict(model))))
+            _answer(answers, ("result", _measure(name, parameters, context, model)))
         except MechaError as error:
             _answer(answers, ("error", str(error)))
 
 
-def _measure(name: str, parameters: dict[str, object], state_dict: object) -> dict[str, float]:
+def _measure(name: str, parameters: dict[str, Any], context: Context | None, model: Model) -> Measurement:
     evaluators = all_evaluators()
     if name not in evaluators:
         raise EvaluationError(
             f"the evaluator '{name}' is defined in no plugin, so that a process of its own cannot find it. "
             "Name its file among the `plugins`, or leave evaluator.timeout out."
         )
-    return Evaluation(evaluators[name], parameters).score(state_dict)  # type: ignore[arg-type]
+    return measured_by(evaluators[name], parameters, load_state_dict(model), context)
 
 
 def _answer(pipe: IO[bytes], answer: tuple[str, object]) -> None:

@@ -5,9 +5,10 @@ outputs/store/
     points/SIGNATURE/
         merge.json               the result of the merge: see `StoredMerge`
         failure.json             the error of the last attempt, if it failed
-        evaluation-HASH.json     the numbers of an evaluator, by its name, version and parameters
+        evaluation-KEY.json      the numbers of an evaluator, by what decides them
+        evaluation-KEY.parquet   its outcomes by example, if it has them
     inputs/SHA256/
-        evaluation-HASH.json     the numbers of an input, by its content
+        evaluation-KEY.json, .parquet     the same of an input, by its content
     sweeps/KEY.json              the folder of the sweep with that command
 
 Files are written atomically, and two processes that write one file write the same content; so the store
@@ -22,14 +23,14 @@ import errno
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import StoreError
 from mecha_exp.lab.content_hash import content_is
-from mecha_exp.system.atomic_write import atomic_write_text
+from mecha_exp.system.atomic_write import atomic_write, atomic_write_text
 
 VERSION = 1
 WEIGHTS = "weights/"
@@ -56,6 +57,25 @@ class ModelFile:
     def is_intact(self) -> bool:
         """Whether the file exists and is unchanged."""
         return content_is(Path(self.path), self.sha256)
+
+
+@dataclass(frozen=True)
+class StoredEvaluation:
+    """What an evaluator measured.
+
+    Attributes:
+        metrics: its numbers by name.
+        outcomes: its outcomes by example, as the content of a Parquet file; None if it has none.
+    """
+
+    metrics: Mapping[str, float]
+    outcomes: bytes | None = None
+
+    @property
+    def checksum(self) -> str:
+        """A hash by which a damaged file is recognised."""
+        texts = sorted((name, repr(float(value))) for name, value in self.metrics.items())
+        return hashlib.sha256(json.dumps(texts).encode() + b"\0" + (self.outcomes or b"")).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -144,33 +164,56 @@ class ResultStore:
         self._write(self._point(merge.signature) / _MERGE, asdict(merge))
         self.clear_failure(merge.signature)
 
-    def failure(self, signature: str) -> str | None:
-        """The error of the last attempt at a point, or None if it did not fail."""
-        failure = _read(self._point(signature) / _FAILURE)
-        return str(failure["error"]) if isinstance(failure, dict) and "error" in failure else None
+    def failure(self, signature: str, evaluations: Iterable[str] = ()) -> str | None:
+        """The error of the last attempt at a point, or None if it did not fail.
 
-    def put_failure(self, signature: str, error: str) -> None:
-        """Store that a point failed."""
-        self._write(self._point(signature) / _FAILURE, {"error": error})
+        Args:
+            signature: of the point.
+            evaluations: the keys of the evaluations that are asked for: the failure of another one does not
+                count.
+        """
+        failure = _read(self._point(signature) / _FAILURE)
+        if not isinstance(failure, dict) or "error" not in failure:
+            return None
+        evaluation = failure.get("evaluation")
+        return str(failure["error"]) if not evaluation or evaluation in evaluations else None
+
+    def put_failure(self, signature: str, error: str, evaluation: str = "") -> None:
+        """Store that a point failed: its merge, or the evaluation with this key."""
+        self._write(self._point(signature) / _FAILURE, {"error": error, "evaluation": evaluation})
 
     def clear_failure(self, signature: str) -> None:
         """Forget that a point failed."""
         with contextlib.suppress(OSError):
             (self._point(signature) / _FAILURE).unlink(missing_ok=True)
 
-    def evaluation(self, key: str, signature: str = "", *, content: str = "") -> dict[str, float] | None:
-        """The numbers of an evaluator for a point, or for an input with that content (its SHA-256)."""
-        evaluation = _read(self._evaluation(key, signature, content))
+    def evaluation(self, key: str, signature: str = "", *, content: str = "") -> StoredEvaluation | None:
+        """What an evaluator measured of a point, or of an input with that content (its SHA-256).
+
+        None if it is not stored, or if a file was damaged since.
+        """
+        path = self._evaluation(key, signature, content)
+        fields = _read(path)
         try:
-            return {name: float(value) for name, value in evaluation["metrics"].items()}
-        except (TypeError, KeyError, ValueError, AttributeError):
+            outcomes = _outcomes_file(path).read_bytes() if fields["outcomes"] else None
+            metrics = {name: float(value) for name, value in fields["metrics"].items()}
+            stored = StoredEvaluation(metrics, outcomes)
+            return stored if stored.checksum == fields["checksum"] else None
+        except (TypeError, KeyError, ValueError, AttributeError, OSError):
             return None
 
     def put_evaluation(
-        self, key: str, metrics: dict[str, float], signature: str = "", *, content: str = ""
+        self, key: str, measured: StoredEvaluation, signature: str = "", *, content: str = ""
     ) -> None:
-        """Store the numbers of an evaluator for a point, or for an input."""
-        self._write(self._evaluation(key, signature, content), {"evaluator": key, "metrics": metrics})
+        """Store what an evaluator measured of a point, or of an input."""
+        path = self._evaluation(key, signature, content)
+        fields = {
+            "evaluator": key,
+            "metrics": dict(measured.metrics),
+            "outcomes": measured.outcomes is not None,
+            "checksum": measured.checksum,
+        }
+        self._write(path, fields, measured.outcomes)
 
     def sweep_folder(self, key: str) -> Path | None:
         """The folder of the sweep with a command, if it was started before and still exists."""
@@ -200,11 +243,15 @@ class ResultStore:
         folder = self.folder / "inputs" / content if content else self._point(signature)
         return folder / f"evaluation-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
-    def _write(self, path: Path, value: dict[str, Any]) -> None:
+    def _write(self, path: Path, value: dict[str, Any], outcomes: bytes | None = None) -> None:
         marker = self.folder / STORE_FILE
         try:
             if not marker.exists():
                 atomic_write_text(marker, json.dumps({"version": VERSION}))
+            if outcomes is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_write(_outcomes_file(path)) as temporary:
+                    temporary.write_bytes(outcomes)
             atomic_write_text(path, json.dumps(value, indent=1, ensure_ascii=False))
         except OSError as error:
             cause = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
@@ -212,6 +259,11 @@ class ResultStore:
                 f"the store {self.folder} cannot be written: {cause}. The result is in the run's folder, but "
                 "it will be computed again. Make room, or choose another folder with store=..."
             ) from error
+
+
+def _outcomes_file(path: Path) -> Path:
+    """The file beside an evaluation that holds its outcomes."""
+    return path.with_suffix(".parquet")
 
 
 def _read(path: Path) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, current, protocol_of
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.runs.values import Value, as_text, parse_value
@@ -20,7 +21,6 @@ MISSING = "–"
 """The text of a missing value in a table."""
 METHOD_KEYS = ("recipe", "recipe.method")
 """Swept keys that name methods; each method has a best setting."""
-HIDDEN_PREFIXES = ("time/", "io/", "memory/", "weights/", "nonfinite")
 CONFIDENCE = 0.95
 _ABLATIONS = {"leave_one_block_out": "block left out", "only_one_block": "only block"}
 _FALLBACK_METRIC = "weights/relative_change/"
@@ -117,6 +117,9 @@ class Results:
         by: the keys to group by, instead of all swept keys.
         shown: the metrics to show, instead of the evaluators' metrics.
         better: the direction of `chosen`.
+
+    Raises:
+        ConfigError: a metric of one name was measured by two evaluations.
     """
 
     title: str
@@ -127,6 +130,10 @@ class Results:
     by: Sequence[str] = ()
     shown: Sequence[str] = ()
     better: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the points were measured alike."""
+        check_measured_alike(self.finished)
 
     @cached_property
     def metric(self) -> str | None:
@@ -223,16 +230,27 @@ class Results:
     @cached_property
     def best_of_each(self) -> Results | None:
         """The results of the best setting of each method, the best first; None for a single method."""
-        if self.method_key is None:
-            return None
+        if self.method_key is None or len(self.chosen_settings) == len(self.settings):
+            return None  # one setting for each method is the whole table
+        records = [record for setting in self.chosen_settings for record in setting.records]
+        return replace(self, title=f"the best of each {self.method_key}", records=records)
+
+    @cached_property
+    def chosen_settings(self) -> list[Setting]:
+        """The best setting of each method, or of all if no methods are compared; the best first."""
+        if self.best_setting is None:
+            return []
+        key = next((key for key in METHOD_KEYS if key in self.keys), None)
         best: dict[Value, Setting] = {}
         for setting in self.ranked:
             if setting.estimate(self.metric).count:
-                best.setdefault(setting.values[self.method_key], setting)
-        if len(best) == len(self.settings):  # one setting for each method: the same as the whole table
-            return None
-        records = [record for setting in best.values() for record in setting.records]
-        return replace(self, title=f"the best of each {self.method_key}", records=records)
+                best.setdefault(setting.values[key] if key else None, setting)
+        return list(best.values())
+
+    @property
+    def protocol(self) -> str | None:
+        """On which data points were chosen and reported, as a sentence; None if that is not known."""
+        return protocol_of(self.finished) if self.judged and not self.chosen else None
 
     @property
     def notes(self) -> list[str]:
@@ -259,22 +277,26 @@ class Results:
     @property
     def references(self) -> dict[str, dict[str, float]]:
         """The metrics of the inputs, by name."""
-        inputs = {name: values for r in self.records for name, values in r.references.items()}
+        inputs: dict[str, dict[str, float]] = {}
+        for record in self.records:
+            for name, values in record.references.items():
+                inputs.setdefault(name, {}).update(values)
         return {name: values for name, values in inputs.items() if values}
 
     @cached_property
     def metrics(self) -> list[str]:
-        """The names of the metrics, the main one first, then in the order of measurement."""
+        """The names of the metrics: the main one, where it is reported, the others as they were measured."""
         names = dict.fromkeys(m for r in self.records for m in r.metrics)
-        first = [self.metric] if self.metric in names else []
-        return [*first, *(m for m in names if m != self.metric)]
+        reported = {f"{r.report_split}/{self.metric}" for r in self.finished if r.reported}
+        first = [m for m in (self.metric, *sorted(reported)) if m in names]
+        return [*first, *(m for m in names if m not in first)]
 
     @cached_property
     def shown_metrics(self) -> list[str]:
         """The metrics to show by default: those of the evaluators, or else of the weights."""
         if self.shown:
             return list(self.shown)
-        shown = [m for m in self.metrics if m == self.metric or not m.startswith(HIDDEN_PREFIXES)]
+        shown = [m for m in self.metrics if m == self.metric or not m.startswith(MERGE_PREFIXES)]
         if len(shown) > 1 or self.judged:
             return shown
         weights = ("weights/relative_change", "weights/cosine")
@@ -335,4 +357,5 @@ def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
         folder: of the sweep.
         ended: whether the sweep is known to have ended: then a point without a record has failed.
     """
-    return Results(sweep.title, sweep.swept, sweep.all_records(folder, ended=ended), mode=sweep.mode)
+    records = current(sweep.all_records(folder, ended=ended))
+    return Results(sweep.title, sweep.swept, records, mode=sweep.mode)

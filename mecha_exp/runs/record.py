@@ -1,6 +1,7 @@
 """The files of a run's folder, from which runs are compared, tracked and looked up later.
 
 model.safetensors   the merged model (unless output=none)
+outcomes.parquet    what evaluators saw on each example
 run.json            everything below in one file; tracking and sweep tables read it
 metrics.json        the numbers
 recipe.yaml         the resolved configuration
@@ -54,7 +55,10 @@ class Record:
         block_weights: the mean of each hyperparameter in each block, where it differs by key.
         tracking_error: why the run is not in MLflow although it should be.
         signature: the hash of everything that decides the result's bytes.
-        evaluations: the keys of the evaluations: names, versions and parameters.
+        evaluations: the key of each evaluation, by the prefix of its metrics: what decides its numbers.
+        split: the part of the data by which points are chosen; None if the main evaluator has no splits.
+        report_split: the part on which chosen points are reported, if there is one.
+        reported: the keys of the evaluations on that part, where the point was chosen.
         found: whether the result was already stored, so that nothing was computed.
         model: the path of the merged model, if it was kept; it may lie in the folder of an earlier run.
         model_sha256: of its bytes.
@@ -79,7 +83,10 @@ class Record:
     block_weights: dict[str, dict[str, float]] = field(default_factory=dict)
     tracking_error: str | None = None
     signature: str = ""
-    evaluations: list[str] = field(default_factory=list)
+    evaluations: dict[str, str] = field(default_factory=dict)
+    split: str | None = None
+    report_split: str | None = None
+    reported: dict[str, str] = field(default_factory=dict)
     found: bool = False
     model: str | None = None
     model_sha256: str | None = None
@@ -116,6 +123,8 @@ class Record:
         try:
             record = cls(**read_object(folder / RUN_FILE, cls))
             record.metrics = {name: float(value) for name, value in record.metrics.items()}
+            if isinstance(record.evaluations, list):  # of version 0.1
+                record.evaluations = {"": record.evaluations[0]} if record.evaluations else {}
             return record
         except FileNotFoundError:
             raise ConfigError(f"{folder} holds no finished run: there is no {RUN_FILE} in it.") from None

@@ -169,6 +169,12 @@ class Store:
             self._client.set_terminated(run_id, status, end_time=times[1])
         return run_id
 
+    def add(self, run_id: str, metrics: Mapping[str, float], artifacts: Iterable[Path]) -> None:
+        """Add metrics and artifacts to a run that has ended; files of the same names are replaced."""
+        with _tracking_errors(self.uri):
+            self._client.log_batch(run_id, metrics=_metrics(metrics))
+            self._copy_artifacts(self._client.get_run(run_id), [path for path in artifacts if path.is_file()])
+
     def _copy_artifacts(self, run: Run, artifacts: Iterable[Path]) -> None:
         """Copy files to a run's artifacts; Hydra's files into `config`.
 
@@ -278,5 +284,10 @@ def _tags(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _name(text: str) -> str:
-    """A name that MLflow accepts: letters, digits and `_-. :/`."""
-    return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in text)[:MAX_KEY]
+    """A name that MLflow accepts: letters, digits and `_-. :/`, and no part that is empty or of dots alone.
+
+    >>> _name("weights/distance/.."), _name("a/"), _name("50 %")
+    ('weights/distance/__', 'a/_', '50 _')
+    """
+    plain = "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in text)[:MAX_KEY]
+    return "/".join("_" * max(len(part), 1) if not part.strip(".") else part for part in plain.split("/"))

@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -110,6 +111,41 @@ def test_mlflow_has_one_parent_and_a_child_for_each_point(runs):
     assert parents[0].data.tags["best"] == "alpha=0.7"
 
 
+def test_the_chosen_point_alone_is_measured_on_the_test_images(runs):
+    accuracies = {
+        run.info.run_name: run.data.metrics["test/accuracy"]
+        for run in runs
+        if "test/accuracy" in run.data.metrics
+    }
+
+    assert accuracies == {"alpha=0.7": pytest.approx(0.8916, abs=1e-4)}
+
+
+def test_the_table_says_on_what_points_were_chosen(demo):
+    said = (
+        "accuracy: sorted and chosen on validation; test/accuracy is that of the chosen points and the inputs"
+    )
+    assert said in demo[1].out
+
+
+def test_the_outcomes_are_a_table_of_every_image(demo):
+    table = pandas.read_parquet(sweep_folder(demo) / "outcomes.parquet")
+    record = json.loads((sweep_folder(demo) / "2/run.json").read_text())
+
+    images = table.groupby(["split", "name"]).size()
+    assert (images["validation"] == 362).all()
+    assert (images["test"] == 357).all()
+    inputs = {"base", "expert_0_3", "expert_4_6", "expert_7_9"}
+    assert set(images["validation"].index) == {*NAMES, *inputs}
+    assert set(images["test"].index) == {"alpha=0.7", *inputs}
+    tasks = table.groupby(["split", "name", "task"], observed=True).value.mean()
+    for split, prefix in (("validation", ""), ("test", "test/")):
+        for task, mean in tasks[split, "alpha=0.7"].items():
+            assert record["metrics"][f"{prefix}accuracy/{task}"] == pytest.approx(mean)
+        for task, mean in tasks[split, "base"].items():
+            assert record["references"]["base"][f"{prefix}accuracy/{task}"] == pytest.approx(mean)
+
+
 def test_a_child_has_its_hyperparameters_inputs_metrics_and_tags(runs):
     child = next(run for run in runs if run.info.run_name == "alpha=0.5")
 
@@ -119,7 +155,8 @@ def test_a_child_has_its_hyperparameters_inputs_metrics_and_tags(runs):
     assert child.data.params["input/base"].endswith("base.safetensors")
     for metric in (
         "accuracy",
-        "accuracy_0_3",
+        "accuracy/0_3",
+        "accuracy/normalised",
         "weights/distance/base",
         "weights/cosine/expert_0_3",
         "weights/relative_change/base",
@@ -142,7 +179,8 @@ def test_the_artifacts_are_the_configuration_the_recipe_the_tables_and_the_figur
     child = {a.path for a in client.list_artifacts(by_name["alpha=0.3"])}
     parent = {a.path for a in client.list_artifacts(by_name["ties by alpha"])}
     assert {"recipe.yaml", "recipe.mecha", "weight_stats.csv", "metrics.json", "config"} <= child
-    assert {"sweep.csv", "sweep.png"} <= parent
+    assert "outcomes.parquet" in child
+    assert {"sweep.csv", "sweep.png", "outcomes.parquet"} <= parent
 
 
 def test_the_points_differ_in_their_signatures(runs):

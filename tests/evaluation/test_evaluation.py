@@ -151,7 +151,11 @@ def test_another_metric_may_be_the_main_one_with_its_direction():
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ([1.0], "must return a dictionary of numbers, not list"),
+        ([1.0], "must return a dictionary of numbers, or Outcomes, not list"),
+        ({"m": 1.0, "a/": 2.0}, "returned a number named 'a/', which has an empty part beside a '/'"),
+        ({"m": 1.0, "a//b": 2.0}, "which has an empty part"),
+        ({"m": 1.0, "../b": 2.0}, "which has a part of dots alone"),
+        ({"m": 1.0, "a\x1b[2Jb": 2.0}, "which has a character that cannot be printed"),
         ({"m": "high"}, "returned 'high' for 'm', which is not a number"),
         ({"n": 1.0}, "did not return its main metric 'm', only n"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mecha_exp.errors import StoreError
-from mecha_exp.lab.store import ModelFile, ResultStore, StoredMerge, atomic_write_text
+from mecha_exp.lab.store import ModelFile, ResultStore, StoredEvaluation, StoredMerge, atomic_write_text
 
 
 @pytest.fixture
@@ -44,15 +44,49 @@ def test_a_model_is_trusted_only_with_the_bytes_that_were_written(tmp_path):
 
 
 def test_evaluations_are_kept_by_evaluator_for_points_and_inputs(store):
-    store.put_evaluation("digits-1", {"accuracy": 0.5, "loss": math.nan}, "a1")
-    store.put_evaluation("digits-1", {"accuracy": 0.25}, content="c0ffee")
+    store.put_evaluation("digits-1", StoredEvaluation({"accuracy": 0.5, "loss": math.nan}), "a1")
+    store.put_evaluation("digits-1", StoredEvaluation({"accuracy": 0.25}, b"outcomes"), content="c0ffee")
 
     found = store.evaluation("digits-1", "a1")
     assert found is not None
-    assert found["accuracy"] == 0.5
-    assert math.isnan(found["loss"])
-    assert store.evaluation("digits-1", content="c0ffee") == {"accuracy": 0.25}
+    assert found.metrics["accuracy"] == 0.5
+    assert math.isnan(found.metrics["loss"])
+    assert found.outcomes is None
+    assert store.evaluation("digits-1", content="c0ffee") == StoredEvaluation({"accuracy": 0.25}, b"outcomes")
     assert store.evaluation("digits-2", "a1") is None
+
+
+@pytest.mark.parametrize(
+    ("suffix", "before", "after"),
+    [
+        (".json", b"0.25", b"0.35"),
+        (".json", b'"accuracy"', b'"accurate"'),
+        (".json", b"}", b""),
+        (".parquet", b"outcomes", b"outc0mes"),
+        (".parquet", b"outcomes", b""),
+    ],
+)
+def test_a_damaged_evaluation_is_measured_again(store, suffix, before, after):
+    store.put_evaluation("digits-1", StoredEvaluation({"accuracy": 0.25}, b"outcomes"), "a1")
+    (file,) = (store.folder / "points" / "a1").glob(f"*{suffix}")
+    file.write_bytes(file.read_bytes().replace(before, after))
+
+    assert store.evaluation("digits-1", "a1") is None
+
+
+def test_an_evaluation_without_its_outcomes_is_measured_again(store):
+    store.put_evaluation("digits-1", StoredEvaluation({"accuracy": 0.25}, b"outcomes"), "a1")
+    next((store.folder / "points" / "a1").glob("*.parquet")).unlink()
+
+    assert store.evaluation("digits-1", "a1") is None
+
+
+def test_the_failure_of_an_evaluation_counts_for_that_one_alone(store):
+    store.put_failure("a1", "it broke", "digits-1")
+
+    assert store.failure("a1", ["digits-1", "margin-2"]) == "it broke"
+    assert store.failure("a1", ["margin-2"]) is None
+    assert store.failure("a1") is None
 
 
 def test_a_failure_is_remembered_until_the_point_succeeds(store):

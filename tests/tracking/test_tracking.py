@@ -147,3 +147,26 @@ def test_a_sweep_is_logged_once_and_what_is_missing_later(store, client, tmp_pat
     assert log_sweep(tmp_path, store) == 1
     runs = store.runs_with("mlflow.parentRunId", str(Sweep.load(tmp_path).parent_run))
     assert sorted(runs.values()) == ["FINISHED"] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["a/", "a//b", "weights/distance/.", "..", "../a", "", "/", "50 %", "a" * 300]
+)
+def test_every_name_is_one_that_mlflow_accepts(store, client, name):
+    run_id = store.log("p", "FINISHED", (0, 1), {}, {name: 1.0}, {}, [])
+
+    assert list(client.get_run(run_id).data.metrics.values()) == [1.0]
+
+
+def test_metrics_and_artifacts_are_added_to_a_run_that_has_ended(store, client, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("old")
+    run_id = store.log("p", "FINISHED", (0, 1), {}, {"accuracy": 0.5}, {}, [table])
+    table.write_text("new")
+
+    store.add(run_id, {"test/accuracy": 0.4}, [table, tmp_path / "missing.csv"])
+
+    run = client.get_run(run_id)
+    assert run.data.metrics == {"accuracy": 0.5, "test/accuracy": 0.4}
+    assert run.info.status == "FINISHED"
+    assert (store.fetch(run_id, tmp_path / "fetched") / "table.csv").read_text() == "new"

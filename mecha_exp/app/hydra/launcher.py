@@ -104,14 +104,13 @@ def _attempt(make: Callable[[Source], Point], source: Source) -> PointOrError:
 
 def _finished_record(point: Point, bench: Workbench) -> Record | None:
     """The record in a point's folder, if there is nothing left to do in it."""
-    if bench.redoes_everything:
+    if bench.measures_again:
         return None
     try:
         record = Record.load(point.folder)
     except ConfigError:  # there is none yet, or it is incomplete
         return None
-    evaluations = [evaluation.key for evaluation in point.scoring.evaluations]
-    is_same = (record.signature, record.evaluations) == (point.digest, evaluations)
+    is_same = (record.signature, record.evaluations) == (point.digest, point.scoring.keys)
     has_model = point.output is None or record.has_model
     return record if record.finished and is_same and has_model else None
 

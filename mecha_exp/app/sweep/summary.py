@@ -7,13 +7,15 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from mecha_exp.app.sweep.reporting import numbered
 from mecha_exp.app.tracking import close_run, log_folder, mend
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_tables, write_all
 from mecha_exp.report.results import results_of
+from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
 from mecha_exp.runs.record import FAILED, FINISHED
 from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking
-from mecha_exp.terminal import stdout
+from mecha_exp.terminal import printable, stdout
 from mecha_exp.tracking import Store
 
 
@@ -63,6 +65,8 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     results = results_of(sweep, folder, ended=True)
     if sweep.complete and _is_as_before(results, folder):
         stdout.print(*terminal_tables(results, stdout.width), sep="\n")
+        if results.protocol:
+            stdout.print(results.protocol, markup=False, soft_wrap=True)
         stdout.print(f"nothing to do: every point is in {folder}", soft_wrap=True)
         return True
     return _summarise(sweep, folder, tracking, results)
@@ -79,12 +83,17 @@ def _is_as_before(results: Results, folder: Path) -> bool:
 
 def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results) -> bool:
     stdout.print(*terminal_tables(results, stdout.width), sep="\n")
+    if results.protocol:
+        stdout.print(results.protocol, markup=False, soft_wrap=True)
     written = write_all(results, sweep.command, folder)
+    if collect_outcomes(numbered(sweep, folder), folder / OUTCOMES_FILE):
+        written.append(folder / OUTCOMES_FILE)
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
         stdout.print(f"[red]{len(failed)} of {len(results.records)} points failed[/]")
         for record in failed:
-            stdout.print(f"  {escape(record.name)}: {escape(_last_line(record.error))}", soft_wrap=True)
+            reason = printable(_last_line(record.error))
+            stdout.print(f"  {escape(record.name)}: {escape(reason)}", soft_wrap=True)
     for note in results.notes:
         stdout.print(note, markup=False, soft_wrap=True)
     stdout.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)

@@ -1,0 +1,61 @@
+"""What decides the numbers of an evaluator: its code, its parameters, and the data that it declares."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.engine.code_hash import of_function
+from mecha_exp.errors import CheckpointError, ConfigError
+from mecha_exp.evaluation.registry import Evaluator
+from mecha_exp.lab.content_hash import content_of
+
+
+def key_of(evaluator: Evaluator, parameters: Mapping[str, Any]) -> str:
+    """The key of a stored measurement, valid as a file name: the evaluator's name and a hash.
+
+    The hash covers name, version, parameters (a `Path` by the content of its file or folder), the code of the
+    function with all that it reaches by name, the declared data and environment variables.
+
+    Raises:
+        ConfigError: a file that the evaluator declares, or that a parameter names, cannot be read.
+    """
+    identity = {
+        "name": evaluator.name,
+        "version": evaluator.version,
+        "parameters": {name: _plain(evaluator, value) for name, value in parameters.items()},
+        "code": of_function(inspect.unwrap(evaluator.score)),
+        "data": [_content(evaluator, path) for path in evaluator.data],
+        "variables": {name: os.environ.get(name) for name in evaluator.variables},
+    }
+    text = json.dumps(identity, sort_keys=True, default=str)
+    name = re.sub(r"\W", "_", evaluator.name)
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _plain(evaluator: Evaluator, value: Any) -> Any:
+    return {"content": _content(evaluator, value)} if isinstance(value, Path) else value
+
+
+def _content(evaluator: Evaluator, path: Path) -> str:
+    """The SHA-256 of a file; for a folder, of the names and contents of the files below it."""
+    try:
+        if path.is_file():
+            return content_of(path)
+        if not path.is_dir():
+            raise FileNotFoundError
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        listed = [[file.relative_to(path).as_posix(), content_of(file)] for file in files]
+        return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+    except FileNotFoundError:
+        raise ConfigError(f"the evaluator '{evaluator.name}' reads {path}, which does not exist.") from None
+    except (OSError, CheckpointError) as error:
+        raise ConfigError(
+            f"the evaluator '{evaluator.name}' reads {path}, which cannot be read: {error}"
+        ) from None

@@ -1,0 +1,139 @@
+"""Reads the `evaluator` part of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mecha_exp.errors import ConfigError, Problems, did_you_mean, nearest, some
+from mecha_exp.evaluation.registry import (
+    DIRECTIONS,
+    SETTINGS,
+    SPLIT,
+    WEIGHT_STATS,
+    Evaluator,
+    Shapes,
+    find_evaluator,
+    metric_problem,
+)
+from mecha_exp.evaluation.scoring import Evaluation, Scoring
+
+AS = "as"
+"""The key of an entry of `evaluator.also` that names its numbers."""
+
+
+def read_scoring(settings: Mapping[str, Any], shapes: Shapes, plugins: Sequence[str] = ()) -> Scoring:
+    """Read the `evaluator` part of a configuration, for a model of these keys and shapes.
+
+    Raises:
+        ConfigError: all problems of this part.
+    """
+    problems = Problems()
+    evaluations: list[Evaluation] = []
+    rest = {key: value for key, value in settings.items() if key not in SETTINGS}
+    for index, request in enumerate(_requests(settings, rest)):
+        try:
+            if request["name"] == WEIGHT_STATS:
+                continue
+            evaluator = find_evaluator(request.pop("name"), shapes)
+            if evaluator is None:
+                continue
+            label = str(request.pop(AS, evaluator.name))
+            prefix = f"{label}/" if index else ""
+            _check_label(label, prefix, evaluator, evaluations)
+            evaluations.append(Evaluation(evaluator, _bound(evaluator, request, settings), prefix))
+            _ = evaluations[-1].key  # raises if a file that it reads does not exist
+        except ConfigError as error:
+            problems.add(error)
+    metric, direction = _main_metric(settings, evaluations, problems)
+    timeout = settings.get("timeout")
+    if timeout is not None and (isinstance(timeout, bool | str) or not timeout > 0):
+        problems.add(f"evaluator.timeout: expected seconds above 0, or null for any time, got {timeout!r}.")
+    if rest and not evaluations and not problems:
+        hint = did_you_mean(next(iter(rest)), SETTINGS)
+        problems.add(f"evaluator.{next(iter(rest))}: no evaluator takes it.{hint}")
+    _check_split(settings, evaluations, problems)
+    problems.raise_as(ConfigError)
+    stats = wants_weight_stats(settings)
+    scoring = Scoring(tuple(evaluations), metric, direction, timeout, stats, tuple(plugins))
+    return _with_split(scoring, settings.get(SPLIT))
+
+
+def wants_weight_stats(settings: Mapping[str, Any]) -> bool:
+    """Whether a configuration asks for the comparison with the inputs."""
+    named = (settings.get("name"), *(settings.get("also") or ()))
+    return bool(settings.get(WEIGHT_STATS)) or WEIGHT_STATS in named
+
+
+def _requests(settings: Mapping[str, Any], rest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The main evaluator and the others, as dictionaries of `name` and parameters."""
+    requests = [{"name": settings.get("name"), **rest}]
+    for other in settings.get("also") or ():
+        if isinstance(other, Mapping) and "name" not in other:
+            raise ConfigError(f"evaluator.also: {dict(other)} does not say which evaluator: give its `name`.")
+        requests.append(dict(other) if isinstance(other, Mapping) else {"name": other})
+    return [request for request in requests if request["name"] is not None]
+
+
+def _main_metric(
+    settings: Mapping[str, Any], evaluations: Sequence[Evaluation], problems: Problems
+) -> tuple[str | None, str]:
+    """The metric that the configuration names, or the main evaluator's own, and its direction."""
+    main = evaluations[0].evaluator if evaluations else None
+    metric, direction = settings.get("metric"), settings.get("direction")
+    if direction is not None and direction not in DIRECTIONS:
+        hint = did_you_mean(str(direction), DIRECTIONS)
+        problems.add(f"evaluator.direction: unknown direction '{direction}'.{hint}")
+    if metric is None or (main and metric == main.metric):
+        return (main.metric if main else None), direction or (main.direction if main else DIRECTIONS[1])
+    owners = {e.prefix + e.evaluator.metric: e.evaluator.direction for e in evaluations}
+    if direction is None and metric not in owners:
+        near = f" Did you mean '{nearest(str(metric), owners)[0]}'?" if nearest(str(metric), owners) else ""
+        problems.add(
+            f"evaluator.metric={metric}: say whether more of it is better: evaluator.direction=maximize or "
+            f"minimize.{near} The main metrics are {some(owners) or 'none'}."
+        )
+    return metric, direction or owners.get(metric, DIRECTIONS[0])
+
+
+def _bound(evaluator: Evaluator, request: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of all parameters, and the split by which points are chosen."""
+    if evaluator.splits:
+        return {**evaluator.bind(request), SPLIT: evaluator.selection_split}
+    if SPLIT in evaluator.parameters and settings.get(SPLIT) is not None:  # a parameter like any other
+        request = {SPLIT: settings[SPLIT], **request}
+    return evaluator.bind(request)
+
+
+def _check_label(label: str, prefix: str, evaluator: Evaluator, others: Sequence[Evaluation]) -> None:
+    """Check that the numbers of an evaluator have names of their own."""
+    if metric_problem(label):
+        raise ConfigError(f"evaluator.also: {AS}: {label!r} {metric_problem(label)}.")
+    if label in {split for e in (evaluator, *(o.evaluator for o in others)) for split in e.splits}:
+        raise ConfigError(f"evaluator.also: '{label}' is the name of a split: give another one with `{AS}`.")
+    if prefix in {other.prefix for other in others}:
+        raise ConfigError(
+            f"evaluator.also: '{label}' is there twice, and the numbers of both would have one name. Name "
+            f"them with `{AS}`: {{name: {evaluator.name}, {AS}: {label}_2, ...}}."
+        )
+
+
+def _check_split(settings: Mapping[str, Any], evaluations: Sequence[Evaluation], problems: Problems) -> None:
+    """Check that the main evaluator, or a parameter, takes the split that is asked for."""
+    split = settings.get(SPLIT)
+    if split is None or not evaluations or SPLIT in evaluations[0].evaluator.parameters:
+        return
+    main = evaluations[0].evaluator
+    if not main.splits:
+        problems.add(f"evaluator.{SPLIT}={split}: the evaluator '{main.name}' declares no splits.")
+    elif split not in main.splits:
+        hint = did_you_mean(str(split), main.splits)
+        problems.add(f"evaluator.{SPLIT}={split}: '{main.name}' has no such split.{hint}")
+
+
+def _with_split(scoring: Scoring, split: Any) -> Scoring:
+    """The measurements, and the same on another split if it is asked for."""
+    if split is None or scoring.selection_split is None:
+        return scoring
+    return replace(scoring, evaluations=(*scoring.evaluations, *scoring.on(split).evaluations))

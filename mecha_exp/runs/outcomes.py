@@ -1,0 +1,169 @@
+"""`outcomes.parquet`: what evaluators saw on each example, of a run or of a whole sweep.
+
+    pandas.read_parquet("outcomes.parquet").groupby(["split", "name", "task"]).value.mean()
+
+Columns: `role` (`point` or `input`), `point` (its number; null for inputs, and in a run of its own), `name`
+(of the point or the input), `metric` (the mean over tasks is the number of that name), `split` (`all` of an
+evaluator without splits), `task`, `example`, `cluster`, `value`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mecha_exp.errors import ConfigError
+from mecha_exp.evaluation.outcome_table import outcomes_in, table_of
+from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.system.atomic_write import atomic_write
+
+if TYPE_CHECKING:
+    import pyarrow
+
+OUTCOMES_FILE = "outcomes.parquet"
+WHOLE = "all"
+"""The name of the split of an evaluator that has none."""
+POINT, INPUT = "point", "input"
+"""Roles: a merged model, and one that was merged."""
+LABELS = ("role", "point", "name", "metric", "split")
+ROWS_IN_A_GROUP = 1_000_000
+"""Rows that are compressed together: what names have in common is stored once."""
+
+
+@dataclass(frozen=True)
+class MeasuredOutcomes:
+    """The outcomes of a model by one evaluator on one split.
+
+    Attributes:
+        role: `point` or `input`.
+        point: the number of the point; None for an input, and in a run of its own.
+        name: of the point or the input.
+        metric: the name of the mean over tasks.
+        split: of the data; `all` if the evaluator has no splits.
+        outcomes: by task and example.
+    """
+
+    role: str
+    point: int | None
+    name: str
+    metric: str
+    split: str
+    outcomes: Outcomes
+
+
+@dataclass(frozen=True)
+class ModelOutcomes:
+    """The outcomes of a point or an input, by metric and split.
+
+    Attributes:
+        role: `point` or `input`.
+        point: the number of the point; None for an input.
+        name: of the point or the input.
+        by_metric: outcomes by the name of their mean and by split.
+    """
+
+    role: str
+    point: int | None
+    name: str
+    by_metric: Mapping[str, Mapping[str, Outcomes]] = field(default_factory=dict)
+
+
+def write_outcomes(measured: Iterable[MeasuredOutcomes], path: Path) -> bool:
+    """Write outcomes into a Parquet file; without any it is removed. Returns whether there are some."""
+    remaining = iter(measured)
+    first = next(remaining, None)
+    if first is None:
+        path.unlink(missing_ok=True)
+        return False
+    from pyarrow import parquet
+
+    table = _table_of(first)
+    with (
+        atomic_write(path) as temporary,
+        parquet.ParquetWriter(temporary, table.schema, compression="zstd") as writer,
+    ):
+        for group in _groups(itertools.chain([table], map(_table_of, remaining))):
+            writer.write_table(group)
+    return True
+
+
+def read_outcomes(path: Path) -> list[MeasuredOutcomes]:
+    """The outcomes in a file that `write_outcomes` wrote, in its order.
+
+    Raises:
+        ConfigError: it is damaged, or not such a file.
+    """
+    from pyarrow import ArrowException, parquet
+
+    try:
+        table = parquet.ParquetFile(path).read()
+        return [
+            MeasuredOutcomes(*labels, outcomes=outcomes)  # type: ignore[arg-type, misc]
+            for labels, outcomes in outcomes_in(table, LABELS)
+        ]
+    except (ArrowException, OSError, KeyError) as error:
+        raise ConfigError(f"{path} cannot be read as outcomes: {error}.") from None
+
+
+def models_in(measured: Iterable[MeasuredOutcomes]) -> list[ModelOutcomes]:
+    """The outcomes of each point and input, by metric and split, in their order."""
+    models: dict[tuple[str, int | None, str], dict[str, dict[str, Outcomes]]] = {}
+    for part in measured:
+        by_metric = models.setdefault((part.role, part.point, part.name), {})
+        by_metric.setdefault(part.metric, {})[part.split] = part.outcomes
+    return [ModelOutcomes(*model, by_metric) for model, by_metric in models.items()]
+
+
+def collect_outcomes(folders: Mapping[Path, int], path: Path) -> bool:
+    """Write the outcomes of a sweep's points, and of each input once; returns whether there are some.
+
+    Args:
+        folders: of the points, with their numbers.
+        path: of the file.
+    """
+    return write_outcomes(_collected(folders), path)
+
+
+def _collected(folders: Mapping[Path, int]) -> Iterator[MeasuredOutcomes]:
+    inputs: dict[tuple[str, str, str], list[Outcomes]] = {}
+    for folder, number in folders.items():
+        file = folder / OUTCOMES_FILE
+        for part in read_outcomes(file) if file.is_file() else ():
+            if part.role == POINT:
+                yield replace(part, point=number)
+                continue
+            earlier = inputs.setdefault((part.name, part.metric, part.split), [])
+            if not any(part.outcomes.equals(other) for other in earlier):
+                earlier.append(part.outcomes)  # other files of one name are told apart by a number
+                yield part if len(earlier) == 1 else replace(part, name=f"{part.name} ({len(earlier)})")
+
+
+def outcomes_of_sweep(folder: Path) -> list[ModelOutcomes]:
+    """The outcomes of the points and the inputs of a sweep, or of a run; none if its evaluators give none.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    path = folder / OUTCOMES_FILE
+    return models_in(read_outcomes(path)) if path.is_file() else []
+
+
+def _table_of(part: MeasuredOutcomes) -> pyarrow.Table:
+    return table_of(part.outcomes, **{label: getattr(part, label) for label in LABELS})
+
+
+def _groups(tables: Iterable[pyarrow.Table]) -> Iterator[pyarrow.Table]:
+    """The tables joined to groups of rows that are compressed together."""
+    import pyarrow
+
+    pending: list[pyarrow.Table] = []
+    for table in tables:
+        pending.append(table)
+        if sum(part.num_rows for part in pending) >= ROWS_IN_A_GROUP:
+            yield pyarrow.concat_tables(pending).unify_dictionaries()
+            pending = []
+    if pending:
+        yield pyarrow.concat_tables(pending).unify_dictionaries()

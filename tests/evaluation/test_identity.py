@@ -1,0 +1,153 @@
+"""What decides a measurement: other code, data, parameters or variables are another evaluation."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mecha_exp.errors import ConfigError
+from mecha_exp.evaluation import all_evaluators, read_scoring
+
+ANY = {"w": (2, 3)}
+EVALUATOR = '''
+"""An evaluator."""
+from pathlib import Path
+
+from mecha_exp import evaluator
+from scale import FACTOR
+
+
+@evaluator("test_keyed", metric="m", data=["prompts.txt", "images"], variables=["TEST_KEYED"])
+def keyed(state_dict, *, stretch: float = 1.0, file: Path = Path("reference.txt")):
+    """Measure it."""
+    return {"m": FACTOR * stretch}  # a comment
+'''
+SPLIT = """
+from mecha_exp import evaluator
+
+
+@evaluator("test_keyed", metric="m", splits=("validation", "test"))
+def keyed(state_dict, *, split: str):
+    return {"m": 1.0}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.py").write_text(EVALUATOR)
+    (tmp_path / "scale.py").write_text("FACTOR = 2\n")
+    (tmp_path / "prompts.txt").write_text("a cat\n")
+    (tmp_path / "reference.txt").write_text("1.0\n")
+    (tmp_path / "other.txt").write_text("1.0\n")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.png").write_text("a picture")
+    return tmp_path
+
+
+@pytest.fixture
+def key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The key of the evaluation as a new process would find it."""
+    monkeypatch.setattr("mecha_exp.evaluation.registry._registry", all_evaluators())
+
+    def of(plugin: str = "mine.py", **settings: object) -> str:
+        sys.modules.pop("scale", None)
+        spec = importlib.util.spec_from_file_location("test_keyed_module", folder / plugin)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return read_scoring({"name": "test_keyed", **settings}, ANY).evaluations[0].key
+
+    return of
+
+
+def edit(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+CHANGES = {
+    "its code": lambda f: edit(f / "mine.py", "FACTOR * stretch", "FACTOR + stretch"),
+    "what it imports from its folder": lambda f: edit(f / "scale.py", "2", "3"),
+    "a data file": lambda f: (f / "prompts.txt").write_text("a dog\n"),
+    "a file in a data folder": lambda f: (f / "images/a.png").write_text("another picture"),
+    "a file more in a data folder": lambda f: (f / "images/b.png").write_text("a picture"),
+    "a file renamed in a data folder": lambda f: (f / "images/a.png").rename(f / "images/b.png"),
+    "the file of a parameter": lambda f: (f / "reference.txt").write_text("2.0\n"),
+    "a default": lambda f: edit(f / "mine.py", "stretch: float = 1.0", "stretch: float = 2.0"),
+    "its version": lambda f: edit(f / "mine.py", 'metric="m"', 'metric="m", version=2'),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_evaluation(key, folder, change):
+    before = key()
+
+    CHANGES[change](folder)
+
+    assert key() != before
+
+
+def test_another_environment_variable_is_another_evaluation(key, monkeypatch):
+    monkeypatch.delenv("TEST_KEYED", raising=False)
+    unset = key()
+    monkeypatch.setenv("TEST_KEYED", "")
+    empty = key()
+    monkeypatch.setenv("TEST_KEYED", "x")
+
+    assert len({unset, empty, key()}) == 3
+
+
+def test_another_plugins_evaluator_of_the_same_name_is_another_evaluation(key, folder):
+    (folder / "theirs.py").write_text(EVALUATOR.replace("FACTOR * stretch", "1000.0"))
+
+    assert key("theirs.py") != key()
+
+
+SAME = {
+    "nothing": lambda f: None,
+    "a comment": lambda f: edit(f / "mine.py", "# a comment", "# another one"),
+    "a docstring": lambda f: edit(f / "mine.py", "Measure it.", "Measure it well."),
+    "a file that it does not read": lambda f: (f / "other.txt").write_text("2.0\n"),
+    "an environment variable that it does not read": lambda f: None,
+}
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_the_same_evaluation(key, folder, change, monkeypatch):
+    before = key()
+
+    SAME[change](folder)
+    monkeypatch.setenv("TEST_NOT_KEYED", change)
+
+    assert key() == before
+
+
+def test_a_path_counts_by_its_content(key):
+    assert key(file="other.txt") == key(file="reference.txt") == key()
+
+
+def test_parameters_and_splits_are_part_of_it(key, folder):
+    assert key(stretch=2.0) != key()
+
+    (folder / "mine.py").write_text(SPLIT)
+    key()
+    (validation,) = read_scoring({"name": "test_keyed"}, ANY).evaluations
+    assert validation.key != validation.on("test").key
+
+
+def test_a_data_file_that_is_missing_is_an_error_before_any_work(key, folder):
+    (folder / "prompts.txt").unlink()
+
+    with pytest.raises(ConfigError, match=r"'test_keyed' reads .*prompts\.txt, which does not exist"):
+        key()
+
+
+def test_the_file_of_a_parameter_that_is_missing_is_an_error_before_any_work(key):
+    with pytest.raises(ConfigError, match=r"evaluator\.file: nowhere\.txt does not exist"):
+        key(file="nowhere.txt")
