@@ -59,7 +59,7 @@ class Evaluation:
         return self.prefix.removeprefix(f"{self.split}/") + self.evaluator.metric
 
     def on(self, split: str) -> Evaluation:
-        """The same evaluator on another split, whose name comes first in the names of the metrics."""
+        """Put the evaluator on another split, whose name comes first in the names of the metrics."""
         parameters = {**self.parameters, SPLIT: split}
         return Evaluation(self.evaluator, parameters, f"{split}/{self.prefix}")
 
