@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -92,6 +93,8 @@ def _hint(point: GridPoint, name: str, siblings: dict[str, Any], is_top: bool) -
     if not is_top:
         return did_you_mean(name, known) if known else ""
     deeper = [f"{key}.{name}" for key in known if isinstance(siblings[key], dict) and name in siblings[key]]
+    if own := re.fullmatch(r"\$\{(\w+)\}", str((siblings.get("recipe") or {}).get(name))):
+        return f" The method's '{name}' is the recipe's hyperparameter '{own[1]}'."
     return f" Did you mean '{deeper[0]}'?" if deeper else _nearest(name, known, used_by(point.config()))
 
 

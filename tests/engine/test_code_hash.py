@@ -393,7 +393,7 @@ def test_a_recipe_with_draws_reaches_no_other_code_of_the_api():
 
     package = Path(methods.__file__).parent
     assert {path.name for path in found if path.parent != package} == {"random.py"}
-    assert {"linear.py", "dropout.py"} <= {path.name for path in found}
+    assert {"linear.py", "dare.py"} <= {path.name for path in found}
 
 
 def test_no_hash_of_a_built_in_method_holds_a_path_or_an_address():

@@ -390,7 +390,9 @@ print(hashlib.sha256(job.output["w"].numpy().tobytes()).hexdigest(), "numba" in 
 
 
 def start(cache, way="objects"):
-    environment = {**os.environ, "MECHA_EXP_CACHE": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
+    home = {"HOME": str(cache), "XDG_CACHE_HOME": str(cache)}  # where loops go if the cache cannot be used
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, **home, **path, "MECHA_EXP_CACHE": str(cache)}
     command = [sys.executable, "-c", PROGRAM.replace("{way}", way)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 

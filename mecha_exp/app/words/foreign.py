@@ -95,10 +95,10 @@ def _explain_file(word: str, words: Sequence[str]) -> str | None:
     return f"{brief(word)} is a model. Say what it is: {PROGRAM} {joined(meant)}"
 
 
-def explain_flag(flag: str, arguments: Sequence[str], flags: Mapping[str, int], is_value: bool) -> str | None:
-    """A message for a word with dashes that is not a flag; None for flags and for their values."""
+def explain_flag(flag: str, arguments: Sequence[str], flags: Mapping[str, int]) -> str | None:
+    """A message for a word with dashes that is not a flag; None for flags."""
     name, equals, value = flag.partition("=")
-    if is_value or name in flags or any(f.startswith(name) and len(name) > 3 for f in flags):
+    if name in flags or any(f.startswith(name) and len(name) > 3 for f in flags):
         return None
     bare = name.lstrip("-")
     after = list(arguments[list(arguments).index(flag) + 1 :])[:1] if flag in arguments else []

@@ -48,11 +48,6 @@ def read(arguments: Sequence[str]) -> list[str]:
     """
     flags, typed = _parted(arguments)
     problems = Problems()
-    for number, flag in enumerate(flags):
-        is_value = bool(number and FLAGS.get(flags[number - 1]))
-        if message := explain_flag(flag, arguments, FLAGS, is_value):
-            problems.add(message)
-    problems.raise_as(ConfigError)
     folders = [Path(with_home(w.partition("=")[2])) for w in typed if w.startswith("models.dir=")]
     overrides: list[str] = []
     for number, word in enumerate(typed):
@@ -70,20 +65,24 @@ def _parted(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The flags, each with its value, and the other words.
 
     Raises:
-        ConfigError: a flag is the last word, and needs one more.
+        ConfigError: all words with dashes that are not flags, and flags whose value is missing.
     """
     flags: list[str] = []
     others: list[str] = []
+    problems = Problems()
     rest = iter(arguments)
     for word in rest:
         if not word.startswith("-"):
             others.append(word)
             continue
-        flags.append(word)
+        if message := explain_flag(word, arguments, FLAGS):
+            problems.add(message)
         values = list(itertools.islice(rest, FLAGS.get(word, 0)))
-        if len(values) < FLAGS.get(word, 0):
-            raise ConfigError(f"{word}: the word after it is missing, which says what the flag is about.")
-        flags.extend(values)
+        is_setting = any("=" in value and not Path(value).exists() for value in values)
+        if len(values) < FLAGS.get(word, 0) or is_setting:
+            problems.add(f"{word}: the word after it is missing, which says what the flag is about.")
+        flags += [word, *values]
+    problems.raise_as(ConfigError)
     return flags, others
 
 
