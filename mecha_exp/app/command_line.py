@@ -17,12 +17,18 @@ from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from mecha_exp.app.checks import check_distinct_outputs, check_names, check_options, check_used, values_of
+from mecha_exp.app.checks.names import (
+    check_distinct_outputs,
+    check_names,
+    check_options,
+    check_used,
+    values_of,
+)
+from mecha_exp.app.checks.unused import check_unused
 from mecha_exp.app.grid import Grid, set_value
 from mecha_exp.app.hydra.compose import Composer, composer_of
 from mecha_exp.app.hydra.jobs import parse_override
 from mecha_exp.app.sweep.points import Points, points_of
-from mecha_exp.app.unused import check_unused
 from mecha_exp.app.words.lists import fit_lists
 from mecha_exp.app.words.quoting import explain
 from mecha_exp.app.words.reading import read

@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from mecha_exp.app import command_line
+from mecha_exp.app.checks.unused import idle_experts
 from mecha_exp.app.command_line import CommandLine
 from mecha_exp.app.hydra.compose import run_jobs
 from mecha_exp.app.hydra.jobs import enter
@@ -20,7 +21,6 @@ from mecha_exp.app.sweep.folder import claimed_folder
 from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
 from mecha_exp.app.sweep.reporting import report_chosen
 from mecha_exp.app.tracking import how_to_log_later
-from mecha_exp.app.unused import idle_experts
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.checkpoint import can_resume, check_writable, find_partial_outputs
 from mecha_exp.engine import plan

@@ -136,9 +136,7 @@ def test_models_that_are_not_the_demos_are_measured_by_their_weights(app, folder
 def test_an_evaluator_that_is_asked_for_must_fit(app, folder):
     save_file({"w": torch.zeros(2)}, folder / "a.safetensors")
 
-    outcome = app(
-        "recipe=n_average", "models.base=a.safetensors", "models.experts=[a.safetensors]", "evaluator=digits"
-    )
+    outcome = app("recipe=n_average", "models.experts=[a.safetensors]", "evaluator=digits")
 
     assert outcome.status != 0
     assert "evaluator=digits cannot measure this model" in outcome.err

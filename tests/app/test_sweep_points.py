@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 @pytest.mark.parametrize("launcher", ["onepass", "basic"])
 def test_each_of_several_recipes_gets_the_hyperparameters_that_it_has(app, folder, launcher):
-    words = ["recipe=n_average,ties,dare_ties", "alpha=0.3,0.5", "k=0.1,0.2", "density=0.4"]
+    words = ["recipe=n_average,ties,dare_linear", "alpha=0.3,0.5", "k=0.1,0.2", "density=0.4"]
 
     outcome = app(*words, "sweep.replicates=2", f"hydra/launcher={launcher}", *NONE)
 
@@ -21,14 +21,14 @@ def test_each_of_several_recipes_gets_the_hyperparameters_that_it_has(app, folde
     assert {r["name"] for r in records(sweep_of(folder))} == {
         "recipe=n_average",
         *(f"recipe=ties,alpha={alpha},k={k}" for alpha in (0.3, 0.5) for k in (0.1, 0.2)),
-        *(f"recipe=dare_ties,alpha={alpha},seed={seed}" for alpha in (0.3, 0.5) for seed in (0, 1)),
+        *(f"recipe=dare_linear,alpha={alpha},seed={seed}" for alpha in (0.3, 0.5) for seed in (0, 1)),
     }
     drawn = [r["parameters"]["density"] for r in records(sweep_of(folder)) if "seed" in r["name"]]
     assert drawn == [0.4] * 4
-    assert "k: not of n_average, dare_ties, which run without it" in outcome.out
+    assert "k: not of n_average, dare_linear, which run without it" in outcome.out
     assert "density: not of n_average, ties, which run without it" in outcome.out
     assert "seed: not of" not in outcome.out  # nobody has asked for one
-    assert "n_average, ties, dare_ties by alpha, k, seed" in outcome.out
+    assert "n_average, ties, dare_linear by alpha, k, seed" in outcome.out
     noted = json.loads((sweep_of(folder) / "sweep.json").read_text())
     assert set(words) < set(noted["command"])  # as it was typed
 

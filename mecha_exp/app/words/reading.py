@@ -10,7 +10,6 @@ from mecha_exp.app.words.blocks import BLOCKS, apart, block_words
 from mecha_exp.app.words.foreign import explain_bare, explain_flag, explain_value
 from mecha_exp.app.words.quoting import parse, quoted, split, with_home
 from mecha_exp.errors import CheckpointError, ConfigError, Problems
-from mecha_exp.sources.search import find_model
 
 OPEN_NODES = (BLOCKS, "evaluator")
 """Nodes that take any key: an override of a key in them does not need a `+`."""
@@ -143,6 +142,8 @@ def _exists(path: str, folders: Sequence[Path]) -> bool:
     try:
         if Path(path).exists():
             return True
+        from mecha_exp.sources.search import find_model  # imports torch, which takes seconds
+
         find_model(path, folders)
     except (CheckpointError, OSError, ValueError):
         return False
