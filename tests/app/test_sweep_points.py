@@ -21,11 +21,16 @@ def test_each_of_several_recipes_gets_the_hyperparameters_that_it_has(app, folde
     assert {r["name"] for r in records(sweep_of(folder))} == {
         "recipe=n_average",
         *(f"recipe=ties,alpha={alpha},k={k}" for alpha in (0.3, 0.5) for k in (0.1, 0.2)),
-        *(f"recipe=dare_ties,alpha={alpha},seed={seed}" for alpha in (0.3, 0.5) for seed in (0, 1)),
+        *(
+            f"recipe=dare_ties,alpha={alpha},k={k},seed={seed}"
+            for alpha in (0.3, 0.5)
+            for k in (0.1, 0.2)
+            for seed in (0, 1)
+        ),
     }
     drawn = [r["parameters"]["density"] for r in records(sweep_of(folder)) if "seed" in r["name"]]
-    assert drawn == [0.4] * 4
-    assert "k: not of n_average, dare_ties, which run without it" in outcome.out
+    assert drawn == [0.4] * 8
+    assert "k: not of n_average, which run without it" in outcome.out
     assert "density: not of n_average, ties, which run without it" in outcome.out
     assert "seed: not of" not in outcome.out  # nobody has asked for one
     assert "n_average, ties, dare_ties by alpha, k, seed" in outcome.out

@@ -88,9 +88,7 @@ def _checked_sets(
     again = next((i for i, experts in enumerate(texts) if experts in texts[:i]), None)
     if again is not None:
         first = texts.index(texts[again])
-        raise ConfigError(
-            f"models.sets: sets {first} and {again} are the same experts. Leave one out."
-        )
+        raise ConfigError(f"models.sets: sets {first} and {again} are the same experts. Leave one out.")
     return texts
 
 
