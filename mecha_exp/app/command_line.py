@@ -33,10 +33,9 @@ from mecha_exp.app.words.lists import fit_lists
 from mecha_exp.app.words.quoting import explain
 from mecha_exp.app.words.reading import read
 from mecha_exp.errors import ConfigError, Problems
+from mecha_exp.lab.points import LABELS
 
 OUR_SWEEPER = "lab"
-BLOCK = "block"
-"""The key of the block that a point of a block ablation sets apart; a column of tables, no hyperparameter."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +93,12 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
     points = Grid.of(sweep.words, composer)
     check_names(points, problems)
     problems.raise_as(ConfigError)
-    keys = {key for key in sweep.swept if key not in composer.groups and key != BLOCK}
+    keys = {key for key in sweep.swept if key not in {*composer.groups, *LABELS}}
     added = points.parameters | sweep.own  # which the configuration of the sweep as a whole may lack
     completed = [f"++{word}" if _key(word) in added else word for word in (*composer.flags, *overrides)]
     jobs = [_job(words, points.parameters) for words in sweep.words]
     check_used(keys, points, problems)
-    check_unused(points, sweep.swept, sweep.own, problems)
+    check_unused(points, [*sweep.swept, *LABELS], sweep.own, problems)
     if is_sweep:
         check_distinct_outputs(points, problems)
     problems.raise_as(ConfigError)

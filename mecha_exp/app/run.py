@@ -179,7 +179,8 @@ def _describe(record: Record, point: Point, merged: Merged) -> None:
     """Write the point and its merge into the record."""
     for warning in merged.warnings:
         log.warning(warning)
-    record.parameters = point.parameters
+    recipe = HydraConfig.get().runtime.choices.get("recipe")
+    record.parameters = {**point.parameters, **({"recipe": recipe} if recipe else {})}
     fingerprints = {f"fingerprint/{n}": point.contents[point.files[m]] for m, n in point.names.items()}
     record.tags = {"signature": point.digest, **fingerprints, **merged.tags}
     record.signature, record.found = point.digest, merged.is_recalled

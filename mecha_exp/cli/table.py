@@ -15,6 +15,7 @@ from mecha_exp.evaluation.registry import DIRECTIONS
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.report import Results, terminal_tables
 from mecha_exp.report.export import write_csv
+from mecha_exp.report.factors import factor_notes
 from mecha_exp.report.join import joined
 from mecha_exp.report.results import results_of
 from mecha_exp.runs.query import find_sweep, short_folder
@@ -61,14 +62,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace) -> None:
+    notes = [*factor_notes(results), *results.notes]
     if options.json:
         where = {"folder": str(folders[0])} if len(folders) == 1 else {"folders": [str(f) for f in folders]}
-        print_json({"title": results.title, **where, "rows": _rows(results), "notes": results.notes})
+        print_json({"title": results.title, **where, "rows": _rows(results), "notes": notes})
     elif options.csv:
         write_csv(results, sys.stdout)
     else:
         stdout.print(*terminal_tables(results, stdout.width), sep="\n")
-        for note in results.notes:
+        for note in notes:
             stdout.print(note, markup=False, soft_wrap=True)
         for folder in folders:
             stdout.print(f"the sweep     {folder}", soft_wrap=True, markup=False)

@@ -22,6 +22,15 @@ Setting = dict[str, str]
 DIGITS = 12
 """Significant digits of a number: what computing with it has left beyond them is dropped."""
 SAMPLED_DIGITS = 6
+EXPERTS_KEY = "models.experts"
+SET_KEY = "models.set"
+"""The key of the number of a point's set of experts."""
+BLOCK, EXPERT = "block", "expert"
+"""The keys of the block, or the expert, that a point sets apart."""
+SUBSET_KEY, BLOCKS_KEY = "subset", "blocks_merged"
+"""The keys of the experts, or the blocks, that a point merges where others are left out."""
+LABELS = (BLOCK, EXPERT, SUBSET_KEY, BLOCKS_KEY, SET_KEY)
+"""Keys that only say what a point is: columns of tables, no hyperparameters."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,40 @@ def blocks_apart(blocks: Sequence[str], mode: str, strength: str) -> list[Settin
 def replicated(points: Sequence[Setting], first_seed: int, n: int) -> list[Setting]:
     """Each point with `n` seeds."""
     return [{**point, "seed": str(first_seed + i)} for point in points for i in range(n)]
+
+
+def with_each_set(points: Sequence[Setting], names: Sequence[Sequence[str]]) -> list[Setting]:
+    """Each point with each set of experts; a point with a subset has the experts of these names.
+
+    Args:
+        points: of a sweep.
+        names: of the experts of each set, alike for all sets where points have subsets.
+    """
+    return [
+        {**point, f"++{SET_KEY}": str(i), EXPERTS_KEY: _experts_in(i, point, of_set)}
+        for point in points
+        for i, of_set in enumerate(names)
+    ]
+
+
+def _experts_in(number: int, point: Setting, names: Sequence[str]) -> str:
+    """A reference to a set of experts, or to those of its experts that a point merges."""
+    subset = point.get(f"++{SUBSET_KEY}")
+    if subset is None:
+        return f"${{models.sets.{number}}}"
+    members = subset.strip("[]").split(",")
+    return as_text([f"${{models.sets.{number}.{names.index(name)}}}" for name in members])
+
+
+def subsets_at_random(count: int, size: int, n: int, seed: int) -> list[tuple[int, ...]]:
+    """Draw `n` different subsets of `size` places out of `count`, sorted; all of them where `n` suffices."""
+    if math.comb(count, size) <= n:
+        return list(itertools.combinations(range(count), size))
+    chance = random.Random(seed * 1000 + size)
+    drawn: set[tuple[int, ...]] = set()
+    while len(drawn) < n:
+        drawn.add(tuple(sorted(chance.sample(range(count), size))))
+    return sorted(drawn)
 
 
 def unique(points: Iterable[Setting]) -> list[Setting]:

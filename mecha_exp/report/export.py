@@ -3,7 +3,9 @@
     pandas.read_parquet("sweep.parquet").query("status == 'FINISHED'").groupby("alpha").accuracy.mean()
 
 Columns: `point` (its number), `name`, `status` (FINISHED, FAILED; REFERENCE for the inputs), one for each
-swept key and one for each metric, `signature`, `error`. A swept key is numeric if all its values are numbers.
+swept key, for the recipe, each other hyperparameter with its effective value, and each metric, `signature`,
+`error`. A swept key is numeric if all its values are numbers. Where points leave experts (or blocks) out,
+`expert/NAME` is 1 where a point merges an expert and 0 where not, and `experts` counts them.
 If methods are compared, `best_of_recipe` (or `best_of_method`) is true for the best points of each method.
 """
 
@@ -11,11 +13,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mecha_exp.report.factors import factor_columns
 from mecha_exp.report.results import Results
+from mecha_exp.runs.record import Record
 from mecha_exp.runs.values import is_number, parse_value
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
 CSV_FILE = "sweep.csv"
 PARQUET_FILE = "sweep.parquet"
+_LABELS = ("block", "expert", "subset", "blocks_merged")
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -36,10 +42,11 @@ def columns(results: Results) -> dict[str, list[Any]]:
         "status": [*(r.status for r in records), *("REFERENCE" for _ in references)],
     }
     for key in results.swept:
-        values = [results.value(r, key) for r in records]
-        if not all(is_number(v) or isinstance(v, bool) for v in values if v is not None):
-            values = [results.text(r, key) or None for r in records]
-        table[_free(key, table)] = [*values, *blank]
+        table[_free(key, table)] = [*_swept_column(results, key), *blank]
+    for key in _hyperparameters(records, results.swept):
+        table[_free(key, table)] = [*(_plain(r.parameters.get(key)) for r in records), *blank]
+    for name, column in factor_columns(results).items():
+        table[_free(name, table)] = [*column, *blank]
     for metric in results.metrics:
         measured = [r.metrics.get(metric) for r in records]
         table[_free(metric, table)] = [*measured, *(values.get(metric) for values in references.values())]
@@ -50,6 +57,30 @@ def columns(results: Results) -> dict[str, list[Any]]:
     table["signature"] = [*(r.tags.get("signature") for r in records), *blank]
     table["error"] = [*(r.error for r in records), *blank]
     return table
+
+
+def _swept_column(results: Results, key: str) -> list[Any]:
+    """The value of a swept key at each point; the effective one where a point sets none."""
+    effective = [_plain(r.parameters.get(key)) for r in results.records]
+    values = [results.value(r, key) for r in results.records]
+    values = [e if v is None else v for v, e in zip(values, effective, strict=True)]
+    if all(is_number(v) or isinstance(v, bool) for v in values if v is not None):
+        return values
+    return [results.text(r, key) or e for r, e in zip(results.records, effective, strict=True)]
+
+
+def _hyperparameters(records: Sequence[Record], swept: Sequence[str]) -> list[str]:
+    """The hyperparameters that were not swept, the recipe first; no inputs, no labels of points."""
+    keys = dict.fromkeys(key for record in records for key in ("recipe", *record.parameters))
+    recorded = [key for key in keys if any(record.parameters.get(key) is not None for record in records)]
+    return [key for key in recorded if key not in {*swept, *_LABELS} and not key.startswith("input/")]
+
+
+def _plain(value: Any) -> Any:
+    """A number, a truth value or a text as it is; a list or a mapping as JSON."""
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return value
 
 
 def write_csv(results: Results, target: Path | TextIO) -> None:

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.report.factors import factor_notes
 from mecha_exp.report.figures import Picture
 from mecha_exp.report.results import Results
 from mecha_exp.report.table import Row, estimate_text, rows
@@ -32,6 +33,7 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
     record = next(iter(results.finished), results.records[0]) if results.records else Record("")
     page = _render(
         results=results,
+        notes=[*factor_notes(results), *results.notes],
         command=shlex.join(command),
         points=len(results.records),
         best=results.best_setting,

@@ -13,8 +13,9 @@ from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.runs.values import Value, as_text, parse_value
 
-REPLICATE_KEY = "seed"
-"""Points that differ in this key only are replicates of one setting."""
+SET_KEY = "models.set"
+REPLICATE_KEYS = ("seed", SET_KEY)
+"""Points that differ in these keys only are replicates of one setting."""
 BLOCK_KEY = "block"
 """The key of a block ablation; the undisturbed point does not set it."""
 MISSING = "–"
@@ -22,7 +23,14 @@ MISSING = "–"
 METHOD_KEYS = ("recipe", "recipe.method")
 """Swept keys that name methods; each method has a best setting."""
 CONFIDENCE = 0.95
-_ABLATIONS = {"leave_one_block_out": "block left out", "only_one_block": "only block"}
+_ABLATIONS = {
+    "leave_one_block_out": "block left out",
+    "only_one_block": "only block",
+    "leave_one_expert_out": "expert left out",
+}
+_APART = (BLOCK_KEY, "expert")
+"""The keys of what a point of an ablation sets apart; the undisturbed point sets none of them."""
+_BY_EXPERT = ("leave_one_expert_out", "experts", "subsets", "shapley")
 _FALLBACK_METRIC = "weights/relative_change/"
 
 
@@ -71,10 +79,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Setting:
-    """Points that differ only in their seed, or in keys that a table leaves out.
+    """Points that differ only in their seed or their set of experts, or in keys that a table leaves out.
 
     Attributes:
-        values: of the swept keys, without the seed.
+        values: of the swept keys, without those of replicates.
         records: the points.
         pooled: whether the points differ in hyperparameters, too.
     """
@@ -92,7 +100,7 @@ class Setting:
     def name(self) -> str:
         """The values of the swept keys, as in `alpha=0.3,k=0.2`."""
         shown = [f"{key}={as_text(value)}" for key, value in self.values.items() if value is not None]
-        return ",".join(shown) or (self.records[0].name if len(self.records) == 1 else "all seeds")
+        return ",".join(shown) or (self.records[0].name if len(self.records) == 1 else "all replicates")
 
     def estimate(self, metric: str | None) -> Estimate:
         """Estimate the mean of a metric: with its interval, or with the span of points that are pooled."""
@@ -164,19 +172,19 @@ class Results:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The swept keys that define settings: all but the seed, unless only the seed was swept."""
+        """The swept keys that define settings: all but those of replicates, unless nothing else was swept."""
         if self.by:
             return list(self.by)
-        keys = [key for key in self.swept if key != REPLICATE_KEY]
+        keys = [key for key in self.swept if key not in REPLICATE_KEYS]
         return keys if keys or len(self.records) > 1 else list(self.swept)
 
     @cached_property
     def settings(self) -> list[Setting]:
-        """The points grouped over their seeds, in the order of their first points."""
+        """The points grouped over their replicates, in the order of their first points."""
         groups: dict[tuple[Value, ...], list[Record]] = {}
         for record in self.records:
             groups.setdefault(tuple(self.value(record, key) for key in self.keys), []).append(record)
-        others = [key for key in self.swept if key not in self.keys and key != REPLICATE_KEY]
+        others = [key for key in self.swept if key not in (*self.keys, *REPLICATE_KEYS)]
         return [
             Setting(dict(zip(self.keys, values, strict=True)), records, self._differ(records, others))
             for values, records in groups.items()
@@ -263,6 +271,8 @@ class Results:
         """The inputs of the points, where they differ: a line for each set of inputs."""
         groups: dict[tuple[str, ...], list[str]] = {}
         for record in self.finished:
+            if self.mode in _BY_EXPERT:
+                break  # the table says it
             names = (n.removeprefix("input/") for n in record.parameters if n.startswith("input/"))
             groups.setdefault(tuple(names), []).append(record.name)
         if len(groups) < 2:
@@ -276,12 +286,14 @@ class Results:
 
     @property
     def references(self) -> dict[str, dict[str, float]]:
-        """The metrics of the inputs, by name."""
-        inputs: dict[str, dict[str, float]] = {}
+        """The metrics of the inputs, by name; of several sets of experts the means over the sets."""
+        inputs: dict[str, dict[Value, dict[str, float]]] = {}
         for record in self.records:
+            number = self.value(record, SET_KEY)
             for name, values in record.references.items():
-                inputs.setdefault(name, {}).update(values)
-        return {name: values for name, values in inputs.items() if values}
+                inputs.setdefault(name, {}).setdefault(number, {}).update(values)
+        means = {name: _means([*sets.values()]) for name, sets in inputs.items()}
+        return {name: values for name, values in means.items() if values}
 
     @cached_property
     def metrics(self) -> list[str]:
@@ -304,11 +316,11 @@ class Results:
 
     def heading(self, key: str) -> str:
         """The heading of a swept key's column in a table."""
-        return _ABLATIONS.get(self.mode or "", key) if key == BLOCK_KEY else key
+        return _ABLATIONS.get(self.mode or "", key) if key in _APART else key
 
     def cell(self, setting: Setting, key: str) -> str:
         """The text of a setting's value of a swept key, for a table."""
-        undisturbed = key == BLOCK_KEY and self.mode in _ABLATIONS
+        undisturbed = key in _APART and self.mode in _ABLATIONS
         return as_text(setting.values[key]) or ("none" if undisturbed else MISSING)
 
     @property
@@ -336,6 +348,15 @@ class Results:
     def value(self, record: Record, key: str) -> Value:
         """A point's value of a swept key; None if the point does not set it."""
         return parse_value(self.text(record, key))
+
+
+def _means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric, over those that have it."""
+    columns = {metric: [m[metric] for m in measured if metric in m] for m in measured for metric in m}
+    return {
+        metric: values[0] if len(set(values)) == 1 else sum(values) / len(values)
+        for metric, values in columns.items()
+    }
 
 
 _UNITS = {

@@ -26,7 +26,7 @@ def check_unused(grid: Grid, swept: Sequence[str], own: frozenset[str], problems
 
     Args:
         grid: the points.
-        swept: the keys with several values, which are checked elsewhere.
+        swept: the keys with several values, which are checked elsewhere, and those that only label points.
         own: keys that are hyperparameters of some recipe of the sweep.
         problems: receives a message for each that is not.
     """
@@ -61,8 +61,10 @@ def _is_checked(override: Override) -> bool:
 
 
 def _experts(config: DictConfig) -> list[Any]:
-    listed = OmegaConf.to_container(config, resolve=False)["models"].get("experts")  # type: ignore[index, call-overload, union-attr]
-    return list(listed) if isinstance(listed, list) else [listed] * (listed is not None)
+    listed = OmegaConf.select(config, _EXPERTS)  # which may refer to one of models.sets
+    if not OmegaConf.is_list(listed):
+        return [listed] * (listed is not None)
+    return list(OmegaConf.to_container(listed, resolve=False))  # type: ignore[arg-type]
 
 
 def _experts_of_any(grid: Grid) -> set[int]:

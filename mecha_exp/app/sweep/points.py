@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
+from mecha_exp.app.sweep.experts import MODES as EXPERT_MODES
+from mecha_exp.app.sweep.experts import block_coalitions, expert_points
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, drop_unused, recipe_of
+from mecha_exp.app.sweep.replicates import replicate
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
-from mecha_exp.lab.points import Axis, Setting
+from mecha_exp.lab.points import EXPERT, EXPERTS_KEY, SUBSET_KEY, Axis, Setting
 
 PARTS = ("block", "layer", "component")
 CONVENTION = "convention"
@@ -66,12 +69,10 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
             f"sweep.mode={settings.mode}: there is no such mode.{did_you_mean(settings.mode, _MODES)}"
         )
     made = mode(axes, config)
-    if settings.replicates is not None:
-        made = _replicated(made, config, fixed)
-    made = lab.unique(made)
+    made = lab.unique(replicate(made, config, fixed))
     listed = {axis.key for axis in axes}
     keys = dict.fromkeys(key for setting in made for key in setting)
-    shown = [key for key in keys if key in listed or not key.startswith("++blocks.")]  # `block` says those
+    shown = [key for key in keys if key in listed or not _is_implied(key, keys)]
     swept = [key for key in shown if len({s.get(key) for s in made}) > 1]
     swept = [key.lstrip("+") for key in swept] or [key.lstrip("+") for key in keys]
     if len({recipe_of(setting, config) for setting in made}) < 2:
@@ -79,6 +80,12 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
     fitted = drop_unused(made, fixed, list(listed), config)
     points = lab.shared(lab.unique(fitted.settings), settings.share)
     return Points(swept, _lines(fitted.fixed), points, fitted.own, fitted.left_out)
+
+
+def _is_implied(key: str, keys: Collection[str]) -> bool:
+    """Whether another key of a point says what this one sets: a block, an expert, the number of a set."""
+    by_expert = key == f"++{SUBSET_KEY}" and f"++{EXPERT}" in keys
+    return key.startswith("++blocks.") or key == EXPERTS_KEY or by_expert
 
 
 def _lines(overrides: Sequence[Override]) -> list[str]:
@@ -157,6 +164,23 @@ def _blocks_apart(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
     ]
 
 
+def _coalitions(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
+    """The points of `sweep=shapley`: coalitions of experts, or of blocks."""
+    part = config.sweep.get("by", EXPERT)
+    if part == EXPERT:
+        return expert_points(axes, config)
+    if part not in PARTS:
+        players = (EXPERT, *PARTS)
+        raise ConfigError(f"sweep.by={part}: there are no such players.{did_you_mean(str(part), players)}")
+    for other in lab.grid(axes, config.sweep.mode):
+        _strength(recipe_of(other, config), config)
+    if set(config.blocks) - {CONVENTION}:
+        raise ConfigError(
+            f"sweep=shapley sets {part}s to 0, and 'blocks' gives some a strength. Leave that out."
+        )
+    return block_coalitions(axes, parts_of(config.models, part), config.sweep.mode)
+
+
 def _strength(recipe: str, config: DictConfig) -> str:
     """The default strength of a recipe's blocks: a reference to its hyperparameter.
 
@@ -198,33 +222,6 @@ def parts_of(models: DictConfig, part: str) -> list[str]:
     return [str(name) for name in found]
 
 
-def _replicated(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[Setting]:
-    n = config.sweep.replicates
-    if not isinstance(n, int) or n < 1:
-        raise ConfigError(f"sweep.replicates={n}: expected how many seeds to run, 1 or more.")
-    seeds = _seeds(points, config, fixed)
-    if not any(isinstance(seed, int) for seed in seeds) or any("seed" in point for point in points):
-        raise ConfigError(
-            f"sweep.replicates={n} runs each point with {n} seeds from the recipe's own on, and "
-            + ("seed is swept already." if any("seed" in p for p in points) else "this recipe has no seed.")
-        )
-    return [
-        made
-        for point, seed in zip(points, seeds, strict=True)
-        for made in (lab.replicated([point], seed, n) if isinstance(seed, int) else [point])
-    ]
-
-
-def _seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[int | None]:
-    """The first seed of each point; None if its recipe draws no random numbers."""
-    names = [recipe_of(point, config) for point in points]
-    if len(set(names)) == 1:
-        return [config.get("seed")] * len(points)
-    own = {name: RecipeFile.load(name).seed for name in dict.fromkeys(names)}
-    given = [seed for o in fixed if o.key_or_group == "seed" and isinstance(seed := o.value(), int)]
-    return [given[-1] if given and seed is not None else seed for seed in map(own.__getitem__, names)]
-
-
 _MODES: Mapping[str, Callable[[Sequence[Axis], DictConfig], list[Setting]]] = {
     "grid": lambda axes, config: lab.grid(axes),
     "zip": lambda axes, config: lab.zipped(axes),
@@ -234,4 +231,6 @@ _MODES: Mapping[str, Callable[[Sequence[Axis], DictConfig], list[Setting]]] = {
     "one_at_a_time": _one_at_a_time,
     "leave_one_block_out": _blocks_apart,
     "only_one_block": _blocks_apart,
+    **dict.fromkeys(EXPERT_MODES, expert_points),
+    "shapley": _coalitions,
 }

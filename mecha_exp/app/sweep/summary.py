@@ -11,6 +11,7 @@ from mecha_exp.app.sweep.reporting import numbered
 from mecha_exp.app.tracking import close_run, log_folder, mend
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_tables, write_all
+from mecha_exp.report.factors import factor_notes
 from mecha_exp.report.results import results_of
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
 from mecha_exp.runs.record import FAILED, FINISHED
@@ -94,7 +95,7 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         for record in failed:
             reason = printable(_last_line(record.error))
             stdout.print(f"  {escape(record.name)}: {escape(reason)}", soft_wrap=True)
-    for note in results.notes:
+    for note in [*factor_notes(results), *results.notes]:
         stdout.print(note, markup=False, soft_wrap=True)
     stdout.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
     if folder / MAIN_FILE in written:

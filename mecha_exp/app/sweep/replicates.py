@@ -1,0 +1,136 @@
+"""Replicates: each point of a sweep once for each seed, for each set of experts, or for both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from mecha_exp.app.sweep.experts import names_of
+from mecha_exp.app.sweep.hyperparameters import RecipeFile, recipe_of
+from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.lab import points as lab
+from mecha_exp.lab.points import EXPERTS_KEY, SUBSET_KEY, Setting
+
+SEED, EXPERTS = "seed", "experts"
+
+
+def replicate(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[Setting]:
+    """Make the replicates of each point that `sweep.replicates` and `sweep.replicate` ask for.
+
+    Args:
+        points: of a sweep.
+        config: with its groups chosen.
+        fixed: overrides that all points have.
+
+    Raises:
+        ConfigError: an unknown kind of replicates, no number of seeds, or sets that cannot be used.
+    """
+    kinds, seeds = _kinds(config), config.sweep.replicates
+    if SEED in kinds and seeds is None:
+        raise ConfigError("sweep.replicate has seed: say how many seeds with sweep.replicates=5.")
+    if kinds and SEED not in kinds and seeds is not None:
+        raise ConfigError(
+            f"sweep.replicates={seeds} is a number of seeds, and sweep.replicate={lab.as_text(kinds)} has no "
+            "seed. Add it, or leave sweep.replicates out."
+        )
+    made = list(points)
+    if EXPERTS in kinds:
+        made = lab.with_each_set(made, _checked_names(made, _checked_sets(made, config, fixed)))
+    return made if seeds is None else _with_seeds(made, config, fixed)
+
+
+def _kinds(config: DictConfig) -> list[str]:
+    """What replicates differ in, as `sweep.replicate` lists it."""
+    value = config.sweep.get("replicate")
+    kinds = [] if value is None else [value] if isinstance(value, str) else list(value)
+    known = (SEED, EXPERTS)
+    for kind in kinds:
+        if kind not in known:
+            hint = did_you_mean(str(kind), known)
+            raise ConfigError(
+                f"sweep.replicate: replicates differ in seed or experts, not in '{kind}'.{hint}"
+            )
+    return kinds
+
+
+def _checked_sets(
+    points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]
+) -> list[list[str]]:
+    """The sets of experts, after a check that they are replicates of each other.
+
+    Raises:
+        ConfigError: they are not, or the experts are chosen in another way as well.
+    """
+    own = [point for point in points if f"++{SUBSET_KEY}" not in point]
+    chosen = [o.key_or_group for o in fixed] + [key.lstrip("+") for point in own for key in point]
+    clash = next((key for key in chosen if key.startswith(EXPERTS_KEY)), None)
+    if clash or len({point.get("models") for point in points}) > 1:
+        raise ConfigError(
+            f"{clash or 'models'} is given, and sweep.replicate runs each point with every list of "
+            "models.sets. Leave one of them out."
+        )
+    value = config.models.get("sets")
+    sets = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_list(value) else value
+    if not sets or not isinstance(sets, list) or not all(isinstance(s, list) and s for s in sets):
+        raise ConfigError(
+            "sweep.replicate has experts, and models.sets lists no sets: give several lists of experts, as "
+            "in models.sets=[[a0.safetensors,b0.safetensors],[a1.safetensors,b1.safetensors]]."
+        )
+    sizes = [len(experts) for experts in sets]
+    if len(set(sizes)) > 1:
+        raise ConfigError(
+            f"models.sets: the sets have {', '.join(map(str, sizes))} experts. Replicates of one setting "
+            "have equally many."
+        )
+    texts = [[str(expert) for expert in experts] for experts in sets]
+    again = next((i for i, experts in enumerate(texts) if experts in texts[:i]), None)
+    if again is not None:
+        first = texts.index(texts[again])
+        raise ConfigError(f"models.sets: sets {first} and {again} are the same experts. Leave one out.")
+    return texts
+
+
+def _checked_names(points: Sequence[Setting], sets: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The names of the experts of each set.
+
+    Raises:
+        ConfigError: points merge experts by name, and a set has others.
+    """
+    names = [names_of(experts) for experts in sets]
+    other = next((i for i, of_set in enumerate(names) if sorted(of_set) != sorted(names[0])), None)
+    if other is not None and any(f"++{SUBSET_KEY}" in point for point in points):
+        raise ConfigError(
+            f"models.sets: set {other} has the experts {', '.join(names[other])}, and set 0 has "
+            f"{', '.join(names[0])}. A sweep over experts needs the same names in each set."
+        )
+    return names
+
+
+def _with_seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[Setting]:
+    """Each point with several seeds, from its recipe's own on; once where its recipe draws nothing."""
+    n = config.sweep.replicates
+    if not isinstance(n, int) or n < 1:
+        raise ConfigError(f"sweep.replicates={n}: expected how many seeds to run, 1 or more.")
+    seeds = _seeds(points, config, fixed)
+    if not any(isinstance(seed, int) for seed in seeds) or any("seed" in point for point in points):
+        raise ConfigError(
+            f"sweep.replicates={n} runs each point with {n} seeds from the recipe's own on, and "
+            + ("seed is swept already." if any("seed" in p for p in points) else "this recipe has no seed.")
+        )
+    return [
+        made
+        for point, seed in zip(points, seeds, strict=True)
+        for made in (lab.replicated([point], seed, n) if isinstance(seed, int) else [point])
+    ]
+
+
+def _seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[int | None]:
+    """The first seed of each point; None if its recipe draws no random numbers."""
+    names = [recipe_of(point, config) for point in points]
+    if len(set(names)) == 1:
+        return [config.get("seed")] * len(points)
+    own = {name: RecipeFile.load(name).seed for name in dict.fromkeys(names)}
+    given = [seed for o in fixed if o.key_or_group == "seed" and isinstance(seed := o.value(), int)]
+    return [given[-1] if given and seed is not None else seed for seed in map(own.__getitem__, names)]

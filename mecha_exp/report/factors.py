@@ -1,0 +1,134 @@
+"""Experts and blocks as factors of a sweep: which of them points merge, and what each adds to the metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mecha_exp.errors import EvaluationError
+from mecha_exp.report.results import Results, Setting
+from mecha_exp.runs.record import Record
+from mecha_exp.runs.values import as_text
+
+KEYS = {"subset": "expert", "blocks_merged": "block"}
+"""What the members of a point's list are, by the swept key that lists them."""
+_INPUT = "input/"
+
+
+def factor_columns(results: Results) -> dict[str, list[int | None]]:
+    """A column for each expert (or block) with 1 where a point merges it and 0 where not, and their number.
+
+    None where a point does not say. Empty where no point leaves experts or blocks out.
+    """
+    columns: dict[str, list[int | None]] = {}
+    for key, kind in KEYS.items():
+        groups = [_members(results, record, key) for record in results.records]
+        players = _players(groups)
+        for player in players:
+            columns[f"{kind}/{player}"] = [None if g is None else int(player in g) for g in groups]
+        if players:
+            columns[f"{kind}s"] = [None if group is None else len(group) for group in groups]
+    return columns
+
+
+def factor_notes(results: Results) -> list[str]:
+    """What subsets of experts or blocks show: the share that is better than the base, or Shapley values."""
+    if results.mode not in ("subsets", "shapley") or not results.judged:
+        return []
+    key = next((key for key in KEYS if key in results.swept), None)
+    if key is None:
+        return []
+    notes = []
+    for others, settings in _by_other_keys(results, key).items():
+        worth = {frozenset(_split(str(s.values[key]))): s.estimate(results.metric).mean for s in settings}
+        base = _base(results, settings)
+        of = f" ({others})" if others else ""
+        if results.mode == "subsets":
+            notes += _shares(worth, base, results, of)
+        elif key == "subset" and base is None:
+            notes.append(
+                f"Shapley values{of} need a base, which is what no expert makes, and none was measured"
+            )
+        else:
+            empty = {frozenset[str](): base} if key == "subset" and base is not None else {}
+            notes.append(_shapley_note({**worth, **empty}, results, key, of))
+    return notes
+
+
+def _by_other_keys(results: Results, key: str) -> dict[str, list[Setting]]:
+    """The settings in groups that differ in their subset alone, by the values of the other keys."""
+    groups: dict[str, list[Setting]] = {}
+    for setting in results.settings:
+        others = {name: value for name, value in setting.values.items() if name != key}
+        groups.setdefault(", ".join(f"{n}={as_text(v)}" for n, v in others.items()), []).append(setting)
+    return groups
+
+
+def _shapley_note(worth: Mapping[frozenset[str], float], results: Results, key: str, of: str) -> str:
+    """The Shapley value of each player as a sentence."""
+    from mecha_exp.verdict.why import shapley
+
+    players = _players([_members(results, record, key) for record in results.records])
+    try:
+        gains = shapley(worth, players)
+    except EvaluationError as error:
+        return f"{error}{of}"
+    parts = []
+    for player, gain in sorted(gains.items(), key=lambda item: -item[1].value):
+        interval = "" if math.isnan(gain.low) else f" ({gain.low:+.4f} to {gain.high:+.4f})"
+        parts.append(f"{player} {gain.value:+.4f}{interval}")
+    none, full = worth[frozenset()], worth[frozenset(players)]
+    return (
+        f"Shapley values of {results.metric}{of}: {', '.join(parts)}; together {full - none:+.4f}, from "
+        f"{none:.4f} without any to {full:.4f} with all"
+    )
+
+
+def _shares(
+    worth: Mapping[frozenset[str], float], base: float | None, results: Results, of: str
+) -> list[str]:
+    """For each size the share of subsets that are better than the base, with Wilson's interval."""
+    from mecha_exp.verdict.intervals import wilson
+
+    if base is None:
+        return [f"whether subsets are better than the base is not known: no base was measured{of}"]
+    notes = []
+    for size in sorted({len(group) for group in worth}):
+        values = [v for group, v in worth.items() if len(group) == size and math.isfinite(v)]
+        better = sum(value < base if results.minimized else value > base for value in values)
+        if values:
+            low, high = wilson(better, len(values))
+            notes.append(
+                f"subsets of {size}{of}: {better} of {len(values)} are better than the base ({base:.4f}), "
+                f"{better / len(values):.0%} ({float(low):.0%} to {float(high):.0%})"
+            )
+    return notes
+
+
+def _base(results: Results, settings: Sequence[Setting]) -> float | None:
+    """The metric of the base, which is the one input of all points; None if that cannot be told."""
+    inputs = [
+        {name.removeprefix(_INPUT) for name in record.parameters if name.startswith(_INPUT)}
+        for setting in settings
+        for record in setting.finished
+    ]
+    common = set.intersection(*inputs) if inputs else set()
+    if len(common) != 1:
+        return None
+    return results.references.get(common.pop(), {}).get(results.metric or "")
+
+
+def _members(results: Results, record: Record, key: str) -> tuple[str, ...] | None:
+    """The members of a point's list under a key; None if it has none."""
+    text = results.text(record, key)
+    return _split(text) if text else None
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.strip("[]").split(",") if part)
+
+
+def _players(groups: Sequence[tuple[str, ...] | None]) -> list[str]:
+    """All members, those of the largest group first and in its order."""
+    listed = sorted((group for group in groups if group), key=len, reverse=True)
+    return list(dict.fromkeys(player for group in listed for player in group))
