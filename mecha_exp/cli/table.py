@@ -17,6 +17,7 @@ from mecha_exp.report import Results, terminal_tables
 from mecha_exp.report.export import write_csv
 from mecha_exp.report.join import joined
 from mecha_exp.report.results import results_of
+from mecha_exp.report.verdict import concluded_results
 from mecha_exp.runs.query import find_sweep, short_folder
 from mecha_exp.terminal import print_json, stdout
 
@@ -36,7 +37,9 @@ def main(arguments: list[str]) -> int:
     """Print a sweep's table."""
     options = _parser().parse_args(arguments)
     sweeps = dict(find_sweep(word, [options.folder]) for word in options.sweep or [None])
-    results = [results_of(sweep, folder) for folder, sweep in sweeps.items()]
+    concludes = len(sweeps) == 1 and not options.by and not options.metric and not options.csv
+    read = concluded_results if concludes else results_of
+    results = [read(sweep, folder) for folder, sweep in sweeps.items()]
     names = [short_folder(folder) for folder in sweeps]
     selected = _selected(results[0] if len(results) == 1 else joined(results, names), options)
     _show(selected, list(sweeps), options)

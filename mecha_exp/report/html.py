@@ -12,7 +12,7 @@ from typing import Any
 
 from mecha_exp.report.figures import Picture
 from mecha_exp.report.results import Results
-from mecha_exp.report.table import Row, estimate_text, rows
+from mecha_exp.report.table import Row, estimate_text, page_footnotes, rows
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.values import as_text
 
@@ -39,6 +39,7 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
         best_input=_best_input(results),
         best_of_each=_table(results.best_of_each) if results.best_of_each is not None else None,
         all_settings=_table(results),
+        marks=page_footnotes(results),
         figures=[{"caption": picture.caption, "data": _base64(picture.path)} for picture in pictures],
         failures=[failed for failed in results.records if failed.status == FAILED],
         inputs=_inputs(record),
