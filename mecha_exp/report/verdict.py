@@ -185,10 +185,17 @@ def write_verdict(results: Results, path: Path) -> bool:
     if results.verdict is None:
         path.unlink(missing_ok=True)
         return False
+    write_json(path, verdict_data(results))
+    return True
+
+
+def verdict_data(results: Results) -> dict[str, object]:
+    """The content of `verdict.json`; empty without a verdict."""
+    if results.verdict is None:
+        return {}
     from mecha_exp.verdict import as_json, sentence
 
-    write_json(path, {"sentence": sentence(results.verdict), **as_json(results.verdict)})
-    return True
+    return {"sentence": sentence(results.verdict), **as_json(results.verdict)}
 
 
 def conclusion(results: Results) -> list[str]:

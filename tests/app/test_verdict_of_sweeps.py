@@ -1,5 +1,6 @@
 """The verdict reaches the user: on the terminal, in `verdict.json`, on the page, and by the verbs."""
 
+import html
 import io
 import json
 from collections.abc import Callable
@@ -192,6 +193,24 @@ def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
 
     table = app("table")
     assert written["sentence"] in " ".join(table.out.split())
+    assert json.loads(app("table", "--json").out)["verdict"] == written
+    latex, markdown = app("table", "--latex").out, app("table", "--markdown").out
+    assert latex.startswith(r"\begin{table}") and r"\textbf{" in latex and "task\\_arithmetic" in latex
+    assert markdown.startswith("| method | 0_3 | 4_6 | 7_9 | accuracy |") and "**" in markdown
+    page = (sweep_of(folder) / "report.html").read_text()
+    head, _, rest = page.partition("<h2>The question</h2>")
+    assert html.escape(written["sentence"], quote=True).replace("&#x27;", "&#39;") in head
+    assert "data:image/png;base64," in head and '<table id="tasks">' in head and "cross-validated" in head
+    assert '<table id="results">' in rest
+    assert (sweep_of(folder) / "sweep-forest.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("form", ["--latex", "--markdown"])
+def test_a_paper_table_by_other_keys_is_refused(app: Callable, folder: Path, form: str):
+    app("alpha=0.3,0.9", "output=none", "evaluator=none", "-m")
+
+    assert "needs a verdict: no evaluator says which points are better" in app("table", form).err
+    assert "--latex and --markdown show the verdict on one sweep" in app("table", form, "--by", "alpha").err
 
 
 def test_outcomes_that_are_damaged_are_a_sentence_beside_the_table(app: Callable, folder: Path):
