@@ -212,7 +212,7 @@ def base_of(point: Point) -> str | None:
 
 
 def experts_of(point: Point) -> dict[str, str]:
-    """The names of the inputs that `models.expert_of` makes experts, by task; others are no inputs here."""
+    """The names of the inputs that `models.expert_of` makes experts, by task; other models are left out."""
     names = {point.files[node]: name for node, name in point.names.items()}
     return {task: names[path] for task, path in _named_experts(point).items() if path in names}
 

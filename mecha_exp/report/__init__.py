@@ -5,6 +5,7 @@ join.py      several sweeps as one
 table.py     the table on the terminal
 verdict.py   the verdict on the settings, verdict.json, footnotes
 verdict_page.py   the verdict as a table of methods by tasks
+why.py       what moved the metric
 export.py    sweep.csv, sweep.parquet
 figures/     PNG files
 html.py      report.html

@@ -38,7 +38,7 @@ def _read_and_conclude(results: Results, sweep: Sweep, folder: Path) -> Verdict 
     except ConfigError as error:
         from mecha_exp.verdict import Verdict
 
-        selected_on, reported_on = _splits(results)
+        selected_on, reported_on = splits_of(results)
         return Verdict(
             str(results.metric),
             results.direction,
@@ -65,17 +65,17 @@ def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | N
     base = _base(results.finished)
     inputs = _inputs(results, models)
     return conclude(
-        _points(results, models),
+        candidates_of(results, models),
         metric=str(results.metric),
         direction=results.direction,
         inputs=inputs,
         base=base,
         expert_of=_experts(results, inputs, base),
-        splits=tuple(dict.fromkeys(_splits(results))),
+        splits=tuple(dict.fromkeys(splits_of(results))),
     )
 
 
-def _points(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
+def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
     """A candidate for each finished point, in the order of the table."""
     from mecha_exp.verdict import Candidate
 
@@ -134,7 +134,7 @@ def _of_metric(model: ModelOutcomes | None, results: Results) -> Mapping[str, Ou
 
 def _numbers(results: Results, metrics: Mapping[str, float]) -> dict[str, float]:
     """The main metric by split."""
-    names = {split: f"{prefix(results, split)}{results.metric}" for split in _splits(results)}
+    names = {split: f"{prefix(results, split)}{results.metric}" for split in splits_of(results)}
     return {split: metrics[name] for split, name in names.items() if name in metrics}
 
 
@@ -143,7 +143,7 @@ def prefix(results: Results, split: str) -> str:
     return f"{split}/" if any(r.report_split == split for r in results.finished) else ""
 
 
-def _splits(results: Results) -> tuple[str, str]:
+def splits_of(results: Results) -> tuple[str, str]:
     """On which splits points are chosen and reported."""
     record = next((r for r in results.finished if r.metric), results.finished[0])
     selected_on = record.split or WHOLE
@@ -161,7 +161,7 @@ def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) ->
     from mecha_exp.evaluation.normalisation import find_experts
     from mecha_exp.verdict.candidates import comparable
 
-    split = _splits(results)[1]
+    split = splits_of(results)[1]
     usable, _ = comparable([i for i in inputs if split in i.outcomes], split)
     outcomes = {candidate.name: candidate.outcomes[split] for candidate in usable}
     named: dict[str, str] = {}

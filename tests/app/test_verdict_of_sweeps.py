@@ -12,10 +12,12 @@ import pytest
 from rich.console import Console
 from sweep_folders import sweep_of
 
+from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.report.results import Results
 from mecha_exp.report.table import terminal_tables
 from mecha_exp.report.verdict import conclusion, footnotes, intervals, verdict_of, write_verdict
+from mecha_exp.report.why import reasons_of
 from mecha_exp.runs.outcomes import INPUT, POINT, ModelOutcomes
 from mecha_exp.runs.record import Record
 from mecha_exp.verdict import sentence
@@ -203,6 +205,39 @@ def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
     assert "data:image/png;base64," in head and '<table id="tasks">' in head and "cross-validated" in head
     assert '<table id="results">' in rest
     assert (sweep_of(folder) / "sweep-forest.png").read_bytes().startswith(b"\x89PNG")
+
+    why = json.loads(app("why", "--json").out)
+    assert sum([*why["effects"]["main"].values(), why["effects"]["pairs"][0]["share"]]) == pytest.approx(1)
+    assert sum(why["variance_shares"].values()) == pytest.approx(1)
+    assert why["variance_shares"]["example"] > why["variance_shares"]["method"]
+    said = app("why").out
+    assert "recipe and alpha" in said and "hyperparameters" in said and "share of the variance" in said
+
+
+@pytest.mark.filterwarnings("ignore")  # of an old Optuna
+def test_effects_of_a_grid_are_exact_and_drawn_points_are_told_from_it():
+    cells = [(a, b, {"validation": np.array([a + 2 * b + a * b])}) for a in (0, 1) for b in (0, 1)]
+    records = [point(0, value, a=a, b=b)[0] for a, b, value in cells]
+
+    grid = reasons_of(Results("t", ["a", "b"], records), [])
+
+    assert grid.effects is not None and grid.importances is None
+    variances = {"a": 0.75**2, "b": 1.25**2, "both": 0.25**2}
+    total = sum(variances.values())
+    assert grid.effects.main == pytest.approx({key: variances[key] / total for key in "ab"})
+    assert grid.effects.pairs == pytest.approx({("a", "b"): variances["both"] / total})
+    assert "Shares of variance need an outcome for each example" in grid.notes[-1]
+
+    drawn = reasons_of(Results("t", ["a", "b"], records[:3]), [])
+    assert drawn.effects is None
+    assert drawn.notes[0].startswith("Exact effects need a full grid: ")
+
+
+def test_one_point_has_no_reasons():
+    results = Results("t", ["alpha"], [point(0, both(0.5), alpha=1)[0]])
+
+    with pytest.raises(ConfigError, match="needs two points with different settings and a finite metric"):
+        reasons_of(results, [])
 
 
 @pytest.mark.parametrize("form", ["--latex", "--markdown"])

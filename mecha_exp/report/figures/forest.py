@@ -28,7 +28,7 @@ def forest(results: Results) -> Figure | None:
     compared = _shown(verdict)
     if verdict is None or verdict.selected is None or not compared:
         return None
-    figure, (axes,) = new_figure(7, 1.6 + 0.28 * len(compared))
+    figure, (axes,) = new_figure(8, 1.9 + 0.28 * len(compared))
     smallest = verdict.cost.minimum_detectable_difference if verdict.cost else None
     if smallest:
         axes.axvspan(-smallest, smallest, color="grey", alpha=0.15, linewidth=0)
@@ -42,8 +42,8 @@ def forest(results: Results) -> Figure | None:
     axes.set_yticks(range(len(compared)), _labels(verdict, compared), fontsize=SMALL)
     axes.set_ylim(-0.7, len(compared) - 0.3)
     better = "left" if results.minimized else "right"
-    axes.set_xlabel(f"difference in {verdict.metric} to {_short(verdict.selected.point)} (better: {better})")
-    title(axes, results, "hollow: the data cannot tell it from the best; grey: differences often missed")
+    axes.set_xlabel(f"difference in {verdict.metric}; better: {better}\n0: {_short(verdict.selected.point)}")
+    title(axes, results, "hollow: not told from the best\ngrey band: differences often missed")
     return figure
 
 
