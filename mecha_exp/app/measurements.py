@@ -132,7 +132,7 @@ class Measurements:
             prefix = evaluation.prefix
             experts = find_experts(
                 {name: m.outcomes[prefix] for name, m in candidates.items() if prefix in m.outcomes},
-                _base_of(point),
+                base_of(point),
                 {task: m.outcomes[prefix] for task, m in named.items() if prefix in m.outcomes},
                 minimized=evaluation.evaluator.direction == "minimize",
             )
@@ -201,7 +201,7 @@ class Measurements:
             self._write(self._store.put_evaluation, evaluation.key, stored, signature, content=content)
 
 
-def _base_of(point: Point) -> str | None:
+def base_of(point: Point) -> str | None:
     """The name of the base among the inputs of a point; None if it is none of them."""
     base = point.config["models"].get("base")
     names = {point.files[node]: name for node, name in point.names.items()}
@@ -209,6 +209,12 @@ def _base_of(point: Point) -> str | None:
         return names.get(find_model(str(base), point.options.model_dirs)) if base else None
     except CheckpointError:  # it does not exist, and the recipe does without it
         return None
+
+
+def experts_of(point: Point) -> dict[str, str]:
+    """The names of the inputs that `models.expert_of` makes experts, by task; other models are left out."""
+    names = {point.files[node]: name for node, name in point.names.items()}
+    return {task: names[path] for task, path in _named_experts(point).items() if path in names}
 
 
 def _named_experts(point: Point) -> dict[str, Path]:

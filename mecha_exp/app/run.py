@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.block_weights import block_weights
+from mecha_exp.app.measurements import base_of, experts_of
 from mecha_exp.app.point import Point, prepare, resolve
 from mecha_exp.app.provenance import git_changes
 from mecha_exp.app.reproduction.sources import SOURCES_FILE, sources_text
@@ -208,6 +209,7 @@ def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> 
     inputs = bench.measurements.of_inputs(point)
     scores, of_inputs = bench.measurements.normalised_scores(point, measured, inputs)
     record.metrics.update(scores)
+    record.base, record.expert_of = base_of(point), experts_of(point)
     record.references = {name: m.numbers | of_inputs[name] for name, m in inputs.items()}
     rows = [part for name, m in inputs.items() for part in m.rows(INPUT, name)]
     write_outcomes([*measured.rows(POINT, record.name), *rows], point.folder / OUTCOMES_FILE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mecha_exp.app.reproduction.sources import SOURCES_FILE
 from mecha_exp.report import Results, write_all
-from mecha_exp.report.results import results_of
+from mecha_exp.report.verdict import concluded_results
 from mecha_exp.runs.outcomes import OUTCOMES_FILE
 from mecha_exp.runs.record import (
     BLOCKS_FIGURE,
@@ -70,7 +70,7 @@ def log_sweep(folder: Path, store: Store) -> int:
         record.run_id, record.tracking_error = log_folder(path, record, store, sweep.parent_run), None
         record.save(path)
     if missing or store.status(str(sweep.parent_run)) == RUNNING:
-        results = results_of(sweep, folder)
+        results = concluded_results(sweep, folder)
         close_run(sweep, results, write_all(results, sweep.command, folder), store)
     return len(missing)
 

@@ -24,6 +24,7 @@ VERBS = (
     "table",
     "track",
     "ui",
+    "why",
 )
 """The verbs: each is a module of this package with `main(arguments) -> exit status`, imported on demand."""
 

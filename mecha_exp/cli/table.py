@@ -18,6 +18,7 @@ from mecha_exp.report.export import write_csv
 from mecha_exp.report.factors import factor_notes
 from mecha_exp.report.join import joined
 from mecha_exp.report.results import results_of
+from mecha_exp.report.verdict import concluded_results, verdict_data
 from mecha_exp.runs.query import find_sweep, short_folder
 from mecha_exp.terminal import print_json, stdout
 
@@ -26,6 +27,7 @@ examples:
     python -m mecha_exp table                                     the newest sweep
     python -m mecha_exp table outputs/multiruns/2026-01-31_12-00-00 --by k
     python -m mecha_exp table alpha_by_k --metric loss --direction minimize --json
+    python -m mecha_exp table --latex                             a paper's table of the newest sweep
     python -m mecha_exp table 2026-01-31_12-00-00 2026-02-01_09-30-00    two sweeps in one table
 
 With --by, points that agree in these keys are one row: their mean, with its 95 % interval where they differ
@@ -37,7 +39,14 @@ def main(arguments: list[str]) -> int:
     """Print a sweep's table."""
     options = _parser().parse_args(arguments)
     sweeps = dict(find_sweep(word, [options.folder]) for word in options.sweep or [None])
-    results = [results_of(sweep, folder) for folder, sweep in sweeps.items()]
+    concludes = len(sweeps) == 1 and not options.by and not options.metric and not options.csv
+    read = concluded_results if concludes else results_of
+    if (options.latex or options.markdown) and not concludes:
+        raise ConfigError(
+            "--latex and --markdown show the verdict on one sweep, by its own keys and metric. Leave out "
+            "--by, --metric and all sweeps but one."
+        )
+    results = [read(sweep, folder) for folder, sweep in sweeps.items()]
     names = [short_folder(folder) for folder in sweeps]
     selected = _selected(results[0] if len(results) == 1 else joined(results, names), options)
     _show(selected, list(sweeps), options)
@@ -58,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="its rows for other programs")
     form.add_argument("--csv", action="store_true", help="every point and metric as comma-separated values")
+    form.add_argument("--latex", action="store_true", help="a paper's table: methods by tasks, in LaTeX")
+    form.add_argument("--markdown", action="store_true", help="the same in Markdown")
     return parser
 
 
@@ -65,15 +76,34 @@ def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace
     notes = [*factor_notes(results), *results.notes]
     if options.json:
         where = {"folder": str(folders[0])} if len(folders) == 1 else {"folders": [str(f) for f in folders]}
-        print_json({"title": results.title, **where, "rows": _rows(results), "notes": notes})
+        verdict = {"verdict": verdict_data(results)} if results.verdict else {}
+        shown = {"rows": _rows(results), "notes": notes, **verdict}
+        print_json({"title": results.title, **where, **shown})
     elif options.csv:
         write_csv(results, sys.stdout)
+    elif options.latex or options.markdown:
+        sys.stdout.write(_paper_table(results, is_latex=options.latex))
     else:
         stdout.print(*terminal_tables(results, stdout.width), sep="\n")
         for note in notes:
             stdout.print(note, markup=False, soft_wrap=True)
         for folder in folders:
             stdout.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
+
+
+def _paper_table(results: Results, *, is_latex: bool) -> str:
+    """The verdict's table of methods by tasks.
+
+    Raises:
+        ConfigError: there is no verdict.
+    """
+    from mecha_exp.verdict import latex, markdown
+
+    verdict = results.verdict
+    if verdict is None or verdict.selected is None:
+        reason = " ".join(verdict.notes) if verdict else "no evaluator says which points are better."
+        raise ConfigError(f"A table of methods by tasks needs a verdict: {reason}")
+    return latex(verdict) if is_latex else markdown(verdict)
 
 
 def _selected(results: Results, options: argparse.Namespace) -> Results:

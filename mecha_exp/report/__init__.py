@@ -3,6 +3,9 @@
 results.py   the points, grouped over replicates and judged
 join.py      several sweeps as one
 table.py     the table on the terminal
+verdict.py   the verdict on the settings, verdict.json, footnotes
+verdict_page.py   the verdict as a table of methods by tasks
+why.py       what moved the metric
 export.py    sweep.csv, sweep.parquet
 figures/     PNG files
 html.py      report.html
@@ -18,12 +21,14 @@ from mecha_exp.report.figures import MAIN_FILE, draw_figures
 from mecha_exp.report.html import REPORT_FILE, write_report
 from mecha_exp.report.results import Results
 from mecha_exp.report.table import terminal_table, terminal_tables
+from mecha_exp.report.verdict import VERDICT_FILE, write_verdict
 
 __all__ = [
     "CSV_FILE",
     "MAIN_FILE",
     "PARQUET_FILE",
     "REPORT_FILE",
+    "VERDICT_FILE",
     "Results",
     "terminal_table",
     "terminal_tables",
@@ -49,4 +54,6 @@ def write_all(results: Results, command: Sequence[str], folder: Path) -> list[Pa
     pictures = draw_figures(results, folder)
     write_report(results, command, pictures, folder / REPORT_FILE)
     paths = [folder / CSV_FILE, folder / PARQUET_FILE, *(picture.path for picture in pictures)]
+    if write_verdict(results, folder / VERDICT_FILE):
+        paths.append(folder / VERDICT_FILE)
     return [*paths, folder / REPORT_FILE]

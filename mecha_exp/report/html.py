@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.report.factors import factor_notes
-from mecha_exp.report.figures import Picture
+from mecha_exp.report.figures import FOREST_FILE, Picture
 from mecha_exp.report.results import Results
-from mecha_exp.report.table import Row, estimate_text, rows
+from mecha_exp.report.table import Row, estimate_text, page_footnotes, rows
+from mecha_exp.report.verdict import conclusion
+from mecha_exp.report.verdict_page import choice, task_table
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.values import as_text
 
@@ -41,7 +43,12 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
         best_input=_best_input(results),
         best_of_each=_table(results.best_of_each) if results.best_of_each is not None else None,
         all_settings=_table(results),
-        figures=[{"caption": picture.caption, "data": _base64(picture.path)} for picture in pictures],
+        marks=page_footnotes(results),
+        conclusion=conclusion(results),
+        choice=choice(results),
+        tasks=task_table(results),
+        forest=[_embedded(picture) for picture in pictures if picture.path.name == FOREST_FILE],
+        figures=[_embedded(picture) for picture in pictures if picture.path.name != FOREST_FILE],
         failures=[failed for failed in results.records if failed.status == FAILED],
         inputs=_inputs(record),
         environment=_environment(record),
@@ -94,8 +101,9 @@ def _best_input(results: Results) -> dict[str, str] | None:
     return {"name": name, "value": f"{measured[name]:.4g}"}
 
 
-def _base64(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()
+def _embedded(picture: Picture) -> dict[str, str]:
+    """A figure as the template embeds it."""
+    return {"caption": picture.caption, "data": base64.b64encode(picture.path.read_bytes()).decode()}
 
 
 def _inputs(record: Record) -> dict[str, str]:

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, current, protocol_of
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.runs.values import Value, as_text, parse_value
+
+if TYPE_CHECKING:
+    from mecha_exp.verdict import Verdict
 
 SET_KEY = "models.set"
 REPLICATE_KEYS = ("seed", SET_KEY)
@@ -45,6 +49,7 @@ class Estimate:
         lost: the number of values that are not finite.
         span: the least and the greatest value, where they are of different hyperparameters, whose spread is
             not an error of the mean; None for replicates.
+        ci95: the 95 % interval over examples and replicates that the verdict has; None where there is none.
     """
 
     mean: float
@@ -52,13 +57,14 @@ class Estimate:
     count: int
     lost: int = 0
     span: tuple[float, float] | None = None
+    ci95: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
         """Estimate the mean of values, without NaN and infinities.
 
         >>> Estimate.of([1.0, 2.0, 3.0])
-        Estimate(mean=2.0, half_width=2.4841377117503303, count=3, lost=0)
+        Estimate(mean=2.0, half_width=2.4841377117503303, count=3, lost=0, span=None, ci95=None)
         """
         finite = [value for value in values if math.isfinite(value)]
         count, lost = len(finite), len(values) - len(finite)
@@ -125,6 +131,7 @@ class Results:
         by: the keys to group by, instead of all swept keys.
         shown: the metrics to show, instead of the evaluators' metrics.
         better: the direction of `chosen`.
+        verdict: on the settings; None where there is none, or where they are grouped by other keys.
 
     Raises:
         ConfigError: a metric of one name was measured by two evaluations.
@@ -138,6 +145,7 @@ class Results:
     by: Sequence[str] = ()
     shown: Sequence[str] = ()
     better: str | None = None
+    verdict: Verdict | None = None
 
     def __post_init__(self) -> None:
         """Check that the points were measured alike."""
@@ -154,11 +162,10 @@ class Results:
         return next((m for m in self.finished[0].metrics if m.startswith(_FALLBACK_METRIC)), None)
 
     @cached_property
-    def direction(self) -> str:
-        """Whether more of the main metric is better: `maximize` or `minimize`."""
-        if self.better:
-            return self.better
-        return next((r.direction for r in self.finished if r.metric and r.metric == self.metric), "minimize")
+    def direction(self) -> Literal["maximize", "minimize"]:
+        """Whether more of the main metric is better."""
+        declared = (r.direction for r in self.finished if r.metric and r.metric == self.metric)
+        return "maximize" if (self.better or next(declared, "minimize")) == "maximize" else "minimize"
 
     @cached_property
     def judged(self) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from rich import box
@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mecha_exp.report.results import MISSING, Estimate, Results, Setting
+from mecha_exp.report.verdict import BEST, TIED, conclusion, footnotes, intervals
 
 MAX_ROWS = 200
 MAX_CELL = 32
-BEST = " *"
 
 
 @dataclass(frozen=True)
@@ -27,65 +27,114 @@ class Row:
         label: a cell for each swept key.
         estimates: of the shown metrics.
         best: whether it is the best setting.
+        tied: whether the data cannot tell it from the best.
     """
 
     kind: str
     label: Sequence[str]
     estimates: Sequence[Estimate]
     best: bool = False
+    tied: bool = False
+
+    @property
+    def mark(self) -> str:
+        """The sign beside the main metric: of the best, or of what the data cannot tell from it."""
+        return BEST if self.best else TIED if self.tied else ""
 
 
 def rows(results: Results, metrics: Sequence[str]) -> list[Row]:
     """The rows of the settings, the best first and the failed last, and then of the inputs."""
-    listed = [_row(results, setting, metrics) for setting in results.ranked]
+    bounds, tied = intervals(results), set(results.verdict.tied if results.verdict else ())
+    listed = [_row(results, setting, metrics, bounds, tied) for setting in results.ranked]
     blank = [""] * (len(_headings(results)) - 1)
     for name, measured in results.references.items():
         estimates = [Estimate.of([measured[m]] if m in measured else []) for m in metrics]
+        estimates = _with_intervals(estimates, name, metrics, bounds)
         listed.append(Row("reference", [name, *blank], estimates))
     return listed
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """What of a table fits a terminal.
+
+    Attributes:
+        metrics: that are shown.
+        hidden: how many metrics are not.
+        rows: with their labels, shortened.
+    """
+
+    metrics: Sequence[str]
+    hidden: int
+    rows: Sequence[tuple[Row, Sequence[str]]]
+
+    @classmethod
+    def of(cls, results: Results, width: int) -> _Layout:
+        """As many metrics as there is room for, and at least the main one."""
+        headings, metrics = _headings(results), results.shown_metrics
+        listed = rows(results, metrics)
+        columns = zip(*(row.label for row in listed), strict=True)
+        cells = list(zip(*(distinct(column) for column in columns), strict=True))
+        label_width = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
+        listed = _with_room(results, listed, metrics, width - label_width)
+        count = _how_many_fit(metrics, listed, width - label_width)
+        return cls(metrics[:count], len(metrics) - count, list(zip(listed, cells, strict=True)))
+
+    @property
+    def estimates(self) -> list[Estimate]:
+        """What is shown, row by row."""
+        return [e for row, _ in self.rows for e in row.estimates[: len(self.metrics)]]
+
+
 def terminal_table(results: Results, width: int, limit: int = MAX_ROWS) -> Table:
     """A table that fits a terminal: as many metrics as there is room for, and at least the main one."""
-    headings = _headings(results)
-    metrics = results.shown_metrics
-    listed = rows(results, metrics)
-    columns = zip(*(row.label for row in listed), strict=True)
-    cells = list(zip(*(distinct(column) for column in columns), strict=True))
-    label_width = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
-    hidden = len(metrics)
-    metrics = metrics[: _how_many_fit(metrics, listed, width - label_width)]
-    hidden -= len(metrics)
+    return _drawn(results, _Layout.of(results, width), limit)
+
+
+def _drawn(results: Results, layout: _Layout, limit: int = MAX_ROWS) -> Table:
     title = Text(results.title, style="italic")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    if hidden:
+    if layout.hidden:
         where = "sweep.csv" if results.swept else "run.json"
-        table.caption = Text(f"{hidden} more column{'s' * (hidden > 1)}: {where}")
+        table.caption = Text(f"{layout.hidden} more column{'s' * (layout.hidden > 1)}: {where}")
         table.caption_justify = "left"
-    for heading in headings:
+    for heading in _headings(results):
         table.add_column(Text(heading), no_wrap=True)
     if results.has_replicates:
         table.add_column("n", justify="right")
-    for metric in metrics:
+    for metric in layout.metrics:
         table.add_column(Text(wrapped(metric)), justify="right")
-    points = [pair for pair in zip(listed, cells, strict=True) if pair[0].kind != "reference"]
+    points = [pair for pair in layout.rows if pair[0].kind != "reference"]
     for row, label in points[:limit]:
-        table.add_row(*map(Text, label), *_cells(row, results, metrics), style=_style(row))
+        table.add_row(*map(Text, label), *_cells(row, results, layout.metrics), style=_style(row))
     if len(points) > limit:
         table.add_row(f"... {len(points) - limit} more")
-    for number, (row, label) in enumerate(
-        pair for pair in zip(listed, cells, strict=True) if pair not in points
-    ):
+    for number, (row, label) in enumerate(pair for pair in layout.rows if pair[0].kind == "reference"):
         if not number:
             table.add_section()
-        table.add_row(*map(Text, label), *_cells(row, results, metrics), style=_style(row))
+        table.add_row(*map(Text, label), *_cells(row, results, layout.metrics), style=_style(row))
     return table
 
 
-def terminal_tables(results: Results, width: int) -> list[Table]:
-    """The whole table and, if methods are compared, a table of the best setting of each method."""
-    short = [] if results.best_of_each is None else [results.best_of_each]
-    return [terminal_table(part, width) for part in (results, *short)]
+def terminal_tables(results: Results, width: int) -> list[Table | Text]:
+    """The whole table, the best setting of each method, what their marks mean, and the verdict."""
+    parts = [results, *([] if results.best_of_each is None else [results.best_of_each])]
+    layouts = [_Layout.of(part, width) for part in parts]
+    tables = [_drawn(part, layout) for part, layout in zip(parts, layouts, strict=True)]
+    notes = [*_footnotes(results, [e for layout in layouts for e in layout.estimates]), *conclusion(results)]
+    return [*tables, *map(Text, notes)]
+
+
+def _footnotes(results: Results, estimates: Sequence[Estimate]) -> list[str]:
+    """What the marks and intervals of the shown estimates mean."""
+    has_spreads = any(e.ci95 is None and e.span is None and e.half_width is not None for e in estimates)
+    return footnotes(results, has_intervals=any(e.ci95 for e in estimates), has_spreads=has_spreads)
+
+
+def page_footnotes(results: Results) -> list[str]:
+    """What the marks and intervals of a table with all shown metrics mean."""
+    metrics = results.shown_metrics
+    return _footnotes(results, [e for row in rows(results, metrics) for e in row.estimates])
 
 
 def estimate_text(estimate: Estimate) -> str:
@@ -95,11 +144,17 @@ def estimate_text(estimate: Estimate) -> str:
     ('0.877 ± 0.012', '0.8765')
     >>> estimate_text(Estimate.of([math.nan])), estimate_text(Estimate.of([]))
     ('nan', '–')
+    >>> estimate_text(Estimate(0.87654, None, 1, ci95=(0.85, 0.9)))
+    '0.8765 [0.850, 0.900]'
     """
     if not estimate.count:
         return "nan" if estimate.lost else MISSING
     if estimate.span is not None:
         return f"{estimate.mean:.4g} ({estimate.span[0]:.4g} to {estimate.span[1]:.4g})"
+    if estimate.ci95 is not None:
+        low, high = estimate.ci95
+        digits = min(max(1 - math.floor(math.log10(high - low)), 0), 6) if high > low else 4
+        return f"{estimate.mean:.4g} [{low:.{digits}f}, {high:.{digits}f}]"
     if estimate.half_width is None:
         return f"{estimate.mean:.4g}"
     if not estimate.half_width:
@@ -156,10 +211,25 @@ def _headings(results: Results) -> list[str]:
     ]
 
 
-def _row(results: Results, setting: Setting, metrics: Sequence[str]) -> Row:
+Bounds = Mapping[tuple[str, str], tuple[float, float]]
+
+
+def _row(results: Results, setting: Setting, metrics: Sequence[str], bounds: Bounds, tied: set[str]) -> Row:
     label = [results.cell(setting, key) for key in results.keys] or [setting.name]
     kind = "point" if setting.finished else "failed"
-    return Row(kind, label, [setting.estimate(m) for m in metrics], setting is results.best_setting)
+    estimates = _with_intervals([setting.estimate(m) for m in metrics], setting.name, metrics, bounds)
+    is_best = setting is results.best_setting
+    return Row(kind, label, estimates, is_best, setting.name in tied and not is_best)
+
+
+def _with_intervals(
+    estimates: Sequence[Estimate], name: str, metrics: Sequence[str], bounds: Bounds
+) -> list[Estimate]:
+    """Estimates with the verdict's intervals, where it has them."""
+    return [
+        replace(estimate, ci95=bounds.get((name, metric))) if estimate.count else estimate
+        for estimate, metric in zip(estimates, metrics, strict=True)
+    ]
 
 
 def _cells(row: Row, results: Results, metrics: Sequence[str]) -> list[str]:
@@ -170,8 +240,8 @@ def _cells(row: Row, results: Results, metrics: Sequence[str]) -> list[str]:
     if row.kind == "reference" and count:
         count = [""]
     cells = [estimate_text(estimate) for estimate in estimates]
-    if row.best and cells:
-        cells[0] += BEST
+    if row.mark and cells:
+        cells[0] += f" {row.mark}"
     return count + cells
 
 
@@ -179,11 +249,28 @@ def _style(row: Row) -> str | None:
     return {"failed": "red", "reference": "dim"}.get(row.kind) or ("bold" if row.best else None)
 
 
+def _with_room(results: Results, listed: Sequence[Row], metrics: Sequence[str], room: int) -> list[Row]:
+    """The rows with intervals beside the main metric, on each split, or without if these do not fit."""
+    shown = [m for m in metrics if m == results.metric or m.endswith(f"/{results.metric}")]
+
+    def limited(row: Row, names: Sequence[str]) -> Row:
+        estimates = [
+            e if metric in names else replace(e, ci95=None)
+            for metric, e in zip(metrics, row.estimates, strict=True)
+        ]
+        return replace(row, estimates=estimates)
+
+    wide = [limited(row, shown) for row in listed]
+    columns = [number for number, metric in enumerate(metrics) if metric in shown]
+    needed = sum(_width([estimate_text(row.estimates[n]) for row in wide]) + 1 for n in columns) + 2
+    return wide if needed <= room else [limited(row, []) for row in listed]
+
+
 def _how_many_fit(metrics: Sequence[str], listed: Sequence[Row], room: int) -> int:
     """The number of metric columns that fit beside the labels, at least one."""
     for number, metric in enumerate(metrics):
         texts = [estimate_text(row.estimates[number]) for row in listed]
-        room -= _width([*wrapped(metric).split("\n"), *texts]) + (len(BEST) if not number else 0)
+        room -= _width([*wrapped(metric).split("\n"), *texts]) + (2 if not number else 0)
         if room < 4 and number:
             return number
     return len(metrics)

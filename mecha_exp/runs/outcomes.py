@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.outcome_table import outcomes_in, table_of
 from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.runs.sweep import Sweep
 from mecha_exp.system.atomic_write import atomic_write
 
 if TYPE_CHECKING:
@@ -149,6 +150,17 @@ def outcomes_of_sweep(folder: Path) -> list[ModelOutcomes]:
     """
     path = folder / OUTCOMES_FILE
     return models_in(read_outcomes(path)) if path.is_file() else []
+
+
+def outcomes_so_far(sweep: Sweep, folder: Path) -> list[ModelOutcomes]:
+    """The outcomes of a sweep that may still run: from its file if it is complete, or else from its points.
+
+    Raises:
+        ConfigError: a file is damaged.
+    """
+    if sweep.complete and (folder / OUTCOMES_FILE).is_file():
+        return outcomes_of_sweep(folder)
+    return models_in(_collected(sweep.finished_points(folder)))
 
 
 def _table_of(part: MeasuredOutcomes) -> pyarrow.Table:

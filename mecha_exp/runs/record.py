@@ -51,6 +51,8 @@ class Record:
         tags: commit, versions, signature.
         metric, direction: the evaluator's main metric, and whether more of it is better.
         references: the metrics of each input.
+        base: the name of the input that is the base.
+        expert_of: the name of the input that is the expert of a task, where the configuration names it.
         units: of the metrics, as their evaluators declare them.
         block_weights: the mean of each hyperparameter in each block, where it differs by key.
         tracking_error: why the run is not in MLflow although it should be.
@@ -79,6 +81,8 @@ class Record:
     metric: str | None = None
     direction: str = "maximize"
     references: dict[str, dict[str, float]] = field(default_factory=dict)
+    base: str | None = None
+    expert_of: dict[str, str] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
     block_weights: dict[str, dict[str, float]] = field(default_factory=dict)
     tracking_error: str | None = None

@@ -86,6 +86,11 @@ class Sweep:
 
         return {path: record for path, record in load_all(folder).items() if is_ours(path)}
 
+    def finished_points(self, folder: Path) -> dict[Path, int]:
+        """The folders of the finished points, with the place of each among all records."""
+        records = self.records(folder)
+        return {path: number for number, path in enumerate(records) if records[path].finished}
+
     def all_records(self, folder: Path, *, ended: bool = False) -> list[Record]:
         """The records of all points; a point without a record failed, unless the sweep is still running.
 

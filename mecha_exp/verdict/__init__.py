@@ -11,7 +11,7 @@ from mecha_exp.verdict.conclude import conclude
 from mecha_exp.verdict.intervals import Estimate
 from mecha_exp.verdict.normalisation import Normalised
 from mecha_exp.verdict.result import Column, Comparison, Cost, Score, Verdict, as_json
-from mecha_exp.verdict.tables import latex, markdown
+from mecha_exp.verdict.tables import caption, latex, markdown
 from mecha_exp.verdict.wording import sentence
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Score",
     "Verdict",
     "as_json",
+    "caption",
     "conclude",
     "latex",
     "markdown",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -169,9 +169,3 @@ def _withdraw(path: Path, record: Record) -> None:
 def _without(split: str, file: Path) -> list[MeasuredOutcomes]:
     """The outcomes in a file on other splits."""
     return [part for part in read_outcomes(file) if part.split != split] if file.is_file() else []
-
-
-def numbered(sweep: Sweep, folder: Path) -> Mapping[Path, int]:
-    """The folders of a sweep's finished points, with their numbers."""
-    records = sweep.records(folder)
-    return {path: number for number, path in enumerate(records) if records[path].finished}

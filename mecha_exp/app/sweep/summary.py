@@ -7,12 +7,19 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from mecha_exp.app.sweep.reporting import numbered
 from mecha_exp.app.tracking import close_run, log_folder, mend
 from mecha_exp.errors import ConfigError, TrackingError
-from mecha_exp.report import CSV_FILE, MAIN_FILE, REPORT_FILE, Results, terminal_tables, write_all
+from mecha_exp.report import (
+    CSV_FILE,
+    MAIN_FILE,
+    REPORT_FILE,
+    VERDICT_FILE,
+    Results,
+    terminal_tables,
+    write_all,
+)
 from mecha_exp.report.factors import factor_notes
-from mecha_exp.report.results import results_of
+from mecha_exp.report.verdict import concluded_results
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
 from mecha_exp.runs.record import FAILED, FINISHED
 from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking
@@ -63,7 +70,7 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     Raises:
         TrackingError: the sweep's MLflow run could not be opened or closed.
     """
-    results = results_of(sweep, folder, ended=True)
+    results = concluded_results(sweep, folder, ended=True)
     if sweep.complete and _is_as_before(results, folder):
         stdout.print(*terminal_tables(results, stdout.width), sep="\n")
         if results.protocol:
@@ -87,7 +94,7 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
     if results.protocol:
         stdout.print(results.protocol, markup=False, soft_wrap=True)
     written = write_all(results, sweep.command, folder)
-    if collect_outcomes(numbered(sweep, folder), folder / OUTCOMES_FILE):
+    if collect_outcomes(sweep.finished_points(folder), folder / OUTCOMES_FILE):
         written.append(folder / OUTCOMES_FILE)
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
@@ -98,6 +105,8 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
     for note in [*factor_notes(results), *results.notes]:
         stdout.print(note, markup=False, soft_wrap=True)
     stdout.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
+    if folder / VERDICT_FILE in written:
+        stdout.print(f"the verdict   {folder / VERDICT_FILE}", soft_wrap=True)
     if folder / MAIN_FILE in written:
         stdout.print(f"the figure    {folder / MAIN_FILE}", soft_wrap=True)
     stdout.print(f"the report    {folder / REPORT_FILE}", soft_wrap=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mecha_exp.report.figures.blocks import block_importance, block_values, block_weights, has_block_ablation
 from mecha_exp.report.figures.curves import curves, dots
 from mecha_exp.report.figures.distance import distances
+from mecha_exp.report.figures.forest import forest
 from mecha_exp.report.figures.heat import heat_map
 from mecha_exp.report.figures.parallel import parallel_coordinates
 from mecha_exp.report.results import Results
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAIN_FILE = "sweep.png"
+FOREST_FILE = "sweep-forest.png"
 _DPI = 150
 _MAX_LINES = 12
 
@@ -81,6 +83,7 @@ def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
         chosen.append(("parallel", f"{metric} over all {len(keys)} swept keys", parallel_coordinates))
     if len(numeric) == 2 and len(keys) == 2:
         chosen.reverse()  # two numeric keys are clearest on a map
+    chosen.append(("forest", "How far the settings lie from the best, with 95 % intervals", forest))
     chosen.append(("block-weights", "The weight that each block got", block_weights))
     chosen.append(("distance", f"{metric} against how far the result is from its inputs", distances))
     return chosen

@@ -1,0 +1,101 @@
+"""`python -m mecha_exp why SWEEP`: what moved the metric of a sweep."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from mecha_exp.cli.arguments import make_parser
+from mecha_exp.paths import OUTPUTS
+from mecha_exp.report.results import results_of
+from mecha_exp.report.why import Reasons, reasons_of
+from mecha_exp.runs.outcomes import outcomes_so_far
+from mecha_exp.runs.query import find_sweep
+from mecha_exp.terminal import make_table, print_json, print_table, stdout
+
+EXAMPLE = """\
+examples:
+    python -m mecha_exp why                                       the newest sweep
+    python -m mecha_exp why outputs/multiruns/2026-01-31_12-00-00 --json
+
+Shares are of the variance over the points of this sweep: other ranges of its keys give others.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Print what moved the metric of a sweep."""
+    options = _parser().parse_args(arguments)
+    folder, sweep = find_sweep(options.sweep, [options.folder])
+    reasons = reasons_of(results_of(sweep, folder), outcomes_so_far(sweep, folder))
+    if options.json:
+        print_json({"title": sweep.title, "folder": str(folder), **_data(reasons)})
+    else:
+        _show(reasons)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "why",
+        "Say what moved the metric of a sweep: the effect of each swept key and of each pair, and how much "
+        "of the variance comes from methods, hyperparameters, tasks and examples.",
+        EXAMPLE,
+    )
+    parser.add_argument("sweep", nargs="?", help="its folder or its title (default: the newest)")
+    parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where sweeps are looked for")
+    parser.add_argument("--json", action="store_true", help="all of it for other programs")
+    return parser
+
+
+def _data(reasons: Reasons) -> dict[str, Any]:
+    """The content of `--json`."""
+    effects = reasons.effects
+    return {
+        "metric": reasons.metric,
+        "split": reasons.split,
+        "points": reasons.points,
+        "effects": effects
+        and {
+            "mean": effects.mean,
+            "variance": effects.variance,
+            "main": dict(effects.main),
+            "pairs": [{"keys": list(pair), "share": share} for pair, share in effects.pairs.items()],
+            "rest": effects.rest,
+            "curves": {key: {str(v): d for v, d in curve.items()} for key, curve in effects.curves.items()},
+        },
+        "importances": reasons.importances,
+        "variance_shares": reasons.shares,
+        "notes": list(reasons.notes),
+    }
+
+
+def _show(reasons: Reasons) -> None:
+    if effects := reasons.effects:
+        shares = {
+            **effects.main,
+            **{" and ".join(pair): share for pair, share in effects.pairs.items()},
+            **({"three keys and more": effects.rest} if len(effects.main) > 2 else {}),
+        }
+        _print_shares(f"{reasons.metric} over {reasons.points} settings on '{reasons.split}'", shares)
+        for key, curve in effects.curves.items():
+            table = make_table(key, f"{reasons.metric}, more than the mean {effects.mean:.4g}")
+            for value, difference in curve.items():
+                table.add_row(Text(str(value)), f"{difference:+.4f}")
+            print_table(table)
+    if reasons.importances:
+        _print_shares(f"importances for {reasons.metric}, {reasons.points} settings", reasons.importances)
+    if reasons.shares:
+        _print_shares(f"each outcome on '{reasons.split}'", reasons.shares)
+    for note in reasons.notes:
+        stdout.print(note, markup=False, soft_wrap=True)
+
+
+def _print_shares(what: str, shares: Mapping[str, float]) -> None:
+    table = make_table(what, "share of the variance")
+    for name, share in shares.items():
+        table.add_row(Text(name), f"{100 * share:.1f} %")
+    print_table(table)

@@ -1,0 +1,240 @@
+"""From the records and outcomes of a sweep to its verdict, `verdict.json`, and the footnotes of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mecha_exp.errors import ConfigError, EvaluationError
+from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, Results, results_of
+from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, outcomes_so_far
+from mecha_exp.runs.record import Record, write_json
+from mecha_exp.runs.sweep import Sweep
+
+if TYPE_CHECKING:
+    from mecha_exp.evaluation.outcomes import Outcomes
+    from mecha_exp.verdict import Candidate, Verdict
+
+VERDICT_FILE = "verdict.json"
+BEST, TIED = "*", "~"
+"""Marks of the best setting, and of those that the data cannot tell from it."""
+_SEEDS_ALONE = "seeds alone: chance among the examples is not in it"
+
+
+def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
+    """The results of a sweep so far with their verdict; arguments as for `results_of`."""
+    results = results_of(sweep, folder, ended=ended)
+    return replace(results, verdict=_read_and_conclude(results, sweep, folder))
+
+
+def _read_and_conclude(results: Results, sweep: Sweep, folder: Path) -> Verdict | None:
+    """The verdict; where outcomes cannot be read, one that says so and concludes nothing."""
+    if not results.judged or not results.finished:
+        return None
+    try:
+        return verdict_of(results, outcomes_so_far(sweep, folder))
+    except ConfigError as error:
+        from mecha_exp.verdict import Verdict
+
+        selected_on, reported_on = splits_of(results)
+        return Verdict(
+            str(results.metric),
+            results.direction,
+            selected_on,
+            reported_on,
+            notes=(f"Nothing is concluded: {error}",),
+        )
+
+
+def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | None:
+    """Conclude from the records of a sweep and the outcomes of its points and inputs.
+
+    Args:
+        results: of the sweep, by its own keys and its main metric.
+        models: the outcomes, as `outcomes_of_sweep` reads them; a point is known by its number.
+
+    Returns:
+        The verdict; None where it is not known which direction of the metric is better.
+    """
+    from mecha_exp.verdict import conclude
+
+    if not results.judged or not results.finished:
+        return None
+    base = _base(results.finished)
+    inputs = _inputs(results, models)
+    return conclude(
+        candidates_of(results, models),
+        metric=str(results.metric),
+        direction=results.direction,
+        inputs=inputs,
+        base=base,
+        expert_of=_experts(results, inputs, base),
+        splits=tuple(dict.fromkeys(splits_of(results))),
+    )
+
+
+def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
+    """A candidate for each finished point, in the order of the table."""
+    from mecha_exp.verdict import Candidate
+
+    by_number = {model.point: model for model in models if model.role == POINT}
+    numbers = {id(record): number for number, record in enumerate(results.records)}
+    key = next((key for key in METHOD_KEYS if key in results.keys), None)
+    candidates = []
+    for setting in results.ranked:
+        labels: set[str] = set()
+        for record in setting.finished:
+            model = by_number.get(numbers[id(record)])
+            recipe = setting.values[key] if key else record.parameters.get("method")
+            candidates.append(
+                Candidate(
+                    setting.name,
+                    str(recipe or "merge"),
+                    dict(setting.values),
+                    _of_metric(model, results),
+                    _label(results, record, labels),
+                    _numbers(results, record.metrics),
+                )
+            )
+    return candidates
+
+
+def _label(results: Results, record: Record, used: set[str]) -> str:
+    """What tells a replicate apart: its seed and set of experts, and a number where these come again."""
+    texts = {key: results.text(record, key) for key in REPLICATE_KEYS}
+    label = ",".join(f"{key}={text}" for key, text in texts.items() if text)
+    repeated = sum(known.partition(" ")[0] == label for known in used)
+    label += f" ({repeated + 1})" if repeated else ""
+    used.add(label)
+    return label
+
+
+def _inputs(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
+    """A candidate for each input that was measured."""
+    from mecha_exp.verdict import Candidate
+
+    by_name = {model.name: model for model in models if model.role == INPUT}
+    names = dict.fromkeys([*by_name, *results.references])
+    return [
+        Candidate(
+            name,
+            outcomes=_of_metric(by_name.get(name), results),
+            numbers=_numbers(results, results.references.get(name, {})),
+        )
+        for name in names
+    ]
+
+
+def _of_metric(model: ModelOutcomes | None, results: Results) -> Mapping[str, Outcomes]:
+    """The outcomes of the main metric by split."""
+    return model.by_metric.get(str(results.metric), {}) if model else {}
+
+
+def _numbers(results: Results, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The main metric by split."""
+    names = {split: f"{prefix(results, split)}{results.metric}" for split in splits_of(results)}
+    return {split: metrics[name] for split, name in names.items() if name in metrics}
+
+
+def prefix(results: Results, split: str) -> str:
+    """What the names of metrics on a split begin with."""
+    return f"{split}/" if any(r.report_split == split for r in results.finished) else ""
+
+
+def splits_of(results: Results) -> tuple[str, str]:
+    """On which splits points are chosen and reported."""
+    record = next((r for r in results.finished if r.metric), results.finished[0])
+    selected_on = record.split or WHOLE
+    return selected_on, record.report_split or selected_on
+
+
+def _base(records: Iterable[Record]) -> str | None:
+    """The base that all points share which have one."""
+    bases = {record.base for record in records if record.base}
+    return bases.pop() if len(bases) == 1 else None
+
+
+def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) -> dict[str, str] | None:
+    """The input that is the expert of each task: named by the configuration, or best by far."""
+    from mecha_exp.evaluation.normalisation import find_experts
+    from mecha_exp.verdict.candidates import comparable
+
+    split = splits_of(results)[1]
+    usable, _ = comparable([i for i in inputs if split in i.outcomes], split)
+    outcomes = {candidate.name: candidate.outcomes[split] for candidate in usable}
+    named: dict[str, str] = {}
+    for record in results.finished:
+        named |= {task: name for task, name in record.expert_of.items() if name in outcomes}
+    try:
+        experts = find_experts(
+            outcomes,
+            base,
+            {task: outcomes[name] for task, name in named.items()},
+            minimized=results.minimized,
+        )
+    except EvaluationError:  # a task that is not measured on this split
+        return None
+    names = {id(measured): name for name, measured in outcomes.items()}
+    return {task: names[id(measured)] for task, measured in experts.items()}
+
+
+def write_verdict(results: Results, path: Path) -> bool:
+    """Write `verdict.json`, or remove it where there is no verdict; returns whether it was written."""
+    if results.verdict is None:
+        path.unlink(missing_ok=True)
+        return False
+    write_json(path, verdict_data(results))
+    return True
+
+
+def verdict_data(results: Results) -> dict[str, object]:
+    """The content of `verdict.json`; empty without a verdict."""
+    if results.verdict is None:
+        return {}
+    from mecha_exp.verdict import as_json, sentence
+
+    return {"sentence": sentence(results.verdict), **as_json(results.verdict)}
+
+
+def conclusion(results: Results) -> list[str]:
+    """The sentence of the verdict, then one for each thing that limits it; nothing without a verdict."""
+    if results.verdict is None:
+        return []
+    from mecha_exp.verdict import sentence
+
+    first = sentence(results.verdict)
+    return [first, *(note for note in results.verdict.notes if note.lower() not in first.lower())]
+
+
+def intervals(results: Results) -> dict[tuple[str, str], tuple[float, float]]:
+    """The 95 % intervals of the verdict, by the name of a setting or an input and that of a metric."""
+    bounds = {}
+    for score in results.verdict.scores if results.verdict else ():
+        metric = f"{prefix(results, score.split)}{results.metric}"
+        bounds[score.point, metric] = score.overall.ci95
+        for task, estimate in score.tasks.items():
+            bounds[score.point, f"{metric}/{task}"] = estimate.ci95
+    return {key: ends for key, ends in bounds.items() if ends[0] == ends[0]}
+
+
+def footnotes(results: Results, *, has_intervals: bool, has_spreads: bool) -> list[str]:
+    """What the marks and the intervals of a table mean.
+
+    Args:
+        results: that the table shows.
+        has_intervals: whether it has intervals in brackets.
+        has_spreads: whether it has intervals after a plus-minus sign.
+    """
+    verdict, lines = results.verdict, []
+    if verdict and verdict.tied:
+        tests = "paired tests at 5 % after Holm's correction"
+        lines.append(f"{TIED} the data cannot tell it from the best ({BEST}) in {tests}")
+    if has_intervals and verdict:
+        replicated = any(score.replicates > 1 for score in verdict.scores)
+        examples = "examples and seeds" if replicated else "examples"
+        lines.append(f"[low, high] 95 % interval over {examples if verdict.examples else _SEEDS_ALONE}")
+    if has_spreads:
+        lines.append(f"± 95 % interval (Student's t) over {_SEEDS_ALONE}")
+    return lines
