@@ -19,24 +19,28 @@ from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.checkpoint.shards import Package
 from mecha_exp.errors import CheckpointError
 
-_OWN_SHARD = re.compile(rf".+-\d{{5}}-of-\d{{5}}\.mecha-[0-9a-f]{{8}}{re.escape(SUFFIX)}")
+_SHARD = r"-\d{5}-of-\d{5}"
+_TOKEN = r"\.mecha-[0-9a-f]{8}"
 
 
 def replaced_files(folder: Path, packages: Sequence[Package]) -> set[str]:
     """The files of the model that a folder holds, by their path in it, which a new model replaces.
 
-    They are the indices, the shards that they list, the shards of a replacement that was killed, and the file
-    that marks a pipeline.
+    They are the indices, the shards that they list, those that a killed replacement has left, and the file
+    that marks a pipeline. Beside an index, shards that it does not list are such leftovers.
     """
     names = {PIPELINE}
     for package in packages:
         names.add(package.path_of(package.index))
         names |= {package.path_of(shard.name) for shard in package.shards}
         inner = folder / package.folder
+        leftover = re.compile(f".+{_SHARD}{_TOKEN}{re.escape(SUFFIX)}")
         with contextlib.suppress(CheckpointError):
             names |= {package.path_of(name) for name in read_index(inner / package.index)}
+            stem = re.escape(package.stem)
+            leftover = re.compile(f"({stem}{_SHARD}|.+{_SHARD}{_TOKEN}){re.escape(SUFFIX)}")
         if inner.is_dir():
-            names |= {package.path_of(x.name) for x in inner.iterdir() if _OWN_SHARD.fullmatch(x.name)}
+            names |= {package.path_of(x.name) for x in inner.iterdir() if leftover.fullmatch(x.name)}
     return names
 
 
