@@ -359,7 +359,7 @@ def test_a_sweeper_that_searches_gets_the_main_metric_as_its_objective(app, fold
     scores = [json.loads(path.read_text())["accuracy"] for path in folder.rglob("metrics.json")]
     assert found["best_value"] == max(scores)
     assert passes_run == [2, 2, 1]  # the chosen point again, to measure it on the test images
-    assert [line[:4] for line in outcome.out.splitlines() if line.startswith("[")] == [
+    assert [line[:4] for line in outcome.out.splitlines() if re.match(r"\[\d", line)] == [
         "[1] ",
         "[2] ",
         "[3] ",

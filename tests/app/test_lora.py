@@ -48,6 +48,7 @@ def done(outcome: Outcome) -> Outcome:
     return outcome
 
 
+@pytest.mark.heavy
 def test_a_lora_is_swept_over_its_strength(folder: Path, as_a_user: Callable[..., Outcome]):
     planned = done(as_a_user("plan", *GIVEN, "alpha=0.5", cwd=folder))
     assert "lora.safetensors" in planned.out
@@ -74,6 +75,7 @@ def test_a_template_is_swept_over_lora_files(folder: Path, as_a_user: Callable[.
     torch.testing.assert_close(second["two.weight"], with_lora(folder, 0.5, "other", "two"))
 
 
+@pytest.mark.heavy
 def test_the_verbs_take_a_template_with_a_lora(folder: Path, as_a_user: Callable[..., Outcome]):
     filled = ("-p", "base", "base.safetensors", "-p", "lora", "lora.safetensors")
     assert "lora_delta" in done(as_a_user("show", "template.mecha", cwd=folder)).out

@@ -75,6 +75,7 @@ def test_presets_are_swept_with_single_blocks_over_them(app, tiny):
         assert weights(folder) == pytest.approx(values)
 
 
+@pytest.mark.heavy
 def test_all_presets_are_one_pass(app, tiny, passes_run):
     outcome = app(*RECIPE, "blocks=all_presets", "output=none", "-m")
 

@@ -420,6 +420,7 @@ def test_the_cache_serves_the_next_process_without_numba_and_a_broken_one_does_n
     assert file.read_bytes() == whole
 
 
+@pytest.mark.heavy
 def test_what_numba_keeps_serves_where_objects_cannot(tmp_path):
     expected, _ = result(start("off"))
     assert result(start(tmp_path, "numba")) == (expected, True)

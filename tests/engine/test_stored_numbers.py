@@ -240,6 +240,7 @@ class TestLargeTensors:
         assert "differ between the inputs" in report.warnings[0]
         assert memory.peak < before.peak + 200_000_000
 
+    @pytest.mark.heavy
     def test_over_2_gib_a_merge_is_right_to_the_last_element(self, tmp_path):
         if shutil.disk_usage(tmp_path).free < 2 * OVER:
             pytest.skip("the disk lacks room")
