@@ -8,6 +8,9 @@ INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip in
   --disable-pip-version-check --constraint constraints.txt
 DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
 
+# As many processes as cores run the tests. With as many threads in each they would mostly wait for each other.
+test heavy hf: export OMP_NUM_THREADS ?= 1
+
 .PHONY: help demo test heavy lint docs hf format parity constraints clean
 
 help: ## list the targets (the default)
@@ -22,7 +25,7 @@ test: .venv/.test lint ## install with the test extras, then run everything CI c
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8
 
 heavy: .venv/.test ## the tests that take minutes: kills, fuzzers, whole sweeps
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 -m heavy
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 -m 'heavy and not libraries'
 
 lint: .venv/.test ## check style, layers and types
 	$(BIN)/python -m ruff check .
@@ -34,9 +37,9 @@ docs: .venv/.test ## install what builds the documentation as a site, then build
 	@$(INSTALL) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-hf: .venv/.test ## install transformers and diffusers, then load and run merged models with them
-	@$(INSTALL) -e '.[hub,hf-test]'
-	$(BIN)/python -m pytest tests/test_hugging_face.py tests/checkpoint/test_checkpoint_hub.py
+hf: .venv/.test ## install what the extras need, then measure, load and run merged models with it
+	@$(INSTALL) -e '.[hub,evaluators]'
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 -m libraries
 
 format: .venv/.test ## mend the style where that can be done automatically
 	$(BIN)/python -m ruff check --fix .
@@ -47,13 +50,14 @@ parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare wit
 	.parity/sd-mecha/bin/python -m parity.symmetries tests/golden/sd-mecha-symmetries.safetensors
 	.parity/sd-mecha/bin/python -m parity.adapters tests/golden/sd-mecha-adapters.safetensors
 	.parity/mergekit/bin/python -m parity.oracles mergekit tests/golden/mergekit.safetensors
+	.parity/mergekit/bin/python -m parity.mergekit tests/golden/mergekit-configs.safetensors
 	$(BIN)/python -m parity.our_texts tests/golden/texts/ours
 	.parity/sd-mecha/bin/python -m parity.texts tests/golden/texts
 	.parity/sd-mecha/bin/python -m parity.configs tests/golden/model_configs.json
-	@$(INSTALL) -e '.[hf-test]'
+	@$(INSTALL) -e '.[images]'
 	$(BIN)/python -m parity.pipelines tests/golden/pipelines.json
 	$(BIN)/python -m parity.results
-	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py tests/test_parity_adapters.py tests/test_symmetries.py
+	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py tests/test_parity_adapters.py tests/test_symmetries.py tests/mergekit/test_goldens.py
 
 constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)
 	$(BIN)/python .ci/constraints.py $(PYTHONS)

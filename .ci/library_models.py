@@ -114,6 +114,17 @@ def llama(**sizes: int) -> Shapes:
     return shapes_of(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)))
 
 
+def mixture(family: str, **sizes: Any) -> Shapes:
+    """A mixture of experts with its output layer: `Mixtral`, `Qwen3Moe`.
+
+    By the names that the library has in memory: files have them after `save_pretrained(...,
+    save_original_format=False)`. gpt-oss and others always have them.
+    """
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+
+
 def vit(kind: str = "ViTForImageClassification", **sizes: Any) -> Shapes:
     """The vision transformer, with a classifier or without one."""
     return shapes_of(getattr(transformers, kind)(transformers.ViTConfig(**PATCHED, **sizes)))

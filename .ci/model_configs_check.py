@@ -8,6 +8,7 @@ be its model, key by key and shape by shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import library_models as models
 import torch
@@ -149,6 +150,14 @@ def alone(identifier: str) -> Callable[[], Shapes]:
     return lambda: models.built_from(identifier)
 
 
+def mixtures(family: str, **sizes: Any) -> list[Callable[[], Shapes]]:
+    """A model of a family of the library's own width, and one of other sizes; of few layers each."""
+    return [
+        lambda: models.mixture(family, num_hidden_layers=5),
+        lambda: models.mixture(family, **{"num_hidden_layers": 4, "hidden_size": 1024, **sizes}),
+    ]
+
+
 CONFIGS: dict[str, Check] = {
     "bert-hf": same_as(
         lambda: models.bert("BertForPreTraining"),
@@ -159,6 +168,15 @@ CONFIGS: dict[str, Check] = {
     "llama-hf": same_as(
         models.llama,
         lambda: models.llama(num_hidden_layers=16, hidden_size=2048, num_key_value_heads=8, head_dim=128),
+    ),
+    "mixtral-hf": same_as(*mixtures("Mixtral", num_local_experts=4)),
+    "qwen2_moe-hf": same_as(*mixtures("Qwen2Moe", num_experts=4)),
+    "qwen3_moe-hf": same_as(*mixtures("Qwen3Moe", num_experts=4)),
+    "gpt_oss-hf": same_as(*mixtures("GptOss", num_local_experts=4)),
+    "deepseek-hf": same_as(
+        *mixtures("DeepseekV2", n_routed_experts=6),
+        *mixtures("DeepseekV2", q_lora_rank=None, first_k_dense_replace=1),
+        *mixtures("DeepseekV3", first_k_dense_replace=2),
     ),
     "vit-hf": same_as(models.vit, models.vit_with_mask, lambda: models.vit("ViTModel", num_hidden_layers=24)),
     "clip_l-hf": same_as(models.clip, alone("clip_l-hf")),

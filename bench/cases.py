@@ -77,6 +77,8 @@ def ours(case: str, output: Path, inputs: list[str]) -> Work:
         "subspaces": lambda: me.tsv_m(base, *experts),
         "tasks": lambda: me.consensus(base, *experts),
         "trimming": lambda: me.ties(base, *experts, density=0.2),
+        "trimming_global": lambda: me.ties(base, *experts, density=0.2, trim="global"),
+        "norms": lambda: me.metagpt(base, *experts),
     }
     points = POINTS if case == "ties_sweep" else [None]
     if case == "ties_sweep":

@@ -98,6 +98,11 @@ FAMILIES = {
     "trimming": Case("trimming", "weighted TIES, 3 experts", 4, tools=ALONE),
 }
 """One method of each family, by a name of `cases.py`."""
+WHOLE_MODEL = {
+    "trimming_global": Case("trimming_global", "TIES over the whole model, 3 experts", 4, tools=ALONE),
+    "norms": Case("norms", "MetaGPT, 3 experts", 4, tools=ALONE),
+}
+"""Methods with numbers of the whole model."""
 SIMPLE = Bar(faster=12, of_floor=1.7, megabytes=600)
 GEOMETRIC = Bar(faster=15, of_floor=3, megabytes=600)
 BOUNDED = Bar(megabytes=600)
@@ -162,9 +167,10 @@ CASES = [
         bar=BOUNDED,
     ),
     *FAMILIES.values(),
+    *WHOLE_MODEL.values(),
 ]
 EVERY_FAMILY = "families"
-BY_NAME_ONLY = ("sdxl", *FAMILIES)
+BY_NAME_ONLY = ("sdxl", *FAMILIES, *WHOLE_MODEL)
 """Rows that are measured only if they are named: they need 21 GB of disk, or make the table long."""
 
 

@@ -44,6 +44,9 @@ from .evaluation import (
     Context as Context,
 )
 from .evaluation import (
+    Measurement as Measurement,
+)
+from .evaluation import (
     Outcomes as Outcomes,
 )
 from .evaluation import evaluator as evaluator
@@ -68,9 +71,11 @@ from .graph.literals import (
 )
 from .graph.nodes import Node as Node
 from .graph.spaces import MergeSpaceSymbol as MergeSpaceSymbol
+from .mergekit.recipe import from_mergekit as from_mergekit
 from .method_api.decorators import factor as factor
 from .method_api.decorators import merge_method as merge_method
 from .method_api.decorators import reduction as reduction
+from .method_api.decorators import whole_model as whole_model
 from .method_api.key_map import KeyMapBuilder as KeyMapBuilder
 from .method_api.method import MergeMethod as MergeMethod
 from .method_api.parameters import Parameter as Parameter
@@ -109,6 +114,7 @@ from .recipe import (
 from .recipe import (
     serialize_and_save as serialize_and_save,
 )
+from .recipe.layers import stack_layers as stack_layers
 
 __all__: list[str]
 __version__: str

@@ -34,9 +34,10 @@ def uniform(
 ) -> Return(torch.Tensor, "param"):
     """A draw from [0, 1) for each entry of a tensor: multiples of 2^-24, independent of its values.
 
-    `stream` keeps apart the draws of several models for one key.
+    `stream` keeps apart the draws of several models for one key. The experts of a stack share the sequence of
+    their key: each begins where the one before it ends, as if the stack were one tensor.
     """
-    draws = uniforms(tile.key, tile.start, tile.stop, seed, stream)
+    draws = uniforms(tile.key, tile.offset + tile.start, tile.offset + tile.stop, seed, stream)
     return torch.from_numpy(draws).to(like)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,13 +41,39 @@ QUICKLY_READ = 100_000_000
 _UNLIMITED = 1 << 16
 """A width that no table reaches."""
 
-stdout = Console(highlight=False)
-stderr = Console(stderr=True, highlight=False)
+_SETTING = re.compile(
+    r"(?<![\w.(])(?=(?:on_(?:extra|integers|missing|nonfinite|quantised|tied|tokens)|resize_embeddings"
+    r"|running_stats|stacked_experts|memory_budget)=\w)"
+)
+"""The places before the settings that messages of the engine name."""
+
+
+class _Console(Console):
+    """A console that ends the process quietly when its reader has gone, as in `... | head`."""
+
+    def on_broken_pipe(self) -> None:
+        """End with the status that shells give to such a process; what was done is written all the same."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141)
+
+
+stdout = _Console(highlight=False)
+stderr = _Console(stderr=True, highlight=False)
 
 
 def show_error(message: str) -> None:
     """Print an error to standard error."""
-    stderr.print(f"[bold red]error:[/] {escape(printable(message))}", soft_wrap=True)
+    stderr.print(f"[bold red]error:[/] {escape(printable(as_typed(message)))}", soft_wrap=True)
+
+
+def as_typed(message: str) -> str:
+    """A message with the engine's settings as a command line has them; in Python they are keywords.
+
+    >>> as_typed("on_tied=untie reads the one for the other")
+    'engine.on_tied=untie reads the one for the other'
+    """
+    return _SETTING.sub("engine.", message)
 
 
 def printable(text: str) -> str:
@@ -61,6 +89,8 @@ def show_point(record: Record, number: int, points: int) -> None:
     """Print a line for a finished point of a sweep."""
     measured = record.metrics.get(record.metric or "")
     score = f"{record.metric} {measured:.4g}" if measured is not None else record.status.lower()
+    if record.dropped is not None:
+        score = f"dropped after {record.dropped:,} examples"
     seconds = (record.ended - record.started) / 1000
     total = f"/{points}" if number <= points else ""  # a searching sweeper does not know the total
     stdout.print(f"[{number}{total}] {record.name}: {score}, {seconds:.1f} s", markup=False, soft_wrap=True)
@@ -124,6 +154,11 @@ def show_plan(
         dtypes = ", ".join(f"{count} {d}" for d, count in Counter(d for d, _ in layout.values()).items())
         stdout.print(f" output   {len(layout)} keys ({dtypes}): {escape(target)}", soft_wrap=True)
     stdout.print(f" reads    {human_bytes(planned.bytes_read)}")
+    for trip in planned.trips:
+        names = ", ".join(dict.fromkeys(value.method.identifier for value in trip.values))
+        count = len(trip.keys)
+        words = f" before   one more trip over {count} keys, for the numbers of the whole model: {names}"
+        stdout.print(words, soft_wrap=True)
     stdout.print(f" writes   {human_bytes(planned.bytes_written)}")
     arithmetic = ", ".join(f"{n} keys in {dtype_name(d)}" for d, n in planned.arithmetic.items())
     stdout.print(f" computes {arithmetic or 'nothing'}")
@@ -131,7 +166,7 @@ def show_plan(
         f" memory   about {human_bytes(planned.memory)} of buffers for {planned.options.threads} workers"
     )
     for warning in planned.warnings:
-        stdout.print(f" warning  {escape(warning)}", soft_wrap=True)
+        stdout.print(f" warning  {escape(as_typed(warning))}", soft_wrap=True)
     stdout.print(f" Nothing was merged. {how_to_merge}", markup=False)
 
 

@@ -25,6 +25,7 @@ from mecha_exp.methods.reductions import sum_of_magnitudes
 from mecha_exp.methods.ties import (
     Combine,
     Switches,
+    Trim,
     keep_largest,
     merged_deltas,
 )
@@ -99,20 +100,22 @@ def dare_ties(
     seed: Seed = 0,
     variant: Parameter(str, choices=tuple(DARE_TIES), help="whose: it sets what is not given") = "mergekit",
     combine: Combine = None,
+    trim: Trim = None,
 ) -> Return(Tensor, "weight"):
     """As `dare_linear`, but of each entry only the models that agree with the sign of the sum are merged.
 
-    The dropped task vectors are trimmed to their `k` largest entries as by `ties`; k = 1 trims nothing.
+    What was not dropped is trimmed to its `k` largest entries as by `ties`, by tensor or over the whole model
+    (trim=global); k = 1 trims nothing.
     Variants: paper: combine=mean. mergekit: combine=sum.
     Agrees: mergekit (variant=mergekit, without its L1 norm: see rescale).
-    Differs: the paper trims after dropping as TIES does, over the whole model: here by tensor.
+    Differs: the paper trims after dropping as TIES does, over the whole model: trim=global.
     Source: DARE, Yu et al. 2023, arXiv:2311.03099, and TIES-Merging, arXiv:2306.01708.
     """
-    switches = DARE_TIES[variant].but(combine=combine)
+    switches = DARE_TIES[variant].but(combine=combine, trim=trim)
 
     def merge(deltas: list[Node]) -> Node:
         dropped = _dare(deltas, density, rescale, seed)
-        return switches.merge(keep_largest(dropped, k, "paper"), weights)
+        return switches.merge(keep_largest(dropped, k, "paper", trimmed=switches.trim), weights)
 
     return add_merged(base, models, scale, merge)
 

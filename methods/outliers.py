@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from mecha_exp import Node, Parameter, Return, Tile, merge_method, reduction
-from mecha_exp.extensions.merge_methods import is_constant, spread
+from mecha_exp import Node, Parameter, Return, Tile, merge_method, reduction, whole_model
+from mecha_exp.extensions.merge_methods import MergeMethod, is_constant, spread
 from mecha_exp.methods.linear import add_merged, add_scaled, deltas_to
 from mecha_exp.methods.parameters import Base, Delta, Densities, Experts, Model, Scale, Small, Weight, Weights
-from mecha_exp.methods.reductions import least_chosen, quantile, squared_norm, whole_share
+from mecha_exp.methods.reductions import least_chosen, mean, quantile, squared_norm, whole_share
 from mecha_exp.methods.ties import merged_deltas
 
 
@@ -162,6 +162,19 @@ def shares(*sizes: Small) -> Return(Tensor, "param"):
     return each / each.sum() if each.sum() > 0 else torch.full_like(each, 1 / len(sizes))
 
 
+@merge_method(elementwise=True, register=False)
+def square(delta: Delta) -> Return(Tensor, "param"):
+    """The squares of the entries."""
+    return delta.square()
+
+
+@merge_method(elementwise=True, register=False)
+def shares_of_means(*means: Small, least: Parameter(float)) -> Return(Tensor, "param"):
+    """Means over their sum; equal shares where they sum to less than `least`."""
+    each = torch.stack(means)
+    return torch.where(each.sum() < least, 1 / len(means), each / each.sum())
+
+
 @merge_method(composite=True)
 def sce(
     base: Base,
@@ -173,13 +186,16 @@ def sce(
         help="fraction of the entries that differ between the models, by variance, that is kept",
     ) = 1.0,
     scale: Scale = 1.0,
+    equal_below: Parameter(
+        float, ge=0, help="the w_i are equal where the means of d_i^2 sum to less; mergekit has 1e-6"
+    ) = 0.0,
 ) -> Return(Tensor, "weight"):
     """base + scale sum_i w_i d_i / sum_i w_i over the models that agree with the sign of sum_i d_i.
 
     Select the entries of largest variance across the deltas, calculate w_i proportional to the mean of d_i^2,
     erase the minority sign.
-    Agrees: mergekit, but for equal w_i where the means of d_i^2 sum to less than 1e-6, as in fine-tuning they
-    often do; here that holds for 0 alone.
+    Agrees: mergekit (equal_below=1e-6: in fine-tuning the means of d_i^2 often sum to less, and its w_i are
+    equal then; here that holds for 0 alone unless told otherwise).
     Differs: the official code selects entries for the weights w_i only.
     Source: SCE of FuseChat, Wan et al. 2024, arXiv:2408.07990.
     """
@@ -189,7 +205,11 @@ def sce(
             spreading = variance(*deltas)
             least = least_chosen(spreading, density=select_topk)
             deltas = [where_at_least(delta, spreading, least) for delta in deltas]
-        return agreeing_mean(*deltas, sizes=shares(*(squared_norm(delta) for delta in deltas)))
+        if equal_below:
+            sizes = shares_of_means(*(mean(square(delta)) for delta in deltas), least=equal_below)
+        else:
+            sizes = shares(*(squared_norm(delta) for delta in deltas))
+        return agreeing_mean(*deltas, sizes=sizes)
 
     return add_merged(base, models, scale, merge)
 
@@ -207,6 +227,9 @@ def entries_shared(*deltas: Delta, epsilon: Parameter(float)) -> Return(Tensor, 
     shared = [(yes & (count > 1)).double() for yes in changed]
     alone = [(yes & (count == 1)).double() for yes in changed]
     return tuple(shared + alone)
+
+
+model_entries_shared = whole_model(entries_shared)
 
 
 @merge_method(elementwise=True, register=False)
@@ -254,29 +277,63 @@ def ram(base: Base, *models: Experts, epsilon: Changed = 1e-5, scale: Scale = 1.
     return add_merged(base, models, scale, lambda deltas: kept_or_averaged(*deltas, epsilon=epsilon))
 
 
+def _reinforced(
+    base: Node,
+    models: tuple[Node, ...],
+    scale: Node,
+    counting: MergeMethod,
+    epsilon: float,
+    r: float,
+    alpha: float,
+) -> Node:
+    """The base with what is shared averaged and what is a model's own strengthened, by what is counted."""
+
+    def merge(deltas: list[Node]) -> Node:
+        factors = reinforcement(counting(*deltas, epsilon=epsilon), epsilon=epsilon, r=r, alpha=alpha)
+        return shared_or_alone(*deltas, factors=factors, epsilon=epsilon)
+
+    return add_merged(base, models, scale, merge)
+
+
+Reinforced = Parameter(float, ge=0, help="how much what a model alone changes is strengthened")
+RatioLimit = Parameter(float, ge=0, help="limit of the ratio of shared to lone changes that counts")
+
+
+@merge_method(composite=True)
+def ramplus(
+    base: Base,
+    *models: Experts,
+    epsilon: Changed = 1e-5,
+    r: Reinforced = 0.1,
+    alpha: RatioLimit = 0.2,
+    scale: Scale = 1.0,
+) -> Return(Tensor, "weight"):
+    """As `ram`, what a model alone changes times 1 + r min(rho, alpha), rho = shared over lone changes.
+
+    rho is counted for each model over all its keys, in one more trip over the data.
+    Agrees: the paper's formula.
+    Source: RAM+ of Reinforced Agent Merging, 2026, arXiv:2601.13572.
+    """
+    return _reinforced(base, models, scale, model_entries_shared, epsilon, r, alpha)
+
+
 @merge_method(composite=True)
 def ramplus_tl(
     base: Base,
     *models: Experts,
     epsilon: Changed = 1e-5,
-    r: Parameter(float, ge=0, help="how much what a model alone changes is strengthened") = 0.1,
-    alpha: Parameter(float, ge=0, help="limit of the ratio of shared to lone changes that counts") = 0.2,
+    r: Reinforced = 0.1,
+    alpha: RatioLimit = 0.2,
     scale: Scale = 1.0,
 ) -> Return(Tensor, "weight"):
     """As `ram`, what a model alone changes times 1 + r min(rho, alpha), rho = shared over lone changes.
 
     rho is counted for each model and tensor, which is what tl (tensor-local) stands for.
     Agrees: mergekit.
-    Differs: RAM+ of the paper counts rho over the whole model, which is not here.
+    Differs: RAM+ of the paper counts rho over the whole model: `ramplus`.
     Source: mergekit, of Reinforced Agent Merging, 2026, arXiv:2601.13572.
     """
-
-    def merge(deltas: list[Node]) -> Node:
-        counts = entries_shared(*deltas, epsilon=epsilon)
-        factors = reinforcement(counts, epsilon=epsilon, r=r, alpha=alpha)
-        return shared_or_alone(*deltas, factors=factors, epsilon=epsilon)
-
-    return add_merged(base, models, scale, merge)
+    return _reinforced(base, models, scale, entries_shared, epsilon, r, alpha)
 
 
 @merge_method(elementwise=True)

@@ -71,6 +71,25 @@ def _is_in(a: StateDict[T], component: str, key: str) -> bool:
     return a.model_config.resolve_alias(key) in components[component]
 
 
+@merge_method
+def take_layers(
+    a: Parameter(StateDict[T]),
+    first: Parameter(int, ge=0, help="the first layer that is taken, counted from 0"),
+    end: Parameter(int, ge=1, help="the one after the last that is taken"),
+    at: Parameter(int, ge=0, help="the new number of the first") = 0,
+    rest: Parameter(
+        str, choices=("all", "none", "before", "after"), help="which keys outside the layers are taken"
+    ) = "none",
+) -> Return(T):
+    """The layers first, ..., end - 1 of a model, numbered from `at` on; `stack_layers` puts them together.
+
+    Of the keys outside the layers (embeddings, the last norm, the output layer) it has all, none, those
+    before or those after the layers. They are read in place: nothing is copied. `a` is a model that is read.
+    Source: mergekit, slices.
+    """
+    raise RecipeError("take_layers: takes layers of a model that is read, not of a merge. Merge the layers.")
+
+
 @merge_method(elementwise=True)
 def cast(
     a: Parameter(Tensor),

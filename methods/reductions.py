@@ -1,4 +1,4 @@
-"""Reductions: sums, norms, products and order statistics of whole tensors, computed tile by tile."""
+"""Reductions: sums, norms, products and order statistics of tensors and whole models, tile by tile."""
 
 import math
 from fractions import Fraction
@@ -6,7 +6,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from mecha_exp import Node, Parameter, Return, merge_method, reduction
+from mecha_exp import Node, Parameter, Return, merge_method, reduction, whole_model
 from mecha_exp.methods.parameters import Kept, Model, Small
 
 
@@ -75,6 +75,26 @@ def norm(a: Model) -> Return(Tensor, "param"):
     return root
 
 
+model_dot = whole_model(dot, register=True)
+model_squared_norm = whole_model(squared_norm, register=True)
+
+
+@merge_method(composite=True)
+def model_norm(a: Model) -> Return(Tensor, "param"):
+    """The Euclidean norm |a| over all keys of the model."""
+    root: Node = square_root(model_squared_norm(a))
+    return root
+
+
+@reduction(sums=True, finish=lambda total, count, **_: total / count, register=False)
+def mean(a: Model) -> Return(Tensor, "param"):
+    """The mean of the entries, accumulated in float64."""
+    return a.double()
+
+
+model_mean = whole_model(mean, register=True)
+
+
 @reduction(rank=lambda count, k: max(int((1 - k) * count), 1))
 def kth_magnitude(a: Model, k: Kept) -> Return(Tensor, "param"):
     """The magnitude t that the largest `k` of the entries reach: abs(a) >= t keeps about k n of them.
@@ -82,6 +102,9 @@ def kth_magnitude(a: Model, k: Kept) -> Return(Tensor, "param"):
     t is the order statistic of abs(a) at the ascending index max(int((1 - k) n), 1), exactly, as in sd-mecha.
     """
     return a.abs()
+
+
+model_kth_magnitude = whole_model(kth_magnitude, register=True)
 
 
 def whole_share(share: float, count: int) -> int:
@@ -96,6 +119,8 @@ def whole_share(share: float, count: int) -> int:
 def _rank_of_least_kept(count: int, density: float, variant: str) -> int:
     if variant == "sd-mecha":
         return max(int((1 - density) * count), 1)
+    if variant == "official":
+        return max(count - int(density * count), 1)
     if density == 0:
         return count + 1
     kept = whole_share(density, count) if variant == "paper" else int(density * count)
@@ -111,15 +136,21 @@ def least_kept(a: Model, density: Parameter(float), variant: Parameter(str)) -> 
     """The smallest of the density n largest magnitudes; infinity where none is kept.
 
     variant paper counts floor(density n) exactly, and mergekit in floats, both at least one unless density is
-    0; sd-mecha counts as `kth_magnitude`.
+    0; official counts one more than mergekit, and sd-mecha as `kth_magnitude`.
     """
     return a.abs()
+
+
+model_least_kept = whole_model(least_kept)
 
 
 @reduction(rank=_rank_of_largest_dropped, register=False)
 def largest_dropped(a: Model, density: Parameter(float), variant: Parameter(str)) -> Return(Tensor, "param"):
     """The largest magnitude below those that `least_kept` counts; infinity where nothing is dropped."""
     return a.abs()
+
+
+model_largest_dropped = whole_model(largest_dropped)
 
 
 @reduction(rank=lambda count, density: count + 1 - int(density * count), register=False)

@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
-from mecha_exp import Parameter, RecipeError, Return, merge_method
-from mecha_exp.methods.linear import add_merged, task_arithmetic
+from mecha_exp import Node, Parameter, RecipeError, Return, merge_method
+from mecha_exp.methods.linear import add_merged, combination, task_arithmetic
+from mecha_exp.methods.outliers import shares
 from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Weights
+from mecha_exp.methods.reductions import model_squared_norm
 
 Threshold = Parameter(
     float, ge=0, help="lambda: an entry is a task's if it is at least lambda times what the others add to it"
@@ -68,6 +70,23 @@ def consensus(
     """
     mask = {"least": least, "threshold": threshold}
     return add_merged(base, models, scale, lambda deltas: used_by_several(*deltas, **mask))
+
+
+@merge_method(composite=True)
+def metagpt(base: Base, *models: Experts, scale: Scale = 1.0) -> Return(Tensor, "weight"):
+    """base + scale sum_i l_i (model_i - base), l_i = |d_i|^2 / sum_j |d_j|^2 over all keys of the model.
+
+    The norms are those of whole task vectors, found in one more trip over the data. Equal l_i where no model
+    differs from the base.
+    Agrees: the paper's formula.
+    Source: MetaGPT, Zhou et al. 2024, arXiv:2406.11385.
+    """
+
+    def merge(deltas: list[Node]) -> Node:
+        coefficients = shares(*(model_squared_norm(delta) for delta in deltas))
+        return combination(*deltas, coefficients=coefficients)
+
+    return add_merged(base, models, scale, merge)
 
 
 @merge_method(composite=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mecha_exp import Node, Parameter, RecipeError, Return, merge_method
+from mecha_exp import Node, Parameter, Return, merge_method, reduction, whole_model
 from mecha_exp.extensions.merge_methods import spread
 from mecha_exp.methods.centres import Iterations, Nearest, Progress, geometric_median, row_share
 from mecha_exp.methods.linear import add_merged, weighted_total
@@ -22,7 +22,13 @@ from mecha_exp.methods.parameters import (
     VoteBySize,
     Weights,
 )
-from mecha_exp.methods.reductions import kth_magnitude, largest_dropped, least_kept
+from mecha_exp.methods.reductions import (
+    kth_magnitude,
+    largest_dropped,
+    least_kept,
+    model_largest_dropped,
+    model_least_kept,
+)
 
 
 @merge_method(elementwise=True, register=False)
@@ -155,6 +161,20 @@ def add_difference_ties_extended(
     return add_merged(base, models, alpha, lambda deltas: ties_sum_extended(*deltas, **settings, **limits))
 
 
+def _votes(weighted: list[Tensor], elect: str) -> Tensor:
+    return sum(weighted) if elect == "mass" else sum(w.sign() for w in weighted)
+
+
+@reduction(sums=True, register=False)
+def surplus_of_signs(*deltas: Delta, weights: Weights, elect: Parameter(str)) -> Return(Tensor, "param"):
+    """How many more entries vote for plus than for minus."""
+    weighted = [delta * weight for delta, weight in zip(deltas, weights, strict=True)]
+    return _votes(weighted, elect).sign().double()
+
+
+model_surplus_of_signs = whole_model(surplus_of_signs)
+
+
 @merge_method(elementwise=True, register=False)
 def agreeing_total(
     *deltas: Delta,
@@ -162,14 +182,17 @@ def agreeing_total(
     normalize: Parameter(bool) = False,
     elect: Parameter(str) = "mass",
     zero_sum: Parameter(str) = "plus",
+    majority: Small = 0.0,
 ) -> Return(Tensor, "delta"):
     """The sum of the weighted entries whose sign is that of the sum of them all, or of their signs (count).
 
-    A zero sum elects no sign (none), or counts as positive (plus). `normalize` divides by the sum of the
-    weights of those that agree.
+    A zero sum elects no sign (none), counts as positive (plus), or elects plus where `majority` is above 0
+    and else minus (majority). `normalize` divides by the sum of the weights of those that agree.
     """
     weighted = [delta * weight for delta, weight in zip(deltas, weights, strict=True)]
-    votes = sum(weighted) if elect == "mass" else sum(w.sign() for w in weighted)
+    votes = _votes(weighted, elect)
+    if zero_sum == "majority":
+        votes = torch.where(votes == 0, torch.where(majority > 0, 1.0, -1.0), votes)
     if zero_sum == "plus":
         positive = votes >= 0
         agree = [((w > 0) == positive) & (w != 0) for w in weighted]
@@ -191,6 +214,9 @@ def merged_deltas(
     """
     each = spread(weights, len(deltas))
     if consensus:
+        if vote.get("zero_sum") == "majority":
+            surplus = model_surplus_of_signs(*deltas, weights=each, elect=vote["elect"])
+            return agreeing_total(*deltas, weights=each, normalize=normalize, majority=surplus, **vote)
         return agreeing_total(*deltas, weights=each, normalize=normalize, **vote)
     divisor = sum(each) if normalize and abs(sum(each)) > 1e-8 else 1.0
     return weighted_total(*deltas, weights=[weight / divisor for weight in each])
@@ -203,10 +229,19 @@ def trim_with_ties(delta: Delta, threshold: Small) -> Return(Tensor, "delta"):
 
 
 def keep_largest(
-    deltas: list[Node], density: float | list[float], variant: str, ties_kept: bool = True
+    deltas: list[Node],
+    density: float | list[float],
+    variant: str,
+    ties_kept: bool = True,
+    trimmed: str = "tensor",
 ) -> list[Node]:
-    """Keep the density n largest entries of each delta, with all or none of those that tie with the last."""
+    """Keep the density n largest entries of each delta, with all or none of those that tie with the last.
+
+    The n entries are those of a tensor, or of all keys of the model (trimmed global).
+    """
     threshold, kept = (least_kept, trim) if ties_kept else (largest_dropped, trim_with_ties)
+    if trimmed == "global":
+        threshold = model_least_kept if ties_kept else model_largest_dropped
     return [
         kept(delta, threshold(delta, density=share, variant=variant)) if share < 1 else delta
         for delta, share in zip(deltas, spread(density, len(deltas)), strict=True)
@@ -220,13 +255,16 @@ class Switches:
     Attributes:
         elect: the sign of the sum of the values (mass), or of the sum of their signs (count).
         combine: the mean of what agrees, or its sum.
-        zero_sum: whether a zero sum elects no sign (none), or counts as positive (plus).
+        zero_sum: whether a zero sum elects no sign (none), counts as positive (plus), or elects the sign that
+            most entries of the model have (majority).
+        trim: whether each tensor is trimmed, or the whole model at once (global).
         ties_kept: whether all entries that tie with the last one kept are kept, or none of them.
     """
 
     elect: str = "mass"
     combine: str = "mean"
     zero_sum: str = "none"
+    trim: str = "tensor"
     ties_kept: bool = True
 
     def but(self, **given: str | bool | None) -> "Switches":
@@ -241,13 +279,16 @@ class Switches:
 
 TIES = {
     "paper": Switches(),
+    "official": Switches(zero_sum="majority", trim="global"),
     "mergekit": Switches(zero_sum="plus"),
     "sd-mecha": Switches(elect="count"),
 }
 """What each variant of `ties` sets."""
 
 Trim = Parameter(
-    str, choices=("tensor", "global"), help="trim each tensor, or the whole model at once, as the paper does"
+    str | None,
+    choices=("tensor", "global"),
+    help="trim each tensor, or the whole model at once, as the paper does",
 )
 Elect = Parameter(
     str | None,
@@ -268,7 +309,7 @@ def ties(
     density: KeptShares = 1.0,
     scale: Scale = 1.0,
     variant: Parameter(str, choices=tuple(TIES), help="whose TIES: it sets what is not given") = "mergekit",
-    trim: Trim = "tensor",
+    trim: Trim = None,
     elect: Elect = None,
     combine: Combine = None,
     ties_kept: TiesKept = None,
@@ -276,24 +317,22 @@ def ties(
     """base + scale sum_i w_i d_i / sum_i w_i over the models that agree with the elected sign of the entry.
 
     d_i is model_i - base, trimmed to its floor(density n) largest entries: at least one, and none for
-    density 0. The sign is that of sum_i w_i d_i.
-    Variants: paper: elect=mass, combine=mean, ties_kept=true; a zero sum elects no sign. mergekit: as paper,
-    but a zero sum counts as positive, and density n is computed in floats. sd-mecha: elect=count, and one
-    entry more is kept.
-    Agrees: mergekit (variant=mergekit), sd-mecha's add_difference_ties (variant=sd-mecha).
-    Differs: the paper trims over the whole model, here each tensor is trimmed. Where values cancel exactly,
-    the official code gives an entry the sign of the majority of all entries. mergekit keeps some of the
+    density 0. The n entries are those of a tensor, or of the whole model (trim=global), whose threshold is
+    found in one more trip over the data. The sign is that of sum_i w_i d_i.
+    Variants: paper: elect=mass, combine=mean, trim=tensor, ties_kept=true; a zero sum elects no sign.
+    official: as paper, but trim=global, one entry more is kept, and a zero sum elects the sign that most
+    entries of the model have, which takes another trip. mergekit: as paper, but a zero sum counts as
+    positive, and density n is computed in floats. sd-mecha: elect=count, and one entry more is kept.
+    Agrees: the official code (variant=official), mergekit (variant=mergekit), sd-mecha's add_difference_ties
+    (variant=sd-mecha).
+    Differs: the paper trims over the whole model: trim=global with variant=paper. mergekit keeps some of the
     entries that tie.
     Source: TIES-Merging, Yadav et al. 2023, arXiv:2306.01708; weighted as in mergekit.
     """
-    if trim == "global":
-        raise RecipeError(
-            "trim: global is the k-th magnitude over all tensors of a model, and reductions see one tensor "
-            "at a time. Use trim=tensor, which keeps the same fraction of each tensor."
-        )
-    switches = TIES[variant].but(elect=elect, combine=combine, ties_kept=ties_kept)
+    switches = TIES[variant].but(elect=elect, combine=combine, trim=trim, ties_kept=ties_kept)
 
     def merge(deltas: list[Node]) -> Node:
-        return switches.merge(keep_largest(deltas, density, variant, switches.ties_kept), weights)
+        kept = keep_largest(deltas, density, variant, switches.ties_kept, switches.trim)
+        return switches.merge(kept, weights)
 
     return add_merged(base, models, scale, merge)

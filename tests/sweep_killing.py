@@ -33,15 +33,20 @@ def write_table(results: Results, command: Sequence[str], folder: Path) -> list[
 def start(folder: Path, arguments: Sequence[str]) -> int:
     """Start the command in a process of its own; returns its id."""
     child = os.fork()
-    if child:
-        return child
+    if not child:
+        os._exit(run(folder, arguments))
+    return child
+
+
+def run(folder: Path, arguments: Sequence[str]) -> int:
+    """Run the command in this process, and its words into a file; returns its status."""
     os.chdir(folder)
     silence = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     sys.argv = ["mecha_exp", *arguments]
     summary.write_all = write_table  # type: ignore[attr-defined]
-    os._exit(cli.main())
+    return cli.main()
 
 
 def finish(process: int) -> None:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.evaluation.digits import digits, fits
+from mecha_exp.evaluators.digits import digits, fits
 from mecha_exp.examples.digits.network import TASKS, DigitsNetwork, network_shapes
 
 DEMO = Path(str(resources.files("mecha_exp.examples.digits")))

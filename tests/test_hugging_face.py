@@ -1,7 +1,6 @@
 """What is merged into a folder is loaded by transformers and diffusers, and runs.
 
-They are heavy: `pip install -e ".[hf-test]"` or `make hf`, otherwise this is skipped. The models are tiny,
-of random weights, made from configurations.
+Run by `make hf`, which installs the libraries. The models are tiny, of random weights, made from configs.
 """
 
 import subprocess
@@ -16,7 +15,7 @@ from mecha_exp import Job, merge_many, weighted_sum
 from mecha_exp.architectures import resolve
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries are not ours
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 TOKENS = torch.tensor([[1, 5, 7, 2]])
@@ -81,6 +80,29 @@ def test_a_merged_model_is_loaded_and_runs(make, shard_size, tmp_path: Path):
             mine.lerp_(theirs, 0.25)
     assert torch.allclose(answer(merged, make), answer(a, make), atol=1e-5)
     assert len(list((tmp_path / "merged").glob("*.safetensors"))) == 1 or shard_size
+
+
+def test_the_points_of_a_sweep_over_folders_are_loaded_with_their_tokenizers(as_a_user, tmp_path: Path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, **{f"w{i}": i for i in range(1, 40)}}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    for name, seed in (("a", 1), ("b", 2)):
+        bert(seed).save_pretrained(tmp_path / name)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / name)
+    words = ("recipe=weighted_sum", "models.base=a", "models.experts=[b]", "alpha=0.25,0.5", "evaluator=none")
+
+    outcome = as_a_user(*words, "tracking=none", "-m", cwd=tmp_path)
+
+    assert outcome.status == 0, outcome.err
+    (sweep,) = (tmp_path / "outputs" / "multiruns").iterdir()
+    key = "encoder.layer.0.output.dense.weight"
+    a, b = bert(1).state_dict()[key], bert(2).state_dict()[key]
+    for point, alpha in (("0", 0.25), ("1", 0.5)):
+        merged = transformers.AutoModel.from_pretrained(sweep / point / "model")
+        assert torch.allclose(merged.state_dict()[key], torch.lerp(a, b, alpha), atol=1e-6)
+        loaded = transformers.AutoTokenizer.from_pretrained(sweep / point / "model")
+        assert loaded("w3 w5")["input_ids"] == [3, 5]
 
 
 def test_a_tied_model_that_was_untied_is_loaded_with_an_output_layer_of_its_own(tmp_path: Path):

@@ -28,15 +28,23 @@ ELSEWHERE = {
     "get_device": "test_plumbing",
     "get_dtype": "test_plumbing",
     "lora_delta": "test_adapters",
+    "metagpt": "test_whole_model",
+    "model_dot": "test_whole_model",
+    "model_kth_magnitude": "test_whole_model",
+    "model_mean": "test_whole_model",
+    "model_norm": "test_whole_model",
+    "model_squared_norm": "test_whole_model",
     "omit_component": "test_recipes_by_key",
     "omit_non_finite": "test_method_properties",
     "pick_component": "test_recipes_by_key",
+    "ramplus": "test_whole_model",
     "randperm": "test_symmetries",
     "rebasin": "test_symmetries",
     "select": "test_dictionaries_of_recipes",
     "stack": "test_plumbing",
+    "take_layers": "test_layers",
 }
-"""What chooses or passes on values or is about whole networks, and where it is tested."""
+"""What chooses or passes on values or is about whole models, and where it is tested."""
 
 
 def methods_in(recipes: Iterable[m.Node]) -> set[str]:

@@ -150,11 +150,6 @@ def test_without_ties_the_edge_does_not_matter(density):
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_trim_of_the_whole_model_is_refused():
-    with pytest.raises(m.RecipeError, match=r"ties: trim: global .* Use trim=tensor"):
-        m.merge(m.ties({"w": torch.zeros(3)}, {"w": torch.ones(3)}, trim="global"))
-
-
 @given(st.integers(0, 1000), st.integers(1, 1000), st.integers(0, 10**6))
 def test_a_share_of_a_count_is_exact(part, whole, count):
     part = min(part, whole)

@@ -20,7 +20,8 @@ from mecha_exp.methods.slicing import region
 from mecha_exp.methods.stiefel import between_frames, logarithm
 
 KEY_LESS = {"get_rank_from_ratio", "dot", "gram", "norm", "squared_norm", "kth_magnitude"}
-"""Numbers of a key, which are no model by themselves."""
+KEY_LESS |= {"model_dot", "model_norm", "model_squared_norm", "model_kth_magnitude", "model_mean"}
+"""Numbers of a key or of a model, which are no model by themselves."""
 
 OF_NETWORKS = {"balance_attention", "randperm", "rebasin"}
 """Of models whose config says what layers there are: tests/test_symmetries.py."""
@@ -191,7 +192,9 @@ SYMMETRIC = [
     "breadcrumbs_ties",
     "sce",
     "ram",
+    "ramplus",
     "ramplus_tl",
+    "metagpt",
     "model_stock_pairwise",
     "iso_c",
     "tsv_m",

@@ -25,7 +25,7 @@ import mecha_exp
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = PROJECT["tool"]["setuptools"]["package-dir"]
-SHIPPED = {".html", ".json", ".py", ".yaml", ".safetensors", ".mecha", ".typed"}
+SHIPPED = {".css", ".html", ".js", ".json", ".py", ".yaml", ".safetensors", ".mecha", ".typed"}
 
 
 class Installed(NamedTuple):

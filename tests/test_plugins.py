@@ -30,6 +30,26 @@ def test_a_file_a_folder_and_a_module(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {"test_p1", "test_p2", "test_p3"} <= all_evaluators().keys()
 
 
+def test_two_plugins_with_an_evaluator_of_one_name_are_refused_by_name(tmp_path: Path):
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.py").write_text(DEFINES.format(name="test_taken"))
+    load_plugins([str(tmp_path / "first.py")])
+    load_plugins([str(tmp_path / "first.py")])  # the same one again
+
+    with pytest.raises(ConfigError, match="two evaluators are named 'test_taken'") as error:
+        load_plugins([str(tmp_path / "second.py")])
+
+    assert all(str(tmp_path / f"{name}.py") in str(error.value) for name in ("first", "second"))
+
+
+def test_a_plugin_that_takes_the_name_of_a_bundled_evaluator_is_refused(tmp_path: Path):
+    all_evaluators()
+    (tmp_path / "mine.py").write_text(DEFINES.format(name="digits"))
+
+    with pytest.raises(ConfigError, match="two evaluators are named 'digits'"):
+        load_plugins([str(tmp_path / "mine.py")])
+
+
 def test_a_file_is_imported_once(tmp_path: Path):
     path = tmp_path / "counts.py"
     path.write_text(f"with open({str(tmp_path / 'log')!r}, 'a') as f: f.write('x')\n")

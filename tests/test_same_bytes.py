@@ -40,6 +40,7 @@ METHODS = [
     if m.kind not in (Kind.CHOICE, Kind.FACTOR)
     and m.signature.returned.interface is not str  # these make no model
     and m.identifier not in OF_NETWORKS | OF_ADAPTERS  # nor can these, of tensors that no config knows
+    and m.identifier != "take_layers"  # which needs a range; see test_layers.py
 ]
 WORKERS, TILES = (1, 2, 4), (1 << 12, 1 << 18, 1 << 20)
 
@@ -130,7 +131,8 @@ def check_that_no_run_leaves_a_trace(recipe, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         merge_many([job], EngineOptions(fuse="never", workers=1), interrupt)
     report = merge_many([job], EngineOptions(fuse="never"))
-    assert report.resumed_keys
+    with mx.plan([job]) as planned:
+        assert report.resumed_keys or planned.trips  # a trip before the pass was interrupted
     digests.add(digest(job.output))
 
     assert len(digests) == 1

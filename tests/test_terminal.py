@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from mecha_exp import terminal
+from mecha_exp.engine.options import SETTINGS
 
 PATH = "/home/a researcher/models of this year/by method/expert.safetensors"
 
@@ -59,3 +60,12 @@ def test_elsewhere_a_path_stands_whole_on_its_line(monkeypatch, width):
     lines = printed(monkeypatch, width, is_terminal=False)
 
     assert sum(PATH in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("setting", sorted({*SETTINGS, "memory_budget"} - {"device", "compute_dtype"}))
+def test_settings_of_the_engine_are_shown_as_they_are_typed(setting):
+    message = f"say {setting}=x, or {setting}=y"
+
+    assert terminal.as_typed(message) == f"say engine.{setting}=x, or engine.{setting}=y"
+    assert terminal.as_typed(terminal.as_typed(message)) == terminal.as_typed(message)
+    assert terminal.as_typed(f'EngineOptions({setting}="x")') == f'EngineOptions({setting}="x")'

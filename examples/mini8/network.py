@@ -1,11 +1,15 @@
 """The networks of mini8: a small vision transformer that is merged, and linear heads that are not."""
 
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+PORTION = 128
+"""Images that go through the network at once where nothing is trained."""
 SIDE, PATCH, WIDTH, HEADS, LAYERS, HIDDEN = 8, 2, 64, 4, 4, 128
 
 
@@ -57,14 +61,30 @@ class Encoder(nn.Module):
 
 def encoder(state_dict: Mapping[str, Tensor]) -> Encoder:
     """An encoder with these weights, as float32, without initialising others first."""
-    with torch.device("meta"):
-        network = Encoder()
+    network = deepcopy(_skeleton())
     weights = {key: tensor.detach().to("cpu", torch.float32) for key, tensor in state_dict.items()}
     network.load_state_dict(weights, assign=True)
     return network
 
 
+def features(state_dict: Mapping[str, Tensor], images: Tensor) -> Tensor:
+    """Compute features `(n, WIDTH)` of images `(n, 8, 8)` with these weights, as float32 without gradients.
+
+    Images go through the network in portions whose activations fit a processor's cache.
+    """
+    network = encoder(state_dict)
+    with torch.inference_mode():
+        return torch.cat([network(portion) for portion in images.split(PORTION)])
+
+
+@lru_cache(maxsize=1)
 def encoder_shapes() -> dict[str, tuple[int, ...]]:
     """The shape of every entry of the encoder's state dict."""
+    return {key: tuple(tensor.shape) for key, tensor in _skeleton().state_dict().items()}
+
+
+@lru_cache(maxsize=1)
+def _skeleton() -> Encoder:
+    """An encoder without weights."""
     with torch.device("meta"):
-        return {key: tuple(tensor.shape) for key, tensor in Encoder().state_dict().items()}
+        return Encoder()

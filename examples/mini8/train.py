@@ -2,7 +2,8 @@
 
 The base sees a few images of all tasks together; its heads are then frozen. Each expert goes on from the
 base on all training images of one task, with the encoder alone. A seed chooses the order of an expert's
-images. One machine makes the same bytes every time.
+images. Its differences from the base are rounded to 8 bits, so that a set of experts takes a megabyte: the
+first set is stored beside this file. One machine makes the same bytes every time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.system.cache import cache_folder
 from mecha_exp.system.machine import available_cores
 
-from .network import WIDTH, Encoder, encoder
+from .network import WIDTH, Encoder, encoder, features
+from .storage import pack, unpack
 from .tasks import Task, tasks
 
 SEEDS = 5
@@ -36,6 +38,8 @@ BASE_EXAMPLES, BASE_STEPS, BASE_LEARNING_RATE = 80, 60, 1e-3
 EXPERT_STEPS, EXPERT_LEARNING_RATE, MOMENTUM, MOST_GRADIENT = 150, 0.025, 0.9, 1.0
 
 HERE = Path(__file__).parent
+STORED = {0: HERE / "experts.safetensors"}
+"""The sets of experts that need no training, by seed."""
 FALLBACK = Path("outputs") / "cache"
 """Where experts lie if the user's cache is off."""
 
@@ -61,8 +65,12 @@ def train_base() -> tuple[Weights, Weights]:
 
 
 def train_expert(name: str, seed: int) -> Weights:
-    """The encoder's weights after training on one task from the base; its head stays as it is."""
-    network = encoder(load_file(HERE / "base.safetensors"))
+    """The encoder's differences from the base, as `pack` stores them, after training on one task.
+
+    The task's head stays as it is.
+    """
+    base = load_file(HERE / "base.safetensors")
+    network = encoder({key: tensor.clone() for key, tensor in base.items()})
     for parameter in network.parameters():
         parameter.requires_grad_(True)
     heads = load_file(HERE / "heads.safetensors")
@@ -77,22 +85,28 @@ def train_expert(name: str, seed: int) -> Weights:
         nn.utils.clip_grad_norm_(network.parameters(), MOST_GRADIENT)
         optimizer.step()
         schedule.step()
-    return _weights(network)
+    return pack(_weights(network), base)
 
 
 def make_experts(folder: Path, seeds: Sequence[int]) -> None:
-    """Train the experts of these seeds that a folder lacks, on all cores, with progress and the time left.
+    """Write the experts of these seeds that a folder lacks: those that are stored, then trained ones.
+
+    Training takes all cores, and shows its progress and the time left.
 
     Args:
         folder: an expert is written to `folder/seed0/digits.safetensors`.
         seeds: from 0.
     """
     missing = [
-        (name, seed, folder / f"seed{seed}" / f"{name}.safetensors")
+        (name, seed, path)
         for seed in seeds
         for name in tasks()["train"]
+        if not (path := folder / f"seed{seed}" / f"{name}.safetensors").exists()
     ]
-    missing = [(name, seed, path) for name, seed, path in missing if not path.exists()]
+    for name, seed, path in missing:
+        if seed in STORED:
+            _write_expert(_stored_expert(name, seed), path)
+    missing = [expert for expert in missing if expert[1] not in STORED]
     if not missing:
         return
     log.info("mini8: training %d experts into %s, once on this machine", len(missing), folder)
@@ -102,7 +116,7 @@ def make_experts(folder: Path, seeds: Sequence[int]) -> None:
         ProcessPoolExecutor(min(available_cores(), len(missing)), spawn, _use_one_thread) as pool,
     ):
         try:
-            for future in as_completed([pool.submit(_write_expert, *expert) for expert in missing]):
+            for future in as_completed([pool.submit(_train_and_write, *expert) for expert in missing]):
                 future.result()
                 advance()
         except BaseException:
@@ -134,31 +148,39 @@ def model_file(name: str) -> Path:
 
 def accuracies(state_dict: Mapping[str, Tensor], split: str) -> dict[str, float]:
     """The fraction of each task's images that are classified rightly."""
-    network, heads = encoder(state_dict), load_file(HERE / "heads.safetensors")
-    right = {}
-    with torch.no_grad():
-        for name, task in tasks()[split].items():
-            logits = F.linear(network(task.images), heads[f"{name}.weight"], heads[f"{name}.bias"])
-            right[name] = float((logits.argmax(1) == task.labels).double().mean())
+    heads, right = load_file(HERE / "heads.safetensors"), {}
+    for name, task in tasks()[split].items():
+        logits = F.linear(features(state_dict, task.images), heads[f"{name}.weight"], heads[f"{name}.bias"])
+        right[name] = float((logits.argmax(1) == task.labels).double().mean())
     return right
 
 
 @lru_cache(maxsize=1)
 def _experts_folder() -> Path:
     """The folder of trained experts, which depends on all that decides their bytes."""
-    decisive = [*HERE.glob("*.py"), HERE / "sources.safetensors", HERE / "base.safetensors"]
+    decisive = [*HERE.glob("*.py"), *HERE.glob("*.safetensors")]
     digest = hashlib.sha256(torch.__version__.encode())
     for path in sorted(decisive):
         digest.update(path.read_bytes())
     return (cache_folder() or FALLBACK) / "mini8" / digest.hexdigest()[:12]
 
 
-def _write_expert(name: str, seed: int, path: Path) -> None:
-    """Train one expert and write it atomically."""
-    weights = train_expert(name, seed)
+def _stored_expert(name: str, seed: int) -> Weights:
+    """The differences of one expert of a set that is stored beside this file."""
+    start = f"{name}/"
+    stored = load_file(STORED[seed])
+    return {key.removeprefix(start): tensor for key, tensor in stored.items() if key.startswith(start)}
+
+
+def _train_and_write(name: str, seed: int, path: Path) -> None:
+    _write_expert(train_expert(name, seed), path)
+
+
+def _write_expert(packed: Weights, path: Path) -> None:
+    """Write the weights of an expert atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
-        save_file(weights, temporary)
+        save_file(unpack(packed, load_file(HERE / "base.safetensors")), temporary)
 
 
 def _use_one_thread() -> None:
@@ -208,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and make the base and the heads, or experts."""
     parser = argparse.ArgumentParser(description="Train the base and the heads of mini8, or its experts.")
     parser.add_argument("--base", action="store_true", help="write the base and the heads beside this file")
+    parser.add_argument("--first-set", action="store_true", help="write the experts beside this file")
     parser.add_argument("--seeds", type=int, nargs="*", default=list(range(SEEDS)), help="of the experts")
     parser.add_argument("--output", type=Path, default=None, help="folder of experts (default: the cache)")
     options = parser.parse_args(arguments)
@@ -219,6 +242,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         save_file(base, HERE / "base.safetensors")
         save_file(heads, HERE / "heads.safetensors")
         log.info("base: %s", {name: f"{value:.3f}" for name, value in accuracies(base, "validation").items()})
+    elif options.first_set:
+        _use_one_thread()
+        experts = {name: train_expert(name, 0) for name in tasks()["train"]}
+        packed = {f"{name}/{key}": t for name, expert in experts.items() for key, t in expert.items()}
+        save_file(packed, STORED[0])
     else:
         make_experts(options.output or _experts_folder(), options.seeds)
 

@@ -28,12 +28,14 @@ from mecha_exp.app.checks.unused import check_unused
 from mecha_exp.app.grid import Grid, set_value
 from mecha_exp.app.hydra.compose import Composer, composer_of
 from mecha_exp.app.hydra.jobs import parse_override
+from mecha_exp.app.search.space import MODE as SEARCH
+from mecha_exp.app.search.space import SearchedPoints, searched_points
 from mecha_exp.app.sweep.points import Points, points_of
 from mecha_exp.app.words.lists import fit_lists
 from mecha_exp.app.words.quoting import explain
 from mecha_exp.app.words.reading import read
 from mecha_exp.errors import ConfigError, Problems
-from mecha_exp.lab.points import LABELS
+from mecha_exp.lab.points import LABELS, Setting
 
 OUR_SWEEPER = "lab"
 
@@ -51,6 +53,8 @@ class CommandLine:
         points: the grid; a single point for a sweeper that makes its own.
         jobs: the overrides of each point, for our sweeper.
         left_out: hyperparameters with the recipes of the sweep that lack them.
+        notes: remarks for the plan and the table.
+        searched: the space of a search, whose `points` stand for those to come; None for other sweeps.
     """
 
     typed: list[str]
@@ -61,11 +65,18 @@ class CommandLine:
     points: Grid
     jobs: list[list[str]]
     left_out: Mapping[str, Sequence[str]]
+    notes: Sequence[str]
+    searched: SearchedPoints | None = None
 
     @property
     def lists_points(self) -> bool:
         """Whether its points are known beforehand, unlike those of a search."""
         return _lists_points(self.config)
+
+    def job(self, setting: Setting) -> list[str]:
+        """The overrides of a point of a search, from what it sets."""
+        assert self.searched is not None
+        return _job(self.searched.words_of(setting), self.points.parameters)
 
 
 def check(arguments: Sequence[str]) -> CommandLine:
@@ -102,7 +113,8 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
     if is_sweep:
         check_distinct_outputs(points, problems)
     problems.raise_as(ConfigError)
-    return CommandLine(typed, completed, is_sweep, sweep.swept, points[0], points, jobs, sweep.left_out)
+    more = (sweep.left_out, sweep.notes, sweep if isinstance(sweep, SearchedPoints) else None)
+    return CommandLine(typed, completed, is_sweep, sweep.swept, points[0], points, jobs, *more)
 
 
 def _parsed(words: Sequence[str], problems: Problems) -> list[Override]:
@@ -134,6 +146,10 @@ def _sweep(parsed: list[Override], first: DictConfig, composer: Composer) -> Poi
     preset = [f"{k}={v}" for k, v in (first.hydra.sweeper.params or {}).items() if k not in typed]
     parsed = [*map(parse_override, preset), *parsed]
     config = _with_fixed_values(parsed, first, composer)
+    if config.sweep.mode == SEARCH and not _lists_points(config):
+        raise ConfigError("sweep=search asks for its points itself: leave hydra/sweeper out.")
+    if config.sweep.mode == SEARCH:
+        return searched_points(parsed, config)
     if _lists_points(config):
         _require_variation(parsed, config)
         return points_of(parsed, config)

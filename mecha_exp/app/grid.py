@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from mecha_exp.app.hydra.compose import Composer
 from mecha_exp.app.hydra.jobs import decides_files, parse_override
 from mecha_exp.errors import ConfigError, brief
 
-_TEMPLATE = re.compile(r"'(?:mecha|parameter)':")  # a node of a recipe that brings parameters
+_TEMPLATE = re.compile(r"'(?:mecha|mergekit|parameter)':")  # a node of a recipe that brings parameters
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -26,15 +27,17 @@ class GridPoint:
 
     Attributes:
         base: the configuration of its choice of groups, shared by all points with that choice.
+        pickled: the same, which is read six times as fast as it is copied.
         overrides: the values that the point sets.
     """
 
     base: DictConfig
+    pickled: bytes
     overrides: tuple[Override, ...]
 
     def config(self) -> DictConfig:
         """The configuration of the point."""
-        config = self.base.copy()
+        config: DictConfig = pickle.loads(self.pickled)
         for override in self.overrides:
             set_value(config, override)
         return config
@@ -49,7 +52,8 @@ class Grid(Sequence[DictConfig]):
     @classmethod
     def of(cls, points: Sequence[Sequence[str]], composer: Composer) -> Grid:
         """The grid of points that are given by their overrides."""
-        return cls([_grid_point(words, composer) for words in points])
+        pickled: dict[int, bytes] = {}
+        return cls([_grid_point(words, composer, pickled) for words in points])
 
     def __len__(self) -> int:
         return len(self.points)
@@ -91,11 +95,14 @@ def set_value(config: DictConfig, override: Override) -> None:
         raise ConfigError(f"{override.input_line}: {brief(str(error).splitlines()[0])}.") from None
 
 
-def _grid_point(words: Sequence[str], composer: Composer) -> GridPoint:
+def _grid_point(words: Sequence[str], composer: Composer, pickled: dict[int, bytes]) -> GridPoint:
     parsed = [parse_override(word) for word in words]
     choice = [str(o.input_line) for o in parsed if decides_files(o, composer.groups)]
     values = tuple(o for o in parsed if not decides_files(o, composer.groups))
-    return GridPoint(composer.compose(choice), values)
+    base = composer.compose(choice)
+    if id(base) not in pickled:
+        pickled[id(base)] = pickle.dumps(base)
+    return GridPoint(base, pickled[id(base)], values)
 
 
 def recipe_name(config: DictConfig) -> str:
@@ -132,7 +139,9 @@ def parameters_of(config: DictConfig) -> set[str]:
         return set()
     from mecha_exp.app.point import resolve
     from mecha_exp.app.templates import names_in
+    from mecha_exp.plugins import load_plugins
     from mecha_exp.sources.search import folders_of
 
     resolved = resolve(config)
+    load_plugins(resolved.get("plugins") or ())  # a text names methods, which may be theirs
     return names_in(resolved["recipe"], folders_of(resolved))

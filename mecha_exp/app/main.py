@@ -6,19 +6,20 @@ import re
 import shlex
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from mecha_exp.app import command_line
+from mecha_exp.app.checks.race import check_race
 from mecha_exp.app.checks.unused import idle_experts
 from mecha_exp.app.command_line import CommandLine
 from mecha_exp.app.hydra.compose import run_jobs
 from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
-from mecha_exp.app.point import prepare, resolve
+from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.run import run_point
+from mecha_exp.app.search.search import Search, search_of
 from mecha_exp.app.sweep import summary
 from mecha_exp.app.sweep.folder import claimed_folder
 from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
+from mecha_exp.app.sweep.replicates import DATA, replicate_kinds
 from mecha_exp.app.sweep.reporting import report_chosen
 from mecha_exp.app.tracking import how_to_log_later
 from mecha_exp.app.workbench import Workbench, workbench
@@ -56,66 +57,60 @@ def main(arguments: list[str]) -> int:
 def _show_plan(line: CommandLine) -> int:
     if line.is_sweep:
         return _show_plan_of_sweep(line)
-    point = prepare(resolve(line.config), Path("outputs/runs/<time>"))
+    point = prepare_job(line.config, Path("outputs/runs/<time>"))
     with plan([point.job(point.output or {})], point.options) as planned:
+        point.read_scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})  # checks it
         show_plan(planned, list(point.names.values()), point.hyperparameters)
     return 0
 
 
 def _show_plan_of_sweep(line: CommandLine) -> int:
     _say_what_is_left_out(line)
+    if line.searched:
+        stdout.print("A search chooses its points while it runs. A few of its space stand for them here.")
     planned = plan_sweep(line.points, workbench(line.config.store, line.config.rerun))
     show_sweep_plan(planned, line.swept)
     return 1 if planned.failing else 0
 
 
-def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -> Scoring:
+def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -> tuple[Point, Scoring]:
     """Plan points until one is sound; if none is, fail before anything is written.
 
     Returns:
-        what measures that point.
+        that point, and what measures it.
     """
     problems = Problems()
     for config in line.points:
         try:
             enter(config)
-            point = prepare(resolve(config), folder)
+            point = prepare_job(config, folder)
             with plan([point.job(point.output or {})], point.options) as planned:
                 scoring = bench.scoring(point, planned)
         except MechaError as error:
             problems.add(error)
         else:
             check_writable(folder / "run.json", 0)
-            return scoring
+            return point, scoring
     problems.raise_as(ConfigError)
     raise ConfigError("the sweep has no points.")
-
-
-def _check_objective(line: CommandLine, scoring: Scoring) -> None:
-    """Check that a searching sweeper optimises in the direction of the metric."""
-    wanted = OmegaConf.select(line.config, "hydra.sweeper.direction")
-    if wanted is None:
-        return
-    if scoring.metric is None:
-        raise ConfigError("a search needs a metric as its objective: choose an evaluator with evaluator=...")
-    if (given := getattr(wanted, "name", str(wanted))) != scoring.direction:
-        raise ConfigError(
-            f"hydra.sweeper.direction={given} looks for the worst {scoring.metric}. "
-            f"Say hydra.sweeper.direction={scoring.direction}."
-        )
 
 
 def _check_evaluations(line: CommandLine, scoring: Scoring) -> None:
     """Check that all points of a sweep are measured alike, and by the split that they are chosen by.
 
     Raises:
-        ConfigError: an evaluator's setting is swept, or a split is asked for.
+        ConfigError: an evaluator's setting is swept, a split is asked for, or data are replicates of nothing.
     """
     swept = [key for key in line.swept if key == "evaluator" or key.startswith("evaluator.")]
     if swept:
         raise ConfigError(
             f"{swept[0]} is swept, and a table holds the numbers of one evaluation. List the others in "
             "evaluator.also, with names (`as`), or start a sweep for each value."
+        )
+    if DATA in replicate_kinds(line.config) and not scoring.evaluations:
+        raise ConfigError(
+            "sweep.replicate has data, and no evaluator measures the points: choose one that returns an "
+            "outcome for each example with evaluator=..., or leave data out."
         )
     split = line.config.evaluator.get("split")
     if split is not None and scoring.report_split is not None and split != scoring.selection_split:
@@ -127,7 +122,8 @@ def _check_evaluations(line: CommandLine, scoring: Scoring) -> None:
 
 def _run_one(line: CommandLine, bench: Workbench) -> int:
     folder = Path(line.config.hydra.run.dir)
-    _require_one_good_point(line, bench, folder)
+    _, scoring = _require_one_good_point(line, bench, folder)
+    check_race(line, scoring)
     try:
         run_jobs([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], None, run_point)
     except KeyboardInterrupt:
@@ -159,23 +155,28 @@ def _how_to_go_on(line: CommandLine, folder: Path) -> str:
 def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     title = line.config.name or _title(line)
     command = ["python", "-m", "mecha_exp", *line.typed]
-    points = len(line.jobs) if line.lists_points else 0
-    sweep = Sweep(title, line.swept, command, points, mode=line.config.sweep.mode)
+    sweep = Sweep(title, line.swept, command, 0, mode=line.config.sweep.mode, notes=[*line.notes])
     tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
-    scoring = _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir))
-    _check_objective(line, scoring)
+    point, scoring = _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir))
     _check_evaluations(line, scoring)
+    check_race(line, scoring)
+    search = _search(line, point, scoring, title)
+    sweep.points = search.trials if search else len(line.jobs) if line.lists_points else 0
     _say_what_is_left_out(line)
     with claimed_folder(line, bench) as folder:
+        if search:
+            search.check_folder(folder)
         summary.begin(sweep, folder, tracking)
         good, reported, trouble, interrupted = False, False, None, False
         try:
-            run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], line.jobs, run_point)
+            batches = search.batches(folder) if search else [line.jobs]
+            run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], batches, run_point)
             is_part = line.config.sweep.get("share") is not None  # the whole sweep chooses
             reported = is_part or report_chosen(sweep, folder, bench, tracking)
         except KeyboardInterrupt:
             interrupted = True
         finally:
+            bench.measurements.end()
             try:
                 good = summary.finish(sweep, folder, tracking) and reported
             except TrackingError as error:
@@ -183,6 +184,13 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     if interrupted:
         return _interrupted("What is done is kept. The same command goes on.")
     return _tracking_status(trouble, folder, line) or (0 if good else 1)
+
+
+def _search(line: CommandLine, point: Point, scoring: Scoring, title: str) -> Search | None:
+    """The search that a command line asks for; None for a sweep that lists its points."""
+    if line.searched is None:
+        return None
+    return search_of(line.searched.space, line.config, point, scoring, line.job, title)
 
 
 def _title(line: CommandLine) -> str:
@@ -200,6 +208,8 @@ def _say_what_is_left_out(line: CommandLine) -> None:
             stdout.print(f"models.experts: {recipe} runs without {', '.join(idle)}", soft_wrap=True)
     for key, recipes in line.left_out.items():
         stdout.print(f"{key}: not of {', '.join(recipes)}, which run without it", soft_wrap=True)
+    for note in line.notes:
+        stdout.print(note, soft_wrap=True, markup=False)
 
 
 def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> int:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.point import Point
+from mecha_exp.app.racing import Races, without_outcomes
 from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError, MechaError, MergeError
 from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement
 from mecha_exp.evaluation.normalisation import find_experts, normalised
 from mecha_exp.evaluation.outcome_table import decode, encode
 from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.evaluation.pool import close_pools
+from mecha_exp.evaluation.racing import Dropped
 from mecha_exp.evaluation.scoring import load_state_dict
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore, StoredEvaluation
@@ -28,10 +32,12 @@ class Measured:
     """What all evaluators measured of a model.
 
     Attributes:
-        parts: each evaluation with its measurement.
+        parts: each evaluation with its measurement; none of a dropped point.
+        dropped: what a race measured before it dropped the point; None if all examples were measured.
     """
 
     parts: Sequence[tuple[Evaluation, Measurement]]
+    dropped: Dropped | None = None
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -43,6 +49,11 @@ class Measured:
         """The outcomes by the prefix of their evaluation."""
         return {e.prefix: m.outcomes for e, m in self.parts if m.outcomes is not None}
 
+    @property
+    def files(self) -> dict[str, bytes | Path]:
+        """The files beside the numbers, by their names below the prefix of their evaluation."""
+        return {e.prefix + name: content for e, m in self.parts for name, content in m.files.items()}
+
     def rows(self, role: str, name: str) -> list[MeasuredOutcomes]:
         """The outcomes for a file, under the name of a point or an input."""
         return [
@@ -50,14 +61,6 @@ class Measured:
             for e, m in self.parts
             if m.outcomes is not None
         ]
-
-
-def context_of(point: Point) -> Context:
-    """What evaluators may know of a point."""
-    inputs = {name: point.files[node] for node, name in point.names.items()}
-    return Context(
-        point.folder.name, point.hyperparameters, point.config.get("seed"), point.folder.absolute(), inputs
-    )
 
 
 class Measurements:
@@ -74,10 +77,68 @@ class Measurements:
     ) -> None:
         self._store, self._write, self._is_fresh = store, write, is_fresh
         self._inputs: dict[tuple[str, str], Measurement | None] = {}
+        self._started: dict[tuple[str, str], Future[Measurement]] = {}
+        self._races = Races()
 
     def begin(self) -> None:
         """Forget the inputs' measurements, which a new command may ask for anew."""
         self._inputs.clear()
+        self._races.begin()
+
+    def race(self, results: Mapping[Point, Merged | Exception]) -> None:
+        """Race the points of a pass where the configuration asks for it; `of_point` tells who was dropped.
+
+        Points whose numbers are known take no part.
+        """
+        racing = {
+            point: merged
+            for point, merged in results.items()
+            if isinstance(merged, Merged) and point.scoring.race and not self.are_stored(point)
+        }
+        self._races.run(racing, self._whole_of)
+        for point, merged in racing.items():
+            if not self._races.has_ended_for(point):
+                self._start(point, merged)
+
+    def _whole_of(self, results: Mapping[Point, Merged]) -> Outcomes:
+        """The outcomes on all examples of an input, or else of a point."""
+        first = next(iter(results))
+        prefix = first.scoring.evaluations[0].prefix
+        for measured in self.of_inputs(first).values():
+            if prefix in measured.outcomes:
+                return measured.outcomes[prefix]
+        failure = without_outcomes(first)
+        for point, merged in results.items():
+            try:
+                measured = self.of_point(point, merged)
+            except EvaluationError as error:
+                failure = error
+                continue
+            if prefix not in measured.outcomes:
+                break
+            return measured.outcomes[prefix]
+        raise failure
+
+    def start(self, point: Point, merged: Merged) -> None:
+        """Begin to measure a point where the configuration asks for workers; `of_point` waits for it.
+
+        Points that race begin after their race.
+        """
+        if point.scoring.race is None:
+            self._start(point, merged)
+
+    def _start(self, point: Point, merged: Merged) -> None:
+        if not point.scoring.workers or merged.model is None:
+            return
+        for evaluation in point.scoring.evaluations:
+            key = (evaluation.key, point.digest)
+            if key not in self._started and self._stored(*key) is None:
+                self._started[key] = point.scoring.start(evaluation, merged.model, point.context)
+
+    def end(self) -> None:
+        """End the workers, and what they still measure."""
+        self._started.clear()
+        close_pools()
 
     def are_stored(self, point: Point) -> bool:
         """Whether the store has all numbers of a point."""
@@ -89,6 +150,8 @@ class Measurements:
         Raises:
             EvaluationError: an evaluator failed.
         """
+        if (dropped := self._races.result_of(point)) is not None:
+            return Measured((), dropped)
         parts = []
         model = merged.model
         for evaluation in point.scoring.evaluations:
@@ -96,14 +159,21 @@ class Measurements:
             if measurement is None:
                 if model is None:
                     raise MergeError("the model was not kept, so it cannot be measured. Use rerun=always.")
-                model = model if point.scoring.timeout is not None else load_state_dict(model)
+                model = model if point.scoring.is_isolated else load_state_dict(model)
+                started = self._started.pop((evaluation.key, point.digest), None)
                 try:
-                    measurement = point.scoring.measure_one(evaluation, model, context_of(point))
+                    measurement = (
+                        started.result()
+                        if started
+                        else point.scoring.measure_one(evaluation, model, point.context)
+                    )
                 except (EvaluationError, ConfigError) as error:
                     raise EvaluationError(str(error), evaluation.key) from error
                 self._put(evaluation, measurement, point.digest)
             parts.append((evaluation, measurement))
-        return Measured(parts)
+        measured = Measured(parts)
+        self._races.complete(point, measured.outcomes)
+        return measured
 
     def of_inputs(self, point: Point) -> dict[str, Measured]:
         """What the evaluators measure of each input, by its name; empty where one cannot be measured."""
@@ -159,21 +229,24 @@ class Measurements:
     def _of_input(self, point: Point, path: Path, name: str) -> Measured:
         parts = []
         content = point.contents.get(path) or contents_of([path])[path]
-        for evaluation in point.scoring.evaluations:
+        others = {other: file for other, file in point.context.inputs.items() if file != path}
+        context = Context(name, inputs={name: path, **others}, offline=point.is_offline)
+        for shared in point.scoring.evaluations:
+            evaluation = shared.within(context)
             key = (evaluation.key, content)
             if key not in self._inputs:
                 self._inputs[key] = self._stored(evaluation.key, content=content) or self._measure_input(
-                    point, evaluation, path, name, content
+                    point, evaluation, path, context, content
                 )
             if (measurement := self._inputs[key]) is not None:
                 parts.append((evaluation, measurement))
         return Measured(parts)
 
     def _measure_input(
-        self, point: Point, evaluation: Evaluation, path: Path, name: str, content: str
+        self, point: Point, evaluation: Evaluation, path: Path, context: Context, content: str
     ) -> Measurement | None:
         try:
-            measurement = point.scoring.measure_one(evaluation, path, Context(name, inputs={name: path}))
+            measurement = point.scoring.measure_one(evaluation, path, context)
         except MechaError as error:
             log.warning("the input %s cannot be measured for comparison: %s", path, error)
             return None
@@ -190,14 +263,14 @@ class Measurements:
             outcomes = decode(stored.outcomes) if stored.outcomes is not None else None
         except ValueError:
             return None
-        return Measurement(stored.metrics, outcomes)
+        return Measurement(stored.metrics, outcomes, stored.files)
 
     def _put(
         self, evaluation: Evaluation, measurement: Measurement, signature: str = "", *, content: str = ""
     ) -> None:
         if self._store:
             outcomes = encode(measurement.outcomes) if measurement.outcomes is not None else None
-            stored = StoredEvaluation(measurement.metrics, outcomes)
+            stored = StoredEvaluation(measurement.metrics, outcomes, measurement.files)
             self._write(self._store.put_evaluation, evaluation.key, stored, signature, content=content)
 
 

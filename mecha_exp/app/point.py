@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,15 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mecha_exp.app.provenance import input_names
-from mecha_exp.app.templates import build_filled
-from mecha_exp.checkpoint import dtype_word, parse_size
+from mecha_exp.app.templates import build_filled, small_files_of
+from mecha_exp.app.words.typed_names import in_typed_names
+from mecha_exp.checkpoint import INDEX, dtype_word, parse_size
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
 from mecha_exp.engine.planner.meaning import meaning_of
 from mecha_exp.engine.planner.plan import check_quantize
 from mecha_exp.engine.provenance import KEY, Origin, metadata_of
-from mecha_exp.errors import CheckpointError, ConfigError, Problems, did_you_mean
-from mecha_exp.evaluation import Scoring, read_scoring, wants_weight_stats
+from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, did_you_mean
+from mecha_exp.evaluation import Context, Scoring, read_scoring, wants_weight_stats
 from mecha_exp.evaluation.registry import DIRECTIONS
 from mecha_exp.graph.by_key import PATTERNS, ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
@@ -42,7 +43,7 @@ SECTIONS = (
     "debug",
 )
 """The groups of the configuration. All other top-level keys but `_NAMES` are hyperparameters."""
-_NAMES = ("name", "plugins", "rerun", "store")
+_NAMES = ("name", "plugins", "rerun", "store", "hub", "data")
 _NOT_IN_THE_TENSORS = ("save", "path", "durable", "shard_size")
 """Output settings that do not change the tensors."""
 UNMEASURED = Scoring((), None, DIRECTIONS[0], None, False)
@@ -188,6 +189,7 @@ class Point:
             durable=bool(self.config["output"]["durable"]),
             shard_size=self.shard_size,
             quantize=self.quantize,
+            small_files=small_files_of(self.config, self.options.model_dirs),
         )
 
     def signed_job(self) -> Job:
@@ -202,7 +204,20 @@ class Point:
         Raises:
             ConfigError: everything that is wrong with the `evaluator` part of the configuration.
         """
-        return read_scoring(self.config["evaluator"], shapes, self.config.get("plugins") or ())
+        plugins = self.config.get("plugins") or ()
+        return read_scoring(self.config["evaluator"], shapes, plugins, self.context)
+
+    @property
+    def context(self) -> Context:
+        """What evaluators may know of it."""
+        inputs = {name: self.files[node] for node, name in self.names.items()}
+        seed, folder = self.config.get("seed"), self.folder.absolute()
+        return Context(self.folder.name, self.hyperparameters, seed, folder, inputs, self.is_offline)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether evaluators may download nothing."""
+        return bool((self.config.get("hub") or {}).get("offline", True))
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
@@ -238,12 +253,26 @@ def _resolved(cfg: DictConfig, key: str) -> Any:
     return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
 
+def prepare_job(config: DictConfig, folder: Path) -> Point:
+    """`prepare` for the configuration of a job; errors name arguments as they are typed.
+
+    Raises:
+        MechaError: as `resolve` and `prepare` raise it.
+    """
+    resolved = resolve(config)
+    try:
+        return prepare(resolved, folder)
+    except MechaError as error:
+        raise type(error)(in_typed_names(str(error), config)) from None
+
+
 def prepare(config: dict[str, Any], folder: Path) -> Point:
-    """Check a configuration and build its recipe; reads no model.
+    """Check a configuration and build its recipe; opens no model.
 
     Args:
         config: the result of `resolve`.
-        folder: the folder of the run; the model goes there unless output.path is set.
+        folder: the folder of the run; the model goes there unless output.path is set, as a folder of its own
+            if the first input is one.
 
     Raises:
         ConfigError: an invalid engine or output setting.
@@ -255,10 +284,21 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
     dtype = _output_dtype(output["dtype"])
     path, shard_size = None, _shard_size(output)
     if output["save"]:
-        default = folder / ("model.safetensors" if shard_size is None else "model")
+        is_folder = shard_size is not None or _reads_a_folder(recipe, options.model_dirs)
+        default = folder / ("model" if is_folder else "model.safetensors")
         path = Path(output["path"]).absolute() if output["path"] else default
     _check_quantize(output, path, shard_size)
     return Point(config, folder, recipe, options, path, dtype, shard_size)
+
+
+def _reads_a_folder(recipe: Node, folders: Sequence[Path]) -> bool:
+    """Whether the first model of a recipe is a folder, whose configuration and tokenizer a result needs."""
+    sources = [str(model.source) for model in models_of(recipe) if not isinstance(model.source, InMemory)]
+    try:
+        first = find_model(sources[0], folders) if sources else None
+    except CheckpointError:  # which `Point.files` reports
+        return False
+    return first is not None and (first.is_dir() or first.name.endswith(INDEX))
 
 
 def _output_dtype(value: Any) -> torch.dtype | ByKey | None:

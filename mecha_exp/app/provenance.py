@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import platform
@@ -12,12 +13,14 @@ from pathlib import Path
 from mecha_exp._version import __version__
 from mecha_exp.checkpoint import INDEX
 from mecha_exp.graph.nodes import ModelNode
+from mecha_exp.runs.record import CHANGES_FILE, CHECKOUT_CHANGES_FILE
 from mecha_exp.system.machine import machine
 
 PACKAGES = ("torch", "numpy", "safetensors", "hydra-core", "omegaconf", "mlflow")
 
 
 _LARGEST_DIFF = 1_000_000
+_GIT_ERRORS = (OSError, subprocess.SubprocessError)
 
 
 def environment() -> dict[str, str]:
@@ -45,38 +48,96 @@ def _stem(path: Path) -> str:
 
 @functools.cache
 def git_state() -> dict[str, str]:
-    """The commit that was used and whether there were changes on top of it.
+    """The commits that were used and whether there were changes on top of them.
 
-    That of the current folder's repository or, outside one, of the checkout that this package runs from;
-    nothing where neither is under git.
+    `git/commit` and `git/dirty` are of the current folder's repository; `git/mecha_exp/commit` and
+    `git/mecha_exp/dirty` of the checkout that this package runs from, where that is another one. Outside a
+    repository the first two are of the checkout; nothing where neither is under git.
     """
-    for folder in _repositories():
-        try:
+    state: dict[str, str] = {}
+    for name, folder in _repositories().items():
+        with contextlib.suppress(*_GIT_ERRORS):
             commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain")
-        except (OSError, subprocess.SubprocessError):
-            continue
-        return {"git/commit": commit, "git/dirty": str(bool(changes)).lower()}
-    return {}
+            state |= {f"git/{name}commit": commit, f"git/{name}dirty": str(bool(changes)).lower()}
+    return state
 
 
 @functools.cache
-def git_changes() -> str:
-    """The uncommitted changes, as a diff on top of `git/commit`; untracked files are only named."""
-    for folder in _repositories():
-        try:
-            diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff")
-            status = _git(folder, "status", "--porcelain")
-        except (OSError, subprocess.SubprocessError):
-            continue
-        untracked = [f"# untracked: {line[3:]}" for line in status.splitlines() if line.startswith("??")]
-        if len(diff) > _LARGEST_DIFF:
-            diff = f"{diff[:_LARGEST_DIFF]}\n# ... cut after {_LARGEST_DIFF:,} of {len(diff):,} characters"
-        return "\n".join([*untracked, diff, ""]) if untracked or diff else ""
-    return ""
+def git_changes() -> dict[str, str]:
+    """The uncommitted changes by the name of their file in a run's folder; empty where nothing has changed.
+
+    A file is a diff on top of a commit of `git_state`. Untracked files are named; those of mecha_exp's own
+    checkout that are Python or YAML are part of the diff, since they may be the method that was merged with.
+    """
+    files = {CHANGES_FILE: "", CHECKOUT_CHANGES_FILE: ""}
+    for name, folder in _repositories().items():
+        with contextlib.suppress(*_GIT_ERRORS):
+            file = CHECKOUT_CHANGES_FILE if name else CHANGES_FILE
+            files[file] = _changes(folder, with_new_files=folder == _checkout())
+    return files
 
 
-def _repositories() -> tuple[Path, Path]:
-    return Path.cwd(), Path(__file__).parents[1]
+def _changes(folder: Path, *, with_new_files: bool) -> str:
+    """The diff of a repository to its commit, after the names of its untracked files."""
+    status = _git(
+        folder, "status", "--porcelain", f"--untracked-files={'all' if with_new_files else 'normal'}"
+    )
+    untracked = [line[3:] for line in status.splitlines() if line.startswith("??")]
+    added = [name for name in untracked if with_new_files and name.endswith((".py", ".yaml", ".yml"))]
+    diffs = [
+        _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff"),
+        *(_new_file(folder, n) for n in added),
+    ]
+    diff = "\n".join(filter(None, diffs))
+    if len(diff) > _LARGEST_DIFF:
+        diff = f"{diff[:_LARGEST_DIFF]}\n# ... cut after {_LARGEST_DIFF:,} of {len(diff):,} characters"
+    names = [f"# untracked: {name}" for name in untracked if name not in added]
+    return "\n".join([*names, diff, ""]) if names or diff else ""
+
+
+def _new_file(folder: Path, name: str) -> str:
+    """An untracked file as a diff that `git apply` understands."""
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "diff",
+        "--no-index",
+        "--no-color",
+        "--no-ext-diff",
+        "/dev/null",
+        name,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    return done.stdout.strip()  # the status is 1, since the two differ
+
+
+@functools.cache
+def _repositories() -> dict[str, Path]:
+    """The repositories that have a part in a result, by the beginning of the names of their tags."""
+    own, checkout = _top_of(Path.cwd()), _checkout()
+    if own is None or checkout in (None, own):
+        return {"": found} if (found := own or checkout) else {}
+    return {"": own, "mecha_exp/": checkout}
+
+
+@functools.cache
+def _checkout() -> Path | None:
+    """The repository that has this package under version control; None where it was installed."""
+    package = Path(__file__).parents[1]
+    try:
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")
+    except _GIT_ERRORS:
+        return None
+    return _top_of(package)
+
+
+def _top_of(folder: Path) -> Path | None:
+    """The top folder of the repository that a folder is in; None outside one, or without git."""
+    try:
+        return Path(_git(folder, "rev-parse", "--show-toplevel"))
+    except _GIT_ERRORS:
+        return None
 
 
 def _git(folder: Path, *arguments: str) -> str:

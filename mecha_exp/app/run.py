@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.block_weights import block_weights
-from mecha_exp.app.measurements import base_of, experts_of
-from mecha_exp.app.point import Point, prepare, resolve
+from mecha_exp.app.measurements import Measured, base_of, experts_of
+from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.provenance import git_changes
 from mecha_exp.app.reproduction.sources import SOURCES_FILE, sources_text
 from mecha_exp.app.sweep.summary import reopen
@@ -24,15 +24,25 @@ from mecha_exp.app.tracking import log_folder
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.engine.planner.by_key import effective_values_in, values_table
 from mecha_exp.errors import ConfigError, MechaError, TrackingError
-from mecha_exp.evaluation import nan_warning
+from mecha_exp.evaluation import Scoring, nan_warning
 from mecha_exp.graph.nodes import InMemory, models_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import serialize
 from mecha_exp.report.figures import draw_block_values
+from mecha_exp.runs.files import FILES, add_files_of_input, write_files
 from mecha_exp.runs.outcomes import INPUT, OUTCOMES_FILE, POINT, write_outcomes
-from mecha_exp.runs.record import BLOCKS_FIGURE, BLOCKS_FILE, CHANGES_FILE, FAILED, FINISHED, RUN_FILE, Record
+from mecha_exp.runs.record import (
+    BLOCKS_FIGURE,
+    BLOCKS_FILE,
+    FAILED,
+    FINISHED,
+    RACE,
+    RACE_EXAMPLES,
+    RUN_FILE,
+    Record,
+)
 from mecha_exp.runs.sweep import Sweep
-from mecha_exp.terminal import progress_bar, show_error, show_point
+from mecha_exp.terminal import as_typed, progress_bar, show_error, show_point
 from mecha_exp.tracking import Store
 
 log = logging.getLogger(__name__)
@@ -58,7 +68,7 @@ def run_point(
         run.end()
         raise
     except MechaError as error:
-        run.fail(str(error), getattr(error, "evaluation", ""))
+        run.fail(as_typed(str(error)), getattr(error, "evaluation", ""))
         show_error(f"{run.record.name}: {error}" if run.sweep else str(error))
     except Exception as error:  # in an evaluator or a method, or a bug: the traceback tells which
         run.fail("".join(traceback.format_exception(error)))
@@ -131,7 +141,7 @@ class _PointRun:
             draw_block_values(self.record.block_weights, self.record.name, self.folder / BLOCKS_FIGURE)
 
     def _signed(self, bench: Workbench) -> Point:
-        point = prepare(resolve(self.cfg), self.folder)
+        point = prepare_job(self.cfg, self.folder)
         self.record.parameters = point.hyperparameters
         return bench.sign(point)
 
@@ -179,7 +189,7 @@ def _find_or_merge(bench: Workbench, point: Point) -> Merged | Exception:
 def _describe(record: Record, point: Point, merged: Merged) -> None:
     """Write the point and its merge into the record."""
     for warning in merged.warnings:
-        log.warning(warning)
+        log.warning("%s", as_typed(warning))
     recipe = HydraConfig.get().runtime.choices.get("recipe")
     record.parameters = {**point.parameters, **({"recipe": recipe} if recipe else {})}
     fingerprints = {f"fingerprint/{n}": point.contents[point.files[m]] for m, n in point.names.items()}
@@ -193,7 +203,7 @@ def _describe(record: Record, point: Point, merged: Merged) -> None:
 
 
 def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> None:
-    """Measure the point and its inputs; write the numbers into the record and the outcomes into a file."""
+    """Measure the point and its inputs; write the numbers into the record, outcomes and files beside it."""
     record, scoring = run.record, point.scoring
     if not scoring.evaluations:
         return
@@ -202,9 +212,11 @@ def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> 
     record.metrics.update(measured.numbers)
     record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
     record.metric, record.direction, record.units = scoring.metric, scoring.direction, scoring.units
-    record.evaluations = scoring.keys
+    record.evaluations, record.directions = scoring.keys, scoring.directions
     record.split, record.report_split = scoring.selection_split, scoring.report_split
-    if warning := nan_warning(scoring, record.metrics):
+    if scoring.race:
+        _note_race(record, scoring, measured)
+    if measured.dropped is None and (warning := nan_warning(scoring, record.metrics)):
         log.warning("%s: %s", record.name, warning)
     inputs = bench.measurements.of_inputs(point)
     scores, of_inputs = bench.measurements.normalised_scores(point, measured, inputs)
@@ -213,6 +225,22 @@ def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> 
     record.references = {name: m.numbers | of_inputs[name] for name, m in inputs.items()}
     rows = [part for name, m in inputs.items() for part in m.rows(INPUT, name)]
     write_outcomes([*measured.rows(POINT, record.name), *rows], point.folder / OUTCOMES_FILE)
+    write_files(measured.files, point.folder / FILES)
+    for name, m in inputs.items():
+        add_files_of_input(m.files, name, Path(HydraConfig.get().sweep.dir) if run.sweep else point.folder)
+
+
+def _note_race(record: Record, scoring: Scoring, measured: Measured) -> None:
+    """Write down on how many examples a point was measured; the score of a dropped one has another name."""
+    assert scoring.race is not None
+    record.race = asdict(scoring.race)
+    if measured.dropped is None:
+        counts = [len(values) for values in measured.outcomes[scoring.evaluations[0].prefix].values.values()]
+        record.metrics[RACE_EXAMPLES] = float(sum(counts))
+        return
+    record.dropped = measured.dropped.examples
+    record.metrics[RACE_EXAMPLES] = float(record.dropped)
+    record.metrics[f"{RACE}{scoring.metric}"] = measured.dropped.score
 
 
 def _earlier(folder: Path) -> Record | None:
@@ -242,17 +270,24 @@ def _what_changed(earlier: Record | None, record: Record, point: Point) -> str |
 
 def _write_files(point: Point, statistics: str) -> None:
     folder = point.folder
-    if changes := git_changes():
-        (folder / CHANGES_FILE).write_text(changes, encoding="utf-8")
-    if sources := sources_text(point.recipe):
-        (folder / SOURCES_FILE).write_text(sources, encoding="utf-8")
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(point.config, sort_keys=False), encoding="utf-8")
+    for name, text in {**git_changes(), SOURCES_FILE: _sources(point)}.items():
+        if text:
+            (folder / name).write_text(text, encoding="utf-8")
+        else:  # of an earlier start
+            (folder / name).unlink(missing_ok=True)
+    recipe = yaml.dump(point.config, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
     if not any(isinstance(m.source, InMemory) for m in models_of(point.recipe)):
         (folder / "recipe.mecha").write_text(serialize(point.recipe), encoding="utf-8")
     if values := effective_values_in(point.recipe, point.options.model_dirs):
         (folder / BLOCKS_FILE).write_text(values_table(values), encoding="utf-8")
     if point.wants_statistics:
         (folder / "weight_stats.csv").write_text(statistics, encoding="utf-8")
+
+
+def _sources(point: Point) -> str:
+    evaluators = [evaluation.evaluator for evaluation in point.scoring.evaluations]
+    return sources_text(point.recipe, evaluators)
 
 
 def _name_of(overrides: list[str], sweep: Sweep | None, recipe: str | None) -> str:

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.graph.nodes import Node
+from mecha_exp.mergekit.documents import load_document, paths_of
+from mecha_exp.mergekit.recipe import Merge, read_merge
 from mecha_exp.recipe import build_recipe, deserialize_path, parameters_of
 from mecha_exp.recipe.files import fill_from_files, find_recipe
+
+MERGEKIT = "mergekit"
+"""The word of a recipe that is a configuration of mergekit."""
 
 
 def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: Sequence[str]) -> Node:
@@ -25,19 +30,57 @@ def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: S
     Raises:
         RecipeError: everything that is wrong with it.
     """
+    if _is_of_mergekit(config.get("recipe")):
+        return merge_of_mergekit(config, folders).recipe
     recipe = _built(config.get("recipe"), folders)
     names = sorted({parameter.name for parameter in parameters_of(recipe)} - set(reserved))
     given = {name: config[name] for name in names if config.get(name) is not None}
     return fill_from_files(recipe, given, folders)
 
 
+def merge_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Merge:
+    """The merge of a configuration of mergekit, with the values that are given for its dotted paths.
+
+    Raises:
+        MechaError: as `from_mergekit` raises it.
+    """
+    path = find_recipe(Path(config["recipe"][MERGEKIT]), folders)
+    given = {name: _value_at(config, name) for name in paths_of(load_document(path))}
+    offline = bool((config.get("hub") or {}).get("offline", True))
+    return read_merge(path, {name: v for name, v in given.items() if v is not None}, folders, offline)
+
+
+def small_files_of(config: Mapping[str, Any], folders: Sequence[Path]) -> Mapping[str, Path | bytes | None]:
+    """The small files that a recipe brings for the folder of its output; see `Job`."""
+    is_foreign = _is_of_mergekit(config.get("recipe"))
+    return merge_of_mergekit(config, folders).small_files if is_foreign else {}
+
+
 def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:
     """The names of the parameters of a configured recipe, before they are filled.
+
+    Of a configuration of mergekit they are the dotted paths of its values.
 
     Raises:
         RecipeError: everything that is wrong with the recipe.
     """
+    if _is_of_mergekit(recipe):
+        return set(paths_of(load_document(find_recipe(Path(recipe[MERGEKIT]), folders))))
     return {parameter.name for parameter in parameters_of(_built(recipe, folders))}
+
+
+def _is_of_mergekit(recipe: Any) -> bool:
+    return isinstance(recipe, Mapping) and MERGEKIT in recipe
+
+
+def _value_at(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path; None where there is none."""
+    value: Any = config
+    for word in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(word, value.get(int(word)) if word.isdecimal() else None)
+    return value
 
 
 def _built(recipe: Any, folders: Sequence[Path]) -> Node:

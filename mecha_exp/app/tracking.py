@@ -8,11 +8,13 @@ from pathlib import Path
 from mecha_exp.app.reproduction.sources import SOURCES_FILE
 from mecha_exp.report import Results, write_all
 from mecha_exp.report.verdict import concluded_results
+from mecha_exp.runs.files import FILES
 from mecha_exp.runs.outcomes import OUTCOMES_FILE
 from mecha_exp.runs.record import (
     BLOCKS_FIGURE,
     BLOCKS_FILE,
     CHANGES_FILE,
+    CHECKOUT_CHANGES_FILE,
     FAILED,
     FINISHED,
     METRICS_FILE,
@@ -21,13 +23,14 @@ from mecha_exp.runs.record import (
 )
 from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep
 from mecha_exp.tracking import Store
-from mecha_exp.tracking.mlflow_store import PARENT_TAG
+from mecha_exp.tracking.mlflow_store import PARENT_TAG, SWEPT_TAG
 
 ARTIFACTS = (
     RUN_FILE,
     METRICS_FILE,
     OUTCOMES_FILE,
     CHANGES_FILE,
+    CHECKOUT_CHANGES_FILE,
     SOURCES_FILE,
     "recipe.yaml",
     "recipe.mecha",
@@ -43,16 +46,41 @@ def log_folder(folder: Path, record: Record, store: Store, parent: str | None = 
     """Log one run; returns its MLflow id."""
     files = [folder / name for name in ARTIFACTS]
     files += [folder / ".hydra" / name for name in HYDRA_ARTIFACTS]
+    files += [folder / FILES]
     return store.log(
         record.name,
         record.status,
         (record.started, record.ended),
         record.parameters,
         record.metrics,
-        {**record.tags, **({"error": record.error} if record.error else {})},
-        [path for path in files if path.is_file()],
+        {
+            **source_tags(record),
+            **record.tags,
+            **({"error": record.error} if record.error else {}),
+            **({"dropped": f"after {record.dropped} examples"} if record.dropped is not None else {}),
+        },
+        [path for path in files if path.exists()],
         parent,
+        _datasets(record),
     )
+
+
+def source_tags(record: Record) -> dict[str, str]:
+    """The tags that fill MLflow's column of sources: the program, and the commit that it ran from."""
+    commit = record.tags.get("git/commit")
+    tags = {"mlflow.source.name": "python -m mecha_exp", "mlflow.source.type": "LOCAL"}
+    return {**tags, **({"mlflow.source.git.commit": commit} if commit else {})}
+
+
+def _datasets(record: Record) -> dict[tuple[str, str], str]:
+    """The digest of each evaluation, by the evaluator's name and the split."""
+    splits = {record.split, record.report_split} - {None}
+    named: dict[tuple[str, str], str] = {}
+    for prefix, key in {**record.evaluations, **record.reported}.items():
+        name, _, digest = key.rpartition("-")
+        split = next((s for s in splits if prefix.startswith(f"{s}/")), record.split or "all")
+        named[name, str(split)] = digest
+    return named
 
 
 def log_sweep(folder: Path, store: Store) -> int:
@@ -72,6 +100,7 @@ def log_sweep(folder: Path, store: Store) -> int:
     if missing or store.status(str(sweep.parent_run)) == RUNNING:
         results = concluded_results(sweep, folder)
         close_run(sweep, results, write_all(results, sweep.command, folder), store)
+        sweep.save(folder)
     return len(missing)
 
 
@@ -94,10 +123,11 @@ def mend(sweep: Sweep, folder: Path, store: Store) -> None:
     if sweep.parent_run not in parents:  # another store, or deleted there
         sweep.parent_run = None
     records = sweep.records(folder)
-    logged = {record.run_id for record in records.values()}
+    logged = {record.run_id for record in records.values()} | set(sweep.input_runs.values())
     children = store.runs_with(PARENT_TAG, sweep.parent_run) if sweep.parent_run else {}
     for run_id in children.keys() - logged:
         store.delete(run_id)
+    sweep.input_runs = {name: run for name, run in sweep.input_runs.items() if run in children}
     for path, record in records.items():
         if record.run_id is not None and record.run_id not in children:
             record.run_id = None
@@ -108,9 +138,28 @@ def close_run(sweep: Sweep, results: Results, files: Sequence[Path], store: Stor
     """Log the best point and the result files of a sweep, and end its MLflow run."""
     best = results.best
     metrics = {f"best/{best.metric}": best.metrics[str(best.metric)]} if best else {}
-    tags = {"best": best.name} if best else {}
+    recipes = dict.fromkeys(str(r.parameters["recipe"]) for r in results.records if "recipe" in r.parameters)
+    tags = {SWEPT_TAG: ", ".join(sweep.swept), "recipe": ", ".join(recipes)}
+    if results.records:
+        tags |= source_tags(results.records[0])
+    tags |= {"best": best.name} if best else {}
+    _log_inputs(sweep, results, store)
     status = FAILED if any(r.status == FAILED for r in results.records) else FINISHED
     store.finish(str(sweep.parent_run), status, metrics, tags, files)
+
+
+def _log_inputs(sweep: Sweep, results: Results, store: Store) -> None:
+    """Log the inputs as runs of the sweep, beside which its points are compared."""
+    for name in sweep.input_runs.keys() - results.references.keys():
+        store.delete(sweep.input_runs.pop(name))
+    times = (min((r.started for r in results.records), default=0),) * 2
+    for name, metrics in results.references.items():
+        if name in sweep.input_runs:
+            store.add(sweep.input_runs[name], metrics, [])
+        else:
+            tags = {"role": "input"}
+            logged = store.log(name, FINISHED, times, {}, metrics, tags, [], str(sweep.parent_run))
+            sweep.input_runs[name] = logged
 
 
 def how_to_log_later(folder: Path) -> str:

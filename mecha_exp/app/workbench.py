@@ -143,6 +143,8 @@ class Workbench:
                 finished = [
                     (point, pool.submit(self._finish, point, result)) for point, result in outcomes.items()
                 ]
+                if any(point.scoring.race for point in outcomes):
+                    self.measurements.race({point: future.result() for point, future in finished})
                 for point, future in finished:
                     result = future.result()
                     yield point, result
@@ -163,14 +165,15 @@ class Workbench:
         self._write(self.store.put_failure, point.digest, error, evaluation)
 
     def clear_failure(self, point: Point) -> None:
-        """Forget that a point failed."""
+        """Forget that a point failed: its merge, or one of its evaluations."""
         if self.store:
-            self.store.clear_failure(point.digest)
+            self._write(self.store.clear_failure, point.digest, point.scoring.keys.values())
 
     def _finish(self, point: Point, result: Merged | Exception) -> Merged | Exception:
-        """Hash the model of a result, and store the result."""
+        """Begin to measure a result, hash its model, and store it."""
         if isinstance(result, Exception):
             return result
+        self.measurements.start(point, result)
         if path := point.output:
             result.file = ModelFile(str(path), content_of(path), size_of(path))
         elif self.store and (earlier := self.store.get(point.digest)):

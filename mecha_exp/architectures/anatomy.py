@@ -99,8 +99,7 @@ class Anatomy:
         """
         if len(set(map(tuple, self._stacks.values()))) != 1 or self.blocks.get(key, _OUTSIDE[0]) in _OUTSIDE:
             return None
-        sides = (_side_of(word) for word in key.split("."))
-        return next((side for side in sides if side is not None), None)
+        return side_of(key)
 
     @cached_property
     def selected(self) -> dict[str, tuple[frozenset[str], int]]:
@@ -146,6 +145,12 @@ class Anatomy:
 
     def _stack_of(self, key: str) -> tuple[str, str]:
         return self.components.get(key, ""), self.blocks.get(key, "").rpartition(".")[0]
+
+
+def side_of(key: str) -> int | None:
+    """0 for a key before the layers, 1 for one after them, by the first word of its name that is known."""
+    sides = (_side_of(word) for word in key.split("."))
+    return next((side for side in sides if side is not None), None)
 
 
 def _side_of(word: str) -> int | None:

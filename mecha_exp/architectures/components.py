@@ -141,7 +141,8 @@ def expand(identifier: str, part: Component, sizes: Mapping[str, int]) -> Mappin
     keys: dict[str, KeyInfo] = {}
     for pattern in part.patterns:
         shape = tuple(size if isinstance(size, int) else own[size] for size in pattern.shape)
-        info = KeyInfo(shape, pattern.dtype, pattern.optional or part.optional is True)
+        optional_here = pattern.optional or part.optional is True
+        info = KeyInfo(shape, pattern.dtype, optional_here, stacked=pattern.stacked)
         names = [part.full_name(name) for name in pattern.names.expand(own)]
         twice = next((name for name in names if name in keys), None)
         if twice is not None:

@@ -130,14 +130,16 @@ class ModelConfig:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of all that the config says: keys, shapes, optional keys, aliases, components, blocks.
+        """The SHA-256 of all that the config says: keys with their fields, components, blocks, symmetries.
 
         Equal for equal configs, whatever patterns they were written with.
         """
         blocks = {name: dict(self._block_of(name)) for name in self.conventions}
         symmetries = [repr(symmetry) for symmetry in self.symmetries()]
-        keys = {key: [*info, self._component_of[key]] for key, info in self._keys.items()}
-        text = json.dumps([self.identifier, keys, blocks, symmetries], sort_keys=True)
+        keys = {key: [*info[:4], self._component_of[key]] for key, info in self._keys.items()}
+        stacks = {key: info.stacked for key, info in self._keys.items() if info.stacked is not None}
+        said = [self.identifier, keys, blocks, symmetries, *([stacks] if stacks else [])]
+        text = json.dumps(said, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property

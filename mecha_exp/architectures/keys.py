@@ -28,12 +28,14 @@ class KeyInfo(NamedTuple):
         dtype: the usual dtype in files, by torch's name: `float32`.
         optional: whether a file of this config may lack it.
         aliases: its other names in files.
+        stacked: whether it holds several experts, one for each place on its first axis; None: its name tells.
     """
 
     shape: tuple[int, ...]
     dtype: str
     optional: bool = False
     aliases: tuple[str, ...] = ()
+    stacked: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class KeyPattern:
     Attributes:
         shape: ints, and names of sizes that are inferred from a file.
         aliases: patterns whose groups correspond to those of `names`.
+        stacked: whether each holds several experts, one for each place on its first axis; None: names tell.
     """
 
     names: Pattern
@@ -50,3 +53,4 @@ class KeyPattern:
     dtype: str
     optional: bool = False
     aliases: tuple[Pattern, ...] = ()
+    stacked: bool | None = None

@@ -133,16 +133,18 @@ def _views(source: ModelConfig, target: ModelConfig, convention: str) -> Views:
 
 
 def targets_of(source: ModelConfig) -> list[str]:
-    """The identifiers of the configs that a model of this config can be converted into."""
+    """The identifiers of the configs all of whose keys, but optional ones, a model of this config has."""
     if isinstance(source, AdapterConfig):
         return [source.base.identifier, *targets_of(source.base)]
     targets = []
     for config in get_all():
         try:
-            if config.identifier != source.identifier and _views(source, config, DEFAULT_CONVENTION).by_key:
-                targets.append(config.identifier)
+            views = _views(source, config, DEFAULT_CONVENTION).by_key
         except _NoConversion:
             continue
+        is_whole = all(key in views for key, info in config.keys().items() if not info.optional)
+        if config.identifier != source.identifier and is_whole:
+            targets.append(config.identifier)
     return targets
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from mecha_exp.checkpoint.folder import STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
@@ -24,17 +25,19 @@ class Template:
     Attributes:
         folder: the folder of the model.
         tensors: the dtype and shape of its keys.
-        replaced: small files of other models that take the place of its own, by their path in the folder;
-            None leaves one out.
+        replaced: small files of other models, or contents, that take the place of its own, by their path in
+            the folder; None leaves one out.
+        entries: entries of its config.json that change, such as the number of layers.
     """
 
     folder: Path
     tensors: Layout = field(repr=False)
-    replaced: Mapping[str, Path | None] = field(default_factory=dict, repr=False)
+    replaced: Mapping[str, Path | bytes | None] = field(default_factory=dict, repr=False)
+    entries: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
-    def small_files(self) -> dict[str, Path]:
-        """The small files beside the weights, by their path in the folder."""
+    def small_files(self) -> dict[str, Path | bytes]:
+        """The small files beside the weights, or their contents, by their path in the folder."""
         files = {**companions(self.folder), **self.replaced}
         return {name: path for name, path in files.items() if path is not None}
 
@@ -49,8 +52,11 @@ class Template:
         return Template(path.parent, tensors) if is_usual and (path.parent / CONFIG).is_file() else None
 
     def fits(self, tensors: Layout) -> bool:
-        """Whether the template has at least half of these keys, so that both have one format."""
-        return 2 * len(tensors.keys() & self.tensors.keys()) >= len(tensors)
+        """Whether the template has at least half of these keys, so that both have one format.
+
+        Where layers are stacked there may be many more of them.
+        """
+        return bool(self.entries) or 2 * len(tensors.keys() & self.tensors.keys()) >= len(tensors)
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Destination:
             metadata,
             companions=template.small_files if template else self.small_files,
             before=template.tensors if template else {},
+            entries=template.entries if template else {},
             durable=durable,
             signature=signature,
         )

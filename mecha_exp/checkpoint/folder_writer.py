@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,8 +38,9 @@ class FolderWriter:
     Args:
         folder: the folder to write.
         packages: the weights of each component, as `pack` distributes them.
-        companions: the small files, by their path in the folder.
+        companions: the small files or their contents, by their path in the folder.
         before: the tensors of the model that the small files come from.
+        entries: entries of its config.json that change; see `content_of`.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class FolderWriter:
         packages: list[Package],
         metadata: Mapping[str, str],
         *,
-        companions: Mapping[str, Path] | None = None,
+        companions: Mapping[str, Path | bytes] | None = None,
         before: Layout | None = None,
+        entries: Mapping[str, Any] | None = None,
         durable: bool = True,
         signature: str | None = None,
     ) -> None:
@@ -59,6 +62,7 @@ class FolderWriter:
         self._packages = packages
         self._companions = dict(companions or {})
         self._before = before or {}
+        self._entries = entries or {}
         self._durable = durable
         self._writers: dict[str, CheckpointWriter] = {}
         self._writer_of: dict[str, tuple[CheckpointWriter, str]] = {}
@@ -128,7 +132,8 @@ class FolderWriter:
             for writer in self._writers.values():
                 writer.commit()
             for name in self._companions:
-                content = content_of(self._companions[name], self._package_of(name), self._before)
+                source, package = self._companions[name], self._package_of(name)
+                content = content_of(source, package, self._before, self._entries)
                 self._put(name, content)
             for package in self._packages:
                 if len(package.shards) > 1:

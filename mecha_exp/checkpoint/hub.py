@@ -18,8 +18,8 @@ def is_hub_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and not name.endswith((*SUFFIXES, INDEX))
 
 
-def hub_folder(name: str) -> Path:
-    """The folder of a hub model in the local cache. Downloads the model if it is not there.
+def hub_folder(name: str, offline: bool = False) -> Path:
+    """The folder of a hub model in the local cache. Downloads the model if it is not there, unless `offline`.
 
     Safetensors are preferred; pickles are downloaded for a model that has no other weights.
 
@@ -44,12 +44,18 @@ def hub_folder(name: str) -> Path:
                     match["repository"],
                     revision=match["revision"],
                     allow_patterns=[f"*{suffix}", *_SMALL_FILES],
+                    local_files_only=offline,
                 )
             )
             if any(file.suffix in _WEIGHTS for file in folder.rglob("*")):
                 return folder
     except Exception as error:  # the library also raises errors of its transport
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if offline:
+            raise CheckpointError(
+                f"'{name}' is not a file here, and is not in the cache of the Hugging Face hub. Nothing is "
+                "downloaded without hub.offline=false (offline=False in Python)."
+            ) from None
         raise CheckpointError(
             f"'{name}' is not a file here, is not in the cache of the Hugging Face hub, and cannot be "
             f"fetched: {cause}"

@@ -49,7 +49,9 @@ def companions(folder: Path) -> dict[str, Path]:
     return {file.name: file for file in _small_files(folder)}
 
 
-def content_of(source: Path, package: Package | None, before: Layout) -> bytes:
+def content_of(
+    source: Path | bytes, package: Package | None, before: Layout, entries: Mapping[str, Any] | None = None
+) -> bytes:
     """The content of a small file beside the new weights.
 
     In a `config.json` only the entries that decide how weights are loaded are changed: their dtype, the size
@@ -57,9 +59,13 @@ def content_of(source: Path, package: Package | None, before: Layout) -> bytes:
     out, since the new weights are plain numbers.
 
     Args:
+        source: the file, or its content, which is written unchanged.
         package: the new weights of the folder; None for files that are copied unchanged.
         before: the tensors (dtype, shape) of the model that the file comes from.
+        entries: more entries of a `config.json` that change, such as the number of layers.
     """
+    if isinstance(source, bytes):
+        return source
     raw = source.read_bytes()
     if source.name != CONFIG or package is None:
         return raw
@@ -71,7 +77,7 @@ def content_of(source: Path, package: Package | None, before: Layout) -> bytes:
         return raw
     tensors = {key: tensor for shard in package.shards for key, tensor in shard.tensors.items()}
     plain = {entry: value for entry, value in config.items() if entry not in CONFIG_SECTIONS}
-    changed = {**plain, **_changes(config, tensors, before)}
+    changed = {**plain, **_changes(config, tensors, before), **(entries or {})}
     return raw if changed == config else (json.dumps(changed, indent=2) + "\n").encode()
 
 

@@ -27,7 +27,16 @@ WRAPPERS = ("state_dict", "model_state_dict", "module", "model", "params_ema", "
 """The names under which training programs save a state dict, the likeliest first."""
 
 _MAGIC = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
+_DAMAGED = (
+    *(RuntimeError, EOFError, ValueError, LookupError, OSError, AttributeError, TypeError, OverflowError),
+    *(MemoryError, zipfile.BadZipFile),
+)
+"""What torch and zipfile raise for a file whose bytes are spoilt."""
+
 _FORBIDDEN = re.compile(r"GLOBAL (\S+)")
+
+_REPEATED_BYTES = 64 << 20
+"""The most bytes by which views that repeat stored values, as `expand` makes them, may exceed the file."""
 
 
 def begins_as_pickle(start: bytes) -> bool:
@@ -58,7 +67,8 @@ class PickledModel(StateDictSource):
         self.identity = (str(self.path.resolve()), *self._status)
         tensors = self._load()
         self._infos = {key: self._describe(key, tensor) for key, tensor in tensors.items()}
-        self._tensors = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+        self._check_memory(tensors)
+        self._tensors = {key: _plain(tensor) for key, tensor in tensors.items()}
 
     def keys(self) -> Collection[str]:
         return self._tensors.keys()
@@ -87,14 +97,14 @@ class PickledModel(StateDictSource):
         self._tensors = {}
 
     def _load(self) -> dict[str, torch.Tensor]:
-        mapped = zipfile.is_zipfile(self.path)
         try:
+            mapped = zipfile.is_zipfile(self.path)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch, about pickle protocols
                 loaded = torch.load(self.path, map_location="cpu", weights_only=True, mmap=mapped)
         except pickle.UnpicklingError as error:
             raise CheckpointError(self._refused(str(error))) from None
-        except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError) as error:
+        except _DAMAGED as error:
             cause = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
                 f"{self.path} cannot be read as a pickle checkpoint: {cause[:200]}. It is damaged or was not "
@@ -136,15 +146,48 @@ class PickledModel(StateDictSource):
             log.warning("%s: left out, since they are not tensors: %s", self.path, some(left_out))
         return tensors
 
-    def _describe(self, key: str, tensor: torch.Tensor) -> TensorInfo:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+    def _check_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Refuse a small file whose views claim large tensors, before memory is asked for."""
+        copied = {key: _copied_bytes(tensor) for key, tensor in tensors.items()}
+        needed, size = sum(copied.values()), self.path.stat().st_size
+        if needed > size + _REPEATED_BYTES:
+            largest = max(copied, key=copied.__getitem__)
             raise CheckpointError(
-                f"{self.path}: {key} is a sparse or quantized tensor, which cannot be merged."
+                f"{self.path} has {size:,} bytes and would take {needed:,} in memory, since its tensors "
+                f"repeat stored values ({largest}: {copied[largest]:,} bytes). Save them with .clone() if "
+                "this is meant."
             )
+
+    def _describe(self, key: str, tensor: torch.Tensor) -> TensorInfo:
+        unmergeable = _unmergeable(tensor)
+        if unmergeable:
+            raise CheckpointError(f"{self.path}: {key} is {unmergeable}, which cannot be merged.")
         try:
             return TensorInfo(dtype_name(tensor.dtype), tuple(tensor.shape), 0, tensor.nbytes)
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {key}: {error}") from None
+
+
+def _unmergeable(tensor: torch.Tensor) -> str:
+    """The kind of a tensor that does not hold one stored number for each of its elements; else empty."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return "a sparse or quantized tensor"
+    if tensor.is_meta:
+        return "a tensor without values (on torch's device 'meta')"
+    return ""
+
+
+def _copied_bytes(tensor: torch.Tensor) -> int:
+    """The memory that `_plain` asks for."""
+    in_order = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return 0 if in_order else tensor.nbytes
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory holds its values in order; a copy where it is a view that does not."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _has_mapping(value: Any, name: str) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from mecha_exp.system.imports import import_without_gc, skip_gc_at_exit
 
@@ -52,16 +55,47 @@ NO_READER = 141
 def main() -> int:
     """Run the command line; returns the exit status."""
     skip_gc_at_exit()
-    try:
-        status = _run()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The rest of the buffer has no reader either: without this, Python reports an error when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NO_READER
+    with _interrupted_imports_end():
+        try:
+            status = _run()
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The rest of the buffer has no reader either: without this, Python reports an error at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return NO_READER
     if status == INTERRUPTED:
         _leave_workers(status)
     return status
+
+
+@contextmanager
+def _interrupted_imports_end() -> Iterator[None]:
+    """Let Ctrl-C end the process at once where it meets an import.
+
+    An exception would leave half a module behind, on which others then fail, or be lost in foreign code. A
+    process that ends like this has done no more harm than one that is killed.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        importing = frame
+        while importing is not None and not importing.f_code.co_filename.startswith("<frozen importlib"):
+            importing = importing.f_back
+        if importing is not None:
+            os.write(2, b"error: interrupted. The same command starts again.\n")
+            os._exit(INTERRUPTED)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave_workers(status: int) -> None:
@@ -78,14 +112,8 @@ def _run() -> int:
     from mecha_exp.errors import MechaError
 
     arguments = sys.argv[1:]
-    run: Callable[[list[str]], int] = _hydra
-    if arguments == ["--version"]:
-        run = _version
-    elif arguments and arguments[0] in VERBS:
-        run = import_without_gc(f"{__name__}.{arguments[0]}").main
-        arguments = arguments[1:]
     try:
-        return run(arguments)
+        return _verb_of(arguments)(arguments[1:] if arguments and arguments[0] in VERBS else arguments)
     except MechaError as error:
         from mecha_exp.terminal import show_error
 
@@ -96,6 +124,15 @@ def _run() -> int:
 
         show_error("interrupted. The same command starts again.")
         return INTERRUPTED
+
+
+def _verb_of(arguments: list[str]) -> Callable[[list[str]], int]:
+    if arguments == ["--version"]:
+        return _version
+    if arguments and arguments[0] in VERBS:
+        verb: Callable[[list[str]], int] = import_without_gc(f"{__name__}.{arguments[0]}").main
+        return verb
+    return _hydra
 
 
 def _version(arguments: list[str]) -> int:

@@ -8,12 +8,16 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.errors import Problems, RecipeError
+from mecha_exp.engine.options import SETTINGS, EngineOptions
+from mecha_exp.errors import ConfigError, Problems, RecipeError, brief, did_you_mean
 from mecha_exp.graph.nodes import Node
+from mecha_exp.mergekit.recipe import Merge, read_merge
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize_path
 from mecha_exp.recipe.files import fill_from_files, find_recipe
 from mecha_exp.recipe.text_writer import CONSTANTS
+
+_ENGINE = "engine."
 
 
 def make_parser(verb: str, summary: str, examples: str) -> argparse.ArgumentParser:
@@ -36,7 +40,8 @@ def add_recipe(parser: argparse.ArgumentParser, alternatives: str = "") -> None:
     parser.add_argument(
         "recipe",
         type=Path,
-        help="a .mecha file, or a merged model, which carries its recipe in its header" + alternatives,
+        help="a .mecha file, a merged model, which carries its recipe in its header, or a configuration of "
+        "mergekit (.yml)" + alternatives,
     )
     parser.add_argument(
         "-p",
@@ -45,8 +50,8 @@ def add_recipe(parser: argparse.ArgumentParser, alternatives: str = "") -> None:
         action="append",
         default=[],
         metavar=("NAME", "VALUE"),
-        help="fill a parameter of the recipe with a model's path, another .mecha file, or a number; may be "
-        "repeated",
+        help="fill a parameter of the recipe with a model's path, another .mecha file, or a number; in a "
+        "configuration of mergekit NAME is a dotted path, as parameters.weight; may be repeated",
     )
     add_models_dir(
         parser,
@@ -73,6 +78,39 @@ def add_plugins(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the words that set what decides a merge, `setting`."""
+    parser.add_argument(
+        "setting",
+        nargs="*",
+        metavar="engine.NAME=VALUE",
+        help="a setting of the engine, such as engine.on_missing=skip; may be repeated",
+    )
+
+
+def engine_options(options: argparse.Namespace, **defaults: Any) -> EngineOptions:
+    """The engine's options, with the settings and the folders of models that the arguments name.
+
+    Raises:
+        ConfigError: a word of another form, an unknown name, or an invalid value.
+    """
+    settings: dict[str, Any] = {**defaults}
+    problems = Problems()
+    known = [f"{_ENGINE}{name}" for name in SETTINGS]
+    for word in options.setting:
+        name, separator, value = word.partition("=")
+        if not separator or name not in known:
+            problems.add(
+                f"{brief(word)} is not a setting such as engine.on_missing=skip.{did_you_mean(name, known)}"
+            )
+        settings[name.removeprefix(_ENGINE)] = value
+    problems.raise_as(ConfigError)
+    try:
+        return EngineOptions(**settings, model_dirs=options.models_dir)
+    except ConfigError as error:
+        raise ConfigError(f"{_ENGINE}{error}") from None
+
+
 def load_recipe(options: argparse.Namespace) -> Node:
     """The recipe that the arguments name, with its parameters filled.
 
@@ -80,12 +118,29 @@ def load_recipe(options: argparse.Namespace) -> Node:
         RecipeError: all problems of the recipe.
     """
     load_plugins(options.plugin)
-    if options.recipe.suffix in (".yml", ".yaml"):
-        from mecha_exp.app.words.foreign import mergekit_message  # which loads Hydra
-
-        if message := mergekit_message(str(options.recipe)):
-            raise RecipeError(message)
+    if is_of_mergekit(options.recipe):
+        return load_mergekit(options).recipe
     recipe = deserialize_path(find_recipe(options.recipe, options.models_dir))
+    return fill_from_files(recipe, _parameters(options), options.models_dir)
+
+
+def is_of_mergekit(path: Path) -> bool:
+    """Whether a file is a configuration of mergekit, by its name."""
+    return path.suffix in (".yml", ".yaml")
+
+
+def load_mergekit(options: argparse.Namespace) -> Merge:
+    """The merge of the configuration that the arguments name, with the values that they change.
+
+    Raises:
+        MechaError: as `from_mergekit` raises it.
+    """
+    path = find_recipe(options.recipe, options.models_dir)
+    return read_merge(path, _parameters(options), options.models_dir)
+
+
+def _parameters(options: argparse.Namespace) -> dict[str, Any]:
+    """The values that the arguments give to parameters, by name."""
     arguments: dict[str, Any] = {}
     problems = Problems()
     for name, word in options.parameter:
@@ -93,7 +148,7 @@ def load_recipe(options: argparse.Namespace) -> Node:
             problems.add(f"the parameter '{name}' is given twice")
         arguments[name] = _value(word)
     problems.raise_as(RecipeError)
-    return fill_from_files(recipe, arguments, options.models_dir)
+    return arguments
 
 
 def _value(word: str) -> Any:

@@ -15,6 +15,7 @@ from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.inspection.run import run_data
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.report.results import results_of
+from mecha_exp.report.verdict import ELSEWHERE, elsewhere_text
 from mecha_exp.runs.query import SHORT, Filter, Run, find_runs, find_sweeps, short_folder
 from mecha_exp.runs.record import FAILED
 from mecha_exp.runs.sweep import Sweep
@@ -114,6 +115,8 @@ def _show(sweeps: Sequence[tuple[Path, Sweep]], runs: Sequence[Run], limit: int)
         print_table(table)
         if limit and len(runs) > limit:
             stdout.print(f"... and {len(runs) - limit} more: --limit 0 shows all")
+        if made_with := dict.fromkeys(words for run in runs[: limit or None] for words in run.made_with):
+            stdout.print(f"{ELSEWHERE} {elsewhere_text([*made_with])}", markup=False)
     if not sweeps and not runs:
         stdout.print("There is none.")
 
@@ -130,4 +133,5 @@ def _cells(run: Run) -> list[str]:
     record = run.record
     failed = record.status == FAILED or run.measured is None
     result = record.status.lower() if failed else f"{record.metric} {run.measured:.4g}"
+    result += f" {ELSEWHERE}" if run.made_with else ""
     return [record.name, run.signature[:SHORT], result, short_folder(run.folder)]

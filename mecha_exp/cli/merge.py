@@ -9,22 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.cli.arguments import add_recipe, load_recipe, make_parser
-from mecha_exp.engine import EngineOptions, Job, plan, run_plan
+from mecha_exp.cli.arguments import (
+    add_engine,
+    add_recipe,
+    engine_options,
+    is_of_mergekit,
+    load_mergekit,
+    load_recipe,
+    make_parser,
+)
+from mecha_exp.engine import Job, plan, run_plan
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.provenance import Origin
 from mecha_exp.errors import ConfigError
+from mecha_exp.mergekit.recipe import Merge
 from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
 from mecha_exp.recipe.files import find_recipe
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import merge_summary
-from mecha_exp.terminal import progress_bar, stdout
+from mecha_exp.terminal import as_typed, progress_bar, stdout
 
 EXAMPLE = """\
 examples:
     python -m mecha_exp merge recipe.mecha -o merged.safetensors
     python -m mecha_exp merge template.mecha -p a a.safetensors -p alpha 0.3 --models-dir ~/models
     python -m mecha_exp merge merged.safetensors -o again.safetensors     the same bytes again
+    python -m mecha_exp merge mergekit.yml OUTPUT                         as mergekit-yaml
 
 A merge that is interrupted is taken up by the same command. For sweeps, measuring and tracking use a
 configuration: python -m mecha_exp recipe=mecha recipe.path=template.mecha a=a.safetensors alpha=0.3,0.5 -m
@@ -34,23 +44,27 @@ configuration: python -m mecha_exp recipe=mecha recipe.path=template.mecha a=a.s
 def main(arguments: list[str]) -> int:
     """Merge a recipe into a file."""
     options = _parser().parse_args(arguments)
-    recipe = load_recipe(options)
-    previous = _previous_merge(options)
+    is_foreign = is_of_mergekit(options.recipe)
+    if is_foreign:
+        options.output = _output_of_mergekit(options)
+    merge = load_mergekit(options) if is_foreign else Merge(load_recipe(options), {})
+    previous = _PreviousMerge() if is_foreign else _previous_merge(options)
     word = options.dtype or previous.output.get("dtype")
     # A model that is merged again unchanged gets the same header.
     is_unchanged = previous.metadata and not options.parameter and not options.dtype
     job = Job(
-        recipe,
+        merge.recipe,
         _output(options),
         parse_output_dtype(word),
         previous.metadata if is_unchanged else None,
         quantize=previous.output.get("quantize"),
+        small_files=merge.small_files,
     )
-    engine = EngineOptions(**previous.engine, workers=options.workers, model_dirs=options.models_dir)
+    engine = engine_options(options, **previous.engine, workers=options.workers)
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance)
     for warning in report.warnings:
-        stdout.print(f"warning: {warning}", markup=False, soft_wrap=True)
+        stdout.print(f"warning: {as_typed(warning)}", markup=False, soft_wrap=True)
     stdout.print(str(job.output), markup=False, soft_wrap=True)
     summary = merge_summary(report.seconds, report.bytes_read, report.bytes_written, memory.peak)
     stdout.print(f"merged {report.keys} keys in {summary}", soft_wrap=True)
@@ -64,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         EXAMPLE,
     )
     add_recipe(parser)
+    add_engine(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -99,6 +114,17 @@ def _previous_merge(options: argparse.Namespace) -> _PreviousMerge:
         return _PreviousMerge(metadata)
     engine = {name: value for name, value in origin.engine.items() if value is not None}
     return _PreviousMerge(metadata, engine, origin.output)
+
+
+def _output_of_mergekit(options: argparse.Namespace) -> Path:
+    """The output of a configuration of mergekit: the word after it, as for mergekit-yaml."""
+    words = [word for word in options.setting if "=" not in word]
+    if words and options.output is None:
+        options.setting.remove(words[0])
+        return Path(words[0])
+    if options.output is None:
+        raise ConfigError(f"say where the model goes: python -m mecha_exp merge {options.recipe} OUTPUT")
+    return Path(options.output)
 
 
 def _output(options: argparse.Namespace) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mecha_exp.cli.arguments import add_recipe, load_recipe, make_parser
-from mecha_exp.engine import EngineOptions, Job, plan
+from mecha_exp.cli.arguments import add_engine, add_recipe, engine_options, load_recipe, make_parser
+from mecha_exp.engine import Job, plan
 
 EXAMPLE = """\
 examples:
@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
         EXAMPLE,
     )
     add_recipe(parser)
+    add_engine(parser)
     if not _names_a_file(arguments):
         return _plan_of_configuration(arguments)
     options = parser.parse_args(arguments)
@@ -51,7 +52,7 @@ def _plan_of_file(options: argparse.Namespace) -> int:
     from mecha_exp.terminal import show_plan
 
     recipe = load_recipe(options)
-    engine = EngineOptions(model_dirs=options.models_dir)
+    engine = engine_options(options)
     with plan([Job(recipe, {})], engine) as planned:
         files = {model: source.path for model, source in planned.inputs.items() if source.path}
         show_plan(planned, list(input_names(files).values()), {}, "The verb merge does it.")

@@ -34,7 +34,9 @@ def main(arguments: list[str]) -> int:
     load_plugins(options.plugin)
     with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
         original = read_original(options.what, [options.folder], options.uri, Path(scratch))
-        outcome = remake(original, options.models_dir, options.output, Path(scratch), options.anyway)
+        outcome = remake(
+            original, options.models_dir, options.output, Path(scratch), options.anyway, options.plugin
+        )
     print_json(_data(original, outcome)) if options.json else _show(original, outcome)
     return 0 if outcome.identical else 1
 

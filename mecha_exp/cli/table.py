@@ -18,6 +18,7 @@ from mecha_exp.report.export import write_csv
 from mecha_exp.report.factors import factor_notes
 from mecha_exp.report.join import joined
 from mecha_exp.report.results import results_of
+from mecha_exp.report.shapley import shapley_notes
 from mecha_exp.report.verdict import concluded_results, verdict_data
 from mecha_exp.runs.query import find_sweep, short_folder
 from mecha_exp.terminal import print_json, stdout
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace) -> None:
-    notes = [*factor_notes(results), *results.notes]
+    notes = [*factor_notes(results), *shapley_notes(results), *results.notes]
     if options.json:
         where = {"folder": str(folders[0])} if len(folders) == 1 else {"folders": [str(f) for f in folders]}
         verdict = {"verdict": verdict_data(results)} if results.verdict else {}
@@ -145,6 +146,7 @@ def _rows(results: Results) -> list[dict[str, Any]]:
                 "kind": "point",
                 "settings": dict(setting.values),
                 "best": setting is results.best_setting,
+                "made_with": setting.made_with,
                 "points": len(setting.records),
                 "failed": len(setting.records) - len(setting.finished),
                 "metrics": {

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mecha_exp.cli.arguments import make_parser
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.paths import TRACKING_URI
 from mecha_exp.terminal import stdout
 from mecha_exp.tracking.database import SQLITE, absolute_uri
+from mecha_exp.tracking.mlflow_store import last_comparison
 
 
 def main(arguments: list[str]) -> int:
@@ -52,11 +53,22 @@ def serve(uri: str, host: str, port: int) -> int:
         _interrupted_by_signals(),
     ):
         try:
+            _say_where_the_last_sweep_is(uri, f"http://{host}:{port}")
             return server.wait()
         except KeyboardInterrupt:
             return 0
         finally:
             _end(server)
+
+
+def _say_where_the_last_sweep_is(uri: str, address: str) -> None:
+    """Print the address at which the points of the last sweep are compared, while the server starts."""
+    try:
+        comparison = last_comparison(uri)
+    except TrackingError:  # the server says what is wrong
+        return
+    if comparison:
+        stdout.print(f"the last sweep: {address}{comparison}", soft_wrap=True, markup=False)
 
 
 @contextmanager

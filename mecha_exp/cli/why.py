@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rich.text import Text
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.report.results import results_of
+from mecha_exp.report.shapley import Attribution
 from mecha_exp.report.why import Reasons, reasons_of
 from mecha_exp.runs.outcomes import outcomes_so_far
 from mecha_exp.runs.query import find_sweep
@@ -69,7 +71,23 @@ def _data(reasons: Reasons) -> dict[str, Any]:
         },
         "importances": reasons.importances,
         "variance_shares": reasons.shares,
+        "shapley": [_attribution_data(attribution) for attribution in reasons.shapley],
         "notes": list(reasons.notes),
+    }
+
+
+def _attribution_data(attribution: Attribution) -> dict[str, Any]:
+    """Shapley values as JSON; null for the interval of a value without one."""
+    return {
+        "setting": attribution.setting,
+        "players": attribution.kind,
+        "none": attribution.none,
+        "full": attribution.full,
+        "intervals_cover": attribution.covers or None,
+        "values": {
+            player: {"value": v.value, "ci95": None if math.isnan(v.low) else list(v.ci95)}
+            for player, v in attribution.values.items()
+        },
     }
 
 
@@ -88,10 +106,26 @@ def _show(reasons: Reasons) -> None:
             print_table(table)
     if reasons.importances:
         _print_shares(f"importances for {reasons.metric}, {reasons.points} settings", reasons.importances)
+    for attribution in reasons.shapley:
+        _print_attribution(reasons.metric, attribution)
     if reasons.shares:
         _print_shares(f"each outcome on '{reasons.split}'", reasons.shares)
     for note in reasons.notes:
         stdout.print(note, markup=False, soft_wrap=True)
+
+
+def _print_attribution(metric: str, attribution: Attribution) -> None:
+    """Print Shapley values, and what they add up to."""
+    of = f" ({attribution.setting})" if attribution.setting else ""
+    table = make_table(attribution.kind, f"Shapley value of {metric}{of}", "95 % interval")
+    for player, value in attribution.values.items():
+        interval = "" if math.isnan(value.low) else f"{value.low:+.4f} to {value.high:+.4f}"
+        table.add_row(Text(player), f"{value.value:+.4f}", interval)
+    print_table(table)
+    none, full = attribution.none, attribution.full
+    covers = f" Intervals are over {attribution.covers}." if attribution.covers else ""
+    together = f"Together {full - none:+.4f}, from {none:.4f} without any to {full:.4f} with all.{covers}"
+    stdout.print(together, markup=False, soft_wrap=True)
 
 
 def _print_shares(what: str, shares: Mapping[str, float]) -> None:

@@ -37,9 +37,11 @@ def merge_many(
     """Make every job's model in one pass: shared reads and shared sub-results are done once.
 
     Jobs over models that differ in their keys or shapes get a pass of their own (see `batches`). The outputs
-    of a pass appear when all of them are complete; after an error in it none does, and what lay at their
-    paths is untouched. After an interrupt (Ctrl-C, a kill) what is done lies hidden beside the outputs, and
-    the same merge goes on from there: see `MergeReport.resumed_keys`.
+    of a pass appear one after the other when all of them are complete; after an error before that none does,
+    and what lay at their paths is untouched. Where one then cannot be put in its place, the error names it:
+    those before it are there and whole, it and those after it are not. After an interrupt (Ctrl-C, a kill)
+    what is done lies hidden beside the outputs, and the same merge goes on from there: see
+    `MergeReport.resumed_keys`.
 
     Args:
         jobs: what is to be made; a pair of recipe and output is a job.
@@ -163,8 +165,9 @@ def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
             )
             warnings.append(Notice(text, About.NONFINITE_OUTPUT))
     moments = tuple(_moments(planned, tally, job) for job in range(len(planned.jobs)))
+    trips = 0 if tally.found_model_values else planned.bytes_of_trips
     return MergeReport(
-        planned.bytes_read - sum(planned.bytes_of(key) for key in tally.resumed),
+        planned.bytes_read - trips - sum(planned.bytes_of(key) for key in tally.resumed),
         planned.bytes_written - sum(planned.bytes_written_of(key) for key in tally.resumed),
         seconds,
         tuple(warnings),

@@ -22,6 +22,7 @@ ON_INTEGERS = ("error", "base")
 ON_TOKENS = ("error", "merge")
 RESIZE_EMBEDDINGS = ("error", "truncate", "pad")
 RUNNING_STATS = ("auto", "base", "pool", "merge")
+STACKED_EXPERTS = ("auto", "split", "whole")
 AUTO = "auto"
 SETTINGS = (
     "device",
@@ -35,6 +36,7 @@ SETTINGS = (
     "on_tokens",
     "resize_embeddings",
     "running_stats",
+    "stacked_experts",
 )
 """The options that can change what a merge gives; the others change only how fast it is made."""
 
@@ -48,6 +50,7 @@ _CHOICES = {
     "on_integers": ON_INTEGERS,
     "on_tokens": ON_TOKENS,
     "running_stats": RUNNING_STATS,
+    "stacked_experts": STACKED_EXPERTS,
     "resize_embeddings": RESIZE_EMBEDDINGS,
     "fuse": FUSE,
 }
@@ -65,7 +68,8 @@ class EngineOptions:
         fuse: whether passes are compiled into loops: `auto` where that takes less time than it saves,
             `always` or `never`. The bytes are the same.
         tile_size: elements that pass through an elementwise chain at a time.
-        memory_budget: bytes that the tensors of whole-tensor methods may take at once.
+        memory_budget: bytes that the tensors of whole-tensor methods may take at once, with those that
+            methods read of other keys. A key for which these alone exceed it is made while no other is.
         on_missing: a key that one of the inputs lacks is an error, or left out of the output (`skip`), or
             taken unchanged from the first input that has it (`base`). Where it is an error, parts that an
             input lacks as a whole (see `MissingKeys`) are taken unchanged nevertheless.
@@ -86,6 +90,9 @@ class EngineOptions:
             (`base`), or pooled over the inputs (`pool`), or merged like weights (`merge`); `auto` pools
             for means of models, and takes the first input's for methods of differences. See
             `running_statistics`.
+        stacked_experts: a key that holds several experts of a mixture is merged expert by expert. `auto` does
+            so where a model config marks the key or transformers names one so, and what only looks like it
+            is an error where it matters; `split` does it there too, `whole` nowhere.
         resize_embeddings: vocabularies of different sizes are an error, or cut to the smallest (`truncate`),
             or filled up to the largest (`pad`) with the rows of the first input that has them.
         strict: a value that overflows the output's dtype is an error rather than a warning.
@@ -106,6 +113,7 @@ class EngineOptions:
     on_integers: str = "error"
     on_tokens: str = "error"
     running_stats: str = AUTO
+    stacked_experts: str = AUTO
     resize_embeddings: str = "error"
     strict: bool = False
     model_dirs: Sequence[Path] = ()

@@ -20,8 +20,10 @@ class Context:
         hyperparameters: of the recipe, by name; empty for an input.
         seed: of the recipe's random numbers; None if it draws none, and for an input.
         folder: where files about the point may be written; None for an input.
-        inputs: the files or folders of the models that were merged, by their names in tables; of an input
-            its own alone. Tokenizers and configurations lie beside the weights.
+        inputs: the files or folders of the models that were merged, by their names in tables, in the order
+            of the recipe: a saved model has the configuration and the tokenizer of the first. Of an input its
+            own comes first, then the others.
+        offline: whether nothing may be downloaded.
     """
 
     name: str = ""
@@ -29,3 +31,4 @@ class Context:
     seed: int | None = None
     folder: Path | None = None
     inputs: Mapping[str, Path] = field(default_factory=dict)
+    offline: bool = True

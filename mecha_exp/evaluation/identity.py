@@ -8,20 +8,23 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.engine.code_hash import of_function
 from mecha_exp.errors import CheckpointError, ConfigError
+from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.registry import Evaluator
 from mecha_exp.lab.content_hash import content_of
 
 
-def key_of(evaluator: Evaluator, parameters: Mapping[str, Any]) -> str:
+def key_of(evaluator: Evaluator, parameters: Mapping[str, Any], context: Context | None = None) -> str:
     """The key of a stored measurement, valid as a file name: the evaluator's name and a hash.
 
     The hash covers name, version, parameters (a `Path` by the content of its file or folder), the code of the
-    function with all that it reaches by name, the declared data and environment variables.
+    function with all that it reaches by name, the declared data, environment variables and libraries, and
+    what it depends on in `context`, such as a tokenizer beside an input.
 
     Raises:
         ConfigError: a file that the evaluator declares, or that a parameter names, cannot be read.
@@ -34,13 +37,32 @@ def key_of(evaluator: Evaluator, parameters: Mapping[str, Any]) -> str:
         "data": [_content(evaluator, path) for path in evaluator.data],
         "variables": {name: os.environ.get(name) for name in evaluator.variables},
     }
+    if evaluator.libraries:
+        identity["libraries"] = {name: _version(name) for name in evaluator.libraries}
+    if evaluator.depends is not None:
+        depends = evaluator.depends(context or Context(), parameters)
+        identity["depends"] = _plain(evaluator, depends)
     text = json.dumps(identity, sort_keys=True, default=str)
     name = re.sub(r"\W", "_", evaluator.name)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _plain(evaluator: Evaluator, value: Any) -> Any:
-    return {"content": _content(evaluator, value)} if isinstance(value, Path) else value
+    """A value with the content of files in place of their paths."""
+    if isinstance(value, Path):
+        return {"content": _content(evaluator, value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(evaluator, part) for name, part in value.items()}
+    return [_plain(evaluator, part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _version(module: str) -> str:
+    """The version of an installed library, by the name of its module."""
+    try:
+        return version(module)
+    except PackageNotFoundError:
+        names = packages_distributions().get(module, ())  # reads what is installed: a second
+        return " ".join(f"{name} {version(name)}" for name in sorted(set(names)))
 
 
 def _content(evaluator: Evaluator, path: Path) -> str:

@@ -3,8 +3,7 @@
 A thread cannot be stopped from outside, and a signal handler waits for native code to return: only a
 process can be ended at any time. One process measures many models; after a timeout the next model gets a new
 process. It is started afresh rather than forked, since threads and CUDA do not survive a fork. A model in
-memory is written to a pipe tensor by tensor: unlike shared memory a pipe has no limit that a container sets,
-and no copy of the whole model is pickled. A model in a file is opened by its path.
+memory is mapped by it, and a model in a file is opened by its path: no tensor goes through a pipe.
 """
 
 from __future__ import annotations
@@ -17,21 +16,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from mecha_exp.checkpoint import dtype_name, torch_dtype
 from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.measurement import Measurement
+from mecha_exp.evaluation.shared_model import shared
 
 if TYPE_CHECKING:
     from mecha_exp.evaluation.scoring import Evaluation
+
+
+class LostProcessError(EvaluationError):
+    """An evaluator that hung or ended its process; another attempt may succeed."""
 
 
 @functools.cache
@@ -43,57 +45,63 @@ def evaluation_process(plugins: Sequence[str]) -> EvaluationProcess:
 
 
 class EvaluationProcess:
-    """A process that measures models one after another, each within a time limit."""
+    """A process that measures models one after another, each within a time limit.
 
-    def __init__(self, plugins: Sequence[str]) -> None:
+    Args:
+        plugins: the files that define its evaluators.
+        environment: variables of its environment beside those of this process.
+    """
+
+    def __init__(self, plugins: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._plugins = list(plugins)
+        self._environment = dict(environment or {})
         self._running: subprocess.Popen[bytes] | None = None
 
     def score(
         self,
         evaluation: Evaluation,
         model: Path | Mapping[str, Tensor],
-        timeout: float,
+        timeout: float | None,
         context: Context | None = None,
     ) -> Measurement:
         """Measure a model by an evaluator; returns its numbers by name, and its outcomes.
 
         Raises:
-            EvaluationError: the evaluator raised, did not return numbers, or exceeded `timeout` seconds.
+            LostProcessError: the evaluator exceeded `timeout` seconds, or its process has ended.
+            EvaluationError: the evaluator raised, or did not return numbers.
         """
         name = evaluation.evaluator.name
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         expired = threading.Event()
-
-        def end() -> None:
-            expired.set()
-            _kill(process)
-
-        timer = threading.Timer(timeout, end)
-        timer.start()
+        file = nullcontext(model.absolute()) if isinstance(model, Path) else shared(model)
         try:
-            send_request(process.stdin, name, dict(evaluation.parameters), model, context)
-            kind, result = pickle.load(process.stdout)
+            with file as model_there, _time_limit(process, timeout, expired):
+                pickle.dump((name, dict(evaluation.parameters), context, model_there), process.stdin)
+                process.stdin.flush()
+                kind, result = pickle.load(process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError):
             status = self.close()
             if expired.is_set():
-                raise EvaluationError(
+                raise LostProcessError(
                     f"the evaluator '{name}' was not done after {timeout:g} s and was ended. Give it more "
                     "time with evaluator.timeout."
                 ) from None
-            raise EvaluationError(
+            raise LostProcessError(
                 f"the evaluator '{name}' ended its process (status {status}): it crashed, or memory ran out."
             ) from None
         except BaseException:  # such as Ctrl-C: no caller will read the answer
             self.close()
             raise
-        finally:
-            timer.cancel()
         if kind == "error":
             raise EvaluationError(result)
         assert isinstance(result, Measurement)
         return result
+
+    def interrupt(self) -> None:
+        """End the process in the middle of a measurement of another thread, which raises."""
+        if (process := self._running) is not None:
+            _kill(process)
 
     def close(self) -> int | None:
         """End the process; returns its exit status."""
@@ -115,7 +123,7 @@ class EvaluationProcess:
             [sys.executable, "-m", "mecha_exp.evaluation.worker", *self._plugins],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **self._environment, "PYTHONPATH": path},
             start_new_session=True,  # a group of processes, which are ended together
         )
         assert self._running.stdout is not None
@@ -127,6 +135,27 @@ class EvaluationProcess:
         return self._running
 
 
+@contextmanager
+def _time_limit(
+    process: subprocess.Popen[bytes], timeout: float | None, expired: threading.Event
+) -> Iterator[None]:
+    """Kill a process unless the block ends within a time; `expired` tells that it was killed."""
+    if timeout is None:
+        yield
+        return
+
+    def end() -> None:
+        expired.set()
+        _kill(process)
+
+    timer = threading.Timer(timeout, end)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End a process and those that it has started, which would keep its pipe open."""
     if sys.platform == "win32":
@@ -134,46 +163,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         return
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def send_request(
-    pipe: IO[bytes],
-    name: str,
-    parameters: dict[str, Any],
-    model: Path | Mapping[str, Tensor],
-    context: Context | None = None,
-) -> None:
-    """Write an evaluator's name, its parameters, a context, and a model: a path, or headers and bytes."""
-    if isinstance(model, Path):
-        pickle.dump((name, parameters, context, str(model.absolute()), []), pipe)
-    else:
-        tensors = [tensor.detach().cpu().contiguous() for tensor in model.values()]
-        headers = [(k, dtype_name(t.dtype), tuple(t.shape)) for k, t in zip(model, tensors, strict=True)]
-        pickle.dump((name, parameters, context, None, headers), pipe)
-        for tensor in tensors:
-            pipe.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    pipe.flush()
-
-
-def receive_request(
-    pipe: IO[bytes],
-) -> tuple[str, dict[str, Any], Context | None, Path | dict[str, Tensor]]:
-    """Read what `send_request` wrote.
-
-    Raises:
-        EOFError: the other process closed the pipe.
-    """
-    name, parameters, context, path, headers = pickle.load(pipe)
-    if path is not None:
-        return name, parameters, context, Path(path)
-    model = {}
-    for key, dtype, shape in headers:
-        tensor = torch.empty(shape, dtype=torch_dtype(dtype))
-        view = tensor.view(-1).view(torch.uint8).numpy().data
-        while len(view):
-            count = pipe.readinto(view)  # type: ignore[attr-defined]
-            if not count:
-                raise EOFError
-            view = view[count:]
-        model[key] = tensor
-    return name, parameters, context, model

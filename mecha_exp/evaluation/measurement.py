@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,29 @@ NORMALISED = "normalised"
 """The last part of the metric of normalised scores, which no task may be called like."""
 
 
+_BYTES = (bytes, bytearray, memoryview)
+_FILE_NAME = re.compile(r"\w[\w .,=+()@-]{0,119}")
+
+
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """What an evaluator measured of a model.
+    """What an evaluator measured of a model; it may return one itself, to give files beside its numbers.
+
+    The files are stored by signature like the numbers, copied into the run's folder (`files/NAME`), shown
+    or linked in the report and logged to MLflow.
 
     Attributes:
-        metrics: its numbers by name, with those that follow from the outcomes.
-        outcomes: its outcomes by example, if it returned them.
+        metrics: its numbers by name; beside outcomes those that do not follow from them.
+        outcomes: its outcomes by example, if it has them.
+        files: contents, or paths of files, by plain file names such as `confusion.png`.
+
+    >>> Measurement({"accuracy": 0.75}, files={"confusion.csv": b"1,0"}).files["confusion.csv"]
+    b'1,0'
     """
 
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
     outcomes: Outcomes | None = None
+    files: Mapping[str, bytes | Path] = field(default_factory=dict)
 
 
 def measured_by(
@@ -102,16 +115,31 @@ def _version(tensor: Tensor) -> int:
 
 
 def _checked(evaluator: Evaluator, returned: Any) -> Measurement:
-    """Check that an evaluator returned outcomes, or numbers by name with its main metric."""
+    """Check what an evaluator returned: numbers by name with its main metric, outcomes, files."""
     who = f"the evaluator '{evaluator.name}'"
+    files: Mapping[str, bytes | Path] = {}
     outcomes = returned if isinstance(returned, Outcomes) else None
+    more: Any = {}
+    if isinstance(returned, Measurement):
+        more, outcomes, files = returned.metrics, returned.outcomes, _contents(who, returned.files)
+        returned = more
     if outcomes is not None:
-        _check_outcomes(evaluator, outcomes)
-        returned = outcomes.means(evaluator.metric)
+        _check_outcomes(evaluator, outcomes, more)
+        returned = {**outcomes.means(evaluator.metric), **more}
     if not isinstance(returned, Mapping):
         raise EvaluationError(
             f"{who} must return a dictionary of numbers, or Outcomes, not {type(returned).__name__}."
         )
+    numbers = _numbers(who, returned)
+    if evaluator.metric not in numbers:
+        raise EvaluationError(
+            f"{who} did not return its main metric '{evaluator.metric}', only {some(numbers) or 'nothing'}."
+        )
+    return Measurement(numbers, outcomes, files)
+
+
+def _numbers(who: str, returned: Mapping[Any, Any]) -> dict[str, float]:
+    """The numbers that an evaluator returned, by checked names."""
     numbers: dict[str, float] = {}
     for name, value in returned.items():
         if problem := metric_problem(str(name)):
@@ -121,18 +149,36 @@ def _checked(evaluator: Evaluator, returned: Any) -> Measurement:
         except (TypeError, ValueError, RuntimeError):
             shown = brief(value)
             raise EvaluationError(f"{who} returned {shown} for '{name}', which is not a number.") from None
-    if evaluator.metric not in numbers:
-        raise EvaluationError(
-            f"{who} did not return its main metric '{evaluator.metric}', only {some(numbers) or 'nothing'}."
-        )
-    return Measurement(numbers, outcomes)
+    return numbers
 
 
-def _check_outcomes(evaluator: Evaluator, outcomes: Outcomes) -> None:
+def _contents(who: str, files: Mapping[str, Any]) -> dict[str, bytes | Path]:
+    """The contents of the files that an evaluator returned, by checked names."""
+    if not isinstance(files, Mapping):
+        raise EvaluationError(f"{who} returned files as {type(files).__name__}: expected contents by name.")
+    contents: dict[str, bytes | Path] = {}
+    for name, content in files.items():
+        if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+            raise EvaluationError(
+                f"{who} returned a file named {name!r}: use letters, digits, spaces and _.,=+()@- in a plain "
+                "name without folders, at most 120 characters."
+            )
+        if name.lower() in (other.lower() for other in contents):
+            raise EvaluationError(f"{who} returned two files that are '{name}' where case does not count.")
+        try:
+            contents[name] = bytes(content) if isinstance(content, _BYTES) else Path(content).read_bytes()
+        except (OSError, TypeError) as error:
+            raise EvaluationError(
+                f"{who} returned the file '{name}', which is neither bytes nor a path to a file: {error}"
+            ) from None
+    return contents
+
+
+def _check_outcomes(evaluator: Evaluator, outcomes: Outcomes, more: Mapping[str, Any]) -> None:
     """Check that the names of tasks and of further metrics are not those of the numbers that follow."""
     who = f"the evaluator '{evaluator.name}'"
     if NORMALISED in outcomes.values:
         raise EvaluationError(f"{who}: call the task '{NORMALISED}' something else: it is a metric's name.")
     following = {evaluator.metric, *(f"{evaluator.metric}/{task}" for task in outcomes.values)}
-    if twice := following & outcomes.metrics.keys():
+    if twice := following & (outcomes.metrics.keys() | set(more)):
         raise EvaluationError(f"{who} returned '{min(twice)}' as a metric and as outcomes.")

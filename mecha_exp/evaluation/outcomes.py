@@ -137,3 +137,22 @@ def _names(what: str, given: Mapping[str, ArrayLike], values: Mapping[str, Value
             count, expected = array.size, values[task].size
             raise EvaluationError(f"outcomes: {count} {what} for the {expected} values of the task '{task}'.")
     return names
+
+
+def common_clusters(outcomes: Outcomes) -> dict[str, NDArray[np.intp]]:
+    """The clusters of each example as places in one list for all tasks: equal names are one source.
+
+    Positions ("0", "1", ...), the names of examples without names, are sources of their task alone.
+    """
+    names = [_own_names(task, clusters) for task, clusters in outcomes.clusters.items()]
+    _, codes = np.unique(np.concatenate(names), return_inverse=True)
+    lengths = np.cumsum([len(names) for names in outcomes.clusters.values()])[:-1]
+    parts = np.split(codes.reshape(-1).astype(np.intp), lengths)
+    return dict(zip(outcomes.clusters, parts, strict=True))
+
+
+def _own_names(task: str, clusters: Names) -> Names:
+    """Names of clusters, with the task in front where they are positions."""
+    if np.array_equal(clusters, np.arange(len(clusters)).astype(str)):
+        return np.char.add(f"{task}\n", clusters)
+    return clusters

@@ -8,29 +8,54 @@ def my_score(state_dict, *, images: int = 100):
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
+from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.outcomes import Outcomes
 
-Shapes = Mapping[str, tuple[int, ...]]
-Score = Callable[..., Mapping[str, float] | Outcomes]
+if TYPE_CHECKING:
+    from mecha_exp.evaluation.measurement import Measurement
 
-BUNDLED = ("digits", "mini8")
-"""The evaluators of the bundled models, each in a module of its name."""
+Shapes = Mapping[str, tuple[int, ...]]
+Options = Mapping[str, Any]
+Score: TypeAlias = "Callable[..., Mapping[str, float] | Outcomes | Measurement]"
+Check = Callable[[Shapes, Context, Options], None]
+Depends = Callable[[Context, Options], Any]
+
+DEMOS = ("digits", "mini8")
+"""The evaluators of the bundled models, among which `auto` chooses."""
+BUNDLED = (
+    *DEMOS,
+    "clip_zero_shot",
+    "forward",
+    "image_classification",
+    "images",
+    "lm_eval",
+    "perplexity",
+    "text_classification",
+)
+"""The evaluators that come along, each in a module of its name in `mecha_exp.evaluators`."""
 DIRECTIONS = ("maximize", "minimize")
 AUTO = "auto"
 WEIGHT_STATS = "weight_stats"
 """The name of the comparison with the inputs, which is measured during the merge, without a state dict."""
-SPLIT, CONTEXT = "split", "context"
-"""The parameters of an evaluator that no configuration sets: the part of its data, and the point."""
-SETTINGS = ("name", "also", "metric", "direction", "timeout", SPLIT, WEIGHT_STATS)
+SPLIT, CONTEXT, EXAMPLES = "split", "context", "examples"
+"""The parameters of an evaluator that no configuration sets: the part of its data, the point, examples."""
+RACE = ("race", "race_alpha", "race_seed")
+SETTINGS = (
+    *("name", "also", "metric", "direction", "timeout", "workers", "devices"),
+    *RACE,
+    SPLIT,
+    WEIGHT_STATS,
+)
 """Keys of the configuration's `evaluator` that are not parameters of an evaluator."""
 VALIDATION, TEST = "validation", "test"
 _METRIC = re.compile(r"[^/]+(/[^/]+)*")
@@ -52,6 +77,11 @@ class Evaluator:
         splits: the names of the parts of its data; empty if it measures everything at once.
         data: the files and folders that it reads; relative ones lie beside its code.
         variables: the environment variables that it reads.
+        libraries: the modules of other projects that it imports; their versions count.
+        extra: of mecha_exp, which installs them; empty for a user's evaluator.
+        check: raises a `ConfigError` for what is wrong before anything is merged.
+        depends: what decides its numbers beside code, parameters and data.
+        takes_examples: whether it can measure some of its examples alone.
     """
 
     name: str
@@ -64,6 +94,11 @@ class Evaluator:
     splits: tuple[str, ...] = ()
     data: tuple[Path, ...] = ()
     variables: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    extra: str = ""
+    check: Check | None = None
+    depends: Depends | None = None
+    takes_examples: bool = False
 
     @property
     def accepted(self) -> dict[str, inspect.Parameter]:
@@ -74,7 +109,11 @@ class Evaluator:
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The parameters that a configuration sets, by name."""
-        reserved = (CONTEXT, SPLIT) if self.splits else (CONTEXT,)
+        reserved = {
+            CONTEXT,
+            *((SPLIT,) if self.splits else ()),
+            *((EXAMPLES,) if self.takes_examples else ()),
+        }
         return {name: parameter for name, parameter in self.accepted.items() if name not in reserved}
 
     @property
@@ -86,6 +125,13 @@ class Evaluator:
     def report_split(self) -> str | None:
         """The split that chosen points are reported on: `test`, or the last one."""
         return None if not self.splits else TEST if TEST in self.splits else self.splits[-1]
+
+    def with_splits(self, arguments: Mapping[str, Any]) -> Evaluator:
+        """The evaluator; without splits where the parameter named like the last one (`test`) is not set."""
+        parameter = self.parameters.get(self.report_split or "")
+        if parameter is None or arguments.get(parameter.name, parameter.default) is not None:
+            return self
+        return replace(self, splits=())
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The values of all parameters, defaults included.
@@ -108,7 +154,7 @@ class Evaluator:
                 bound[name] = Path(value).expanduser()
                 if not bound[name].exists():
                     problems.add(f"evaluator.{name}: {value} does not exist.")
-            elif name in arguments and not _is_a(value, types.get(name)):
+            elif name in arguments and not (value is parameter.default or _is_a(value, types.get(name))):
                 expected = "a path" if types[name] is Path else types[name].__name__
                 problems.add(f"evaluator.{name}: expected {expected}, got {brief(value)}.")
         problems.raise_as(ConfigError)
@@ -129,6 +175,11 @@ def evaluator(
     splits: Sequence[str] = (),
     data: Sequence[str | Path] = (),
     variables: Sequence[str] = (),
+    libraries: Sequence[str] = (),
+    extra: str = "",
+    check: Check | None = None,
+    depends: Depends | None = None,
+    takes_examples: bool = False,
 ) -> Callable[[Score], Score]:
     """Register a function of a state dict, and parameters, to a dictionary of numbers or to `Outcomes`.
 
@@ -142,19 +193,32 @@ def evaluator(
         units: of the numbers, as in `{"loss": "nats"}`.
         splits: the parts of its data, as in `("validation", "test")`; the function then has the parameter
             `split`. Points are chosen on `validation` (or the first); the chosen ones and the inputs are
-            reported on `test` (or the last).
+            reported on `test` (or the last). Where the function also has a parameter of the last one's name,
+            which is a file, there are no splits until it is set.
         data: the files and folders that the function reads, relative to its own file: a stored number is
             measured again when their content changes.
         variables: the environment variables that the function reads: the same for their values.
+        libraries: the modules that the function imports, as in `("transformers",)`: a missing one is an error
+            before anything is merged, and a stored number is measured again with another version.
+        extra: of mecha_exp, which brings the libraries.
+        check: a function of shapes by key, a `Context` and the parameters by name, which raises a
+            `ConfigError` for what headers and configurations tell. It runs before anything is merged.
+        depends: a function of a `Context` and the parameters to what else decides the numbers, such as the
+            tokenizer beside an input: anything that JSON holds, and a `Path` by the content of its file.
+        takes_examples: whether it can measure some of its examples alone, so that points can race. The
+            function then has the parameter `examples=None`: the positions of those to measure by task, as a
+            list in ascending order among all that it measures otherwise; tasks without any are left out.
+            It returns their outcomes under the names that they have when all are measured.
 
     The function's first parameter is the state dict (key to tensor), which it must not change. The others are
     set by the keys of the configuration's `evaluator`, are checked against their annotations (`int`, `float`,
-    `str`, `bool`, `Path`), and have their defaults. A `Path` must exist, and its content counts like `data`.
-    A parameter named `context` receives a `Context`.
+    `str`, `bool`, `Path`, or one of them `| None`), and have their defaults. A `Path` must exist, and its
+    content counts like `data`. A parameter named `context` receives a `Context`.
 
     Raises:
         ConfigError: the direction is unknown, `metric` is not a name for a number, a parameter has the name
-            of a setting, or `splits` and the parameter `split` do not agree.
+            of a setting, another module has an evaluator of that name, `splits` and the parameter `split`
+            do not agree, or `takes_examples` and the parameter `examples`.
 
     >>> @evaluator("sparsity", metric="zeros")
     ... def sparsity(state_dict, *, below: float = 0.0):
@@ -170,12 +234,34 @@ def evaluator(
         folder = Path(getattr(inspect.unwrap(score), "__code__", register.__code__).co_filename).parent
         files = tuple(folder / path for path in data)
         described = (name, score, metric, direction, fits, version, dict(units or {}))
-        entry = Evaluator(*described, tuple(splits), files, tuple(variables))
+        hooks = (tuple(libraries), extra, check, depends, takes_examples)
+        entry = Evaluator(*described, tuple(splits), files, tuple(variables), *hooks)
         _check_parameters(entry)
+        _check_name(entry)
         _registry[name] = entry
         return score
 
     return register
+
+
+def _check_name(entry: Evaluator) -> None:
+    """Check that no other module has registered an evaluator of that name: the later one would win."""
+    other = _registry.get(entry.name)
+    if other is not None and _module_of(other) != _module_of(entry):
+        raise ConfigError(
+            f"two evaluators are named '{entry.name}': that of {_file_of(other)} and that of "
+            f"{_file_of(entry)}. Give one of them another name, or load one of the plugins alone."
+        )
+
+
+def _module_of(entry: Evaluator) -> str | None:
+    return getattr(inspect.unwrap(entry.score), "__module__", None)
+
+
+def _file_of(entry: Evaluator) -> str:
+    """The file that an evaluator is defined in, or else its module."""
+    code = getattr(inspect.unwrap(entry.score), "__code__", None)
+    return code.co_filename if code else str(_module_of(entry))
 
 
 def _check_parameters(entry: Evaluator) -> None:
@@ -189,6 +275,11 @@ def _check_parameters(entry: Evaluator) -> None:
         raise ConfigError(
             f"{entry.name}: it declares splits, so its function needs a parameter `split: str`, which says "
             "which part of the data to measure."
+        )
+    if entry.takes_examples and getattr(entry.accepted.get(EXAMPLES), "default", "") is not None:
+        raise ConfigError(
+            f"{entry.name}: it declares takes_examples=True, so its function needs a parameter "
+            "`examples=None`, which has the positions by task of the examples to measure."
         )
     for split in entry.splits:
         if entry.splits.count(split) > 1 or metric_problem(split) or "/" in split:
@@ -209,23 +300,31 @@ def metric_problem(name: str) -> str | None:
 
 
 def all_evaluators() -> dict[str, Evaluator]:
-    """All registered evaluators, by name."""
+    """All registered evaluators, by name; the libraries that they use are not imported."""
     for name in BUNDLED:
-        importlib.import_module(f"mecha_exp.evaluation.{name}")
+        _import(name)
     return dict(sorted(_registry.items()))
 
 
-def find_evaluator(name: str | None, shapes: Shapes) -> Evaluator | None:
+def _import(name: str) -> Evaluator:
+    """Import an evaluator that comes along."""
+    importlib.import_module(f"mecha_exp.evaluators.{name}")
+    return _registry[name]
+
+
+def find_evaluator(name: Any, shapes: Shapes) -> Evaluator | None:
     """The evaluator with this name; for `auto` the bundled one that fits the model, else None.
 
     Raises:
-        ConfigError: no evaluator has this name, or it cannot measure this model.
+        ConfigError: it is not a name, no evaluator has it, or that one cannot measure this model.
     """
     if name is None:
         return None
-    evaluators = all_evaluators()
+    if not isinstance(name, str):
+        raise ConfigError(f"evaluator.name: expected a name as in evaluator.name=digits, got {name!r}.")
     if name == AUTO:
-        return next((evaluators[name] for name in BUNDLED if evaluators[name].fits(shapes)), None)
+        return next((demo for demo in map(_import, DEMOS) if demo.fits(shapes)), None)
+    evaluators = {name: _import(name)} if name in BUNDLED else all_evaluators()
     if name not in evaluators:
         hint = did_you_mean(name, [*evaluators, AUTO, WEIGHT_STATS])
         raise ConfigError(
@@ -237,16 +336,34 @@ def find_evaluator(name: str | None, shapes: Shapes) -> Evaluator | None:
             f"evaluator={name} cannot measure this model: its keys or shapes do not match its network. "
             "Use evaluator=none, or an evaluator of your own."
         )
+    _check_libraries(chosen)
     return chosen
 
 
+def _check_libraries(chosen: Evaluator) -> None:
+    """Check that the libraries of an evaluator are installed, without importing them."""
+    missing = [name for name in chosen.libraries if importlib.util.find_spec(name) is None]
+    if missing:
+        what = f"'mecha_exp[{chosen.extra}]'" if chosen.extra else " ".join(missing)
+        raise ConfigError(
+            f"evaluator={chosen.name} needs {', '.join(missing)}, which is not installed: pip install {what}"
+        )
+
+
 def _annotations(score: Score) -> dict[str, type]:
-    """The annotations that values of a configuration are checked against: int, float, str, bool, Path."""
+    """What values of a configuration are checked against: int, float, str, bool, Path, or None beside it."""
     try:
         hints = typing.get_type_hints(score)
     except NameError:  # a type that is imported for type checkers only
         return {}
-    return {name: hint for name, hint in hints.items() if hint in (int, float, str, bool, Path)}
+    plain = {name: _not_none(hint) for name, hint in hints.items()}
+    return {name: hint for name, hint in plain.items() if hint in (int, float, str, bool, Path)}
+
+
+def _not_none(hint: Any) -> Any:
+    """The type of `int | None` beside None."""
+    rest = [part for part in typing.get_args(hint) if part is not type(None)]
+    return rest[0] if len(rest) == 1 and type(None) in typing.get_args(hint) else hint
 
 
 def _is_a(value: Any, kind: type | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,9 @@ from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.identity import key_of
 from mecha_exp.evaluation.isolation import evaluation_process
 from mecha_exp.evaluation.measurement import Measurement, measured_by
-from mecha_exp.evaluation.registry import SPLIT, Evaluator
+from mecha_exp.evaluation.pool import EvaluationPool, evaluation_pool
+from mecha_exp.evaluation.racing.settings import RaceSettings
+from mecha_exp.evaluation.registry import EXAMPLES, SPLIT, Evaluator
 from mecha_exp.graph.nodes import InMemory
 from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.quantised.view import dequantised
@@ -33,11 +36,13 @@ class Evaluation:
         evaluator: the registered evaluator.
         parameters: all its parameters by name, defaults included, and the split if it has splits.
         prefix: of the names of its metrics: empty for the main evaluator, a name and `/` for others.
+        context: the models that are measured, on which the key may depend.
     """
 
     evaluator: Evaluator
     parameters: Mapping[str, Any]
     prefix: str = ""
+    context: Context | None = None
 
     @cached_property
     def key(self) -> str:
@@ -46,7 +51,7 @@ class Evaluation:
         Raises:
             ConfigError: a file that the evaluator reads does not exist.
         """
-        return key_of(self.evaluator, self.parameters)
+        return key_of(self.evaluator, self.parameters, self.context)
 
     @property
     def split(self) -> str | None:
@@ -61,7 +66,15 @@ class Evaluation:
     def on(self, split: str) -> Evaluation:
         """Put the evaluator on another split, whose name comes first in the names of the metrics."""
         parameters = {**self.parameters, SPLIT: split}
-        return Evaluation(self.evaluator, parameters, f"{split}/{self.prefix}")
+        return replace(self, parameters=parameters, prefix=f"{split}/{self.prefix}")
+
+    def among(self, examples: Mapping[str, list[int]]) -> Evaluation:
+        """The evaluation of some examples, by task and position: parameters, so that its key is another."""
+        return replace(self, parameters={**self.parameters, EXAMPLES: examples})
+
+    def within(self, context: Context) -> Evaluation:
+        """The evaluation of another model, whose tokenizer may be another one."""
+        return self if self.evaluator.depends is None else replace(self, context=context)
 
     def score(self, state_dict: Mapping[str, Tensor], context: Context | None = None) -> Measurement:
         """What the evaluator measures, checked, without the prefix; see `measured_by`.
@@ -83,6 +96,10 @@ class Scoring:
         timeout: seconds that an evaluator may take for one model; None is unlimited.
         weight_stats: whether the model is compared with its inputs during the merge.
         plugins: the files that define the evaluators, for a separate process.
+        workers: the number of processes that measure at the same time; 0 measures in this process, or with a
+            timeout in one.
+        devices: of the workers, in turn.
+        race: how the points of a sweep race; None if all of them are measured whole.
     """
 
     evaluations: tuple[Evaluation, ...]
@@ -91,11 +108,20 @@ class Scoring:
     timeout: float | None
     weight_stats: bool
     plugins: tuple[str, ...] = ()
+    workers: int = 0
+    devices: tuple[str, ...] = ()
+    race: RaceSettings | None = None
 
     @property
     def units(self) -> dict[str, str]:
         """The units of the metrics, by their full names."""
         return {e.prefix + name: unit for e in self.evaluations for name, unit in e.evaluator.units.items()}
+
+    @property
+    def directions(self) -> dict[str, str]:
+        """Whether more is better of the main metric, and of that of each further evaluator."""
+        main = {} if self.metric is None else {self.metric: self.direction}
+        return main | {e.metric: e.evaluator.direction for e in self.evaluations[1:] if e.metric not in main}
 
     @property
     def keys(self) -> dict[str, str]:
@@ -118,10 +144,26 @@ class Scoring:
         parts = [e.on(split) for e in self.evaluations if split in e.evaluator.splits and e.split != split]
         return replace(self, evaluations=tuple(parts))
 
+    @property
+    def is_isolated(self) -> bool:
+        """Whether evaluators run in processes of their own."""
+        return self.timeout is not None or self.workers > 0
+
+    @property
+    def pool(self) -> EvaluationPool:
+        """The workers that measure at the same time."""
+        return evaluation_pool(self.plugins, self.workers, self.devices)
+
+    def start(
+        self, evaluation: Evaluation, model: Model, context: Context | None = None
+    ) -> Future[Measurement]:
+        """Begin to measure a model by one evaluator in the pool; see `measure_one`."""
+        return self.pool.submit(evaluation, model, self.timeout, context)
+
     def measure(self, model: Model, context: Context | None = None) -> dict[str, float]:
         """Measure a model by every evaluator; returns the metrics by their full names; see `measure_one`."""
         measured: dict[str, float] = {}
-        if self.timeout is None and self.evaluations:
+        if not self.is_isolated and self.evaluations:
             model = load_state_dict(model)
         for evaluation in self.evaluations:
             metrics = self.measure_one(evaluation, model, context).metrics
@@ -138,11 +180,14 @@ class Scoring:
             model: a safetensors file, or a state dict in memory.
             context: what an evaluator may know of the point.
 
-        With a timeout the evaluator runs in a separate process, which is killed when the time is over.
+        With a timeout the evaluator runs in a separate process, which is killed when the time is over; with
+        workers in one of theirs.
 
         Raises:
             EvaluationError: the evaluator raised, took too long, or did not return numbers by name.
         """
+        if self.workers:
+            return self.start(evaluation, model, context).result()
         if self.timeout is None:
             return evaluation.score(load_state_dict(model), context)
         return evaluation_process(self.plugins).score(evaluation, model, self.timeout, context)

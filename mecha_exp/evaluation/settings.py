@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from mecha_exp.errors import ConfigError, Problems, did_you_mean, nearest, some
+from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.pool import read_workers
+from mecha_exp.evaluation.racing.settings import read_race
 from mecha_exp.evaluation.registry import (
     DIRECTIONS,
     SETTINGS,
@@ -23,8 +26,16 @@ AS = "as"
 """The key of an entry of `evaluator.also` that names its numbers."""
 
 
-def read_scoring(settings: Mapping[str, Any], shapes: Shapes, plugins: Sequence[str] = ()) -> Scoring:
+def read_scoring(
+    settings: Mapping[str, Any], shapes: Shapes, plugins: Sequence[str] = (), context: Context | None = None
+) -> Scoring:
     """Read the `evaluator` part of a configuration, for a model of these keys and shapes.
+
+    Args:
+        settings: the part.
+        shapes: by key.
+        plugins: the files that define evaluators.
+        context: the inputs of the model, for evaluators that read what lies beside them.
 
     Raises:
         ConfigError: all problems of this part.
@@ -40,9 +51,13 @@ def read_scoring(settings: Mapping[str, Any], shapes: Shapes, plugins: Sequence[
             if evaluator is None:
                 continue
             label = str(request.pop(AS, evaluator.name))
+            evaluator = evaluator.with_splits(request)
             prefix = f"{label}/" if index else ""
             _check_label(label, prefix, evaluator, evaluations)
-            evaluations.append(Evaluation(evaluator, _bound(evaluator, request, settings), prefix))
+            bound = _bound(evaluator, request, settings)
+            if evaluator.check is not None:
+                evaluator.check(shapes, context or Context(), bound)
+            evaluations.append(Evaluation(evaluator, bound, prefix, context))
             _ = evaluations[-1].key  # raises if a file that it reads does not exist
         except ConfigError as error:
             problems.add(error)
@@ -50,13 +65,17 @@ def read_scoring(settings: Mapping[str, Any], shapes: Shapes, plugins: Sequence[
     timeout = settings.get("timeout")
     if timeout is not None and (isinstance(timeout, bool | str) or not timeout > 0):
         problems.add(f"evaluator.timeout: expected seconds above 0, or null for any time, got {timeout!r}.")
+    workers, devices = read_workers(settings.get("workers"), settings.get("devices"), problems)
+    main = evaluations[0].evaluator if evaluations else None
+    race = None if problems else read_race(settings, main, metric, problems)
     if rest and not evaluations and not problems:
         hint = did_you_mean(next(iter(rest)), SETTINGS)
         problems.add(f"evaluator.{next(iter(rest))}: no evaluator takes it.{hint}")
     _check_split(settings, evaluations, problems)
     problems.raise_as(ConfigError)
     stats = wants_weight_stats(settings)
-    scoring = Scoring(tuple(evaluations), metric, direction, timeout, stats, tuple(plugins))
+    measured_in = (timeout, stats, tuple(plugins), workers, devices)
+    scoring = Scoring(tuple(evaluations), metric, direction, *measured_in, race)
     return _with_split(scoring, settings.get(SPLIT))
 
 

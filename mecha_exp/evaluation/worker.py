@@ -6,14 +6,15 @@ import os
 import pickle
 import signal
 import sys
+from pathlib import Path
 from typing import IO, Any
 
 from mecha_exp.errors import EvaluationError, MechaError
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.isolation import receive_request
 from mecha_exp.evaluation.measurement import Measurement, measured_by
 from mecha_exp.evaluation.registry import all_evaluators
-from mecha_exp.evaluation.scoring import Model, load_state_dict
+from mecha_exp.evaluation.scoring import load_state_dict
+from mecha_exp.evaluation.shared_model import SharedModel
 from mecha_exp.plugins import load_plugins
 
 
@@ -28,7 +29,7 @@ def main(plugins: list[str]) -> int:
     _answer(answers, ("ready", None))
     while True:
         try:
-            name, parameters, context, model = receive_request(sys.stdin.buffer)
+            name, parameters, context, model = pickle.load(sys.stdin.buffer)
         except EOFError:
             return 0
         try:
@@ -37,14 +38,17 @@ def main(plugins: list[str]) -> int:
             _answer(answers, ("error", str(error)))
 
 
-def _measure(name: str, parameters: dict[str, Any], context: Context | None, model: Model) -> Measurement:
+def _measure(
+    name: str, parameters: dict[str, Any], context: Context | None, model: Path | SharedModel
+) -> Measurement:
     evaluators = all_evaluators()
     if name not in evaluators:
         raise EvaluationError(
             f"the evaluator '{name}' is defined in no plugin, so that a process of its own cannot find it. "
-            "Name its file among the `plugins`, or leave evaluator.timeout out."
+            "Name its file among the `plugins`, or leave evaluator.timeout and evaluator.workers out."
         )
-    return measured_by(evaluators[name], parameters, load_state_dict(model), context)
+    state_dict = load_state_dict(model.open() if isinstance(model, SharedModel) else model)
+    return measured_by(evaluators[name], parameters, state_dict, context)
 
 
 def _answer(pipe: IO[bytes], answer: tuple[str, object]) -> None:

@@ -26,7 +26,7 @@ def recipe_text(method: MergeMethod) -> str:
             hyperparameters.append(spec)
         elif spec.required or spec.variadic or spec.name == "base":
             models.append(spec)
-    formula = (inspect.getdoc(method.__wrapped__) or "").partition("\n")[0]
+    formula = (inspect.getdoc(method) or "").partition("\n")[0]
     strength = ALPHA if ALPHA in {spec.name for spec in hyperparameters} else SCALE
     lines = ["# @package _global_", f"# {formula}"]
     lines += [_setting(spec, ALPHA if spec.name == strength else spec.name) for spec in hyperparameters]

@@ -6,7 +6,7 @@ import importlib
 import importlib.resources
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from rich.markup import escape
@@ -14,7 +14,7 @@ from rich.markup import escape
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.graph.literals import model
 from mecha_exp.graph.nodes import MergeNode, Node, walk
-from mecha_exp.method_api.method import Kind, MergeMethod
+from mecha_exp.method_api.method import Kind, MergeMethod, Reduction
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import BUILTIN_METHODS
 from mecha_exp.terminal import make_table, stdout
@@ -22,6 +22,7 @@ from mecha_exp.terminal import make_table, stdout
 STREAMING = {
     "whole": "needs whole tensors",
     "rows": "streams, row by row",
+    "model": "streams, after a trip over all keys",
     "reductions": "streams, after reductions",
     "elementwise": "streams",
     "header": "reads headers only",
@@ -64,7 +65,7 @@ def describe(method: MergeMethod) -> dict[str, Any]:
 
 def _docstring_parts(method: MergeMethod) -> tuple[str, str, dict[str, str]]:
     """The first line of the method's docstring, the other lines, and its sections by name."""
-    text = inspect.getdoc(method.__wrapped__) or ""
+    text = inspect.getdoc(method) or ""
     opening, *rest = re.split(rf"(?:^|(?<=\s))({'|'.join(SECTIONS)}): ", text)
     formula, _, details = opening.strip().partition("\n")
     named = {name.lower(): " ".join(words.split()) for name, words in zip(rest[::2], rest[1::2], strict=True)}
@@ -134,16 +135,20 @@ def _streaming(method: MergeMethod) -> str:
     }
     node, problems = method.bind(arguments)
     if problems or node is None:
-        return {Kind.REDUCTION: "reductions"}.get(method.kind, "node")
-    kinds = {n.method.kind for n in walk(*expand([node])) if isinstance(n, MergeNode)}
-    for name, marks in (
-        ("whole", {Kind.WHOLE, Kind.FACTOR, Kind.INTERFACE}),
-        ("rows", {Kind.ROWWISE}),
-        ("reductions", {Kind.REDUCTION}),
-    ):
-        if kinds & marks:
-            return name
-    return "elementwise"
+        return _streaming_of({method}) if method.kind is Kind.REDUCTION else "node"
+    return _streaming_of({n.method for n in walk(*expand([node])) if isinstance(n, MergeNode)})
+
+
+def _streaming_of(methods: Set[MergeMethod]) -> str:
+    """How the methods that are called run together."""
+    kinds = {method.kind for method in methods}
+    if kinds & {Kind.WHOLE, Kind.FACTOR, Kind.INTERFACE}:
+        return "whole"
+    if Kind.ROWWISE in kinds:
+        return "rows"
+    if any(isinstance(method, Reduction) and method.of_model for method in methods):
+        return "model"
+    return "reductions" if Kind.REDUCTION in kinds else "elementwise"
 
 
 def _example(method: MergeMethod) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mecha_exp.architectures import Detection, candidates, closest, detect
+from mecha_exp.architectures.stacks import is_stack
 from mecha_exp.checkpoint import StateDictSource, TensorInfo, is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.quantisation import quantisation_of
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, some
@@ -17,7 +18,7 @@ from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.sources.quantised.view import OPTION, DequantisedSource, dequantised, with_plain_keys
 from mecha_exp.sources.source import infos_of
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import make_table, stdout
+from mecha_exp.terminal import as_typed, make_table, stdout
 
 LONGEST_RECIPE = 12
 """The number of lines of a recipe that are shown; the verb `show` prints all."""
@@ -47,6 +48,13 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
     if (quantisation := quantisation_of(model)) is not None:
         anomalies.append(f"quantised: {quantisation}. {_reading_of(model)}")
     anomalies += _anomalies(infos, detection)
+    known = config.keys()
+    stacks = {key: is_stack(key, infos[key].shape, known.get(name)) for key, name in names.items()}
+    if doubtful := [key for key, is_marked in stacks.items() if is_marked is None]:
+        anomalies.append(
+            f"{len(doubtful)} keys look like several experts in one tensor, and no model config says whether "
+            f"they are: {some(doubtful, 3)}"
+        )
     if deep:
         anomalies += _nonfinite(model)
     return {
@@ -58,6 +66,7 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
         "components": components,
         "absent": list(detection.absent),
         "missing": list(detection.missing),
+        "stacked": {key: infos[key].shape[0] for key, is_marked in stacks.items() if is_marked},
         "extra": list(detection.extra),
         "renamed": len(detection.renamed),
         "blocks": [block for block in config.blocks() if block in blocks],
@@ -82,7 +91,7 @@ def _reading_of(model: StateDictSource) -> str:
         dequantised(model)
     except CheckpointError as error:
         return "It cannot be read" + str(error).rpartition("It cannot be read")[2]
-    return OPTION
+    return as_typed(OPTION)
 
 
 def _detected(infos: Mapping[str, Any], anomalies: list[str]) -> Detection:
@@ -143,6 +152,10 @@ def show_model(data: Mapping[str, Any]) -> None:
         rows.add_row(name, f"{part['keys']:,}", parameters, human_bytes(part["bytes"]), dtypes)
     stdout.print(rows)
     stdout.print(f"blocks: {' '.join(data['blocks'])}", markup=False, soft_wrap=True)
+    if data["stacked"]:
+        counts = " or ".join(map(str, sorted(set(data["stacked"].values()))))
+        line = f"{len(data['stacked'])} keys hold {counts} experts each: {some(list(data['stacked']), 3)}"
+        stdout.print(f"stacked: {line}", markup=False, soft_wrap=True)
     if data["absent"]:
         stdout.print(f"without: {', '.join(data['absent'])}", markup=False)
     if data["recipe"]:

@@ -29,6 +29,8 @@ def show_run(run: Run, as_json: bool = False) -> None:
     _line(f"folder     {run.folder}")
     if run_id := run_id_of(record):
         _line(f"MLflow     {run_id}")
+    if run.made_with:
+        _line(f"made with  {', '.join(run.made_with)}: bits may differ from those made here")
     if record.error:
         _line(f"error      {record.error}")
     _values("hyperparameter", {k: v for k, v in record.parameters.items() if not k.startswith("input/")})
@@ -59,6 +61,7 @@ def run_data(run: Run) -> dict[str, Any]:
         "parameters": record.parameters,
         "metrics": record.metrics,
         "error": record.error,
+        "made_with": list(run.made_with),
     }
 
 

@@ -42,6 +42,7 @@ class Axis:
         values: texts, if they are listed.
         low, high: of a range, otherwise.
         logarithmic: whether the range is drawn from by its logarithm.
+        is_integer: whether the range has whole numbers alone, both ends included.
     """
 
     key: str
@@ -49,6 +50,7 @@ class Axis:
     low: float = 0.0
     high: float = 0.0
     logarithmic: bool = False
+    is_integer: bool = False
 
     @property
     def is_range(self) -> bool:
@@ -59,12 +61,13 @@ class Axis:
         """The value at a fraction of the range, from 0 to 1."""
         if self.values:
             return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+        low, high = (self.low - 0.5, self.high + 0.5) if self.is_integer else (self.low, self.high)
         if self.logarithmic:
-            low, high = math.log(self.low), math.log(self.high)
-            value = math.exp(low + share * (high - low))
+            value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:
-            value = self.low + share * (self.high - self.low)
-        return f"{min(max(value, self.low), self.high):.{SAMPLED_DIGITS}g}"
+            value = low + share * (high - low)
+        value = min(max(value, self.low), self.high)
+        return str(round(value)) if self.is_integer else f"{value:.{SAMPLED_DIGITS}g}"
 
 
 def normalized(text: str) -> str:

@@ -12,14 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from mecha_exp.engine.code_hash import code_hashes
+from mecha_exp.engine.code_hash import code_hashes, contents_of_paths
 from mecha_exp.engine.options import SETTINGS, EngineOptions
 from mecha_exp.engine.planner.meaning import Meaning
 from mecha_exp.errors import RecipeError
-from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
+from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, models_of
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.recipe import serialize
 
@@ -87,14 +88,34 @@ def signature_of(
         raise RecipeError("a recipe with a model in memory has no signature: save the model to a file first")
 
     def by_content(node: Node) -> Node:
-        return (
-            ModelNode(f"sha256:{contents[node]}", node.space, node.config)
-            if isinstance(node, ModelNode)
-            else node
-        )
+        if isinstance(node, ModelNode):
+            return ModelNode(f"sha256:{contents[node]}", node.space, node.config)
+        return _with_contents(node) if isinstance(node, MergeNode) and node.method.signature.paths else node
 
     settings = {name: str(getattr(options, name)) for name in SETTINGS}
     settings |= {f"output.{name}": value for name, value in output.items()}
     text = serialize(*rewrite([meaning.recipe if meaning else recipe], by_content))
     configs = meaning.configs if meaning else {}
     return Signature(text, tuple(contents[m] for m in models), code_hashes(recipe), settings, configs)
+
+
+def _with_contents(call: MergeNode) -> MergeNode:
+    """A call whose arguments name files by their content."""
+    files = contents_of_paths(call)
+    names = {spec.name for spec in call.method.signature.paths}
+
+    def named(value: Node) -> Node:
+        if not isinstance(value, LiteralNode) or not isinstance(value.value, str):
+            return value
+        return LiteralNode(f"sha256:{files[str(Path(value.value).expanduser())]}", value.space)
+
+    arguments = tuple(
+        (
+            name,
+            (tuple(map(named, value)) if isinstance(value, tuple) else named(value))
+            if name in names
+            else value,
+        )
+        for name, value in call.arguments
+    )
+    return replace(call, arguments=arguments)

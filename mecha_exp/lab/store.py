@@ -4,9 +4,10 @@ outputs/store/
     store.json                   the format's version
     points/SIGNATURE/
         merge.json               the result of the merge: see `StoredMerge`
-        failure.json             the error of the last attempt, if it failed
+        failure.json             the errors of the last attempts that failed: of the merge, of each evaluation
         evaluation-KEY.json      the numbers of an evaluator, by what decides them
         evaluation-KEY.parquet   its outcomes by example, if it has them
+        evaluation-KEY/          its files by name, if it has some
     inputs/SHA256/
         evaluation-KEY.json, .parquet     the same of an input, by its content
     sweeps/KEY.json              the folder of the sweep with that command
@@ -66,14 +67,16 @@ class StoredEvaluation:
     Attributes:
         metrics: its numbers by name.
         outcomes: its outcomes by example, as the content of a Parquet file; None if it has none.
+        files: its files by plain names: contents, or paths in the store.
     """
 
     metrics: Mapping[str, float]
     outcomes: bytes | None = None
+    files: Mapping[str, bytes | Path] = field(default_factory=dict)
 
     @property
     def checksum(self) -> str:
-        """A hash by which a damaged file is recognised."""
+        """A hash of numbers and outcomes by which a damaged file is recognised."""
         texts = sorted((name, repr(float(value))) for name, value in self.metrics.items())
         return hashlib.sha256(json.dumps(texts).encode() + b"\0" + (self.outcomes or b"")).hexdigest()
 
@@ -160,7 +163,7 @@ class ResultStore:
             return None
 
     def put(self, merge: StoredMerge) -> None:
-        """Store a merge, and forget an earlier failure."""
+        """Store a merge, and forget that it failed earlier."""
         self._write(self._point(merge.signature) / _MERGE, asdict(merge))
         self.clear_failure(merge.signature)
 
@@ -172,18 +175,28 @@ class ResultStore:
             evaluations: the keys of the evaluations that are asked for: the failure of another one does not
                 count.
         """
-        failure = _read(self._point(signature) / _FAILURE)
-        if not isinstance(failure, dict) or "error" not in failure:
-            return None
-        evaluation = failure.get("evaluation")
-        return str(failure["error"]) if not evaluation or evaluation in evaluations else None
+        errors = self.failures(signature)
+        return next((errors[key] for key in ("", *evaluations) if key in errors), None)
+
+    def failures(self, signature: str) -> dict[str, str]:
+        """The errors of a point: by the key of the evaluation that failed, "" for the merge itself."""
+        errors = _read(self._point(signature) / _FAILURE)
+        if not isinstance(errors, dict) or not all(isinstance(error, str) for error in errors.values()):
+            return {}
+        return errors
 
     def put_failure(self, signature: str, error: str, evaluation: str = "") -> None:
         """Store that a point failed: its merge, or the evaluation with this key."""
-        self._write(self._point(signature) / _FAILURE, {"error": error, "evaluation": evaluation})
+        self._write(self._point(signature) / _FAILURE, {**self.failures(signature), evaluation: error})
 
-    def clear_failure(self, signature: str) -> None:
-        """Forget that a point failed."""
+    def clear_failure(self, signature: str, evaluations: Iterable[str] = ()) -> None:
+        """Forget that the merge of a point failed, and these evaluations; what else failed is kept."""
+        errors = self.failures(signature)
+        forgotten = {"", *evaluations}
+        if remaining := {key: error for key, error in errors.items() if key not in forgotten}:
+            if remaining != errors:
+                self._write(self._point(signature) / _FAILURE, remaining)
+            return
         with contextlib.suppress(OSError):
             (self._point(signature) / _FAILURE).unlink(missing_ok=True)
 
@@ -197,8 +210,11 @@ class ResultStore:
         try:
             outcomes = _outcomes_file(path).read_bytes() if fields["outcomes"] else None
             metrics = {name: float(value) for name, value in fields["metrics"].items()}
-            stored = StoredEvaluation(metrics, outcomes)
-            return stored if stored.checksum == fields["checksum"] else None
+            hashes = fields.get("files", {})
+            files = {name: path.with_suffix("") / name for name in hashes}
+            stored = StoredEvaluation(metrics, outcomes, files)
+            intact = all(content_is(file, hashes[name]) for name, file in files.items())
+            return stored if intact and stored.checksum == fields["checksum"] else None
         except (TypeError, KeyError, ValueError, AttributeError, OSError):
             return None
 
@@ -213,7 +229,13 @@ class ResultStore:
             "outcomes": measured.outcomes is not None,
             "checksum": measured.checksum,
         }
-        self._write(path, fields, measured.outcomes)
+        contents = {name: _bytes_of(content) for name, content in measured.files.items()}
+        if contents:
+            fields["files"] = {n: hashlib.sha256(content).hexdigest() for n, content in contents.items()}
+        beside = {path.with_suffix("") / name: content for name, content in contents.items()}
+        if measured.outcomes is not None:
+            beside[_outcomes_file(path)] = measured.outcomes
+        self._write(path, fields, beside)
 
     def sweep_folder(self, key: str) -> Path | None:
         """The folder of the sweep with a command, if it was started before and still exists."""
@@ -243,15 +265,16 @@ class ResultStore:
         folder = self.folder / "inputs" / content if content else self._point(signature)
         return folder / f"evaluation-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
-    def _write(self, path: Path, value: dict[str, Any], outcomes: bytes | None = None) -> None:
+    def _write(self, path: Path, value: dict[str, Any], beside: Mapping[Path, bytes] | None = None) -> None:
+        """Write a JSON file, after the files that it speaks of."""
         marker = self.folder / STORE_FILE
         try:
             if not marker.exists():
                 atomic_write_text(marker, json.dumps({"version": VERSION}))
-            if outcomes is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_write(_outcomes_file(path)) as temporary:
-                    temporary.write_bytes(outcomes)
+            for file, content in (beside or {}).items():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_write(file) as temporary:
+                    temporary.write_bytes(content)
             atomic_write_text(path, json.dumps(value, indent=1, ensure_ascii=False))
         except OSError as error:
             cause = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
@@ -264,6 +287,10 @@ class ResultStore:
 def _outcomes_file(path: Path) -> Path:
     """The file beside an evaluation that holds its outcomes."""
     return path.with_suffix(".parquet")
+
+
+def _bytes_of(content: bytes | Path) -> bytes:
+    return content.read_bytes() if isinstance(content, Path) else content
 
 
 def _read(path: Path) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -99,7 +101,7 @@ def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
         parameter.name,
         interface,
         spaces,
-        parameter.default,
+        os.fspath(parameter.default) if isinstance(parameter.default, Path) else parameter.default,
         declared.bounds,
         parameter.kind is inspect.Parameter.VAR_POSITIONAL,
         declared.symbol,
@@ -131,7 +133,7 @@ def _interface(annotation: Any, owner: str, name: str) -> tuple[Any, bool]:
         return annotation, False
     raise RecipeError(
         f"{owner}: the parameter '{name}' is of type {annotation}, which is none of Tensor, float, int, "
-        "bool, str, list[float], a TypeVar, and StateDict of one of them."
+        "bool, str, Path, list[float], a TypeVar, and StateDict of one of them."
     )
 
 

@@ -7,9 +7,11 @@ nearest valid name.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -87,8 +89,15 @@ class MethodSignature(Declaration):
             named[name] = value
         return named
 
+    @cached_property
+    def paths(self) -> tuple[ParameterSpec, ...]:
+        """The parameters that name files; a recipe holds them as strings."""
+        return tuple(spec for spec in self.parameters if spec.interface is Path)
+
     def arrange(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Values by name as the positional and keyword arguments of a call of the function."""
+        if self.paths:
+            values = {**values, **{spec.name: _as_path(values[spec.name]) for spec in self.paths}}
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         before = self.variadic is not None
@@ -134,7 +143,7 @@ class MethodSignature(Declaration):
                 )
                 problems.append(f"{spec.name}: {what}")
             return None
-        value = named[spec.name]
+        value = _without_path(named[spec.name]) if spec.interface is Path else named[spec.name]
         if spec.optional and not spec.required and (value is None or value is as_node(None)):
             return None
         if spec.variadic:
@@ -193,6 +202,20 @@ def read_signature(function: Callable[..., Any]) -> MethodSignature:
     """
     declaration = read_declaration(function, getattr(function, "__name__", "merge method"))
     return MethodSignature(**vars(declaration))
+
+
+def _as_path(value: Any) -> Any:
+    """A string of a recipe as the path that a method receives; of several, each."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_as_path, value))
+    return Path(value).expanduser() if isinstance(value, str) else value
+
+
+def _without_path(value: Any) -> Any:
+    """A path as a string, which recipes hold; of several, each."""
+    if isinstance(value, list | tuple):
+        return [_without_path(item) for item in value]
+    return os.fspath(value) if isinstance(value, PurePath) else value
 
 
 def _with_curves(spec: ParameterSpec, node: Node) -> Node:

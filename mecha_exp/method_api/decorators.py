@@ -159,6 +159,47 @@ def reduction(
     return decorate if function is None else decorate(function)
 
 
+def whole_model(method: Reduction, identifier: str | None = None, *, register: bool = False) -> Reduction:
+    """Make a reduction over all keys of a model, which gives one number, of one over a tensor.
+
+    Composites call it as they call the other one. The engine finds the number in one more trip over the
+    data, before the pass that makes the model; an entry of a rank rarely takes two. The sums of the keys are
+    added in the order of the keys, in halves, so that the number has the same bits for any tiles and threads.
+
+    >>> model_norm_squared = whole_model(squared_norm)
+    >>> @merge_method(composite=True)
+    ... def normalised(a: Parameter(Tensor)) -> Return(Tensor):
+    ...     return divide(a, model_norm_squared(a))
+
+    The keys that count are those at which the recipe calls the method that asks for the number, with all its
+    models: floating-point tensors, and none that a policy copies or that an input lacks.
+
+    Args:
+        method: a reduction by sums in one round, or by rank.
+        identifier: its name in recipes; `model_` and the method's name by default.
+        register: whether recipes can find it by name.
+
+    Raises:
+        RecipeError: the method is another one.
+    """
+    name = identifier or f"model_{method.identifier}"
+    if not isinstance(method, Reduction) or not (method.sums or method.rank):
+        raise RecipeError(
+            f"{name}: a number of the whole model is a reduction with `sums` or `rank`, which "
+            f"'{method.identifier}' is not: results for blocks of one tensor do not add up over others"
+        )
+    if method.of_model or (method.sums and method.rounds(torch.float64) > 1):
+        raise RecipeError(
+            f"{name}: '{method.identifier}' has several rounds, or is of the whole model already"
+        )
+    arguments = (method.__wrapped__, name, method.rounds, method.finish, method.sums, method.rank)
+    wide = Reduction(*arguments)
+    wide.of_model = True
+    wide.__doc__ = f"As `{method.identifier}`, over all keys of the model, in one more trip over the data."
+    _registered(wide, register)
+    return wide
+
+
 def factor(
     *, elements: Callable[..., int] = math.prod, register: bool = False
 ) -> Callable[[Callable[..., Any]], Factor]:

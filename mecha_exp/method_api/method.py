@@ -167,15 +167,21 @@ class Reduction(MergeMethod):
 
     With `rowwise` a block has whole rows, of shape [rows, columns].
 
+    A reduction of the whole model (see `whole_model`) is over all keys that a recipe merges by the method
+    that asks for it: one number, the same at each key.
+
     Attributes:
+        of_model: whether it is over all keys of a model, rather than over one tensor.
         sums: whether the function returns terms of sums. The total is a number or, for a tuple, a vector.
         rank: (count, **hyperparameters) -> the rank of the requested element, 1 being the smallest. The
             result is its exact value, the order statistic. NaN is not counted, so that a function can leave
             elements out. A rank above `count` gives infinity.
         rounds: (dtype of the arithmetic) -> the number of passes over the data.
         finish: (total, state, count, dtype, **hyperparameters) -> the next state or, in the last round, the
-            value; `count` is the number of elements of the key, `dtype` that of the arithmetic.
+            value; `count` is the number of elements of the key or the model, `dtype` that of the arithmetic.
     """
+
+    of_model = False
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ import math
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from mecha_exp.graph.literals import config_and_space
 from mecha_exp.graph.spaces import MergeSpaceSymbol, checked_spaces, is_space
 from mecha_exp.method_api.state_dict import StateDict
 
-SCALARS: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", str: "a word"}
+SCALARS: dict[Any, str] = {
+    float: "a number", int: "a whole number", bool: "true or false", str: "a word", Path: "a path",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,9 @@ def Parameter(
     A declaration can be shared by several methods: `Density = Parameter(float, gt=0, le=1)`.
 
     Args:
-        interface: `torch.Tensor`, `float`, `int`, `bool`, `str`, `list[float]` (one number, or one for each
-            model), a `TypeVar` (any of them), or `StateDict[...]` of one of these; optional by `... | None`.
+        interface: `torch.Tensor`, `float`, `int`, `bool`, `str`, `Path` (a file or folder, whose content
+            decides the result), `list[float]` (one number, or one for each model), a `TypeVar` (any of them),
+            or `StateDict[...]` of one of these; optional by `... | None`.
         merge_space: the allowed spaces: `weight`, `delta`, `param`, several, or a `MergeSpaceSymbol`. None:
             any, but the same for all parameters without one. A parameter with a default is a `param`. A model
             config may be passed here too.
@@ -193,6 +197,8 @@ class ParameterSpec:
     def check(self, value: Any) -> str | None:
         """Describe what is wrong with a literal value; None if it is valid."""
         if isinstance(value, ByKey):
+            if self.interface is Path:
+                return "expected one path for all keys, got values by key"
             return next((p for v in value.values if (p := self.check(v))), None)
         if isinstance(value, tuple):
             if self.interface is not list:
@@ -224,7 +230,7 @@ class ParameterSpec:
             return value is not None
         if isinstance(value, bool) or self.interface is bool:
             return isinstance(value, bool) and self.interface is bool
-        if self.interface is str:
+        if self.interface in (str, Path):
             return isinstance(value, str)
         if self.interface is int:
             return isinstance(value, int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,12 +46,24 @@ class Tile:
     The engine passes it; a recipe cannot.
 
     Attributes:
-        key: the name of the tensor.
+        key: the name of the tensor, or of the stack that it is an expert of.
         start, stop: the range of the tile in the flattened tensor.
-        shape: the shape of the tensor.
+        shape: the shape of the tensor; of a stack that of one expert.
+        expert: the place of the tensor in a stack of experts, from 0; None for a tensor of its own.
     """
 
     key: str
     start: int
     stop: int
     shape: tuple[int, ...] = ()
+    expert: int | None = None
+
+    @property
+    def offset(self) -> int:
+        """The number of entries of the key before this tensor: those of the experts before it."""
+        return 0 if self.expert is None else self.expert * math.prod(self.shape)
+
+    @property
+    def name(self) -> str:
+        """A name that no other tensor has: the key, of an expert `key[3]`."""
+        return self.key if self.expert is None else f"{self.key}[{self.expert}]"

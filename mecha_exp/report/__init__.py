@@ -4,11 +4,11 @@ results.py   the points, grouped over replicates and judged
 join.py      several sweeps as one
 table.py     the table on the terminal
 verdict.py   the verdict on the settings, verdict.json, footnotes
-verdict_page.py   the verdict as a table of methods by tasks
+pareto.py    the front of several metrics
 why.py       what moved the metric
 export.py    sweep.csv, sweep.parquet
 figures/     PNG files
-html.py      report.html
+page/        report.html
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mecha_exp.report.export import CSV_FILE, PARQUET_FILE, write_csv, write_parquet
-from mecha_exp.report.figures import MAIN_FILE, draw_figures
-from mecha_exp.report.html import REPORT_FILE, write_report
+from mecha_exp.report.figures import MAIN_FILE, Picture, draw_figures
+from mecha_exp.report.figures.contact_sheet import draw_contact_sheets
+from mecha_exp.report.page import REPORT_FILE, write_report
 from mecha_exp.report.results import Results
 from mecha_exp.report.table import terminal_table, terminal_tables
 from mecha_exp.report.verdict import VERDICT_FILE, write_verdict
@@ -52,6 +53,7 @@ def write_all(results: Results, command: Sequence[str], folder: Path) -> list[Pa
     write_csv(results, folder / CSV_FILE)
     write_parquet(results, folder / PARQUET_FILE)
     pictures = draw_figures(results, folder)
+    pictures += [Picture(*sheet) for sheet in draw_contact_sheets(results, folder)]
     write_report(results, command, pictures, folder / REPORT_FILE)
     paths = [folder / CSV_FILE, folder / PARQUET_FILE, *(picture.path for picture in pictures)]
     if write_verdict(results, folder / VERDICT_FILE):

@@ -2,10 +2,11 @@
 
     pandas.read_parquet("sweep.parquet").query("status == 'FINISHED'").groupby("alpha").accuracy.mean()
 
-Columns: `point` (its number), `name`, `status` (FINISHED, FAILED; REFERENCE for the inputs), one for each
-swept key, for the recipe, each other hyperparameter with its effective value, and each metric, `signature`,
-`error`. A swept key is numeric if all its values are numbers. Where points leave experts (or blocks) out,
-`expert/NAME` is 1 where a point merges an expert and 0 where not, and `experts` counts them.
+Columns: `point` (its number), `name`, `status` (FINISHED, FAILED, DROPPED by a race; REFERENCE for the
+inputs), one for each swept key, for the recipe, each other hyperparameter with its effective value, and each
+metric, `signature`, `error`. A swept key is numeric if all its values are numbers. Where points leave experts
+(or blocks) out, `expert/NAME` is 1 where a point merges an expert and 0 where not, and `experts` counts them.
+If several evaluators measured, `pareto` is true for the points on the Pareto front of their main metrics.
 If methods are compared, `best_of_recipe` (or `best_of_method`) is true for the best points of each method.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mecha_exp.report.factors import factor_columns
+from mecha_exp.report.pareto import COLUMN, front_column
 from mecha_exp.report.results import Results
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.values import is_number, parse_value
@@ -39,7 +41,10 @@ def columns(results: Results) -> dict[str, list[Any]]:
     table: dict[str, list[Any]] = {
         "point": [*range(len(records)), *blank],
         "name": [*(r.name for r in records), *references],
-        "status": [*(r.status for r in records), *("REFERENCE" for _ in references)],
+        "status": [
+            *("DROPPED" if r.dropped is not None else r.status for r in records),
+            *("REFERENCE" for _ in references),
+        ],
     }
     for key in results.swept:
         table[_free(key, table)] = [*_swept_column(results, key), *blank]
@@ -54,6 +59,8 @@ def columns(results: Results) -> dict[str, list[Any]]:
         best = {id(record) for record in results.best_of_each.records}
         name = f"best_of_{(results.method_key or '').rpartition('.')[2]}"
         table[_free(name, table)] = [*(id(record) in best for record in records), *blank]
+    if (on_front := front_column(results)) is not None:
+        table[_free(COLUMN, table)] = [*on_front, *blank]
     table["signature"] = [*(r.tags.get("signature") for r in records), *blank]
     table["error"] = [*(r.error for r in records), *blank]
     return table

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from mecha_exp.errors import EvaluationError
 from mecha_exp.report.results import Results, Setting
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.values import as_text
@@ -32,56 +31,37 @@ def factor_columns(results: Results) -> dict[str, list[int | None]]:
 
 
 def factor_notes(results: Results) -> list[str]:
-    """What subsets of experts or blocks show: the share that is better than the base, or Shapley values."""
-    if results.mode not in ("subsets", "shapley") or not results.judged:
-        return []
+    """What subsets of experts or blocks show: for each size the share that is better than the base."""
     key = next((key for key in KEYS if key in results.swept), None)
-    if key is None:
+    if results.mode != "subsets" or not results.judged or key is None:
         return []
     notes = []
-    for others, settings in _by_other_keys(results, key).items():
-        worth = {frozenset(_split(str(s.values[key]))): s.estimate(results.metric).mean for s in settings}
+    for others, settings in settings_by_other_keys(results, key).items():
+        worth = {group: value for group, value in coalitions_of(results, settings, key).items() if group}
         base = _base(results, settings)
-        of = f" ({others})" if others else ""
-        if results.mode == "subsets":
-            notes += _shares(worth, base, results, of)
-        elif key == "subset" and base is None:
-            notes.append(
-                f"Shapley values{of} need a base, which is what no expert makes, and none was measured"
-            )
-        else:
-            empty = {frozenset[str](): base} if key == "subset" and base is not None else {}
-            notes.append(_shapley_note({**worth, **empty}, results, key, of))
+        notes += _shares(worth, base, results, f" ({others})" if others else "")
     return notes
 
 
-def _by_other_keys(results: Results, key: str) -> dict[str, list[Setting]]:
+def coalitions_of(results: Results, settings: Sequence[Setting], key: str) -> dict[frozenset[str], float]:
+    """The metric of each coalition of experts, or blocks; that of no expert is the base's, if it is known."""
+    worth = {frozenset(_split(str(s.values[key]))): s.estimate(results.metric).mean for s in settings}
+    base = _base(results, settings) if key == "subset" else None
+    return worth if base is None else {**worth, frozenset(): base}
+
+
+def players_of(results: Results, key: str) -> list[str]:
+    """All experts, or blocks, that points merge."""
+    return _players([_members(results, record, key) for record in results.records])
+
+
+def settings_by_other_keys(results: Results, key: str) -> dict[str, list[Setting]]:
     """The settings in groups that differ in their subset alone, by the values of the other keys."""
     groups: dict[str, list[Setting]] = {}
     for setting in results.settings:
         others = {name: value for name, value in setting.values.items() if name != key}
         groups.setdefault(", ".join(f"{n}={as_text(v)}" for n, v in others.items()), []).append(setting)
     return groups
-
-
-def _shapley_note(worth: Mapping[frozenset[str], float], results: Results, key: str, of: str) -> str:
-    """The Shapley value of each player as a sentence."""
-    from mecha_exp.verdict.why import shapley
-
-    players = _players([_members(results, record, key) for record in results.records])
-    try:
-        gains = shapley(worth, players)
-    except EvaluationError as error:
-        return f"{error}{of}"
-    parts = []
-    for player, gain in sorted(gains.items(), key=lambda item: -item[1].value):
-        interval = "" if math.isnan(gain.low) else f" ({gain.low:+.4f} to {gain.high:+.4f})"
-        parts.append(f"{player} {gain.value:+.4f}{interval}")
-    none, full = worth[frozenset()], worth[frozenset(players)]
-    return (
-        f"Shapley values of {results.metric}{of}: {', '.join(parts)}; together {full - none:+.4f}, from "
-        f"{none:.4f} without any to {full:.4f} with all"
-    )
 
 
 def _shares(

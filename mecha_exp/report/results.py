@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, current, protocol_of
-from mecha_exp.runs.record import FAILED, Record
+from mecha_exp.runs.environment import differs_from_here
+from mecha_exp.runs.record import FAILED, RACE, RACE_EXAMPLES, Record
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.runs.values import Value, as_text, parse_value
 
@@ -103,10 +104,20 @@ class Setting:
         return [record for record in self.records if record.status != FAILED]
 
     @property
+    def dropped(self) -> bool:
+        """Whether a race dropped a point, so that there is no number of the setting."""
+        return any(record.dropped is not None for record in self.finished)
+
+    @property
     def name(self) -> str:
         """The values of the swept keys, as in `alpha=0.3,k=0.2`."""
         shown = [f"{key}={as_text(value)}" for key, value in self.values.items() if value is not None]
         return ",".join(shown) or (self.records[0].name if len(self.records) == 1 else "all replicates")
+
+    @property
+    def made_with(self) -> list[str]:
+        """What its points were made with that is otherwise here: another torch, or another processor."""
+        return list(dict.fromkeys(words for r in self.finished for words in differs_from_here(r.tags)))
 
     def estimate(self, metric: str | None) -> Estimate:
         """Estimate the mean of a metric: with its interval, or with the span of points that are pooled."""
@@ -131,6 +142,7 @@ class Results:
         by: the keys to group by, instead of all swept keys.
         shown: the metrics to show, instead of the evaluators' metrics.
         better: the direction of `chosen`.
+        remarks: on the sweep as a whole.
         verdict: on the settings; None where there is none, or where they are grouped by other keys.
 
     Raises:
@@ -145,6 +157,7 @@ class Results:
     by: Sequence[str] = ()
     shown: Sequence[str] = ()
     better: str | None = None
+    remarks: Sequence[str] = ()
     verdict: Verdict | None = None
 
     def __post_init__(self) -> None:
@@ -178,6 +191,11 @@ class Results:
         return [record for record in self.records if record.status != FAILED]
 
     @cached_property
+    def dropped(self) -> list[Record]:
+        """The points that a race dropped."""
+        return [record for record in self.finished if record.dropped is not None]
+
+    @cached_property
     def keys(self) -> list[str]:
         """The swept keys that define settings: all but those of replicates, unless nothing else was swept."""
         if self.by:
@@ -203,12 +221,17 @@ class Results:
 
     @cached_property
     def ranked(self) -> list[Setting]:
-        """The settings, the best first, then those without a finite value, then those that failed."""
+        """The settings, the best first, then those without a finite value, then those that failed.
+
+        Of those that a race dropped, the one comes first that was measured on the most examples.
+        """
 
         def rank(setting: Setting) -> tuple[bool, bool, float]:
             mean = setting.estimate(self.metric).mean
-            is_nan = math.isnan(mean)
-            return not setting.finished, is_nan, 0.0 if is_nan else mean if self.minimized else -mean
+            if math.isnan(mean):
+                examples = setting.estimate(RACE_EXAMPLES).mean if setting.dropped else 0.0
+                return not setting.finished, True, -examples
+            return not setting.finished, False, mean if self.minimized else -mean
 
         return sorted(self.settings, key=rank)
 
@@ -237,8 +260,11 @@ class Results:
 
     @cached_property
     def method_key(self) -> str | None:
-        """The swept key that names methods, or None if no other key was swept."""
-        if self.best_setting is None or len(self.keys) < 2:
+        """The swept key that names methods, or None if no other key was swept.
+
+        None, too, where a race dropped points: it looks for the best point, and not for that of each method.
+        """
+        if self.best_setting is None or len(self.keys) < 2 or self.dropped:
             return None
         return next((key for key in METHOD_KEYS if key in self.keys), None)
 
@@ -252,10 +278,10 @@ class Results:
 
     @cached_property
     def chosen_settings(self) -> list[Setting]:
-        """The best setting of each method, or of all if no methods are compared; the best first."""
+        """The best setting of each method, the best first; of all where none is compared or points race."""
         if self.best_setting is None:
             return []
-        key = next((key for key in METHOD_KEYS if key in self.keys), None)
+        key = None if self.dropped else next((key for key in METHOD_KEYS if key in self.keys), None)
         best: dict[Value, Setting] = {}
         for setting in self.ranked:
             if setting.estimate(self.metric).count:
@@ -269,9 +295,9 @@ class Results:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks about single points, such as that one was merged again because an input has changed."""
+        """Remarks about the sweep, and about points, such as that an input of one has changed."""
         remarks = list(dict.fromkeys(f"{r.name}: {r.note}" for r in self.records if r.note))
-        return [*remarks, *self._inputs]
+        return [*self.remarks, *remarks, *self._inputs]
 
     @property
     def _inputs(self) -> list[str]:
@@ -292,6 +318,11 @@ class Results:
         return [*lines[:10], *more]
 
     @property
+    def made_with(self) -> list[str]:
+        """What points were made with that is otherwise here; see `Setting.made_with`."""
+        return list(dict.fromkeys(words for setting in self.settings for words in setting.made_with))
+
+    @property
     def references(self) -> dict[str, dict[str, float]]:
         """The metrics of the inputs, by name; of several sets of experts the means over the sets."""
         inputs: dict[str, dict[Value, dict[str, float]]] = {}
@@ -304,10 +335,10 @@ class Results:
 
     @cached_property
     def metrics(self) -> list[str]:
-        """The names of the metrics: the main one, where it is reported, the others as they were measured."""
+        """The names of the metrics: the main one, on how many examples, where it is reported, the others."""
         names = dict.fromkeys(m for r in self.records for m in r.metrics)
         reported = {f"{r.report_split}/{self.metric}" for r in self.finished if r.reported}
-        first = [m for m in (self.metric, *sorted(reported)) if m in names]
+        first = [m for m in (self.metric, RACE_EXAMPLES, *sorted(reported)) if m in names]
         return [*first, *(m for m in names if m not in first)]
 
     @cached_property
@@ -315,7 +346,8 @@ class Results:
         """The metrics to show by default: those of the evaluators, or else of the weights."""
         if self.shown:
             return list(self.shown)
-        shown = [m for m in self.metrics if m == self.metric or not m.startswith(MERGE_PREFIXES)]
+        own = (self.metric, RACE_EXAMPLES)
+        shown = [m for m in self.metrics if m in own or not m.startswith((*MERGE_PREFIXES, RACE))]
         if len(shown) > 1 or self.judged:
             return shown
         weights = ("weights/relative_change", "weights/cosine")
@@ -367,6 +399,7 @@ def _means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 _UNITS = {
+    RACE_EXAMPLES: "examples",
     "time/": "s",
     "io/bytes_per_second": "B/s",
     "io/bytes": "B",
@@ -386,4 +419,4 @@ def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
         ended: whether the sweep is known to have ended: then a point without a record has failed.
     """
     records = current(sweep.all_records(folder, ended=ended))
-    return Results(sweep.title, sweep.swept, records, mode=sweep.mode)
+    return Results(sweep.title, sweep.swept, records, mode=sweep.mode, remarks=sweep.notes)

@@ -11,8 +11,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from mecha_exp.report.pareto import MARK, front, front_note
 from mecha_exp.report.results import MISSING, Estimate, Results, Setting
-from mecha_exp.report.verdict import BEST, TIED, conclusion, footnotes, intervals
+from mecha_exp.report.verdict import BEST, ELSEWHERE, TIED, conclusion, footnotes, intervals
 
 MAX_ROWS = 200
 MAX_CELL = 32
@@ -23,11 +24,13 @@ class Row:
     """A row of the table.
 
     Attributes:
-        kind: `point`, `failed` or `reference`.
+        kind: `point`, `dropped`, `failed` or `reference`.
         label: a cell for each swept key.
         estimates: of the shown metrics.
         best: whether it is the best setting.
         tied: whether the data cannot tell it from the best.
+        elsewhere: whether it was made with another torch or processor than this process has.
+        on_front: whether it is on the Pareto front of several metrics.
     """
 
     kind: str
@@ -35,17 +38,26 @@ class Row:
     estimates: Sequence[Estimate]
     best: bool = False
     tied: bool = False
+    elsewhere: bool = False
+    on_front: bool = False
 
     @property
     def mark(self) -> str:
-        """The sign beside the main metric: of the best, or of what the data cannot tell from it."""
-        return BEST if self.best else TIED if self.tied else ""
+        """The signs beside the main metric: of the best, of what ties with it, of the front, of elsewhere."""
+        rank = BEST if self.best else TIED if self.tied else ""
+        front = MARK if self.on_front else ""
+        return " ".join(filter(None, [rank + front, ELSEWHERE if self.elsewhere else ""]))
 
 
 def rows(results: Results, metrics: Sequence[str]) -> list[Row]:
     """The rows of the settings, the best first and the failed last, and then of the inputs."""
     bounds, tied = intervals(results), set(results.verdict.tied if results.verdict else ())
+    best = set(front(results))
     listed = [_row(results, setting, metrics, bounds, tied) for setting in results.ranked]
+    listed = [
+        replace(row, on_front=setting.name in best)
+        for row, setting in zip(listed, results.ranked, strict=True)
+    ]
     blank = [""] * (len(_headings(results)) - 1)
     for name, measured in results.references.items():
         estimates = [Estimate.of([measured[m]] if m in measured else []) for m in metrics]
@@ -128,7 +140,8 @@ def terminal_tables(results: Results, width: int) -> list[Table | Text]:
 def _footnotes(results: Results, estimates: Sequence[Estimate]) -> list[str]:
     """What the marks and intervals of the shown estimates mean."""
     has_spreads = any(e.ci95 is None and e.span is None and e.half_width is not None for e in estimates)
-    return footnotes(results, has_intervals=any(e.ci95 for e in estimates), has_spreads=has_spreads)
+    lines = footnotes(results, has_intervals=any(e.ci95 for e in estimates), has_spreads=has_spreads)
+    return [*lines, *front_note(results)]
 
 
 def page_footnotes(results: Results) -> list[str]:
@@ -142,6 +155,8 @@ def estimate_text(estimate: Estimate) -> str:
 
     >>> estimate_text(Estimate(0.87654, 0.0123, 3)), estimate_text(Estimate(0.87654, None, 1))
     ('0.877 ± 0.012', '0.8765')
+    >>> estimate_text(Estimate(10500.0, None, 1))
+    '10,500'
     >>> estimate_text(Estimate.of([math.nan])), estimate_text(Estimate.of([]))
     ('nan', '–')
     >>> estimate_text(Estimate(0.87654, None, 1, ci95=(0.85, 0.9)))
@@ -156,7 +171,8 @@ def estimate_text(estimate: Estimate) -> str:
         digits = min(max(1 - math.floor(math.log10(high - low)), 0), 6) if high > low else 4
         return f"{estimate.mean:.4g} [{low:.{digits}f}, {high:.{digits}f}]"
     if estimate.half_width is None:
-        return f"{estimate.mean:.4g}"
+        is_count = estimate.mean.is_integer() and 1000 <= abs(estimate.mean) < 1e9
+        return f"{estimate.mean:,.0f}" if is_count else f"{estimate.mean:.4g}"
     if not estimate.half_width:
         return f"{estimate.mean:.4g} ± 0"
     digits = 1 - math.floor(math.log10(estimate.half_width))
@@ -216,10 +232,11 @@ Bounds = Mapping[tuple[str, str], tuple[float, float]]
 
 def _row(results: Results, setting: Setting, metrics: Sequence[str], bounds: Bounds, tied: set[str]) -> Row:
     label = [results.cell(setting, key) for key in results.keys] or [setting.name]
-    kind = "point" if setting.finished else "failed"
+    kind = "failed" if not setting.finished else "dropped" if setting.dropped else "point"
     estimates = _with_intervals([setting.estimate(m) for m in metrics], setting.name, metrics, bounds)
     is_best = setting is results.best_setting
-    return Row(kind, label, estimates, is_best, setting.name in tied and not is_best)
+    is_tied = setting.name in tied and not is_best
+    return Row(kind, label, estimates, is_best, is_tied, bool(setting.made_with))
 
 
 def _with_intervals(
@@ -240,13 +257,17 @@ def _cells(row: Row, results: Results, metrics: Sequence[str]) -> list[str]:
     if row.kind == "reference" and count:
         count = [""]
     cells = [estimate_text(estimate) for estimate in estimates]
+    if row.kind == "dropped":
+        cells[:1] = ["dropped"]
     if row.mark and cells:
         cells[0] += f" {row.mark}"
     return count + cells
 
 
 def _style(row: Row) -> str | None:
-    return {"failed": "red", "reference": "dim"}.get(row.kind) or ("bold" if row.best else None)
+    return {"failed": "red", "reference": "dim", "dropped": "dim"}.get(row.kind) or (
+        "bold" if row.best else None
+    )
 
 
 def _with_room(results: Results, listed: Sequence[Row], metrics: Sequence[str], room: int) -> list[Row]:
@@ -270,6 +291,7 @@ def _how_many_fit(metrics: Sequence[str], listed: Sequence[Row], room: int) -> i
     """The number of metric columns that fit beside the labels, at least one."""
     for number, metric in enumerate(metrics):
         texts = [estimate_text(row.estimates[number]) for row in listed]
+        texts += [row.kind for row in listed if row.kind == "dropped" and not number]
         room -= _width([*wrapped(metric).split("\n"), *texts]) + (2 if not number else 0)
         if room < 4 and number:
             return number

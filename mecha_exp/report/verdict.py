@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError
-from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, Results, results_of
-from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, outcomes_so_far
-from mecha_exp.runs.record import Record, write_json
+from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, SET_KEY, Results, results_of
+from mecha_exp.runs.environment import are_mixed
+from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, numbered, outcomes_so_far
+from mecha_exp.runs.record import RACE_EXAMPLES, Record, write_json
 from mecha_exp.runs.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
 VERDICT_FILE = "verdict.json"
 BEST, TIED = "*", "~"
 """Marks of the best setting, and of those that the data cannot tell from it."""
+ELSEWHERE = "†"
+"""Mark of a result made with another torch or other vector features than this process has."""
+_MIXED = (
+    "Points were made with different versions of torch, or on different processors: differences as small as "
+    "rounding may come from that."
+)
 _SEEDS_ALONE = "seeds alone: chance among the examples is not in it"
+_SOURCES = {SET_KEY: "experts"}
+"""What replicates differ in, where it has another name than the key that says so."""
 
 
 def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
@@ -63,8 +72,8 @@ def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | N
     if not results.judged or not results.finished:
         return None
     base = _base(results.finished)
-    inputs = _inputs(results, models)
-    return conclude(
+    inputs = inputs_of(results, models)
+    verdict = conclude(
         candidates_of(results, models),
         metric=str(results.metric),
         direction=results.direction,
@@ -72,11 +81,36 @@ def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | N
         base=base,
         expert_of=_experts(results, inputs, base),
         splits=tuple(dict.fromkeys(splits_of(results))),
+        dropped=sum(setting.dropped for setting in results.settings),
     )
+    mixed = [_MIXED] if are_mixed(record.tags for record in results.finished) else []
+    return replace(verdict, notes=(*race_notes(results), *mixed, *verdict.notes))
+
+
+def race_notes(results: Results) -> list[str]:
+    """A sentence on the points that a race dropped, and on how sure that is; none without any."""
+    if not results.dropped:
+        return []
+    counts = [record.dropped for record in results.dropped if record.dropped is not None]
+    least, most = min(counts), max(counts)
+    after = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    whole = max(
+        (int(r.metrics.get(RACE_EXAMPLES, 0)) for r in results.finished if r.dropped is None), default=0
+    )
+    race = results.dropped[0].race
+    error = (
+        f"the best of the sweep is among them with a probability of at most {race.get('alpha', 0):g}"
+        if race.get("rule") != "halving"
+        else "successive halving may have dropped the best of the sweep"
+    )
+    return [
+        f"A race dropped {len(counts)} of {len(results.records)} points after {after} of {whole:,} examples: "
+        f"{error}, and they are not compared."
+    ]
 
 
 def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
-    """A candidate for each finished point, in the order of the table."""
+    """A candidate for each finished point that no race dropped, in the order of the table."""
     from mecha_exp.verdict import Candidate
 
     by_number = {model.point: model for model in models if model.role == POINT}
@@ -85,7 +119,7 @@ def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Can
     candidates = []
     for setting in results.ranked:
         labels: set[str] = set()
-        for record in setting.finished:
+        for record in setting.finished if not setting.dropped else ():
             model = by_number.get(numbers[id(record)])
             recipe = setting.values[key] if key else record.parameters.get("method")
             candidates.append(
@@ -104,14 +138,14 @@ def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Can
 def _label(results: Results, record: Record, used: set[str]) -> str:
     """What tells a replicate apart: its seed and set of experts, and a number where these come again."""
     texts = {key: results.text(record, key) for key in REPLICATE_KEYS}
-    label = ",".join(f"{key}={text}" for key, text in texts.items() if text)
+    label = ",".join(f"{_SOURCES.get(key, key)}={text}" for key, text in texts.items() if text)
     repeated = sum(known.partition(" ")[0] == label for known in used)
     label += f" ({repeated + 1})" if repeated else ""
     used.add(label)
     return label
 
 
-def _inputs(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
+def inputs_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
     """A candidate for each input that was measured."""
     from mecha_exp.verdict import Candidate
 
@@ -166,7 +200,9 @@ def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) ->
     outcomes = {candidate.name: candidate.outcomes[split] for candidate in usable}
     named: dict[str, str] = {}
     for record in results.finished:
-        named |= {task: name for task, name in record.expert_of.items() if name in outcomes}
+        measured = {task: name for task, name in record.expert_of.items() if name in outcomes}
+        # One file of several sets is not the expert of all of them.
+        named |= {task: name for task, name in measured.items() if numbered(name, 2) not in outcomes}
     try:
         experts = find_experts(
             outcomes,
@@ -176,8 +212,8 @@ def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) ->
         )
     except EvaluationError:  # a task that is not measured on this split
         return None
-    names = {id(measured): name for name, measured in outcomes.items()}
-    return {task: names[id(measured)] for task, measured in experts.items()}
+    names = {id(part): name for name, part in outcomes.items()}
+    return {task: names[id(part)] for task, part in experts.items()}
 
 
 def write_verdict(results: Results, path: Path) -> bool:
@@ -209,9 +245,17 @@ def conclusion(results: Results) -> list[str]:
 
 
 def intervals(results: Results) -> dict[tuple[str, str], tuple[float, float]]:
-    """The 95 % intervals of the verdict, by the name of a setting or an input and that of a metric."""
+    """The 95 % intervals of the verdict, by the name of a setting or an input and that of a metric.
+
+    Inputs of one name from several sets of experts have none: the table has the mean over the sets, and the
+    verdict knows each file alone.
+    """
     bounds = {}
-    for score in results.verdict.scores if results.verdict else ():
+    scores = results.verdict.scores if results.verdict else ()
+    names = {score.point for score in scores}
+    for score in scores:
+        if numbered(score.point, 2) in names:
+            continue
         metric = f"{prefix(results, score.split)}{results.metric}"
         bounds[score.point, metric] = score.overall.ci95
         for task, estimate in score.tasks.items():
@@ -237,4 +281,14 @@ def footnotes(results: Results, *, has_intervals: bool, has_spreads: bool) -> li
         lines.append(f"[low, high] 95 % interval over {examples if verdict.examples else _SEEDS_ALONE}")
     if has_spreads:
         lines.append(f"± 95 % interval (Student's t) over {_SEEDS_ALONE}")
+    if made_with := results.made_with:
+        lines.append(f"{ELSEWHERE} {elsewhere_text(made_with)}")
     return lines
+
+
+def elsewhere_text(made_with: Sequence[str]) -> str:
+    """What the mark of results that were made elsewhere means."""
+    return (
+        f"made with {', '.join(made_with)}: bits may differ from those made here; "
+        "the same command with rerun=always makes them here"
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.report.results import MISSING, Results
+from mecha_exp.report.shapley import Attribution, attributions
 from mecha_exp.report.verdict import candidates_of, splits_of
 from mecha_exp.runs.outcomes import ModelOutcomes
 from mecha_exp.runs.values import as_text
@@ -32,6 +33,7 @@ class Reasons:
         effects: main effects and interactions of the swept keys; None where the points are not a full grid.
         importances: each key's share of the variance of drawn points; None where `effects` has them.
         shares: of the variance of outcomes: method, hyperparameters, task, example and residual.
+        shapley: the values of experts or blocks, of a sweep over their coalitions.
         notes: a sentence for each part that the data do not give.
     """
 
@@ -41,6 +43,7 @@ class Reasons:
     effects: Effects | None
     importances: Mapping[str, float] | None
     shares: Mapping[str, float] | None
+    shapley: Sequence[Attribution]
     notes: Sequence[str]
 
 
@@ -53,8 +56,13 @@ def reasons_of(results: Results, models: Sequence[ModelOutcomes], *, seed: int =
         seed: of the random forest that drawn points need.
 
     Raises:
-        ConfigError: fewer than two points have a metric, or nothing was swept.
+        ConfigError: fewer than two points have a metric, a race dropped points, or nothing was swept.
     """
+    if results.dropped:
+        raise ConfigError(
+            f"{results.title}: what moved the metric needs the numbers of all points, and a race dropped "
+            f"{len(results.dropped)} of {len(results.records)}. Run the sweep with evaluator.race=false."
+        )
     settings = [s for s in results.settings if math.isfinite(s.estimate(results.metric).mean)]
     if len(settings) < 2 or not results.keys:
         raise ConfigError(
@@ -66,7 +74,9 @@ def reasons_of(results: Results, models: Sequence[ModelOutcomes], *, seed: int =
     }
     values = [setting.estimate(results.metric).mean for setting in settings]
     notes: list[str] = []
-    effects, importances = _effects(columns, values, notes, seed)
+    shapley, sentences = attributions(results, models)
+    notes += sentences
+    effects, importances = (None, None) if shapley else _effects(columns, values, notes, seed)
     return Reasons(
         str(results.metric),
         splits_of(results)[0],
@@ -74,6 +84,7 @@ def reasons_of(results: Results, models: Sequence[ModelOutcomes], *, seed: int =
         effects,
         importances,
         _shares(results, models, notes),
+        shapley,
         tuple(notes),
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from mecha_exp.checkpoint.transaction.paths import disk_bytes
 
 _LIVES_SECONDS = {
-    re.compile(r"\..+\.\d+-\d+\.partial"): 60,  # a small file that is written atomically
+    re.compile(r"\..+\.([0-9a-f]{16}|\d+-\d+)\.partial"): 60,  # a small file that is written atomically
     re.compile(r"\..+\.db\.[a-z0-9_]{8}"): 600,  # MLflow's new database
     re.compile(r"\.reproduce-[a-z0-9_]{8}"): 3600,  # a model that is made again
 }

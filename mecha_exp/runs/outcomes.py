@@ -139,7 +139,12 @@ def _collected(folders: Mapping[Path, int]) -> Iterator[MeasuredOutcomes]:
             earlier = inputs.setdefault((part.name, part.metric, part.split), [])
             if not any(part.outcomes.equals(other) for other in earlier):
                 earlier.append(part.outcomes)  # other files of one name are told apart by a number
-                yield part if len(earlier) == 1 else replace(part, name=f"{part.name} ({len(earlier)})")
+                yield part if len(earlier) == 1 else replace(part, name=numbered(part.name, len(earlier)))
+
+
+def numbered(name: str, number: int) -> str:
+    """The name of an input among several files of one name, such as experts of several sets, from 2 on."""
+    return f"{name} ({number})"
 
 
 def outcomes_of_sweep(folder: Path) -> list[ModelOutcomes]:
@@ -158,9 +163,16 @@ def outcomes_so_far(sweep: Sweep, folder: Path) -> list[ModelOutcomes]:
     Raises:
         ConfigError: a file is damaged.
     """
-    if sweep.complete and (folder / OUTCOMES_FILE).is_file():
+    if sweep.complete and _is_the_latest(folder):
         return outcomes_of_sweep(folder)
     return models_in(_collected(sweep.finished_points(folder)))
+
+
+def _is_the_latest(folder: Path) -> bool:
+    """Whether the outcomes of a sweep were collected after its points were measured last."""
+    path = folder / OUTCOMES_FILE
+    points = (point.stat().st_mtime_ns for point in folder.glob(f"*/{OUTCOMES_FILE}"))
+    return path.is_file() and max(points, default=0) <= path.stat().st_mtime_ns
 
 
 def _table_of(part: MeasuredOutcomes) -> pyarrow.Table:

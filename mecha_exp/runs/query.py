@@ -11,6 +11,7 @@ from typing import Any
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.paths import OUTPUTS
+from mecha_exp.runs.environment import differs_from_here
 from mecha_exp.runs.record import RUN_FILE, Record
 from mecha_exp.runs.sweep import SWEEP_FILE, Sweep
 from mecha_exp.runs.values import as_text, is_number, parse_value
@@ -44,6 +45,11 @@ class Run:
     def measured(self) -> float | None:
         """The value of the run's main metric, or None."""
         return self.record.metrics.get(self.record.metric or "")
+
+    @property
+    def made_with(self) -> tuple[str, ...]:
+        """What a finished run was made with that is otherwise here; see `differs_from_here`."""
+        return differs_from_here(self.record.tags) if self.record.finished else ()
 
     def value(self, name: str) -> Any:
         """The value of `status`, `name`, a parameter, a metric, a tag or an override; otherwise None."""

@@ -1,7 +1,8 @@
 """The files of a run's folder, from which runs are compared, tracked and looked up later.
 
-model.safetensors   the merged model (unless output=none)
+model.safetensors   the merged model, or the folder model (unless output=none)
 outcomes.parquet    what evaluators saw on each example
+files/              what evaluators gave beside their numbers, such as pictures
 run.json            everything below in one file; tracking and sweep tables read it
 metrics.json        the numbers
 recipe.yaml         the resolved configuration
@@ -10,6 +11,7 @@ block_values.csv    the value of each block, of hyperparameters that differ by b
 block_values.png    the same as a figure, of a run that is not part of a sweep
 weight_stats.csv    distance and cosine to each input, by block
 changes.diff        uncommitted changes, if the run started in a repository
+changes_of_mecha_exp.diff    of the checkout of mecha_exp, where that is another repository
 mecha_exp.log, .hydra/
 """
 
@@ -30,10 +32,14 @@ log = logging.getLogger(__name__)
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
-CHANGES_FILE = "changes.diff"
+CHANGES_FILE, CHECKOUT_CHANGES_FILE = "changes.diff", "changes_of_mecha_exp.diff"
 BLOCKS_FILE = "block_values.csv"
 BLOCKS_FIGURE = "block_values.png"
 FINISHED, FAILED = "FINISHED", "FAILED"
+RACE = "race/"
+"""The beginning of the names of what a race measured of a point on some of the examples."""
+RACE_EXAMPLES = f"{RACE}examples"
+"""The metric that tells on how many examples a point was measured."""
 
 
 @dataclass
@@ -50,6 +56,7 @@ class Record:
         metrics: measured numbers by name; see the documentation for the names.
         tags: commit, versions, signature.
         metric, direction: the evaluator's main metric, and whether more of it is better.
+        directions: the same of each evaluator's main metric, the first included.
         references: the metrics of each input.
         base: the name of the input that is the base.
         expert_of: the name of the input that is the expert of a task, where the configuration names it.
@@ -61,6 +68,8 @@ class Record:
         split: the part of the data by which points are chosen; None if the main evaluator has no splits.
         report_split: the part on which chosen points are reported, if there is one.
         reported: the keys of the evaluations on that part, where the point was chosen.
+        race: the settings of the race that the point took part in; empty without one.
+        dropped: after how many examples a race dropped the point; None if all were measured.
         found: whether the result was already stored, so that nothing was computed.
         model: the path of the merged model, if it was kept; it may lie in the folder of an earlier run.
         model_sha256: of its bytes.
@@ -80,6 +89,7 @@ class Record:
     tags: dict[str, str] = field(default_factory=dict)
     metric: str | None = None
     direction: str = "maximize"
+    directions: dict[str, str] = field(default_factory=dict)
     references: dict[str, dict[str, float]] = field(default_factory=dict)
     base: str | None = None
     expert_of: dict[str, str] = field(default_factory=dict)
@@ -91,6 +101,8 @@ class Record:
     split: str | None = None
     report_split: str | None = None
     reported: dict[str, str] = field(default_factory=dict)
+    race: dict[str, Any] = field(default_factory=dict)
+    dropped: int | None = None
     found: bool = False
     model: str | None = None
     model_sha256: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mecha_exp.errors import ConfigError
@@ -49,6 +49,8 @@ class Sweep:
         mode: of our sweeper, such as `zip`.
         complete: whether every point is merged, shown and tracked, so that a new start has nothing to do.
         tracked_in: the store and the experiment of the MLflow run.
+        notes: remarks for the table.
+        input_runs: the ids of the MLflow runs of the inputs, by their names.
     """
 
     title: str
@@ -60,6 +62,8 @@ class Sweep:
     complete: bool = False
     mode: str = "grid"
     tracked_in: str = ""
+    notes: list[str] = field(default_factory=list)
+    input_runs: dict[str, str] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Write `sweep.json`."""

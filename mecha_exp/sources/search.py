@@ -21,13 +21,14 @@ TRAINERS = {"mini8": "mecha_exp.examples.mini8.train"}
 MODELS_DIR_VARIABLE = "MECHA_MODELS_DIR"
 
 
-def find_model(path: str, folders: Sequence[Path]) -> Path:
+def find_model(path: str, folders: Sequence[Path], offline: bool = False) -> Path:
     """Find the file or folder that a model's path means.
 
     A path is relative to the current folder, then to each of the model folders and to those that the
     environment variable MECHA_MODELS_DIR lists; `.safetensors` may be left out. `pkg://some.package/file` is
     a file inside an installed package that says that it carries models. `made://mini8/file` is a model that
-    mecha_exp trains on first use. `org/name` is a model of the Hugging Face hub if no such file exists.
+    mecha_exp trains on first use. `org/name` is a model of the Hugging Face hub if no such file exists; where
+    `offline`, it must be in the cache of its library.
 
     Raises:
         CheckpointError: there is no such model; the message lists the searched folders and the nearest name.
@@ -45,7 +46,7 @@ def find_model(path: str, folders: Sequence[Path]) -> Path:
         if (match := next((file for file, known in exists.items() if known is state), None)) is not None:
             return match
     if is_hub_name(path) and not Path(path).parent.is_dir():
-        return hub_folder(path)
+        return hub_folder(path, offline)
     parents = [candidate.parent for candidate in dict.fromkeys(candidates)]
     names = {file.name for parent in parents if parent.is_dir() for file in parent.glob(f"*{SUFFIX}")}
     looked = ", ".join(str(parent.resolve()) for parent in parents)

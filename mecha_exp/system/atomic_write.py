@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +14,11 @@ def atomic_write(path: Path, temporary: Path | None = None) -> Iterator[Path]:
 
     Args:
         path: the file that appears.
-        temporary: the name until then, in the same folder; by default one that no other thread uses.
+        temporary: the name until then, in the same folder; by default one that no other thread
+            uses. Numbers of processes would not do: containers have equal ones.
     """
     if temporary is None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         yield temporary
         temporary.replace(path)

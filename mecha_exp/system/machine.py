@@ -24,7 +24,7 @@ _LINUX_NAMES = {
 
 @functools.cache
 def machine() -> dict[str, str]:
-    """The system, the processor, its vector features, and the features that torch uses."""
+    """The system, the processor, its vector features, and the features that torch and MKL use."""
     model, flags = _processor()
     facts = {
         "machine/system": f"{platform.system()} {platform.machine()}",
@@ -32,6 +32,7 @@ def machine() -> dict[str, str]:
         "machine/cores": str(os.cpu_count() or 1),
         "machine/vector_features": " ".join(name for name in _VECTOR if name in flags),
         "machine/torch_uses": torch.backends.cpu.get_cpu_capability(),
+        "machine/mkl_cbwr": os.environ.get("MKL_CBWR", ""),
     }
     return {name: value for name, value in facts.items() if value}
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import closing, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 from mecha_exp.errors import TrackingError
+from mecha_exp.system.cache import private_folder, read_checksummed, write_checksummed
 
 SQLITE = "sqlite:///"
 
@@ -28,17 +31,37 @@ def absolute_uri(uri: str) -> str:
 def create_database(database: Path) -> None:
     """Create MLflow's tables in a database file that does not exist yet; the file appears complete.
 
-    MLflow takes seconds and many steps for it. A kill in between, or two processes at once, would leave a
-    database that no later start can use.
+    MLflow takes seconds and many steps for it, so a database with empty tables is kept in the user's cache
+    for each version. A kill in between, or two processes at once, would leave a database that no later start
+    can use.
     """
     if database.exists():
         return
-    from mlflow.tracking import MlflowClient
-
+    kept = _kept_database()
     with tempfile.TemporaryDirectory(dir=database.parent, prefix=f".{database.name}.") as folder:
         new = Path(folder) / database.name
-        client = MlflowClient(tracking_uri=SQLITE + new.as_posix())
-        client.search_experiments(max_results=1)
-        client._tracking_client.store.engine.dispose()  # which closes the file
+        if kept and (content := read_checksummed(kept)):
+            new.write_bytes(content)
+        else:
+            _create_tables(new)
+            if kept:
+                write_checksummed(kept, new.read_bytes())
         with suppress(FileExistsError):  # another process was quicker
             new.rename(database) if sys.platform == "win32" else os.link(new, database)
+
+
+def _kept_database() -> Path | None:
+    """The file in the cache with the tables of the installed MLflow; None if there is no cache."""
+    folder = private_folder("tracking")
+    return folder and folder / f"mlflow-{version('mlflow')}.db"
+
+
+def _create_tables(database: Path) -> None:
+    """Let MLflow create a database, without the experiment that names the folder of its creation."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=SQLITE + database.as_posix())
+    client.search_experiments(max_results=1)
+    client._tracking_client.store.engine.dispose()  # which closes the file
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM experiments")

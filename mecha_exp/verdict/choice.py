@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mecha_exp.verdict.candidates import Direction
-from mecha_exp.verdict.paired_tests import squared_errors
+from mecha_exp.verdict.paired_tests import FLIPS, detectable_difference
 from mecha_exp.verdict.panel import Floats, Integers, Panel
 
 LEVEL = 0.05
@@ -81,29 +80,28 @@ def _choose_by_fold(
 
 
 def minimum_detectable_difference(
-    panel: Panel, pairs: Integers, family: int, share: float = 1.0
+    panel: Panel, pairs: Integers, family: int, share: float = 1.0, *, flips: int = FLIPS
 ) -> float | None:
     """The smallest true difference that a comparison shows with 80 % power, after Holm's first step.
 
-    (z_(1 - 0.05 share / 2m) + z_0.8) times the median standard error of the paired differences.
+    The median of `detectable_difference` over the comparisons, at the level 0.05 share / m.
 
     Args:
         panel: of the split on which settings are compared.
         pairs: the comparisons, [comparisons, 2]. Those without any difference do not count.
         family: the number of comparisons m of the correction.
         share: of the 5 % that this family has.
+        flips: sign patterns that permutation tests draw.
 
     Returns:
         The difference in units of the metric, or None where no pair differs anywhere.
     """
-    from scipy.special import ndtri
-
-    errors = [math.sqrt(sum(squared_errors(panel, int(i), int(j))[:2])) for i, j in pairs]
-    errors = [error for error in errors if error > 0]
-    if not errors:
-        return None
-    critical = float(ndtri(1 - LEVEL * share / (2 * max(1, family))))
-    return (critical + float(ndtri(POWER))) * float(np.median(errors))
+    level = LEVEL * share / max(1, family)
+    smallest = [
+        detectable_difference(panel, int(i), int(j), level=level, power=POWER, flips=flips) for i, j in pairs
+    ]
+    smallest = [difference for difference in smallest if difference > 0]
+    return float(np.median(smallest)) if smallest else None
 
 
 def pareto_front(

@@ -54,14 +54,20 @@ def independent_family(panel: Panel, split: str, points: Integers, chosen: int, 
 
 
 def selected_family(
-    panel: Panel, split: str, eligible: Integers, points: Integers, chosen: int, base: int | None
+    panel: Panel,
+    split: str,
+    eligible: Integers,
+    points: Integers,
+    chosen: int,
+    base: int | None,
+    dropped: int = 0,
 ) -> Family:
     """Compare points with the best one and the base on the data that made it the best.
 
-    Any two of the eligible points could have been compared, since any could have been the best. The
-    correction is for all their pairs, whichever are looked at.
+    Any two of the eligible points could have been compared, since any could have been the best, and so could
+    those that a race dropped. The correction is for all their pairs, whichever are looked at.
     """
-    count = len(eligible)
+    count = len(eligible) + dropped
     size = count * (count - 1) // 2 + (count if base is not None else 0)
     return Family(panel, split, _pairs(points, chosen, base), size)
 

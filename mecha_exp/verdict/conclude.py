@@ -33,6 +33,7 @@ class _Question:
     resamples: int
     flips: int
     seed: int
+    dropped: int = 0
 
     @property
     def recipes(self) -> dict[str, str | None]:
@@ -77,6 +78,7 @@ def conclude(
     resamples: int = RESAMPLES,
     flips: int = FLIPS,
     seed: int = 0,
+    dropped: int = 0,
 ) -> Verdict:
     """Choose the best point on one split, report it on another, and say what the data can tell apart.
 
@@ -96,11 +98,12 @@ def conclude(
         resamples: bootstrap draws for intervals.
         flips: sign patterns for permutation tests.
         seed: same seed, same verdict.
+        dropped: how many more settings could have been chosen, had a race not dropped them.
 
     Returns:
         The verdict. Whatever limits it is a sentence of its notes; unusable outcomes raise nothing.
     """
-    question = _Question(points, inputs, metric, direction, base, expert_of, resamples, flips, seed)
+    question = _Question(points, inputs, metric, direction, base, expert_of, resamples, flips, seed, dropped)
     if not any(point.outcomes for point in points):
         return _of_numbers(question, splits)
     notes: list[str] = []
@@ -143,8 +146,7 @@ def _read(question: _Question, splits: Sequence[str], notes: list[str]) -> _Data
     if selection is None or not len(question.places(selection)):
         notes.append(f"Nothing was chosen: no point has outcomes on '{selected_on}' that can be compared.")
         return Verdict(question.metric, question.direction, selected_on, reported_on)
-    eligible = question.places(selection)
-    chosen = selection.names[eligible[best(selection.scores[eligible], question.direction)]]
+    chosen = selection.names[_best_place(question, selection)]
     if reported_on != selected_on:
         points = [point for point in question.points if reported_on in point.outcomes]
         reported = _panel(question, reported_on, points, notes)
@@ -152,6 +154,12 @@ def _read(question: _Question, splits: Sequence[str], notes: list[str]) -> _Data
             return _Data(selection, selected_on, reported, reported_on, chosen)
         notes.append(f"The chosen point '{chosen}' has no outcomes on '{reported_on}' that can be reported.")
     return _Data(selection, selected_on, selection, selected_on, chosen)
+
+
+def _best_place(question: _Question, selection: Panel) -> int:
+    """The place of the best point."""
+    eligible = question.places(selection)
+    return int(eligible[best(selection.scores[eligible], question.direction)])
 
 
 def _panel(question: _Question, split: str, points: Sequence[Candidate], notes: list[str]) -> Panel | None:
@@ -167,7 +175,11 @@ def _families(question: _Question, data: _Data) -> list[Family]:
     eligible = question.places(data.selection)
     best_place, base = data.selection.index(data.chosen), question.base_in(data.selection)
     if not data.separate:
-        return [selected_family(data.selection, data.selected_on, eligible, eligible, best_place, base)]
+        return [
+            selected_family(
+                data.selection, data.selected_on, eligible, eligible, best_place, base, question.dropped
+            )
+        ]
     reported = data.reported
     rest = [place for place in eligible if data.selection.names[place] not in reported.names]
     first = independent_family(
@@ -178,7 +190,9 @@ def _families(question: _Question, data: _Data) -> list[Family]:
         question.base_in(reported),
     )
     others = np.array(rest, dtype=np.intp)
-    second = selected_family(data.selection, data.selected_on, eligible, others, best_place, base)
+    second = selected_family(
+        data.selection, data.selected_on, eligible, others, best_place, base, question.dropped
+    )
     share = 0.5 if len(rest) and len(first.pairs) else 1.0
     return [replace(first, share=share), replace(second, share=share)]
 
@@ -206,7 +220,10 @@ def _measure(
 
 
 def _best_of_recipes(question: _Question, selection: Panel) -> dict[str, str]:
-    """The best setting of each recipe; a point without a recipe stands for itself."""
+    """The best setting of each recipe, or of all after a race; a point without a recipe stands for itself."""
+    if question.dropped:
+        name = selection.names[_best_place(question, selection)]
+        return {question.recipes[name] or name: name}
     groups: dict[str, list[int]] = {}
     for place in question.places(selection):
         name = selection.names[place]
@@ -223,11 +240,15 @@ def _cost(question: _Question, data: _Data, family: Family) -> Cost:
     estimate = float(data.selection.scores[data.selection.index(data.chosen)])
     reported = float(data.reported.scores[data.reported.index(data.chosen)])
     return Cost(
-        len(eligible),
+        len(eligible) + question.dropped,
         estimate,
         estimate - reported if data.separate else None,
-        cross_validated(data.selection, eligible, question.direction, seed=question.seed),
-        minimum_detectable_difference(family.panel, family.pairs, family.size, family.share),
+        None
+        if question.dropped  # by all examples, so that none has no part in the choice
+        else cross_validated(data.selection, eligible, question.direction, seed=question.seed),
+        minimum_detectable_difference(
+            family.panel, family.pairs, family.size, family.share, flips=question.flips
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from mecha_exp.verdict.panel import Floats, Panel, TaskPanel
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 _CHUNK = 1 << 21
+_EQUAL = 1e-12
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,37 @@ def widened(
     if not binary:
         return low, high
     rest = unseen(clusters)
-    low = np.where(values >= 1 - 1e-12, 1 - rest, low)
-    high = np.where(values <= 1e-12, rest, high)
+    low = np.where(values >= 1 - _EQUAL, 1 - rest, low)
+    high = np.where(values <= _EQUAL, rest, high)
     return np.clip(low, 0, 1), np.clip(high, 0, 1)
+
+
+def macro_bounds(
+    draws: Floats, values: Floats, tasks: Sequence[tuple[Floats, tuple[Floats, Floats], bool]]
+) -> tuple[Floats, Floats]:
+    """Bounds of macro means, [settings]: of the draws, and of tasks that are all hits or all misses.
+
+    Draws of such a task never differ, so its own interval takes their place: m - sqrt((m - l)^2 + sum of
+    ((m_t - l_t) / T)^2) below, and the like above.
+
+    Args:
+        draws: of the macro means, [resamples, settings].
+        values: the macro means m, [settings].
+        tasks: means m_t and bounds of each of the T tasks, [settings], and whether outcomes are 0 or 1.
+
+    Source: Zou and Donner 2008, "Construction of confidence limits about effect measures" (MOVER).
+    """
+    low, high = percentile_bounds(draws)
+    below, above = (values - low) ** 2, (high - values) ** 2
+    for means, (task_low, task_high), binary in tasks:
+        alike = (means <= _EQUAL) | (means >= 1 - _EQUAL) if binary else np.zeros(len(means), dtype=bool)
+        below += np.where(alike, ((means - task_low) / len(tasks)) ** 2, 0)
+        above += np.where(alike, ((task_high - means) / len(tasks)) ** 2, 0)
+    low = np.where(low > values, low, values - np.sqrt(below))
+    high = np.where(high < values, high, values + np.sqrt(above))
+    if all(binary for _, _, binary in tasks):
+        return np.clip(low, 0, 1), np.clip(high, 0, 1)
+    return low, high
 
 
 def estimates(values: Floats, bounds: tuple[Floats, Floats]) -> list[Estimate]:

@@ -15,6 +15,10 @@ _CHUNK = 1 << 21
 _TIE = 1e-9
 _ENOUGH = 100
 """So many sums beyond the observed one settle a p-value that is not small (Besag and Clifford 1991)."""
+_DRAWS_FOR_A_LEVEL = 20
+"""So many draws beyond the observed sum have to be expected at a level, or the bound decides."""
+_SPREADS = 64
+"""Quantiles by which the spread of replicates is averaged over."""
 _GAUSSIAN_FACTOR = 1 / (4 * 0.0786496035251426)
 """1 / (4 P(Z >= sqrt 2)): no weighted sum of signs has a heavier tail than so many times the normal one."""
 
@@ -118,15 +122,77 @@ def two_way(panel: Panel, pairs: Integers) -> Floats:
 
     p = np.ones(len(pairs))
     for place, (one, other) in enumerate(pairs):
-        clusters, replicates, replicate_freedom = squared_errors(panel, int(one), int(other))
-        total = clusters + replicates
-        if total <= 0:
-            continue
-        parts = [(clusters, panel.clusters - 1), (replicates, replicate_freedom)]
-        freedom = total**2 / sum(part**2 / max(count, 1) for part, count in parts if part > 0)
-        t = abs(panel.scores[one] - panel.scores[other]) / math.sqrt(total)
-        p[place] = 2 * stdtr(freedom, -t)
+        error, freedom = standard_error(panel, int(one), int(other))
+        if error > 0:
+            t = abs(panel.scores[one] - panel.scores[other]) / error
+            p[place] = 2 * stdtr(freedom, -t)
     return p
+
+
+def standard_error(panel: Panel, one: int, other: int) -> tuple[float, float]:
+    """Compute a difference's standard error over examples and replicates, and Satterthwaite's freedom."""
+    clusters, replicates, replicate_freedom = squared_errors(panel, one, other)
+    total = clusters + replicates
+    if total <= 0:
+        return 0.0, math.inf
+    return math.sqrt(total), float(_freedom(panel, clusters, np.array(replicates), replicate_freedom))
+
+
+def _freedom(panel: Panel, clusters: float, replicates: Floats, replicate_freedom: float) -> Floats:
+    """Satterthwaite's degrees of freedom of the sum of two squared errors, for any of the second."""
+    parts = clusters**2 / max(panel.clusters - 1, 1) + replicates**2 / max(replicate_freedom, 1)
+    freedom: Floats = (clusters + replicates) ** 2 / parts
+    return freedom
+
+
+def detectable_difference(
+    panel: Panel, one: int, other: int, *, level: float, power: float, flips: int = FLIPS
+) -> float:
+    """The true difference of two settings that their test shows with a power, at a level of its p-value.
+
+    (c + z_power) times the standard error, where c is what the test of this pair needs: the normal quantile
+    and one example more for McNemar's test, which counts whole examples; for drawn signs the normal quantile,
+    or that of their bound where draws are too coarse. With replicates c varies from one set of replicates to
+    the next, with their spread, and the difference is that whose power over all such spreads is as asked.
+
+    Args:
+        panel: of both settings.
+        one: the first setting, by place.
+        other: the second.
+        level: the p-value below which the pair counts as different, after the correction.
+        power: the chance to find the difference.
+        flips: drawn sign patterns, as for `sign_flips`.
+
+    Returns:
+        The difference in units of the metric; 0 where the two agree on all examples.
+    """
+    from scipy.special import ndtri
+
+    error, _ = standard_error(panel, one, other)
+    if error == 0:
+        return 0.0
+    if (panel.counts[[one, other]] > 1).any():
+        return _detectable_by_t(panel, one, other, level, power)
+    sizes = np.abs(panel.contributions[:, one] - panel.contributions[:, other])
+    sizes = sizes[sizes > _TIE * sizes.max()]
+    if np.ptp(sizes) <= _TIE * sizes.max():
+        return float(ndtri(1 - level / 2) + ndtri(power)) * error + float(sizes[0])
+    tail = level / 2 if level * (flips + 1) >= _DRAWS_FOR_A_LEVEL else level / (2 * _GAUSSIAN_FACTOR)
+    return float(-ndtri(tail) + ndtri(power)) * error
+
+
+def _detectable_by_t(panel: Panel, one: int, other: int, level: float, power: float) -> float:
+    """The difference that `two_way` shows with a power, over the spreads that replicates may have."""
+    from scipy.optimize import brentq
+    from scipy.special import gammaincinv, ndtr, stdtrit
+
+    clusters, replicates, freedom = squared_errors(panel, one, other)
+    half = max(freedom, 1) / 2
+    drawn = replicates * gammaincinv(half, (np.arange(_SPREADS) + 0.5) / _SPREADS) / half
+    critical = stdtrit(_freedom(panel, clusters, drawn, freedom), 1 - level / 2) * np.sqrt(clusters + drawn)
+    error = math.sqrt(clusters + replicates)
+    highest = float(critical.max()) + 10 * error
+    return float(brentq(lambda d: float(ndtr((d - critical) / error).mean()) - power, 0, highest))
 
 
 def squared_errors(panel: Panel, one: int, other: int) -> tuple[float, float, float]:

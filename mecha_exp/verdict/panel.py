@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mecha_exp.evaluation.outcomes import Names, Outcomes
+from mecha_exp.evaluation.outcomes import Names, Outcomes, common_clusters
 from mecha_exp.verdict.candidates import Candidate
 
 Floats = NDArray[np.float64]
@@ -74,7 +74,7 @@ class Panel:
         for candidate in candidates:
             settings.setdefault(candidate.name, []).append(candidate)
         columns = [c.outcomes[split] for group in settings.values() for c in group]
-        sources, tasks = _common_clusters(columns[0]), {}
+        sources, tasks = common_clusters(columns[0]), {}
         for task in columns[0].values:
             tasks[task] = _task_panel(columns, task, sources[task])
         present = np.zeros((max(int(codes.max()) for codes in sources.values()) + 1, len(tasks)), dtype=bool)
@@ -151,25 +151,6 @@ class Panel:
         alone = TaskPanel(part.sums, part.sizes, np.arange(len(part.members)), part.binary)
         strata = np.zeros(len(part.members), dtype=np.intp)
         return Panel(self.names, self.replicates, self.starts, {task: alone}, strata)
-
-
-def _common_clusters(outcomes: Outcomes) -> dict[str, Integers]:
-    """The clusters of each example as places in one list for all tasks: equal names are one source.
-
-    Positions ("0", "1", ...), the names of examples without names, are sources of their task alone.
-    """
-    names = [_own_names(task, clusters) for task, clusters in outcomes.clusters.items()]
-    _, codes = np.unique(np.concatenate(names), return_inverse=True)
-    lengths = np.cumsum([len(names) for names in outcomes.clusters.values()])[:-1]
-    parts = np.split(codes.reshape(-1).astype(np.intp), lengths)
-    return dict(zip(outcomes.clusters, parts, strict=True))
-
-
-def _own_names(task: str, clusters: Names) -> Names:
-    """Names of clusters, with the task in front where they are positions."""
-    if np.array_equal(clusters, np.arange(len(clusters)).astype(str)):
-        return np.char.add(f"{task}\n", clusters)
-    return clusters
 
 
 def _task_panel(columns: Sequence[Outcomes], task: str, codes: Integers) -> TaskPanel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mecha_exp.verdict.candidates import Direction
 from mecha_exp.verdict.intervals import Estimate
@@ -46,6 +46,8 @@ class Score:
         tasks: by task; empty where the evaluator returns one number for each model.
         normalised: in units of the experts; None where a task has no expert.
         replicates: how many models the numbers are means of.
+        variance: each source's share of the squared standard error of `overall`: `examples`, and what
+            replicates differ in, such as `seed`; empty where that is not known.
     """
 
     point: str
@@ -55,6 +57,7 @@ class Score:
     tasks: Mapping[str, Estimate]
     normalised: Normalised | None = None
     replicates: int = 1
+    variance: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ def as_json(verdict: Verdict) -> dict[str, object]:
             "point": selected.point,
             "estimate": _number(selected.overall.value),
             "ci95": _bounds(selected.overall),
+            "variance": {source: _number(share) for source, share in selected.variance.items()},
         },
         "comparisons": [_comparison(comparison) for comparison in verdict.comparisons],
         "normalised": selected and _normalised(selected.normalised),

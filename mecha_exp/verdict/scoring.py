@@ -11,14 +11,15 @@ from mecha_exp.verdict.intervals import (
     Estimate,
     Resampling,
     estimates,
+    macro_bounds,
     percentile_bounds,
     task_bounds,
     unseen,
-    widened,
 )
 from mecha_exp.verdict.normalisation import Normalised, shares_of_experts
 from mecha_exp.verdict.panel import Floats, Integers, Panel
 from mecha_exp.verdict.result import Score
+from mecha_exp.verdict.sources import variance_sources
 
 _PAIRS = 256
 
@@ -43,6 +44,7 @@ class Measured:
                 {task: of_task[place] for task, of_task in self.tasks.items()},
                 self.normalised[place] if self.normalised else None,
                 len(panel.replicates[place]),
+                variance_sources(panel, place),
             )
             for place, name in enumerate(panel.names)
         ]
@@ -61,19 +63,19 @@ def measure(
         seed: same seed, same intervals.
     """
     resampling, count = Resampling(panel, resamples, seed), len(panel.tasks)
-    tasks, shares = {}, {}
+    tasks, shares, parts = {}, {}, []
     overall, normalised = np.zeros((resamples, len(panel.names))), np.zeros((resamples, len(panel.names)))
     for name, task in panel.tasks.items():
         draws, means = resampling.task_means(name), panel.by_setting(task.means)
         bounds = task_bounds(panel, task, draws)
         tasks[name] = estimates(means, bounds)
+        parts.append((means, bounds, task.binary))
         overall += draws / count
         if experts:
             normalised += shares_of_experts({name: draws}, experts)[name] / count
             shares[name] = shares_of_experts({name: means}, experts)[name]
     if count > 1:
-        clusters = min(len(task.sizes) for task in panel.tasks.values())
-        bounds = widened(percentile_bounds(overall), panel.scores, panel.binary, clusters)
+        bounds = macro_bounds(overall, panel.scores, parts)
     differences = _differences(panel, pairs, overall)
     by_setting = _normalised(panel, shares, normalised, experts) if experts else None
     return Measured(estimates(panel.scores, bounds), tasks, by_setting, differences)

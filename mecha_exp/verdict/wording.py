@@ -9,7 +9,7 @@ import numpy as np
 
 from mecha_exp.verdict.candidates import Candidate, Direction, listed
 from mecha_exp.verdict.panel import Integers, Panel
-from mecha_exp.verdict.result import Comparison, Verdict
+from mecha_exp.verdict.result import Comparison, Score, Verdict
 
 ONE_NUMBER = "One number a point: nothing here tells whether differences are chance."
 _FEW_CLUSTERS = 20
@@ -50,7 +50,15 @@ def _interval(verdict: Verdict) -> str:
     if replicates > 1:
         parts.append(_count(replicates, "replicate"))
     bounds = f"95 % interval {_number(estimate.low)} to {_number(estimate.high)}"
-    return f" ({bounds} over {', '.join(parts)})"
+    return f" ({bounds} over {', '.join(parts)}{_sources(verdict.selected)})"
+
+
+def _sources(selected: Score) -> str:
+    """What the width of the interval comes from, where that is more than the examples."""
+    if len(selected.variance) < 2:
+        return ""
+    shares = [f"{100 * share:.0f} % from {source}" for source, share in selected.variance.items()]
+    return f"; variance: {', '.join(shares)}"
 
 
 def _base(verdict: Verdict) -> list[str]:

@@ -1,10 +1,13 @@
 """Whatever is wrong with a command is said before anything is written, with where and how to mend it."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from mecha_exp import serialize, weighted_sum
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
@@ -21,10 +24,10 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
         (["alhpa=0.3"], "alhpa: the recipe 'ties' has no 'alhpa'. Did you mean 'alpha'?"),
         (["recipe.densty=0.3"], "recipe.densty: recipe has no 'densty'. Did you mean 'density'?"),
         (["engine.worker=1"], "engine.worker: engine has no 'worker'. Did you mean 'workers'?"),
-        (["alpha=abc"], "recipe.scale: expected a number, got 'abc'"),
-        (["k=1.5"], "recipe.density: 1.5 is out of range [0, 1]"),
-        (["ties_kept=7"], "recipe.ties_kept: expected true or false, got 7"),
-        (["recipe=dare_ties", "density=0"], "recipe.density: 0 is out of range (0, 1]"),
+        (["alpha=abc"], "alpha: expected a number, got 'abc'"),
+        (["k=1.5"], "error: k: 1.5 is out of range [0, 1]"),
+        (["ties_kept=7"], "error: ties_kept: expected true or false, got 7"),
+        (["recipe=dare_ties", "density=0"], "error: density: 0 is out of range (0, 1]"),
         (["recipe=dare_ties", "weights=[1,2]"], "2 weights are given for 3 models"),
         (
             ["recipe.method=tise_sum"],
@@ -56,7 +59,7 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
         ),
         (["models.base=pkg://mecha_exp.examples.digits/x.safetensors"], "x.safetensors does not exist"),
         (["models.base=pkg://no.such.package/x.safetensors"], "there is no package 'no.such.package'"),
-        (["models.experts=[]"], "recipe.models: at least one value is needed"),
+        (["models.experts=[]"], "error: models.experts: at least one value is needed"),
         (["recipe=slerp", "models.experts=[a.safetensors]"], "needs more experts than models.experts lists"),
         (["recipe=mecha"], "recipe.path"),
         (["recipe=mecha", "recipe.path=no.mecha"], "'no.mecha' does not exist"),
@@ -69,6 +72,14 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
         (["engine.on_missing=bas"], "engine.on_missing: unknown choice 'bas'. Did you mean 'base'?"),
         (["output.dtype=float15"], "unknown dtype 'float15'. Did you mean 'float16'"),
         (["evaluator.name=digit"], "unknown evaluator 'digit'. Did you mean 'digits'?"),
+        (
+            ["evaluator.name.0=digits"],
+            "evaluator.name: expected a name as in evaluator.name=digits, got {'0'",
+        ),
+        (
+            ["sweep.replicate=2", "alpha=0.1,0.2", "-m"],
+            "not in '2'. Known: data, experts, seed. 2 seeds are sweep.replicates=2.",
+        ),
         (["blocks.conv9=0.1"], "the pattern 'conv9' matches none of the 8 keys"),
         (
             ["alpha=0.1,0.2", "output.path=m.safetensors", "-m"],
@@ -90,7 +101,7 @@ def test_all_problems_of_a_recipe_are_reported_together(app, folder):
     outcome = app("alpha=abc", "k=7", "elect=maybe")
 
     assert outcome.status != 0
-    for name in ("recipe.scale", "recipe.density", "recipe.elect"):
+    for name in ("alpha: ", "k: ", "elect: "):
         assert name in outcome.err
 
 
@@ -137,7 +148,25 @@ def test_a_missing_key_is_named_with_its_file_and_what_to_do(app, folder):
 
     assert outcome.status != 0
     assert "part.safetensors lacks 1 of the 2 keys that the other inputs have: b" in outcome.err
-    assert "on_missing=skip" in outcome.err
+    assert " engine.on_missing=skip leaves such keys out, engine.on_missing=base takes them" in outcome.err
+
+
+def test_a_setting_that_a_message_names_can_be_typed(app, folder):
+    """For the application as for the verbs that read a recipe file."""
+    whole = _model(folder / "whole.safetensors", a=(2,), b=(2,))
+    part = _model(folder / "part.safetensors", a=(2,))
+    recipe = folder / "r.mecha"
+    recipe.write_text(serialize(weighted_sum(str(whole), str(part), alpha=0.5)))
+    words = ["recipe=weighted_sum", f"models.base={whole}", f"models.experts=[{part}]", "evaluator=none"]
+
+    for command in ([*words, "output=none"], ["merge", "r.mecha"], ["plan", "r.mecha"]):
+        refused = app(*command)
+        assert refused.status == 1
+        setting = re.search(r"engine\.on_missing=skip", refused.err)[0]
+        assert app(*command, setting).status == 0
+    wrong = app("plan", "r.mecha", "engine.on_mising=skip", "on_missing=skip").err
+    assert "Did you mean 'engine.on_missing'?" in wrong and "on_missing=skip' is not a setting" in wrong
+    assert "engine.on_missing: unknown choice 'skp'" in app("plan", "r.mecha", "engine.on_missing=skp").err
 
 
 def test_a_key_that_no_config_knows_is_left_out_or_an_error_as_the_configuration_says(app, folder):
@@ -199,7 +228,7 @@ def test_one_bad_point_does_not_stop_the_others(app, folder):
 
     assert outcome.status != 0
     assert "1 of 3 points failed" in outcome.out
-    assert "alpha=abc: recipe.scale: expected a number, got 'abc'" in outcome.out
+    assert "alpha=abc: alpha: expected a number, got 'abc'" in outcome.out
     rows = next(folder.rglob("sweep.csv")).read_text().splitlines()
     assert [row.split(",")[2] for row in rows[1:4]] == ["FINISHED", "FAILED", "FINISHED"]
     assert next(folder.rglob("sweep.png")).is_file()

@@ -144,6 +144,7 @@ def test_a_result_that_was_made_just_now_may_be_a_running_sweeps(clean: App, app
 
 TEMPORARY = (
     "outputs/store/points/abc/.merge.json.123-456.partial",
+    "outputs/store/points/def/.merge.json.0123456789abcdef.partial",
     "outputs/.mlflow.db.a1b2c3d4/mlflow.db",
     ".reproduce-a1b2c3d4/model.safetensors",
 )
@@ -160,7 +161,7 @@ def test_temporary_files_of_killed_processes_are_found_when_they_are_old(
 
     for path in [folder, *folder.rglob("*")]:
         os.utime(path, (1, 1))
-    assert "3 temporary files" in clean("--yes").out
+    assert f"{len(TEMPORARY)} temporary files" in clean("--yes").out
     assert files_in(folder) == ["outputs/store/store.json"]
 
 

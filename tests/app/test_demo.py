@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mecha_exp.tracking.mlflow_store import last_comparison
+
 COMMAND = ("recipe=ties", "alpha=0.3,0.5,0.7", "-m")
 NAMES = ["alpha=0.3", "alpha=0.5", "alpha=0.7"]
 
@@ -101,14 +103,38 @@ def test_the_figure_is_a_picture(demo):
     assert (sweep_folder(demo) / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_mlflow_has_one_parent_and_a_child_for_each_point(runs):
+def test_mlflow_has_one_parent_and_a_child_for_each_point_and_each_input(runs):
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    inputs = [run for run in children if run.data.tags.get("role") == "input"]
 
-    assert [run.info.run_name for run in children] == NAMES
+    assert sorted(run.info.run_name for run in children if run not in inputs) == NAMES
+    assert sorted(run.info.run_name for run in inputs) == ["base", "expert_0_3", "expert_4_6", "expert_7_9"]
+    assert all("accuracy" in run.data.metrics for run in inputs)
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parents[0].info.run_id}
     assert all(run.info.status == "FINISHED" for run in runs)
     assert parents[0].data.tags["best"] == "alpha=0.7"
+    assert parents[0].data.tags["recipe"] == "ties"
+    assert parents[0].data.tags["swept"] == "alpha"
+
+
+def test_the_dashboard_compares_the_points_and_inputs_of_the_last_sweep(demo, runs):
+    comparison = last_comparison(f"sqlite:///{(demo[0] / 'outputs/mlflow.db').as_posix()}")
+
+    children = {run.info.run_id for run in runs if "mlflow.parentRunId" in run.data.tags}
+    assert comparison.startswith("/#/compare-runs?")
+    assert {run for run in children if run in comparison} == children
+
+
+def test_runs_are_found_by_their_hyperparameters_and_say_by_what_they_were_measured(client, runs):
+    (experiment,) = {run.info.experiment_id for run in runs}
+
+    (half,) = client.search_runs([experiment], "metrics.`hp/alpha` > 0.4 and metrics.`hp/alpha` < 0.6")
+
+    assert half.info.run_name == "alpha=0.5"
+    assert half.data.tags["mlflow.source.name"] == "python -m mecha_exp"
+    (dataset,) = half.inputs.dataset_inputs
+    assert (dataset.dataset.name, dataset.tags[0].value) == ("digits", "validation")
 
 
 def test_the_chosen_point_alone_is_measured_on_the_test_images(runs):
@@ -118,7 +144,8 @@ def test_the_chosen_point_alone_is_measured_on_the_test_images(runs):
         if "test/accuracy" in run.data.metrics
     }
 
-    assert accuracies == {"alpha=0.7": pytest.approx(0.8832, abs=1e-4)}
+    assert [name for name in accuracies if name in NAMES] == ["alpha=0.7"]
+    assert accuracies["alpha=0.7"] == pytest.approx(0.8832, abs=1e-4)
 
 
 def test_the_table_says_on_what_points_were_chosen(demo):
@@ -184,6 +211,6 @@ def test_the_artifacts_are_the_configuration_the_recipe_the_tables_and_the_figur
 
 
 def test_the_points_differ_in_their_signatures(runs):
-    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    points = [run for run in runs if "signature" in run.data.tags]
 
-    assert len({run.data.tags["signature"] for run in children}) == 3
+    assert len({run.data.tags["signature"] for run in points}) == len(points) == 3

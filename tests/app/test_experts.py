@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from sweep_folders import NONE, overrides, records, rows, sweep_of
 
 from mecha_exp.lab import points as lab
 from mecha_exp.report.export import columns
+from mecha_exp.report.figures import draw_figures
 from mecha_exp.report.results import results_of
+from mecha_exp.report.verdict import concluded_results, intervals
 from mecha_exp.runs.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -48,6 +51,24 @@ def test_points_that_differ_in_their_set_are_replicates_of_one_setting(app, fold
     both = [r["references"]["expert_0_3"]["accuracy"] for r in made[:2]]
     assert results.references["expert_0_3"]["accuracy"] == pytest.approx(sum(both) / 2)
     assert [row["models.set"] for row in rows(sweep_of(folder))] == ["0", "1", "0", "1"]
+
+
+def test_inputs_of_one_name_in_several_sets_have_no_interval_of_one_of_them(app, folder, tmp_path):
+    (tmp_path / "other").mkdir()
+    for name, other in zip(NAMES, (*NAMES[1:], NAMES[0]), strict=True):
+        shutil.copy(DIGITS / f"{other}.safetensors", tmp_path / "other" / f"{name}.safetensors")
+    sets = [[f"'{place / name}.safetensors'" for name in NAMES] for place in (DIGITS, tmp_path / "other")]
+    listed = f"models.sets=[{','.join('[' + ','.join(files) + ']' for files in sets)}]"
+
+    words = ("sweep.replicate=[experts]", listed, "models.expert_of={0_3: expert_0_3}")
+    outcome = app(*MEASURED, "alpha=0.2,0.4", *words, "-m")
+
+    assert outcome.status == 0, outcome.err
+    results = concluded_results(Sweep.load(sweep_of(folder)), sweep_of(folder))
+    bounds = intervals(results)
+    assert ("base", "accuracy") in bounds
+    assert not {(name, metric) for name, metric in bounds if name in NAMES}
+    assert "Scores are not normalised: " in " ".join(results.verdict.notes)
 
 
 def test_seeds_and_sets_make_replicates_together(app, folder, sets):
@@ -128,7 +149,14 @@ def test_shapley_values_of_experts_add_up_to_what_all_of_them_add(app, folder):
             before = frozenset(order[: order.index(name)])
             gains.append(worth[before | {name}] - worth[before])
         assert f"{name} {math.fsum(gains) / 6:+.4f}" in outcome.out
-    assert f"together {worth[frozenset(NAMES)] - worth[frozenset()]:+.4f}" in outcome.out
+    together = worth[frozenset(NAMES)] - worth[frozenset()]
+    assert f"together {together:+.4f}" in outcome.out
+    assert draw_figures(results_of(Sweep.load(sweep_of(folder)), sweep_of(folder)), folder)[0].path.is_file()
+    (said,) = json.loads(app("why", "--json").out)["shapley"]
+    assert math.fsum(v["value"] for v in said["values"].values()) == pytest.approx(together, abs=1e-9)
+    assert all(v["ci95"][0] < v["value"] < v["ci95"][1] for v in said["values"].values())
+    assert (said["players"], said["intervals_cover"]) == ("expert", "examples")
+    assert "Intervals are over examples." in app("why").out
 
 
 def test_shapley_values_of_blocks(app, folder):
@@ -204,6 +232,10 @@ A, B, C = "a.safetensors", "b.safetensors", "c.safetensors"
         (
             ["sweep=experts", "sweep.replicate=[experts]", f"models.sets=[[{A},{B}],[{A},{C}]]"],
             "set 1 has the experts a, c, and set 0 has a, b",
+        ),
+        (
+            ["sweep.replicate=[data]", "alpha=0.3,0.5", "evaluator=none", "-m"],
+            "sweep.replicate has data, and no evaluator measures the points",
         ),
         (["sweep.replicate=[expert]", "-m"], "not in 'expert'. Did you mean 'experts'"),
         (["sweep.replicate=[seed]", "-m"], "say how many seeds with sweep.replicates=5"),

@@ -1,17 +1,23 @@
 """What is done in place of Hydra, to save time, gives what Hydra gives."""
 
+import logging
+import os
+import shutil
 from pathlib import Path
 
 import pytest
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
+from hydra.core import utils as hydra_utils
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.errors import OverrideParseException
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.hydra.compose import CONFIG_NAME, hydra_of
-from mecha_exp.app.hydra.jobs import compose_jobs, parse_override
+from mecha_exp.app.hydra.jobs import Jobs, parse_override, run_job
 from mecha_exp.app.hydra.plugins import register_with_hydra
 
 JOBS = [
@@ -49,7 +55,7 @@ def test_jobs_have_the_configuration_that_hydra_would_compose():
         sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
         loader = ours.config_loader
 
-        made = list(compose_jobs(loader, sweep, JOBS, first_number=5))
+        made = list(Jobs(loader, sweep, JOBS, first_number=5))
         composed = [loader.load_sweep_config(sweep, words) for words in JOBS]
 
     for number, (ours_job, hydras_job) in enumerate(zip(made, composed, strict=True), 5):
@@ -63,11 +69,71 @@ def test_a_job_can_be_changed_without_changing_the_others():
     with hydra_of(get_args_parser().parse_args([])) as ours:
         sweep = ours.compose_config(CONFIG_NAME, [], RunMode.MULTIRUN)
 
-        first, second, *_ = compose_jobs(ours.config_loader, sweep, JOBS)
+        first, second, *_ = Jobs(ours.config_loader, sweep, JOBS)
 
     first.models.base = "other.safetensors"
     first.hydra.job.name = "other"
     assert second.models.base != "other.safetensors" and second.hydra.job.name != "other"
+
+
+@pytest.mark.parametrize("words", [[], ["hydra.job.chdir=true"], ["hydra.output_subdir=null"]])
+def test_a_job_runs_as_hydra_runs_it(tmp_path: Path, monkeypatch, words: list[str]):
+    register_with_hydra()
+    monkeypatch.chdir(tmp_path)
+    seen: dict[str, object] = {}
+
+    def task(config: DictConfig) -> float:
+        seen["folder"], seen["recipe"] = Path.cwd(), HydraConfig.get().runtime.choices.recipe
+        seen["output"], seen["variable"] = HydraConfig.get().runtime.output_dir, os.environ["MINE"]
+        logging.getLogger("mecha_exp").warning("a warning")
+        return float(config.alpha)
+
+    fixed = ["hydra.mode=MULTIRUN", "hydra.sweep.dir=sweep", "+hydra.job.env_set.MINE=x", *words]
+    with hydra_of(get_args_parser().parse_args([])) as ours:
+        sweep = ours.compose_config(CONFIG_NAME, fixed, RunMode.MULTIRUN)
+        job = Jobs(ours.config_loader, sweep, JOBS)[0]
+        context = HydraContext(config_loader=ours.config_loader, callbacks=Callbacks())
+        theirs = hydra_utils.run_job(task, job, "hydra.sweep.dir", "hydra.sweep.subdir", context)
+        seen_by_theirs, files = dict(seen), _files(tmp_path / "sweep")
+        shutil.rmtree(tmp_path / "sweep")
+        result = run_job(Jobs(ours.config_loader, sweep, JOBS)[0], task, context)
+
+    assert (
+        (result.return_value, result.overrides) == (theirs.return_value, theirs.overrides) == (0.3, JOBS[0])
+    )
+    assert (result.working_dir, result.task_name) == (
+        str(Path(theirs.working_dir).absolute()),
+        theirs.task_name,
+    )
+    assert seen == seen_by_theirs and Path.cwd() == tmp_path and "MINE" not in os.environ
+    assert _files(tmp_path / "sweep") == files and len(files) == (
+        1 if "hydra.output_subdir=null" in words else 4
+    )
+
+
+def test_the_error_of_a_job_is_its_return_value(tmp_path: Path):
+    def task(config: DictConfig) -> float:
+        raise ZeroDivisionError("in the task")
+
+    with hydra_of(get_args_parser().parse_args([])) as ours:
+        fixed = ["hydra.mode=MULTIRUN", f"hydra.sweep.dir='{tmp_path}'"]
+        sweep = ours.compose_config(CONFIG_NAME, fixed, RunMode.MULTIRUN)
+        context = HydraContext(config_loader=ours.config_loader, callbacks=Callbacks())
+        result = run_job(Jobs(ours.config_loader, sweep, JOBS)[0], task, context)
+
+    with pytest.raises(ZeroDivisionError, match="in the task"):
+        _ = result.return_value
+
+
+def _files(folder: Path) -> dict[str, object]:
+    """The files of a job by name: what a YAML file says, whether another has any text."""
+    return {
+        path.name: OmegaConf.to_container(OmegaConf.load(path))
+        if path.suffix == ".yaml"
+        else bool(path.read_text())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_word_that_cannot_be_read_is_named():

@@ -74,7 +74,10 @@ def test_hydras_own_launcher_gives_the_same_results(points):
     assert {p["metrics"]["process"] for p in made} == {os.getpid()}
 
 
-@pytest.mark.parametrize("launcher", ELSEWHERE)
+@pytest.mark.parametrize(
+    "launcher",
+    ["joblib", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("submitit_local", "ray"))],
+)
 def test_a_launcher_of_other_processes_gives_the_same_results(launcher, points):
     package, setting = ELSEWHERE[launcher]
     pytest.importorskip(package, reason=f"the extra with hydra/launcher={launcher} is not installed")

@@ -83,6 +83,7 @@ def test_a_folder_says_it_too(folder, app):
         assert _bytes(folder / "again" / file.name) == _bytes(file)
 
 
+@pytest.mark.heavy
 def test_a_model_of_a_method_of_ones_own_is_made_again_with_its_plugin(folder, as_a_user):
     save("a", A)
     Path("mine.py").write_text(

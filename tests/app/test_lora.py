@@ -66,6 +66,7 @@ def test_a_lora_is_swept_over_its_strength(folder: Path, as_a_user: Callable[...
     assert "identical" in made_again.out
 
 
+@pytest.mark.heavy
 def test_a_template_is_swept_over_lora_files(folder: Path, as_a_user: Callable[..., Outcome]):
     given = ("recipe=mecha", "recipe.path=template.mecha", "base=base.safetensors", "tracking=none")
     done(as_a_user(*given, "lora=lora.safetensors,other.safetensors", "-m", cwd=folder))
@@ -94,6 +95,7 @@ def test_the_verbs_take_a_template_with_a_lora(folder: Path, as_a_user: Callable
     )
 
 
+@pytest.mark.heavy
 def test_what_an_expert_learnt_becomes_a_lora_file_and_back(folder: Path, as_a_user: Callable[..., Outcome]):
     done(as_a_user(*GIVEN, "output.path=fine.safetensors", cwd=folder))
     given = ("recipe=extract_lora", "models.base=base.safetensors", "models.experts=[fine.safetensors]")

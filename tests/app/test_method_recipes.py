@@ -16,6 +16,7 @@ OTHERWISE = {
     "copy_region": {"c"},
     "lines": {"alpha"},
     "passthrough": {"alpha", "scale"},
+    "ramplus": {"alpha", "limit", "scale"},
     "ramplus_tl": {"alpha", "limit", "scale"},
     "rotate": {"alpha", "c"},
     "ties": {"density", "k"},

@@ -112,6 +112,7 @@ def test_it_says_how_a_method_streams():
     assert {name for name, said in memory.items() if said == "needs whole tensors"} == WHOLE
     assert memory["weighted_sum"] == "streams"
     assert memory["karcher"] == memory["ramplus_tl"] == "streams, after reductions"
+    assert memory["metagpt"] == memory["model_norm"] == "streams, after a trip over all keys"
     assert memory["model_stock"] == memory["della"] == "streams, row by row"
 
 
@@ -139,9 +140,10 @@ def test_an_example_is_the_recipe_of_that_name_or_one_that_ends_with_the_method(
 
 OF_ADAPTERS = {"extract_kohya_lokr", "extract_lycoris_lokr", "extract_lycoris_lora", "lora_delta"}
 OF_KNOWN_MODELS = {"balance_attention", "omit_component", "pick_component", "randperm", *OF_ADAPTERS}
+OF_LAYERS = {"take_layers"}
 
 
-@pytest.mark.parametrize("name", sorted(CALLS.keys() - OF_KNOWN_MODELS - {"stack"}))
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - OF_KNOWN_MODELS - OF_LAYERS - {"stack"}))
 def test_an_example_without_a_recipe_merges(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number, letter in enumerate(["a", "b", "c", "base"]):
@@ -153,6 +155,15 @@ def test_an_example_without_a_recipe_merges(name, tmp_path, monkeypatch):
 
     assert words[:2] == ["python", "-c"]
     assert load_file("out.safetensors")["w"].shape == (6, 4)
+
+
+def test_the_example_of_a_method_of_layers_merges_models_that_have_some(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_file({f"layers.{n}.w": torch.full((2, 2), float(n)) for n in range(2)}, "a.safetensors")
+
+    exec(shlex.split(CALLS["take_layers"])[-1], {})
+
+    assert load_file("out.safetensors").keys() == {"layers.0.w"}
 
 
 @pytest.mark.parametrize("name", ["balance_attention", "randperm"])

@@ -12,8 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mecha_exp.app.provenance import git_changes
+from mecha_exp.app import provenance
+from mecha_exp.app.provenance import git_changes, git_state
 from mecha_exp.app.reproduction.comparison import describe_differences
+from mecha_exp.app.reproduction.sources import restore_plugins
 from mecha_exp.system.machine import machine
 
 MERGE = ("recipe=weighted_sum", "models.base=a.safetensors", "models.experts=[b.safetensors]", "alpha=0.25")
@@ -200,57 +202,163 @@ def test_the_machine_says_what_its_processor_can_do():
     assert found["machine/torch_uses"] == torch.backends.cpu.get_cpu_capability()
 
 
-def test_what_is_not_committed_is_a_diff(tmp_path, monkeypatch):
-    import subprocess
+@pytest.fixture
+def repositories(tmp_path, monkeypatch):
+    """Makes repositories with one commit; the caches of provenance are empty before and after."""
 
-    def git(*words: str) -> None:
+    def git(folder: Path, *words: str) -> str:
         identity = ["-c", "user.name=n", "-c", "user.email=e@e"]
-        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+        command = ["git", *identity, *words]
+        return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
-    (tmp_path / "file.txt").write_text("before\n")
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "first")
-    (tmp_path / "file.txt").write_text("after\n")
-    (tmp_path / "new.txt").write_text("x")
-    monkeypatch.chdir(tmp_path)
-    git_changes.cache_clear()
+    def make(name: str, *files: str) -> tuple[Path, str]:
+        """A repository, and its commit."""
+        folder = tmp_path / name
+        for file in files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text("before\n")
+        git(folder, "init")
+        git(folder, "add", ".")
+        git(folder, "commit", "-m", "first")
+        return folder, git(folder, "rev-parse", "HEAD")
 
-    changes = git_changes()
-    git_changes.cache_clear()
+    def forget() -> None:
+        for cached in (
+            provenance.git_state,
+            provenance.git_changes,
+            provenance._repositories,
+            provenance._checkout,
+        ):
+            cached.cache_clear()
+
+    forget()
+    yield make
+    forget()
+
+
+def test_what_is_not_committed_is_a_diff(repositories, monkeypatch):
+    folder, commit = repositories("mine", "file.py")
+    (folder / "file.py").write_text("after\n")
+    (folder / "new.txt").write_text("x")
+    monkeypatch.chdir(folder)
+
+    changes = git_changes()["changes.diff"]
 
     assert "-before\n+after" in changes
     assert "# untracked: new.txt" in changes
+    assert git_state()["git/commit"] == commit
+    assert git_state()["git/dirty"] == "true"
 
 
-def test_a_plugin_that_is_gone_is_taken_from_the_run(app, inputs, tmp_path_factory):
+def test_the_checkout_of_mecha_exp_is_kept_beside_the_users_own_repository(repositories, monkeypatch):
+    mine, commit = repositories("mine", "file.py")
+    checkout, of_checkout = repositories("checkout", "mecha_exp/__init__.py", "methods/linear.py")
+    (checkout / "methods" / "linear.py").write_text("after\n")
+    (checkout / "methods" / "new.py").write_text("a method\n")
+    monkeypatch.setattr(provenance, "__file__", str(checkout / "mecha_exp" / "app" / "provenance.py"))
+    monkeypatch.chdir(mine)
+
+    state, changes = git_state(), git_changes()
+
+    assert (state["git/commit"], state["git/dirty"]) == (commit, "false")
+    assert (state["git/mecha_exp/commit"], state["git/mecha_exp/dirty"]) == (of_checkout, "true")
+    assert changes["changes.diff"] == ""
+    patch = mine / "changes.patch"
+    patch.write_text(changes["changes_of_mecha_exp.diff"])
+    subprocess.run(["git", "reset", "--hard", "--quiet"], cwd=checkout, check=True)
+    (checkout / "methods" / "new.py").unlink()
+    subprocess.run(["git", "apply", str(patch)], cwd=checkout, check=True)
+    assert (checkout / "methods" / "linear.py").read_text() == "after\n"
+    assert (checkout / "methods" / "new.py").read_text() == "a method\n"
+
+
+def test_one_repository_is_named_once_and_an_installed_package_has_none(repositories, monkeypatch):
+    mine, commit = repositories("mine", "file.py")
+    monkeypatch.setattr(provenance, "__file__", str(mine / "site-packages" / "mecha_exp" / "app" / "x.py"))
+    (mine / "site-packages" / "mecha_exp").mkdir(parents=True)
+    monkeypatch.chdir(mine)
+
+    assert git_state() == {"git/commit": commit, "git/dirty": "false"}
+
+
+def test_reproduce_names_the_changes_that_a_run_was_made_with(app, inputs, outcome):
+    app(*MERGE)
+    run = only_run(inputs)
+    (run / "changes_of_mecha_exp.diff").write_text("a patch")
+    record = json.loads((run / "run.json").read_text())
+    record["tags"]["git/mecha_exp/commit"] = "0" * 40
+    (run / "run.json").write_text(json.dumps(record))
+
+    found = outcome(str(run))[1]["environment"]
+
+    assert any(line.startswith(f"git/mecha_exp/commit: {'0' * 40} then") for line in found)
+    path = Path("outputs", "runs", run.name, "changes_of_mecha_exp.diff")
+    assert any(line.endswith(str(path)) and line.startswith("uncommitted changes") for line in found)
+
+
+PLUGIN = """
+from torch import Tensor
+from mecha_exp import Parameter, Return, evaluator, merge_method
+@merge_method(elementwise=True)
+def {name}(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor):
+    return a * 0.3 + b
+@evaluator("{name}_sum", metric="sum")
+def measure(state_dict):
+    return {{"sum": sum(float(t.sum()) for t in state_dict.values())}}
+"""
+
+
+@pytest.mark.heavy
+def test_a_plugin_of_methods_and_evaluators_that_is_gone_is_taken_from_the_run(inputs, as_a_user):
     """In processes of their own: this one would still have the plugin in memory."""
     (inputs / "plug").mkdir()
-    (inputs / "plug" / "own_blend.py").write_text(
-        "from torch import Tensor\nfrom mecha_exp import Parameter, Return, merge_method\n"
-        "@merge_method(elementwise=True)\n"
-        "def own_blend(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor):\n"
-        "    return a * 0.3 + b\n"
-    )
+    (inputs / "plug" / "own_blend.py").write_text(PLUGIN.format(name="own_blend"))
     (inputs / "conf" / "recipe").mkdir(parents=True)
     (inputs / "conf" / "recipe" / "own.yaml").write_text(
         "\n# @package _global_\nrecipe:\n  method: own_blend\n  a: a.safetensors\n  b: b.safetensors\n"
     )
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "mecha_exp", *words]
-        return subprocess.run(
-            command, cwd=inputs, env=environment, capture_output=True, text=True, check=False
-        )
-
-    words = ("--config-dir=conf", "recipe=own", "plugins=[plug/own_blend.py]", "evaluator=none")
-    made = run(*words, "tracking=none")
-    assert made.returncode == 0, made.stderr
+    words = ("--config-dir=conf", "recipe=own", "plugins=[plug/own_blend.py]", "evaluator.name=own_blend_sum")
+    made = as_a_user(*words, "evaluator.weight_stats=false", "output=none", "tracking=none", cwd=inputs)
+    assert made.status == 0, made.err
     shutil.rmtree(inputs / "plug")
 
-    again = run("reproduce", str(only_run(inputs)))
+    again = as_a_user("reproduce", str(only_run(inputs)), cwd=inputs)
 
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "identical" in again.stdout
+    assert again.status == 0, again.out + again.err
+    assert "identical: 1 numbers, since no file was kept: sum" in again.out
+
+
+@pytest.mark.parametrize(
+    ("plugins", "loaded", "restored"),
+    [
+        (["plug/own.py"], [], ["own.py"]),
+        (["plug"], [], ["helper.py", "own.py"]),  # a folder
+        (["pack.part"], [], ["pack.part"]),  # a module, which is found by its name
+        (["plug/own.py"], ["elsewhere/own.py"], []),
+        (["here.py", "plug/own.py"], [], ["here.py", "own.py"]),
+        (["plug/lost.py"], [], ["plug/lost.py"]),  # which is an error when it is loaded
+    ],
+)
+def test_a_plugin_that_has_moved_is_found_or_named(folder, monkeypatch, plugins, loaded, restored):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (folder / "here.py").write_text("")
+    (folder / "run").mkdir()
+    (folder / "run" / "sources.json").write_text(
+        json.dumps({"own.py": "1", "helper.py": "2", "pack/__init__.py": "", "pack/part.py": "3"})
+    )
+
+    names = restore_plugins(folder / "run", plugins, folder / "scratch", loaded)
+
+    kept = folder / "scratch" / "sources"
+    assert [name.removeprefix(f"{kept}{os.sep}") for name in names] == restored
+
+
+def test_a_plugin_that_is_lost_is_asked_for(app, inputs, outcome):
+    app(*MERGE)
+    path = only_run(inputs) / "recipe.yaml"
+    path.write_text(path.read_text().replace("plugins: []", "plugins: [lost.py]"))
+
+    assert (
+        "lost.py does not exist. If it lies elsewhere by now, name it by --plugin."
+        in outcome(str(path.parent))[1]
+    )

@@ -165,12 +165,16 @@ def test_another_evaluator_measures_points_and_inputs_anew(app, folder, measure_
     calls.clear()
     measure_by({split: ~values for split, values in labels.items()}, version=2)
 
-    app("alpha=0.2,0.6", *NAMED)
+    outcome = app("alpha=0.2,0.6", *NAMED)
 
     after = {row["name"]: row for row in rows(sweeps(folder)[-1])}
     assert calls == {"validation": 6, "test": 5}
     for row in before:
         assert float(after[row["name"]]["hits"]) == pytest.approx(1 - float(row["hits"]))
+    (value,) = [
+        float(row["test/hits"]) for row in after.values() if row["status"] == "FINISHED" and row["test/hits"]
+    ]
+    assert f"has hits {value:.4g} on 'test'" in " ".join(outcome.out.split())  # by the outcomes of this start
 
 
 @pytest.mark.parametrize(("choice", "merged"), [("evaluate", [2]), ("always", [2, 2])])
@@ -207,10 +211,13 @@ def test_the_failure_of_one_evaluator_does_not_refuse_another(app):
     failed = app(*command, "evaluator.name=test_fails")
     refused = app(*command, "evaluator.name=test_fails", "rerun=never")
     other = app(*command, "evaluator.name=test_works", "rerun=never")
+    again = app(*command, "evaluator.name=test_fails", "rerun=never")
 
-    assert (failed.status, refused.status, other.status) == (1, 1, 0)
+    assert (failed.status, refused.status, other.status, again.status) == (1, 1, 0, 1)
+    assert "the evaluator 'test_fails' failed: RuntimeError" in again.err
     assert "\x1b" not in failed.out + failed.err
     assert "rerun=failed tries it again" in refused.err
+    assert "rerun=failed tries it again" in again.err
 
 
 def test_experts_that_a_configuration_names_give_the_normalised_score(app, folder, measure_by, labels):

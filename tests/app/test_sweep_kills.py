@@ -1,6 +1,7 @@
 """A sweep that is killed at random moments and started again ends as if nothing had happened."""
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from mecha_exp.tracking import Store
 REPOSITORY = Path(__file__).parents[2]
 POINTS = 30
 KILLS = 10
+CALLS = 8
 COMMAND = (
     "recipe=weighted_sum",
     "alpha=" + ",".join(f"{i / POINTS:.3g}" for i in range(POINTS)),
@@ -39,6 +41,25 @@ def test_a_sweep_that_is_killed_again_and_again_gives_the_undisturbed_table(tmp_
     assert statuses == ["FINISHED"] * (POINTS + 1)
 
 
+@pytest.mark.skip(reason="takes longer than it was measured to take; run it by hand")
+@pytest.mark.heavy
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_sweep_that_ends_at_any_call_goes_on_to_the_undisturbed_table(tmp_path: Path):
+    program = [sys.executable, str(REPOSITORY / "tests" / "sweep_crash_points.py")]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [*program, str(tmp_path), str(CALLS), "alpha=0.2,0.5", *COMMAND[2:]]
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580, check=False)
+
+    assert done.returncode == 0, done.stderr
+    chosen = json.loads(done.stdout)
+    assert len(chosen) > CALLS // 2
+    undisturbed = table(tmp_path / "undisturbed")
+    for at in map(str, chosen):
+        assert table(tmp_path / at) == undisturbed, at
+        assert mlflow_statuses(tmp_path / at) == ["FINISHED"] * 3, at
+
+
 def table(folder: Path) -> list[dict[str, str]]:
     """The points and what was measured, without how long it took."""
     (path,) = folder.glob("outputs/multiruns/*/sweep.csv")
@@ -50,4 +71,4 @@ def table(folder: Path) -> list[dict[str, str]]:
 def mlflow_statuses(folder: Path) -> list[str]:
     store = Store(f"sqlite:///{folder / 'outputs' / 'mlflow.db'}", "mecha_exp")
     found = store._client.search_runs([store._experiment], max_results=1000)
-    return [run.info.status for run in found]
+    return [run.info.status for run in found if run.data.tags.get("role") != "input"]

@@ -14,6 +14,7 @@ from sweep_folders import NONE, records, rows, sweep_of
 
 from mecha_exp import evaluator
 from mecha_exp.app import tracking
+from mecha_exp.app.sweep import folder as sweep_folder
 from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.errors import TrackingError
 from mecha_exp.runs.sweep import Tracking
@@ -134,6 +135,21 @@ def test_a_point_that_succeeded_after_all_has_not_failed_before(app, folder, moo
     assert passes_run == [2]
 
 
+def test_a_sweep_that_ends_when_its_folder_is_there_goes_on_in_it(app, folder, monkeypatch):
+    def ended(*_):
+        raise KeyboardInterrupt
+
+    command = ("alpha=0.3,0.5", *NONE)
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep_folder, "TargetLock", ended)
+        app(*command)
+    (begun,) = (folder / "outputs" / "multiruns").iterdir()
+
+    assert app(*command).status == 0
+    assert list((folder / "outputs" / "multiruns").iterdir()) == [begun]
+    assert len(rows(begun)) == 2
+
+
 def test_models_are_known_before_the_points_before_them_are_measured(app, folder):
     known: list[int] = []
 
@@ -237,6 +253,7 @@ def test_two_projects_with_one_store_keep_their_folders_apart(app, folder, monke
     assert passes_run == [2]
 
 
+@pytest.mark.heavy
 def test_two_processes_sweep_on_one_store_at_once(folder):
     command = [sys.executable, "-m", "mecha_exp", "alpha=0.3,0.5", "tracking=none", *NONE]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}

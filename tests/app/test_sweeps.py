@@ -82,7 +82,7 @@ def test_the_plan_of_a_sweep_knows_what_is_there_and_what_cannot_be_made(app, fo
     assert "points   4; swept: k" in outcome.out
     assert "known    2: nothing is computed for them" in outcome.out
     assert "to make  1 in 1 passes" in outcome.out
-    assert "point 3: recipe.density: 7 is out of range" in outcome.err.replace("\n", " ")
+    assert "point 3: k: 7 is out of range" in outcome.err.replace("\n", " ")
 
 
 def test_a_point_that_fails_does_not_stop_the_others(app, folder):
@@ -90,7 +90,7 @@ def test_a_point_that_fails_does_not_stop_the_others(app, folder):
 
     assert outcome.status != 0
     assert [r["status"] for r in records(sweep_of(folder))] == ["FINISHED", "FAILED", "FINISHED"]
-    assert "recipe.density: 7 is out of range" in outcome.err
+    assert "k: 7 is out of range" in outcome.err
 
 
 def test_a_point_that_fails_in_the_pass_that_all_share_does_not_stop_the_others(app, folder, passes_run):

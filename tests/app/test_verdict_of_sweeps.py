@@ -182,7 +182,7 @@ def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
         "test",
         4,
     )
-    assert written["selected"].keys() == {"recipe", "point", "estimate", "ci95"}
+    assert written["selected"].keys() == {"recipe", "point", "estimate", "ci95", "variance"}
     low, high = written["selected"]["ci95"]
     assert low < written["selected"]["estimate"] < high
     assert written["selected"]["recipe"] in ("task_arithmetic", "ties")
@@ -200,10 +200,10 @@ def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
     assert latex.startswith(r"\begin{table}") and r"\textbf{" in latex and "task\\_arithmetic" in latex
     assert markdown.startswith("| method | 0_3 | 4_6 | 7_9 | accuracy |") and "**" in markdown
     page = (sweep_of(folder) / "report.html").read_text()
-    head, _, rest = page.partition("<h2>The question</h2>")
+    head, _, rest = page.partition("<h2>Results</h2>")
     assert html.escape(written["sentence"], quote=True).replace("&#x27;", "&#39;") in head
-    assert "data:image/png;base64," in head and '<table id="tasks">' in head and "cross-validated" in head
-    assert '<table id="results">' in rest
+    assert "data:image/png;base64," in head and '<table id="tasks">' in head
+    assert '<table id="results">' in rest and "cross-validated" in rest
     assert (sweep_of(folder) / "sweep-forest.png").read_bytes().startswith(b"\x89PNG")
 
     why = json.loads(app("why", "--json").out)
@@ -214,7 +214,6 @@ def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
     assert "recipe and alpha" in said and "hyperparameters" in said and "share of the variance" in said
 
 
-@pytest.mark.filterwarnings("ignore")  # of an old Optuna
 def test_effects_of_a_grid_are_exact_and_drawn_points_are_told_from_it():
     cells = [(a, b, {"validation": np.array([a + 2 * b + a * b])}) for a in (0, 1) for b in (0, 1)]
     records = [point(0, value, a=a, b=b)[0] for a, b, value in cells]

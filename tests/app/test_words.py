@@ -1,5 +1,6 @@
 """What people type: it works, or one message names the word and the command that is meant."""
 
+import json
 import re
 import shlex
 import shutil
@@ -50,6 +51,8 @@ WORKS = [
     "recipe=weighted_sum 'blocks.conv*=0.3,0.5' -m",
     "recipe=linear weights.0=0.5",
     "recipe=linear weights.0=0.5,1 -m",
+    "recipe=linear weights.expert_4_6=0.5,1 -m",
+    "recipe=linear 'models.experts=[base.safetensors,\"expert_4_6.safetensors\"]' weights.expert_4_6=0.5",
     "recipe=linear weights=[1,1,1] weights.0=0.5,1 -m",
     "recipe=linear 'weights.0=interval(0,1)' sweep=random sweep.n=3 -m",
     "+models.experts=base.safetensors,expert_0_3.safetensors -m",
@@ -57,6 +60,16 @@ WORKS = [
     "alpha=0.3,0.5 'output.path=out-${hydra:job.num}.safetensors' -m",
     "'output.path=merged (v2).safetensors'",
 ]
+
+
+def test_the_weight_of_an_expert_goes_to_its_place(app, models):
+    words = ["recipe=linear", "weights.expert_4_6=0.5", "output=none", "evaluator=none", "tracking=none"]
+
+    outcome = app(*words)
+
+    assert outcome.status == 0, outcome.err
+    (record,) = (json.loads(path.read_text()) for path in models.glob("outputs/runs/*/run.json"))
+    assert record["parameters"]["weights"] == [1.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("command", WORKS)
@@ -70,6 +83,8 @@ def test_it_works(app, models, command):
 REFUSED = [
     ("models.experts.3=d.safetensors", "the model 'd.safetensors' does not exist."),
     ("models.experts.9=base.safetensors", "so the next one is models.experts.3=base.safetensors."),
+    ("recipe=linear weights.expert_4=1", "no expert 'expert_4'. Did you mean 'expert_4_6'"),
+    ("recipe=linear weights.x=1", "models.experts has no expert 'x'. Known: expert_0_3, expert_4_6"),
     ("recipe=linear weights.7=0.5", "weights has 3 values, so the next one is weights.3=0.5."),
     (
         "recipe=weighted_sum blocks=[0,0.1,0.2]",
@@ -100,10 +115,13 @@ REFUSED = [
     ("--multirnu", "Did you mean '--multirun'?"),
     ("--config-dir", "--config-dir: the word after it is missing"),
     ("engine=gpu", "Did you mean engine=cuda?"),
-    ("evaluator=lm_eval", "An evaluator of a plugin is chosen by evaluator.name=lm_eval."),
-    ("recipe=mk/ties.yml", "'mk/ties.yml' is a mergekit configuration, which is not read yet."),
-    ("mk/ties.yml", "'mk/ties.yml' is a mergekit configuration, which is not read yet."),
-    ("merge mk/ties.yml", "'mk/ties.yml' is a mergekit configuration, which is not read yet."),
+    ("evaluator=bleurt", "An evaluator of a plugin is chosen by evaluator.name=bleurt."),
+    ("recipe=mk/ties.yml", "python -m mecha_exp recipe=mergekit recipe.path=mk/ties.yml"),
+    (
+        "mk/ties.yml",
+        "'mk/ties.yml' is a configuration of mergekit. Type: python -m mecha_exp merge mk/ties.yml OUTPUT",
+    ),
+    ("merge mk/ties.yml", "say where the model goes: python -m mecha_exp merge mk/ties.yml OUTPUT"),
     ("recipe=mk/own.yaml", "--config-dir FOLDER recipe=own"),
     ("recipe=r.mecha", "recipe=mecha recipe.path=r.mecha"),
     ("recipe=base.safetensors", "python -m mecha_exp merge base.safetensors"),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from mecha_exp.checkpoint import encode_header, read_header
+from mecha_exp.checkpoint.safetensors.header import MAX_HEADER_BYTES, MAX_TENSORS
 from mecha_exp.errors import CheckpointError
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -332,9 +333,11 @@ def test_more_tensors_or_metadata_than_any_model_has_are_refused(
     [
         (b'{"w":[' + b"[]," * 20_000_000 + b"[]]}", "'w' has more than dtype, shape and data_offsets"),
         (b'{"__metadata__":{"a":[' + b"[]," * 20_000_000 + b"[]]}}", "not a map of texts to texts"),
-        (b"{" + b" " * 60_000_000 + b"]", "a text is expected at character 60000001"),
+        (b"{" + b" " * 60_000_000 + b"]", "a text is expected at byte 60000001"),
+        ('{"__metadata__":{"a":"\U0001f600'.encode() + b"a" * 60_000_000 + b'"}}', "a text of 60,000,006"),
+        (b'{"' + b"a" * 65_000_000 + b'":0}', "the header has a text of 65,000,002 bytes, which no model"),
     ],
-    ids=["lists in an entry", "lists in the metadata", "spaces"],
+    ids=["lists in an entry", "lists in the metadata", "spaces", "a wide text", "a long name"],
 )
 def test_a_header_that_would_be_huge_in_memory_is_not_taken_in(
     tmp_path: Path, header: bytes, message: str
@@ -349,3 +352,34 @@ def test_a_header_that_would_be_huge_in_memory_is_not_taken_in(
     finally:
         tracemalloc.stop()
     assert peak < 3 * len(header), "as JSON it would take fifty times its size"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("first", "length"), [("a", 190), ("\U0001f600", 39)], ids=["narrow", "wide"])
+def test_the_largest_header_that_is_accepted_takes_less_than_300_mb(
+    tmp_path: Path, first: str, length: int
+) -> None:
+    """As many tensors as are allowed with the longest names, in a header of 100 MB."""
+    count = MAX_TENSORS
+    entries = (
+        b'"%s":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}'
+        % (f"{first}{i:0{length}d}".encode(), i, i + 1)
+        for i in range(count)
+    )
+    header = (b"{" + b",".join(entries)).ljust(MAX_HEADER_BYTES - 1) + b"}"
+    path = tmp_path / "large.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(count))
+    del header
+    tracemalloc.start()
+    try:
+        read = read_header(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(read.tensors) == count
+    assert peak < 300_000_000
+
+
+def test_a_text_that_could_not_be_read_is_not_written() -> None:
+    with pytest.raises(CheckpointError, match=r"a text of 10,000,004 bytes, which no model has"):
+        encode_header({"w": ("U8", (1,))}, {"recipe": "\U0001f600" + "a" * 10_000_000})

@@ -11,13 +11,17 @@ from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint.hub import hub_folder, is_hub_name
 from mecha_exp.errors import CheckpointError
 
+pytestmark = pytest.mark.libraries
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that holds `some-lab/tiny`, used offline."""
-    library = pytest.importorskip("huggingface_hub")
+    import huggingface_hub as library
+    from huggingface_hub import constants
+
     repository = tmp_path / "hub" / "models--some-lab--tiny"
     snapshot = repository / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
@@ -25,8 +29,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (repository / "refs" / "main").write_text(COMMIT)
     save_file({"w": torch.ones(3)}, snapshot / "model.safetensors")
     (snapshot / "config.json").write_text("{}")
-    monkeypatch.setattr(library.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(library.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     download = library.snapshot_download

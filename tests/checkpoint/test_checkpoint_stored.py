@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,68 @@ def test_tensors_that_share_memory_or_are_transposed_are_read_right(tmp_path: Pa
 
     assert torch.equal(found["t"], shared.T)
     assert torch.equal(found["tied"], shared)
+
+
+VIEWS = {
+    "conjugate": lambda: torch.randn(3, 2, dtype=torch.complex64).conj(),
+    "imaginary part of a conjugate": lambda: torch.randn(3, dtype=torch.complex64).conj().imag,
+    "negative": lambda: torch._neg_view(torch.arange(6.0).view(2, 3)),
+    "repeated": lambda: torch.arange(4.0).expand(3, 4),
+    "overlapping": lambda: torch.arange(12.0).as_strided((4, 4), (1, 1)),
+    "backed by half": lambda: torch.arange(12.0)[::2],
+    "empty": lambda: torch.zeros(0, 5).T,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_in_a_pickle_have_their_own_values(view: str, tmp_path: Path):
+    tensor = VIEWS[view]()
+    torch.save({"v": tensor, "w": torch.ones(2)}, tmp_path / "x.pt")
+
+    found = load(tmp_path / "x.pt")["v"]
+
+    assert torch.equal(found, tensor.resolve_conj().resolve_neg())
+
+
+NOT_WHOLE = {
+    "meta": (lambda: torch.empty(1 << 40, device="meta"), "w is a tensor without values"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "w is a nested tensor"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "w is a sparse or quantized tensor"),
+    "one value for 16 GB": (
+        lambda: torch.zeros(1).expand(4_000_000_000),
+        r"x\.pt has 1,\d+ bytes and would take 16,000,000,000 in memory.*w: 16,000,000,000 bytes",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", NOT_WHOLE)
+def test_tensors_that_do_not_hold_their_numbers_are_refused(kind: str, tmp_path: Path):
+    make, message = NOT_WHOLE[kind]
+    torch.save({"w": make()}, tmp_path / "x.pt")
+
+    with pytest.raises(CheckpointError, match=message):
+        open_stored(tmp_path / "x.pt")
+
+
+def test_a_pickle_with_spoilt_bytes_is_read_or_refused(tmp_path: Path):
+    chance, refused = random.Random(0), 0
+    torch.save({"w": torch.randn(100, 100)}, tmp_path / "whole.pt")
+    whole = (tmp_path / "whole.pt").read_bytes()
+    for _ in range(60):
+        content = bytearray(whole)
+        for _ in range(
+            chance.choice((1, 4, 30))
+        ):  # where the archive describes itself, before and after the data
+            content[chance.choice((0, len(whole) - 700)) + chance.randrange(700)] = chance.randrange(256)
+        (tmp_path / "x.pt").write_bytes(content)
+        try:
+            load(tmp_path / "x.pt")
+        except CheckpointError as error:
+            assert "x.pt" in str(error)
+            refused += 1
+
+    assert 20 < refused < 60
 
 
 def spoil(index: Path, **changes: object) -> Path:

@@ -11,6 +11,7 @@ from torch import Tensor
 import mecha_exp as m
 from mecha_exp import Parameter, Return, Tile, merge_method, reduction
 from mecha_exp.engine.ir.expansion import expand
+from mecha_exp.engine.ir.model_values import with_model_values
 from mecha_exp.engine.ir.program import compile_program
 from mecha_exp.engine.planner.elementwise import (
     check_elementwise,
@@ -150,7 +151,7 @@ def files(tmp_path_factory):
 def test_every_built_in_method_that_is_declared_elementwise_is(files):
     tried = set()
     for method in METHODS:
-        roots = expand([recipe_of(method, files)])
+        roots = with_model_values(expand([recipe_of(method, files)]))
         program = compile_program(roots, torch.float32)
         for node, call in program.calls.items():
             if isinstance(node, MergeNode) and works_on_entries(node, program):

@@ -106,6 +106,15 @@ class TestKeys:
         assert "layer.01, layer.02" in said
         assert "layer.10 and 14 more." in said
 
+    def test_keys_that_several_inputs_lack_are_listed_once(self, save):
+        whole, *others = (save(name, random_model(i)) for i, name in enumerate(("whole", "b", "c")))
+        few = [save(name, without(random_model(i), "column")) for i, name in enumerate(("d", "e", "f"))]
+
+        said = error_before_reading(CheckpointError, [Job(n_average(whole, *others, *few), {})])
+
+        assert said.startswith(f"{few[0]} and {few[1]} and {few[2]} lack 1 of the 9 keys")
+        assert said.count("column") == 1
+
     def test_skip_leaves_them_out_and_warns(self, paths):
         target: StateDict = {}
 

@@ -1,5 +1,6 @@
 """Where merged tensors go: several places at once, in several dtypes."""
 
+import os
 import threading
 
 import pytest
@@ -8,7 +9,7 @@ from safetensors.torch import load_file
 from state_dicts import contents
 
 import mecha_exp as mx
-from mecha_exp import EngineOptions, Job, merge_many
+from mecha_exp import CheckpointError, EngineOptions, Job, merge_many
 from mecha_exp.graph.nodes import models_of
 
 
@@ -53,6 +54,37 @@ def test_a_function_gets_each_tensor_once_whole_and_alone(models):
     merge_many([Job(recipe, receive)], EngineOptions(workers=4, tile_size=100))
 
     assert sorted(seen) == sorted(expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"shard_size": 900}], ids=["file", "folder"])
+@pytest.mark.parametrize("old", [True, False])
+def test_where_one_of_three_outputs_cannot_be_put_in_place_the_first_is_whole(
+    models, tmp_path, settings, old
+):
+    name = "merged" if settings else "merged.safetensors"
+    recipes = [mx.weighted_sum(*models(2), alpha=alpha) for alpha in (0.1, 0.2, 0.3)]
+    jobs = [Job(r, tmp_path / place / name, **settings) for r, place in zip(recipes, "123", strict=True)]
+    if old:
+        merge_many([Job(recipes[0], job.output, torch.float16, **settings) for job in jobs])
+    before = [all_bytes(tmp_path / place) for place in "123"]
+
+    def spoil(*_):
+        for partial in (tmp_path / "2").rglob(".*.safetensors.mecha-partial"):
+            os.truncate(partial, 100)
+
+    with pytest.raises(
+        CheckpointError, match=rf"{tmp_path}/2/{name}.* was not saved: another process changed"
+    ):
+        merge_many(jobs, EngineOptions(workers=1), spoil)
+
+    assert [all_bytes(tmp_path / place) for place in "23"] == before[1:]
+    first = all_bytes(tmp_path / "1")
+    merge_many(jobs)
+    assert all_bytes(tmp_path / "1") == first
+
+
+def all_bytes(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_what_the_function_raises_ends_the_merge(models):

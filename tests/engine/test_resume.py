@@ -150,6 +150,29 @@ def test_a_merge_that_is_killed_at_any_moment_leaves_the_old_file_or_a_whole_new
     assert any(start["after"] > start["before"] > 0 for start in starts), "stopped more than once"
 
 
+@posix_only
+def test_a_merge_that_is_killed_inside_a_key_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    for seed, name in enumerate("ab"):
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {f"w.{key}": torch.randn(90, 50, generator=generator) for key in range(5)}
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    save_file({"old": torch.zeros(1)}, tmp_path / "target.safetensors")
+    old = digest(tmp_path / "target.safetensors")
+
+    command = [sys.executable, HERE / "killing_in_keys.py", tmp_path]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(done.stdout)
+    assert len(cases) == 4
+    for name, case in cases.items():
+        assert [end["signal"] for end in case["ends"]] == [signal.SIGXFSZ] * 3, name
+        assert [end["before"] for end in case["ends"]] == [old] * 3, name
+        assert [end["resumed"] for end in case["ends"]] == [0, 2, 4], name
+        assert [end["after"] for end in case["ends"]] == [case["undisturbed"]] * 3, name
+    assert not list(tmp_path.glob(".*"))
+
+
 # --- what is resumed --------------------------------------------------------------------------------------
 
 

@@ -278,6 +278,32 @@ def test_whole_tensors_are_there_at_once_as_far_as_the_memory_budget_goes(room_f
     assert most == [together]
 
 
+@pytest.mark.parametrize(("room_for", "together"), [(0.5, 1), (1, 1), (2, 2)])
+def test_what_methods_read_of_other_keys_is_part_of_the_memory_budget(room_for, together):
+    running, most, lock = [0], [0], threading.Lock()
+
+    @mx.merge_method(register=False)
+    def mean_of_all(a: mx.Parameter(mx.StateDict[torch.Tensor]), **extra: object) -> mx.Return(torch.Tensor):
+        values = [a[key] for key in a]
+        if values[0].device.type != "meta":
+            with lock:
+                running[0] += 1
+                most[0] = max(most[0], running[0])
+            time.sleep(0.2)
+            with lock:
+                running[0] -= 1
+        return torch.stack(values).mean(0)
+
+    job = Job(mean_of_all(mx.model({key: torch.ones(100) for key in "1234"})), {})
+    with plan([job]) as planned:
+        needed = planned.whole_bytes_of(planned.keys[0])
+        assert needed >= 4 * 100 * 4
+        assert planned.memory >= needed
+    merge_many([job], EngineOptions(workers=2, memory_budget=int(room_for * needed)))
+
+    assert most == [together]
+
+
 def test_workers_take_a_large_key_each_and_help_each_other_at_the_end(monkeypatch):
     tensors = {key: torch.full((20 * TILE,), float(key)) for key in "12"}
     together, taken = threading.Barrier(2, timeout=30), {}

@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from safetensors.torch import save_file
 
 from mecha_exp import ConfigError, EvaluationError, evaluator
 from mecha_exp.evaluation import Evaluation, all_evaluators, find_evaluator, nan_warning, read_scoring
-from mecha_exp.evaluation.digits import _shapes as digits_shapes
 from mecha_exp.evaluation.isolation import evaluation_process
+from mecha_exp.evaluators.digits import _shapes as digits_shapes
 from mecha_exp.plugins import load_plugins
 
 OTHER = {"w": (2, 3)}
@@ -43,9 +42,9 @@ def norm(state_dict, *, order: int = 2, scale: float = 1.0, name_of_it: str = "n
     return {name_of_it: scale * max(float(t.float().norm(order)) for t in state_dict.values() if t.numel())}
 
 
-@pytest.fixture
-def plugin(tmp_path: Path) -> str:
-    path = tmp_path / "plugin.py"
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("plugin") / "plugin.py"
     path.write_text(PLUGIN)
     load_plugins([str(path)])
     return str(path)
@@ -135,6 +134,7 @@ def test_several_evaluators_run_and_the_first_one_has_the_main_metric():
 
     assert scoring.measure(MODEL) == {"norm": 10.0, "test_norm/norm": 7.0}
     assert len({e.key for e in scoring.evaluations}) == 2
+    assert list(scoring.directions) == ["norm", "test_norm/norm"]
 
 
 def test_another_metric_may_be_the_main_one_with_its_direction():
@@ -144,6 +144,7 @@ def test_another_metric_may_be_the_main_one_with_its_direction():
     scoring = read_scoring({"name": "test_norm", "metric": "other", "direction": "maximize"}, OTHER)
 
     assert (scoring.metric, scoring.direction) == ("other", "maximize")
+    assert scoring.directions == {"other": "maximize"}
     with pytest.raises(EvaluationError, match=r"evaluator.metric=other: no evaluator returned it"):
         nan_warning(scoring, scoring.measure(MODEL))
 

@@ -49,9 +49,9 @@ def model() -> dict[str, torch.Tensor]:
     return {"w": torch.ones(2, 3), "half": torch.ones(3, dtype=torch.bfloat16)}
 
 
-@pytest.fixture
-def plugin(tmp_path: Path) -> str:
-    path = tmp_path / "plugin.py"
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("plugin") / "plugin.py"
     path.write_text(PLUGIN)
     load_plugins([str(path)])
     return str(path)

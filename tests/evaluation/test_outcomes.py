@@ -21,9 +21,12 @@ from mecha_exp.runs.outcomes import (
     collect_outcomes,
     models_in,
     outcomes_of_sweep,
+    outcomes_so_far,
     read_outcomes,
     write_outcomes,
 )
+from mecha_exp.runs.record import Record
+from mecha_exp.runs.sweep import Sweep
 
 TWO = Outcomes({"cats": [1, 1, 0, 1], "dogs": [0, 1]})
 
@@ -175,6 +178,21 @@ def test_a_sweep_has_each_input_once_and_tells_others_of_its_name_apart(tmp_path
         (INPUT, None, "base (2)"),
     ]
     assert models[-1].by_metric["accuracy"]["validation"].equals(other)
+
+
+def test_outcomes_of_a_point_that_was_measured_again_replace_the_collected_ones(tmp_path):
+    other = Outcomes({"cats": [0, 0, 0, 0], "dogs": [0, 1]})
+    sweep, point = Sweep("one", [], [], 1, complete=True), tmp_path / "0"
+    Record("alpha=0").save(point)
+    for outcomes in (TWO, other):
+        part = MeasuredOutcomes(POINT, None, "alpha=0", "accuracy", "validation", outcomes)
+        write_outcomes([part], point / "outcomes.parquet")
+        if outcomes is TWO:
+            collect_outcomes({point: 0}, tmp_path / "outcomes.parquet")
+
+    (model,) = outcomes_so_far(sweep, tmp_path)
+
+    assert model.by_metric["accuracy"]["validation"].equals(other)
 
 
 def test_without_outcomes_there_is_no_file(tmp_path):

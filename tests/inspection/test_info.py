@@ -78,6 +78,22 @@ def test_info_of_a_model_says_what_it_is(run, llama):
     assert (found["anomalies"], found["recipe"]) == ([], None)
 
 
+def test_info_names_stacks_of_experts_and_what_looks_like_one(run, tmp_path):
+    experts = "model.layers.0.mlp.experts"
+    tensors = {f"{experts}.down_proj": torch.zeros(4, 6, 3), f"{experts}.w1": torch.zeros(4, 3, 6)}
+    save_file({**tensors, "model.norm.weight": torch.zeros(6)}, tmp_path / "mixture.safetensors")
+
+    found = json.loads(run("info", "mixture.safetensors", "--json")[1])
+    said = run("info", "mixture.safetensors")[1]
+
+    assert found["stacked"] == {f"{experts}.down_proj": 4}
+    assert f"stacked: 1 keys hold 4 experts each: {experts}.down_proj" in said
+    assert (
+        "odd: 1 keys look like several experts in one tensor, and no model config says whether they are: "
+        f"{experts}.w1" in said
+    )
+
+
 def test_info_says_what_is_odd_and_reads_the_numbers_only_when_asked(run, llama, tmp_path):
     llama["model.norm.weight"][1] = float("nan")
     del llama["model.layers.1.mlp.up_proj.weight"]

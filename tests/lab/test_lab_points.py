@@ -90,6 +90,18 @@ def test_what_is_typed_in_full_is_not_cut():
     assert lab.normalized("1.0999999999999999") == "1.1"
 
 
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_a_range_of_whole_numbers_gives_each_of_them_and_nothing_else(logarithmic):
+    axis = Axis("n", low=1.0, high=8.0, logarithmic=logarithmic, is_integer=True)
+
+    drawn = [axis.at(share / 1000) for share in range(1001)]
+
+    assert sorted(set(drawn)) == [str(number) for number in range(1, 9)]
+    assert drawn == sorted(drawn)
+    if not logarithmic:
+        assert {drawn.count(str(number)) for number in range(1, 9)} <= {124, 125, 126}
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_normalizing_changes_no_number_by_more_than_its_last_digits(number: float):
     assert float(lab.normalized(repr(number))) == pytest.approx(number, rel=1e-11)

@@ -74,6 +74,22 @@ def test_a_damaged_evaluation_is_measured_again(store, suffix, before, after):
     assert store.evaluation("digits-1", "a1") is None
 
 
+def test_files_of_an_evaluation_are_stored_beside_it_and_checked(store, tmp_path):
+    (tmp_path / "b.png").write_bytes(b"from a path")
+    files = {"a.png": b"content", "b.png": tmp_path / "b.png"}
+
+    store.put_evaluation("images-1", StoredEvaluation({"score": 0.25}, files=files), "a1")
+
+    stored = store.evaluation("images-1", "a1")
+    assert stored is not None
+    assert {name: path.read_bytes() for name, path in stored.files.items()} == {
+        "a.png": b"content",
+        "b.png": b"from a path",
+    }
+    stored.files["a.png"].write_bytes(b"changed")
+    assert store.evaluation("images-1", "a1") is None
+
+
 def test_an_evaluation_without_its_outcomes_is_measured_again(store):
     store.put_evaluation("digits-1", StoredEvaluation({"accuracy": 0.25}, b"outcomes"), "a1")
     next((store.folder / "points" / "a1").glob("*.parquet")).unlink()
@@ -87,6 +103,21 @@ def test_the_failure_of_an_evaluation_counts_for_that_one_alone(store):
     assert store.failure("a1", ["digits-1", "margin-2"]) == "it broke"
     assert store.failure("a1", ["margin-2"]) is None
     assert store.failure("a1") is None
+
+
+def test_each_evaluation_that_failed_is_kept_by_name_until_it_succeeds(store):
+    store.put_failure("a1", "no labels", "digits-1")
+    store.put_failure("a1", "too long", "margin-2")
+    store.put(StoredMerge("a1", {}))
+    store.clear_failure("a1", ["speed-3"])
+    assert store.failures("a1") == {"digits-1": "no labels", "margin-2": "too long"}
+
+    store.clear_failure("a1", ["margin-2"])
+    assert store.failures("a1") == {"digits-1": "no labels"}
+    assert store.failure("a1", ["margin-2", "digits-1"]) == "no labels"
+
+    store.clear_failure("a1", ["digits-1"])
+    assert not list(store.folder.rglob("failure.json"))
 
 
 def test_a_failure_is_remembered_until_the_point_succeeds(store):

@@ -1,6 +1,9 @@
 """The MLflow store: what is logged is there, and what cannot be logged is a TrackingError that says why."""
 
 import os
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,8 @@ from mecha_exp.errors import TrackingError
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.tracking import Store
-from mecha_exp.tracking.database import absolute_uri
-from mecha_exp.tracking.mlflow_store import _this_machine
+from mecha_exp.tracking.database import absolute_uri, create_database
+from mecha_exp.tracking.mlflow_store import _is_abandoned, _numbering, _this_machine
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def test_a_run_keeps_its_times_status_and_figures(store, client, tmp_path):
     assert (run.info.run_name, run.info.status) == ("alpha=0.3", "FAILED")
     assert (run.info.start_time, run.info.end_time) == (1000, 5000)
     assert run.data.params == {"alpha": "0.3"}
-    assert run.data.metrics == {"acc": 0.5}
+    assert run.data.metrics == {"acc": 0.5, "hp/alpha": 0.3}
     assert [a.path for a in client.list_artifacts(run_id)] == ["table.csv"]
 
 
@@ -95,6 +98,50 @@ def test_a_relative_database_means_the_current_folder(tmp_path, monkeypatch):
     assert absolute_uri("http://host:5000") == "http://host:5000"
 
 
+def test_a_database_from_the_cache_is_as_mlflow_makes_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("MECHA_EXP_CACHE", "off")
+    create_database(tmp_path / "own.db")
+    MlflowClient(f"sqlite:///{(tmp_path / 'own.db').as_posix()}").search_experiments()
+    monkeypatch.setenv("MECHA_EXP_CACHE", str(tmp_path / "cache"))
+    create_database(tmp_path / "first.db")
+    [kept] = (tmp_path / "cache/tracking").iterdir()
+    create_database(tmp_path / "second.db")
+
+    MlflowClient(
+        f"sqlite:///{(tmp_path / 'second.db').as_posix()}"
+    ).search_experiments()  # adds the first one
+    assert kept.read_bytes().endswith((tmp_path / "first.db").read_bytes())
+    assert tables(tmp_path / "second.db") == tables(tmp_path / "own.db") > tables(tmp_path / "first.db")
+
+    kept.write_bytes(b"damaged")
+    create_database(tmp_path / "third.db")
+
+    assert tables(tmp_path / "third.db") == tables(tmp_path / "first.db")
+
+
+def test_the_first_experiment_of_a_database_from_the_cache_lies_where_it_would_without(tmp_path, monkeypatch):
+    monkeypatch.setenv("MECHA_EXP_CACHE", str(tmp_path / "cache"))
+    create_database(tmp_path / "first.db")
+    monkeypatch.chdir(tmp_path)
+
+    create_database(tmp_path / "second.db")
+    [default] = MlflowClient(f"sqlite:///{(tmp_path / 'second.db').as_posix()}").search_experiments()
+
+    assert default.artifact_location == str(tmp_path / "mlruns/0")
+
+
+def tables(database: Path) -> set[tuple[object, ...]]:
+    """The columns, indices, experiments and revision of a database. MLflow orders its checks by chance."""
+    with closing(sqlite3.connect(database)) as connection:
+        columns = "SELECT m.type, m.name, c.* FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c"
+        experiments = "SELECT name FROM experiments"
+        return {
+            row
+            for query in (columns, experiments, "SELECT * FROM alembic_version")
+            for row in connection.execute(query)
+        }
+
+
 def test_a_server_that_does_not_answer_is_said_at_once(free_port):
     with pytest.raises(TrackingError, match="does not answer"):
         Store(f"http://127.0.0.1:{free_port}", "lab")
@@ -125,6 +172,23 @@ def test_runs_of_processes_that_are_gone_are_deleted(store, client, monkeypatch)
     assert store.status("0" * 32) is None
     for run in (alive, elsewhere):
         store.delete(run.info.run_id)
+
+
+@pytest.mark.parametrize(
+    ("process", "numbering", "age", "is_gone"),
+    [
+        (os.getpid(), "", 10_000, False),
+        (2**31 - 1, "", 0, True),
+        (os.getpid(), "1", 10, False),  # another container's: it may be at work
+        (2**31 - 1, "1", 10, False),
+        (os.getpid(), "1", 10_000, True),
+    ],
+    ids=["alive", "gone", "other numbers", "gone, other numbers", "long ago"],
+)
+def test_a_process_of_another_container_is_not_judged_by_its_number(process, numbering, age, is_gone):
+    place = f"{numbering or _numbering()}:{int(time.time()) - age}"
+
+    assert _is_abandoned(f"{_this_machine()}:{process}:{place}") == is_gone
 
 
 def test_a_run_is_logged_once(store, tmp_path):

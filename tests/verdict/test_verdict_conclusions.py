@@ -83,7 +83,7 @@ def test_the_json_has_the_fields_that_programs_read(verdict):
     ]
     fields += ["comparisons", "normalised", "minimum_detectable_difference"]
     assert list(content)[:9] == fields
-    assert set(content["selected"]) == {"recipe", "point", "estimate", "ci95"}
+    assert set(content["selected"]) == {"recipe", "point", "estimate", "ci95", "variance"}
     assert set(content["comparisons"][0]) == {
         "point", "against", "difference", "ci95", "p", "p_holm", "distinguishable", "split",
     }  # fmt: skip

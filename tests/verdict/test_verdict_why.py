@@ -63,7 +63,6 @@ def test_what_is_not_a_grid_is_refused(keys: dict, values: list, words: str):
 
 @pytest.mark.heavy
 def test_importances_of_drawn_points_find_the_key_that_matters():
-    pytest.importorskip("optuna", minversion="3", exc_type=ImportError)
     pytest.importorskip("sklearn")
     random = np.random.default_rng(0)
     a, b = random.random(60), random.random(60)
@@ -72,15 +71,11 @@ def test_importances_of_drawn_points_find_the_key_that_matters():
     assert isinstance(found, dict) and found["a"] > 0.8 and sum(found.values()) == pytest.approx(1)
 
 
-def test_importances_are_a_sentence_where_optuna_is_too_old():
-    optuna = pytest.importorskip("optuna")
+def test_importances_are_of_numbers_and_of_texts():
     pytest.importorskip("sklearn")
     found = importances({"a": [0.1, 0.2, 0.4], "m": ["x", "y", "x"]}, [1.0, 2.0, 3.0])
 
-    if optuna.__version__ < "3":
-        assert "The installed Optuna could not compute importances" in found
-    else:
-        assert set(found) == {"a", "m"}
+    assert set(found) == {"a", "m"}
 
 
 def test_importances_say_why_there_are_none(monkeypatch: pytest.MonkeyPatch):

@@ -135,5 +135,6 @@ def check_distinct_outputs(grid: Grid, problems: Problems) -> None:
     if len(set(paths)) < len(paths):
         problems.add(
             f"output.path={paths[0]} is the same for several points, which would overwrite each other. Put "
-            "a swept value into it, as in 'output.path=merged-${alpha}.safetensors'."
+            "a swept value into it, as in 'output.path=merged-${alpha}.safetensors' (a folder without "
+            ".safetensors), or leave it out: each point's model lies in the point's folder."
         )

@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.grid import Grid, GridPoint, recipe_name, references_of
+from mecha_exp.app.templates import MERGEKIT
 from mecha_exp.app.words.quoting import shell_word
 from mecha_exp.errors import Problems, did_you_mean, some
 from mecha_exp.graph.by_key import BLOCKS, CONVENTION
@@ -19,6 +20,7 @@ _MODELS, _BASE, _EXPERTS = "models", "models.base", "models.experts"
 _RESOLVED = re.compile(r"\$\{[^}]*[^\w.}][^}]*\}")  # what a resolver refers to is not known
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _OPEN = ("hydra", "evaluator", "blocks", "recipe", "debug", "experiment")
+_OPEN_PARTS = ("sweep.options.",)
 
 
 def check_unused(grid: Grid, swept: Sequence[str], own: frozenset[str], problems: Problems) -> None:
@@ -50,6 +52,8 @@ def idle_experts(config: DictConfig) -> list[str]:
     """The experts of a configuration that its recipe does not merge."""
     experts = _experts(config)
     references = references_of(config)
+    if MERGEKIT in config.recipe:  # which names its own models
+        return []
     if _EXPERTS in references or _RESOLVED.search(str(OmegaConf.to_container(config.recipe, resolve=False))):
         return []
     return [Path(str(name)).stem for i, name in enumerate(experts) if f"{_EXPERTS}.{i}" not in references]
@@ -132,7 +136,8 @@ def _check_new_keys(
         top = key.partition(".")[0]
         is_new = override.is_add() or override.is_force_add()
         is_used = key in known or any(r == key or r.startswith((f"{key}.", f"{top}[")) for r in everything)
-        if not is_new or top in _OPEN or is_used or top in everything - {_MODELS} or _has(raw, key):
+        is_open = top in _OPEN or key.startswith(_OPEN_PARTS)
+        if not is_new or is_open or is_used or top in everything - {_MODELS} or _has(raw, key):
             continue
         siblings = raw.get(top) if "." in key else None
         names = list(siblings) if isinstance(siblings, Mapping) else [*references, *raw]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+import omegaconf.base
 from hydra._internal import hydra as hydra_internals
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
@@ -34,8 +36,11 @@ CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 
 
-JOBS: ContextVar[Sequence[Sequence[str]]] = ContextVar("JOBS", default=())
-"""The overrides of each point of the sweep that is running."""
+Batch = Sequence[Sequence[str]]
+"""The overrides of each of the points that are run together."""
+
+BATCHES: ContextVar[Iterable[Batch]] = ContextVar("BATCHES", default=())
+"""The batches of the sweep that is running; a batch has run when the next one is requested."""
 
 
 class Composer:
@@ -98,6 +103,7 @@ def hydra_of(flags: Namespace) -> Iterator[Hydra]:
         ConfigError: the user's folder does not exist.
     """
     register_presets()
+    _parse_references_once()
     path = flags.config_path or f"pkg://{CONFIG_MODULE}"
     search_path = create_automatic_config_search_path(__file__, None, path)
     if flags.config_dir:
@@ -113,6 +119,13 @@ def hydra_of(flags: Namespace) -> Iterator[Hydra]:
         yield current.hydra
     finally:
         current.hydra = before
+
+
+def _parse_references_once() -> None:
+    """Let OmegaConf keep what it has parsed: the points of a sweep resolve the same references."""
+    names = vars(omegaconf.base)
+    if not hasattr(names["parse"], "cache_info"):
+        names["parse"] = functools.lru_cache(10_000)(names["parse"])
 
 
 def answer(arguments: Sequence[str]) -> None:
@@ -131,27 +144,25 @@ def answer(arguments: Sequence[str]) -> None:
     )()
 
 
-def run_jobs(
-    arguments: Sequence[str], jobs: Sequence[Sequence[str]] | None, task: Callable[..., Any]
-) -> None:
+def run_jobs(arguments: Sequence[str], batches: Iterable[Batch] | None, task: Callable[..., Any]) -> None:
     """Let Hydra run a command line as one job, or as the jobs of a sweep.
 
     `hydra.main` would compose the configuration once more, only to learn which of the two it is.
 
     Args:
         arguments: the arguments of the command line, flags first.
-        jobs: the overrides of each job of a sweep; None for one job.
+        batches: the jobs of a sweep, in batches that are run one after another; None for one job.
         task: the function that is called with the configuration of each job.
     """
     flags = _flags_of(arguments)
-    words = [*flags.overrides, f"hydra.mode={'RUN' if jobs is None else 'MULTIRUN'}"]
-    token = JOBS.set(jobs or ())
+    words = [*flags.overrides, f"hydra.mode={'RUN' if batches is None else 'MULTIRUN'}"]
+    token = BATCHES.set(batches or ())
     try:
         with hydra_of(flags) as ours:
-            run = ours.run if jobs is None else ours.multirun
+            run = ours.run if batches is None else ours.multirun
             run_and_report(lambda: run(flags.config_name or CONFIG_NAME, task, words))
     finally:
-        JOBS.reset(token)
+        BATCHES.reset(token)
 
 
 def _flags_of(arguments: Sequence[str]) -> Namespace:

@@ -8,24 +8,28 @@ return value; there they are measured and tracked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
-from mecha_exp.app.hydra.jobs import compose_jobs, enter
-from mecha_exp.app.point import Point, prepare, resolve
+from mecha_exp.app.hydra.jobs import Jobs, enter, run_job
+from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.runs.record import Record
 from mecha_exp.terminal import hashing_bar, progress_bar, stdout
+
+FIRST_POINTS, MANY_POINTS = 16, 256
+"""How many points are merged before the others are looked at, in sweeps of more than that many."""
 
 Source = TypeVar("Source")
 PointOrError = Point | MechaError
@@ -49,48 +53,67 @@ class OnePassLauncher(Launcher):
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         bench = workbench(self._config.store, self._config.rerun)
-        loader = self._context.config_loader
-        configs = list(compose_jobs(loader, self._config, job_overrides, initial_job_idx))
-        points = _sign(configs, bench)
+        jobs = Jobs(self._context.config_loader, self._config, job_overrides, initial_job_idx)
         returned: dict[int, JobReturn] = {}
-        for number, point in enumerate(points):
-            if isinstance(point, Point) and (record := _finished_record(point, bench)):
-                returned[number] = _as_returned(configs[number], record)
-        if returned:
-            stdout.print(f"{len(returned)} of {len(points)} points are there already")
-        waiting = {number: point for number, point in enumerate(points) if number not in returned}
-        for number, result in _merge(waiting, bench):
-            returned[number] = self._run(configs[number], points[number], result)
-        return [returned[number] for number in range(len(points))]
+        known = 0
+        for part in _parts(jobs, bench):
+            waiting = {}
+            for number, point in part.items():
+                if isinstance(point, Point) and (record := _finished_record(point, bench)):
+                    returned[number] = _as_returned(job_overrides[number], record)
+                    known += 1
+                else:
+                    waiting[number] = point
+            if known and max(part) + 1 == len(jobs):
+                stdout.print(f"{known} of {len(jobs)} points are there already")
+            for number, result in _merge(waiting, bench):
+                returned[number] = self._run(jobs[number], waiting[number], result)
+        return [returned[number] for number in range(len(jobs))]
 
     def _run(self, config: DictConfig, point: PointOrError, result: Merged | Exception) -> JobReturn:
-        returned = run_job(
-            task_function=partial(self._run_point, point=point, result=result),
-            config=config,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
-            hydra_context=self._context,
-        )
+        returned = run_job(config, partial(self._run_point, point=point, result=result), self._context)
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
+        returned.cfg = returned.hydra_cfg = None  # as large as all else of the point
         return returned
 
 
-def _sign(configs: Sequence[DictConfig], bench: Workbench) -> list[PointOrError]:
-    """Build the recipe of every job and sign its point, reading each input once."""
-    points = [_attempt(_prepare, config) for config in configs]
-    files = [path for point in points if isinstance(point, Point) for path in point.files.values()]
+def _parts(jobs: Jobs, bench: Workbench) -> Iterator[dict[int, PointOrError]]:
+    """Yield the signed points by number: all together, or the first few of many before the others.
+
+    Of a thousand points the first ones are merged and shown while the user still looks. Where points are
+    saved, all of them are needed to see whether there is room.
+    """
+
+    def prepare_all(numbers: range) -> dict[int, PointOrError]:
+        return {number: _attempt(_prepare, jobs[number]) for number in numbers}
+
+    few = FIRST_POINTS if len(jobs) > MANY_POINTS else len(jobs)
+    first, others = prepare_all(range(few)), range(few, len(jobs))
+    if any(isinstance(point, Point) and point.output is not None for point in first.values()):
+        first, others = first | prepare_all(others), range(0)
+    yield _sign(first, bench)
+    if others:
+        yield _sign(prepare_all(others), bench)
+
+
+def _sign(points: Mapping[int, PointOrError], bench: Workbench) -> dict[int, PointOrError]:
+    """Sign points, reading each input once."""
+    files = [path for point in points.values() if isinstance(point, Point) for path in point.files.values()]
     try:
         with hashing_bar(files) as advance:
             contents_of(files, advance)
     except CheckpointError:
         pass  # each point that needs the file reports it
-    return [_attempt(bench.sign, point) if isinstance(point, Point) else point for point in points]
+    return {
+        number: _attempt(bench.sign, point) if isinstance(point, Point) else point
+        for number, point in points.items()
+    }
 
 
 def _prepare(config: DictConfig) -> Point:
     folder = enter(config)
     load_plugins(config.get("plugins") or ())
-    point = prepare(resolve(config), folder)
+    point = prepare_job(config, folder)
     _ = point.files  # raises if one is missing
     return point
 
@@ -112,12 +135,14 @@ def _finished_record(point: Point, bench: Workbench) -> Record | None:
         return None
     is_same = (record.signature, record.evaluations) == (point.digest, point.scoring.keys)
     has_model = point.output is None or record.has_model
-    return record if record.finished and is_same and has_model else None
+    race = point.scoring.race
+    is_whole = record.dropped is None or (race is not None and record.race == asdict(race))
+    return record if record.finished and is_same and has_model and is_whole else None
 
 
-def _as_returned(config: DictConfig, record: Record) -> JobReturn:
+def _as_returned(overrides: Sequence[str], record: Record) -> JobReturn:
     """The return value of the job that wrote a record."""
-    returned = JobReturn(overrides=list(config.hydra.overrides.task), status=JobStatus.COMPLETED)
+    returned = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
     returned.return_value = record.metrics.get(record.metric or "")
     return returned
 
@@ -126,12 +151,17 @@ def _merge(points: Mapping[int, PointOrError], bench: Workbench) -> Iterator[tup
     """Yield the result of each point, by its number, as soon as it is there; stored results come first."""
     missing: dict[str, tuple[int, Point]] = {}
     repeated: list[tuple[int, Point]] = []
+    recalled = {number: _recall(point, bench) for number, point in points.items()}
     for number, point in points.items():
-        if not isinstance(point, Point):
-            yield number, point
-        elif result := _recall(point, bench):
-            yield number, result
-        elif missing.setdefault(point.digest, (number, point)) != (number, point):
+        if isinstance(point, Point) and isinstance(result := recalled[number], Merged):
+            bench.measurements.start(point, result)
+    bench.measurements.race(_found(points, recalled))
+    for number, point in points.items():
+        if (known := recalled[number]) is not None:
+            yield number, known
+            continue
+        assert isinstance(point, Point)  # an error is recalled as itself
+        if missing.setdefault(point.digest, (number, point)) != (number, point):
             repeated.append((number, point))
     for point, result in bench.merge([point for _, point in missing.values()], progress_bar):
         yield missing[point.digest][0], result
@@ -142,7 +172,20 @@ def _merge(points: Mapping[int, PointOrError], bench: Workbench) -> Iterator[tup
             yield from ((number, result) for _, result in bench.merge([point], progress_bar))
 
 
-def _recall(point: Point, bench: Workbench) -> Merged | Exception | None:
+def _found(
+    points: Mapping[int, PointOrError], recalled: Mapping[int, Merged | Exception | None]
+) -> dict[Point, Merged | Exception]:
+    """The stored results, of points with one signature the first."""
+    found: dict[str, tuple[Point, Merged | Exception]] = {}
+    for number, point in points.items():
+        if isinstance(point, Point) and (result := recalled[number]) is not None:
+            found.setdefault(point.digest, (point, result))
+    return dict(found.values())
+
+
+def _recall(point: PointOrError, bench: Workbench) -> Merged | Exception | None:
+    if not isinstance(point, Point):
+        return point
     try:
         return bench.recall(point)
     except MechaError as error:

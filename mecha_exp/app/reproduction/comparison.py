@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from mecha_exp.app.measurements import context_of
 from mecha_exp.app.point import Point
 from mecha_exp.app.reproduction.original import Original
 from mecha_exp.checkpoint import Checkpoint
@@ -88,7 +87,7 @@ def compare_numbers(original: Original, point: Point, outcome: Outcome) -> None:
     with plan([point.job(merged)], point.options) as planned:
         report = run_plan(planned)
         scoring = point.read_scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})
-    now = dict(scoring.measure(merged, context_of(point)))
+    now = dict(scoring.measure(merged, point.context))
     for model, by_key in report.moments[0].items():
         whole = summarise(by_key)[""]
         measured = {

@@ -40,6 +40,7 @@ class Original:
         model: the path of the model, if it still exists.
         metrics: the evaluators' numbers, for a result whose model was not kept.
         folder: of the run, if it was read from one.
+        is_folder: whether the model was kept as a folder.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Original:
     model: Path | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     folder: Path | None = None
+    is_folder: bool = False
 
     @property
     def folders(self) -> list[Path]:
@@ -117,6 +119,7 @@ def _of_run(run: Run, source: str) -> Original:
         model=present,
         metrics=record.metrics,
         folder=run.folder,
+        is_folder=model is not None and model.suffix != ".safetensors",
     )
 
 

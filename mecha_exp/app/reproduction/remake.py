@@ -17,17 +17,23 @@ from mecha_exp.app.reproduction.sources import restore_plugins
 from mecha_exp.checkpoint.formats import SAFETENSORS
 from mecha_exp.engine.code_hash import code_hashes
 from mecha_exp.engine.options import SETTINGS
-from mecha_exp.errors import CheckpointError
+from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.graph.nodes import ModelNode, Node, models_of
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize
+from mecha_exp.runs.record import CHANGES_FILE, CHECKOUT_CHANGES_FILE
 from mecha_exp.sources.search import find_model
 
 
 def remake(
-    original: Original, folders: Sequence[Path], output: Path | None, scratch: Path, anyway: bool = False
+    original: Original,
+    folders: Sequence[Path],
+    output: Path | None,
+    scratch: Path,
+    anyway: bool = False,
+    plugins: Sequence[str] = (),
 ) -> Outcome:
     """Reproduce a result.
 
@@ -37,11 +43,18 @@ def remake(
         output: the path of the reproduced model; None does not keep it.
         scratch: a folder for temporary files.
         anyway: whether to go on if the content of an input has changed.
+        plugins: that are loaded already, and stand for those of their names.
+
+    Raises:
+        ConfigError: a plugin is gone, and was not kept.
     """
     outcome = Outcome()
-    plugins = restore_plugins(original.folder, original.config.get("plugins") or (), scratch)
-    load_plugins(plugins)
-    original = replace(original, config={**original.config, "plugins": plugins})
+    restored = restore_plugins(original.folder, original.config.get("plugins") or (), scratch, plugins)
+    try:
+        load_plugins(restored)
+    except ConfigError as error:
+        raise ConfigError(f"{error} If it lies elsewhere by now, name it by --plugin.") from None
+    original = replace(original, config={**original.config, "plugins": [*plugins, *restored]})
     recipe = deserialize(original.recipe)
     files = _find_inputs(recipe, original, [*folders, *original.folders], outcome)
     outcome.environment += _other_environment(original, recipe)
@@ -104,7 +117,16 @@ def _other_environment(original: Original, recipe: Node) -> list[str]:
     ]
     code = code_hashes(recipe)
     changed = [name for name, then in original.methods.items() if code.get(name) != then]
-    return found + [f"the code of the method '{name}'" for name in changed]
+    found += [f"the code of the method '{name}'" for name in changed]
+    return found + _kept_changes(original.folder, found)
+
+
+def _kept_changes(run: Path | None, differences: Sequence[str]) -> list[str]:
+    """Where the uncommitted changes lie that the result was made with, if a commit or code is another one."""
+    if run is None or not any(line.startswith(("git/", "the code of")) for line in differences):
+        return []
+    files = [run / name for name in (CHANGES_FILE, CHECKOUT_CHANGES_FILE)]
+    return [f"uncommitted changes, as they were then: {path}" for path in files if path.is_file()]
 
 
 def _moved(recipe: Node, files: Mapping[ModelNode, str]) -> Node:
@@ -138,4 +160,5 @@ def _model_name(original: Original, point: Point) -> str:
     """The name of the reproduced model: a folder if the original was one, else a file."""
     path = (original.config.get("output") or {}).get("path")
     is_file = point.shard_size is None and (path is None or str(path).endswith(".safetensors"))
+    is_file = is_file and not original.is_folder
     return "model.safetensors" if is_file else "model"

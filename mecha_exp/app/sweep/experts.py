@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
 
 from omegaconf import DictConfig, OmegaConf
 
+from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.quoting import quoted
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab import points as lab
@@ -64,26 +63,6 @@ def experts_of(config: DictConfig) -> list[str]:
     if again is not None:
         raise ConfigError(f"sweep={config.sweep.mode}: models.experts lists {again} twice.")
     return [str(path) for path in paths]
-
-
-def names_of(paths: Sequence[str]) -> list[str]:
-    """A short name for each expert: its file's, with its folder's where files have one name.
-
-    >>> names_of(["made://x/a.safetensors", "b.safetensors"]), names_of(["x/a.pt", "y/a.pt", "y/b c.pt"])
-    (['a', 'b'], ['x_a', 'y_a', 'b_c'])
-    """
-    stems = [_word(PurePosixPath(path).stem) for path in paths]
-    names: list[str] = []
-    for path, stem in zip(paths, stems, strict=True):
-        name = stem if stems.count(stem) == 1 else f"{_word(PurePosixPath(path).parent.name)}_{stem}"
-        taken = sum(other == name or other.startswith(f"{name}.") for other in names)
-        names.append(f"{name}.{taken + 1}" if taken else name)
-    return names
-
-
-def _word(text: str) -> str:
-    """A text as one word of letters, digits and underscores."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", text) or "_"
 
 
 def _point(group: Group, names: Sequence[str], paths: Sequence[str]) -> Setting:

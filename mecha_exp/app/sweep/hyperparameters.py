@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from mecha_exp.app.hydra.options import option_values
+from mecha_exp.app.sweep.meanings import different_meanings
 from mecha_exp.lab.points import Setting
 
 GROUP = "recipe"
@@ -32,9 +33,12 @@ class RecipeFile:
 
     @classmethod
     def load(cls, name: str) -> RecipeFile:
-        """Read the file of a recipe, with the files that it is based on."""
+        """Read the file of a recipe, with the files that it is based on.
+
+        One that names a text or a configuration has the hyperparameters that stand there.
+        """
         values = option_values(GROUP, name)
-        is_open = values is None or "mecha" in (values.get(GROUP) or {})  # a text, with parameters of its own
+        is_open = values is None or bool({"mecha", "mergekit"} & (values.get(GROUP) or {}).keys())
         return cls(None if is_open else values)
 
     def has(self, key: str) -> bool:
@@ -61,12 +65,14 @@ class Fitted:
         settings: what each point sets beside them.
         own: keys that are hyperparameters of some recipe.
         left_out: keys with the recipes that have none.
+        meanings: a sentence for each key that means different things in the recipes.
     """
 
     fixed: list[Override]
     settings: list[Setting]
     own: frozenset[str]
     left_out: dict[str, list[str]]
+    meanings: list[str]
 
 
 def recipes_with(key: str) -> list[str]:
@@ -109,4 +115,5 @@ def drop_unused(
         return {k: text for k, text in wanted.items() if name not in left_out.get(k.lstrip("+"), ())}
 
     kept = [o for o in fixed if o.key_or_group not in left_out]
-    return Fitted(kept, [fitted(s) for s in settings], frozenset(own), left_out)
+    meanings = different_meanings(sorted(own), {name: file.values for name, file in files.items()})
+    return Fitted(kept, [fitted(s) for s in settings], frozenset(own), left_out, meanings)

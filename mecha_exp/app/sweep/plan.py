@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Batch, plan_batches
 from mecha_exp.app.hydra.jobs import enter
-from mecha_exp.app.point import Point, prepare, resolve
+from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError
 from mecha_exp.system.progress import human_bytes
@@ -61,7 +61,7 @@ def plan_sweep(configs: Sequence[DictConfig], bench: Workbench) -> SweepPlan:
 
 
 def _sign(config: DictConfig, folder: Path, bench: Workbench) -> Point:
-    point = prepare(resolve(config), folder)
+    point = prepare_job(config, folder)
     return bench.sign(
         replace(point, hashes_inputs=not bench.is_empty)
     )  # nothing to look up in an empty store

@@ -34,6 +34,7 @@ class Points:
         settings: what each point sets beside them.
         own: keys that are hyperparameters of some of several recipes.
         left_out: keys with the recipes that have none, whose points go without.
+        notes: remarks for the plan and the table.
     """
 
     swept: list[str]
@@ -41,13 +42,16 @@ class Points:
     settings: list[Setting]
     own: frozenset[str] = frozenset()
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def words(self) -> list[list[str]]:
         """The overrides of each point."""
-        return [
-            [*self.fixed, *(f"{key}={text}" for key, text in setting.items())] for setting in self.settings
-        ]
+        return [self.words_of(setting) for setting in self.settings]
+
+    def words_of(self, setting: Setting) -> list[str]:
+        """The overrides of a point, from what it sets."""
+        return [*self.fixed, *(f"{key}={text}" for key, text in setting.items())]
 
 
 def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
@@ -79,7 +83,7 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
         return Points(swept, _lines(fixed), lab.shared(made, settings.share))
     fitted = drop_unused(made, fixed, list(listed), config)
     points = lab.shared(lab.unique(fitted.settings), settings.share)
-    return Points(swept, _lines(fitted.fixed), points, fitted.own, fitted.left_out)
+    return Points(swept, _lines(fitted.fixed), points, fitted.own, fitted.left_out, fitted.meanings)
 
 
 def _is_implied(key: str, keys: Collection[str]) -> bool:
@@ -99,7 +103,8 @@ def _axis(override: Override) -> Axis:
         return Axis(key, tuple(text for text in texts if not _is_stop(text, override)))
     value = override.value()
     assert isinstance(value, IntervalSweep) and value.start is not None and value.end is not None
-    axis = Axis(key, (), float(value.start), float(value.end), "log" in value.tags)
+    is_integer = isinstance(value.start, int) and isinstance(value.end, int)  # int(interval(1,8))
+    axis = Axis(key, (), float(value.start), float(value.end), "log" in value.tags, is_integer)
     if axis.low >= axis.high or (axis.logarithmic and axis.low <= 0):
         raise ConfigError(f"{override.input_line}: expected interval(low,high), above 0 for log.")
     return axis

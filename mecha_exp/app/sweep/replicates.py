@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from mecha_exp.app.sweep.experts import names_of
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, recipe_of
+from mecha_exp.app.words.experts import names_of
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import EXPERTS_KEY, SUBSET_KEY, Setting
 
-SEED, EXPERTS = "seed", "experts"
+SEED, EXPERTS, DATA = "seed", "experts", "data"
 
 
 def replicate(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[Setting]:
@@ -27,7 +27,7 @@ def replicate(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Ove
     Raises:
         ConfigError: an unknown kind of replicates, no number of seeds, or sets that cannot be used.
     """
-    kinds, seeds = _kinds(config), config.sweep.replicates
+    kinds, seeds = replicate_kinds(config), config.sweep.replicates
     if SEED in kinds and seeds is None:
         raise ConfigError("sweep.replicate has seed: say how many seeds with sweep.replicates=5.")
     if kinds and SEED not in kinds and seeds is not None:
@@ -41,16 +41,23 @@ def replicate(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Ove
     return made if seeds is None else _with_seeds(made, config, fixed)
 
 
-def _kinds(config: DictConfig) -> list[str]:
-    """What replicates differ in, as `sweep.replicate` lists it."""
+def replicate_kinds(config: DictConfig) -> list[str]:
+    """What replicates differ in, as `sweep.replicate` lists it.
+
+    The examples (`data`) need no points of their own: intervals draw them from each point's outcomes.
+
+    Raises:
+        ConfigError: an unknown kind of replicates.
+    """
     value = config.sweep.get("replicate")
-    kinds = [] if value is None else [value] if isinstance(value, str) else list(value)
-    known = (SEED, EXPERTS)
+    kinds = [] if value is None else list(value) if OmegaConf.is_list(value) else [value]
+    known = (SEED, EXPERTS, DATA)
     for kind in kinds:
         if kind not in known:
             hint = did_you_mean(str(kind), known)
             raise ConfigError(
-                f"sweep.replicate: replicates differ in seed or experts, not in '{kind}'.{hint}"
+                f"sweep.replicate: replicates differ in seed, experts or data, not in '{kind}'.{hint}"
+                + (f" {kind} seeds are sweep.replicates={kind}." if isinstance(kind, int) else "")
             )
     return kinds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from mecha_exp.app.point import Point, prepare
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError, TrackingError
 from mecha_exp.report.results import results_of
+from mecha_exp.runs.files import FILES, add_files, add_files_of_input
 from mecha_exp.runs.outcomes import (
     INPUT,
     OUTCOMES_FILE,
@@ -29,6 +31,9 @@ from mecha_exp.terminal import show_error, stdout
 from mecha_exp.tracking import Store
 
 log = logging.getLogger(__name__)
+
+REPORTED = (RUN_FILE, METRICS_FILE, OUTCOMES_FILE, FILES)
+"""What changes in a run's folder when its point is reported."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,9 @@ def _report(one: _Chosen, merged: Merged, bench: Workbench) -> None:
     rows += [part for name, m in inputs.items() for part in m.rows(INPUT, name)]
     file = one.folder / OUTCOMES_FILE
     write_outcomes([*_without(str(record.report_split), file), *rows], file)
+    add_files(measured.files, one.folder / FILES)
+    for name, m in inputs.items():
+        add_files_of_input(m.files, name, one.folder.parent)
     record.metrics |= measured.numbers | scores
     for name, m in inputs.items():
         record.references.setdefault(name, {}).update(m.numbers | of_inputs[name])
@@ -148,7 +156,7 @@ def _log(one: _Chosen, sweep: Sweep, tracking: Tracking) -> None:
     added = {name: value for name, value in record.metrics.items() if name.startswith(prefix)}
     try:
         store = Store(tracking.uri, tracking.experiment)
-        store.add(record.run_id, added, [one.folder / n for n in (RUN_FILE, METRICS_FILE, OUTCOMES_FILE)])
+        store.add(record.run_id, added, [one.folder / name for name in REPORTED])
     except TrackingError as error:
         sweep.tracking_error = str(error)
 
@@ -162,6 +170,7 @@ def _withdraw(path: Path, record: Record) -> None:
             del numbers[name]
     file = path / OUTCOMES_FILE
     write_outcomes(_without(str(record.report_split), file), file)
+    shutil.rmtree(path / FILES / str(record.report_split), ignore_errors=True)
     record.reported = {}
     record.save(path)
 

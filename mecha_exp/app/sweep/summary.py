@@ -19,6 +19,7 @@ from mecha_exp.report import (
     write_all,
 )
 from mecha_exp.report.factors import factor_notes
+from mecha_exp.report.shapley import shapley_notes
 from mecha_exp.report.verdict import concluded_results
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
 from mecha_exp.runs.record import FAILED, FINISHED
@@ -32,12 +33,13 @@ def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
     before = _before(folder)
     sweep.tracked_in = tracking.place
     is_known = before is not None and before.tracked_in == sweep.tracked_in and not tracking.is_gone
-    if before and before.complete and is_known:
-        sweep.parent_run, sweep.complete = before.parent_run, True
+    if before and before.complete and before.points == sweep.points and is_known:
+        sweep.parent_run, sweep.input_runs, sweep.complete = before.parent_run, before.input_runs, True
     elif tracking.uri:
         try:
             store = Store(tracking.uri, tracking.experiment)
-            sweep.parent_run = before.parent_run if before else None
+            if before:
+                sweep.parent_run, sweep.input_runs = before.parent_run, before.input_runs
             mend(sweep, folder, store)
             if sweep.parent_run is None:
                 tags = {"command": shlex.join(sweep.command), FOLDER_TAG: str(folder.absolute())}
@@ -70,6 +72,7 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     Raises:
         TrackingError: the sweep's MLflow run could not be opened or closed.
     """
+    sweep.complete = Sweep.load(folder).complete  # no more where a point ran again; see `reopen`
     results = concluded_results(sweep, folder, ended=True)
     if sweep.complete and _is_as_before(results, folder):
         stdout.print(*terminal_tables(results, stdout.width), sep="\n")
@@ -102,7 +105,7 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         for record in failed:
             reason = printable(_last_line(record.error))
             stdout.print(f"  {escape(record.name)}: {escape(reason)}", soft_wrap=True)
-    for note in [*factor_notes(results), *results.notes]:
+    for note in [*factor_notes(results), *shapley_notes(results), *results.notes]:
         stdout.print(note, markup=False, soft_wrap=True)
     stdout.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
     if folder / VERDICT_FILE in written:

@@ -148,6 +148,6 @@ def mergekit_message(path: str) -> str | None:
     if not _MERGEKIT.search(text):
         return None
     return (
-        f"{brief(path)} is a mergekit configuration, which is not read yet. Say it as settings: {PROGRAM} "
-        "recipe=ties_weighted models.base=... 'models.experts=[...]' 'weights=[...]' density=0.5"
+        f"{brief(path)} is a configuration of mergekit. Type: {PROGRAM} merge {shell_word(path)} OUTPUT, or "
+        f"for a sweep: {PROGRAM} recipe=mergekit {shell_word(f'recipe.path={path}')}"
     )

@@ -1,4 +1,4 @@
-"""Words for a part of a list: `+models.experts=x` appends to it, `weights.0=0.5,1` varies one of several."""
+"""Words for a part of a list: `+models.experts=x` appends, `weights.0=1` or `weights.photos=1` change one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.quoting import parse, quoted, shell_word
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, did_you_mean
 
 _EXPERTS = "models.experts"
+_WEIGHTS = "weights"
 _VARIED = "the list has several values itself, so give whole lists:"
 
 
@@ -53,11 +55,23 @@ class _Lists:
         key = override.key_or_group
         parent, _, index = key.rpartition(".")
         word = str(override.input_line)
+        if key.startswith(f"{_WEIGHTS}.") and not index.isdecimal() and self._has_items(_WEIGHTS):
+            return self._item(_WEIGHTS, self._place(key.removeprefix(f"{_WEIGHTS}."), word), override, word)
         if key in self._lists or self._is_list(key):
             return self._whole(key, override)
         if parent and index.isdecimal() and len(index) < 6 and self._has_items(parent):
             return self._item(parent, int(index), override, word)
         return [word]
+
+    def _place(self, name: str, word: str) -> int:
+        """The place of an expert by its name, as `names_of` gives it."""
+        names = names_of([_plain(text) for text in self._items(_EXPERTS) or ()])
+        if name not in names:
+            known = f" They are {', '.join(names)}." if names else ""
+            raise ConfigError(
+                f"{word}: models.experts has no expert '{name}'.{did_you_mean(name, names) or known}"
+            )
+        return names.index(name)
 
     def _whole(self, key: str, override: Override) -> list[str]:
         """The words for a new value of a list, or for values that are appended to it."""
@@ -110,7 +124,7 @@ class _Lists:
 
     def _is_number_of_each(self, key: str) -> bool:
         value = _select(self._config, key)
-        return key == "weights" and isinstance(value, int | float) and not isinstance(value, bool)
+        return key == _WEIGHTS and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _texts(override: Override) -> list[list[str]] | None:
@@ -137,6 +151,12 @@ def _items_of(value: Any) -> list[list[str]] | None:
         return [[_as_text(item) for item in value]]
     is_reference = isinstance(value, str) and value.startswith("${") and value.endswith("}")
     return None if value is None or isinstance(value, dict) or is_reference else [[_as_text(value)]]
+
+
+def _plain(text: str) -> str:
+    """The value of a text of the command line, without the quotes that it may need there."""
+    parsed = parse(f"x={text}")
+    return text if parsed is None else str(parsed.value())
 
 
 def _list_text(items: Sequence[str]) -> str:

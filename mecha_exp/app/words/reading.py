@@ -11,7 +11,7 @@ from mecha_exp.app.words.foreign import explain_bare, explain_flag, explain_valu
 from mecha_exp.app.words.quoting import parse, quoted, split, with_home
 from mecha_exp.errors import CheckpointError, ConfigError, Problems
 
-OPEN_NODES = (BLOCKS, "evaluator")
+OPEN_NODES = (BLOCKS, "evaluator", "sweep.options")
 """Nodes that take any key: an override of a key in them does not need a `+`."""
 
 FLAGS = {

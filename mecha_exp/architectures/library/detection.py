@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from mecha_exp.architectures.components import Component
 from mecha_exp.architectures.config import ModelConfig
 from mecha_exp.architectures.keys import HasShape, KeyPattern
 from mecha_exp.architectures.library.prefilter import ENOUGH, first_in, is_adapter, starts_like
@@ -187,7 +188,7 @@ def _find_sizes(keys: Keys, config: ModelConfig) -> dict[str, int]:
     sizes: dict[str, int] = {}
     patterns = ((part, pattern) for part in config.parts for pattern in part.keys) if config.sizes else ()
     for part, pattern in patterns:
-        first = first_in(keys, part.names_of_first(pattern))
+        first = first_in(keys, part.names_of_first(pattern)) or _any_layer(keys, config, sizes, part, pattern)
         if first is None or len(keys[first].shape) != len(pattern.shape):
             continue
         for name, size in zip(pattern.shape, keys[first].shape, strict=True):
@@ -197,6 +198,16 @@ def _find_sizes(keys: Keys, config: ModelConfig) -> dict[str, int]:
         if open_range and open_range.size not in sizes:
             sizes[str(open_range.size)] = _length(keys, pattern, open_range, first) + open_range.last
     return {name: size for name, size in sizes.items() if name in config.sizes}
+
+
+def _any_layer(
+    keys: Keys, config: ModelConfig, sizes: Mapping[str, int], part: Component, pattern: KeyPattern
+) -> str | None:
+    """The first key of an optional pattern that the file has: not every layer has what is optional."""
+    if not pattern.optional or not pattern.names.sizes <= sizes.keys():
+        return None
+    names = pattern.names.expand({**config.sizes, **sizes})
+    return first_in(keys, map(part.full_name, names))
 
 
 def _length(keys: Keys, pattern: KeyPattern, open_range: Range, first: str) -> int:

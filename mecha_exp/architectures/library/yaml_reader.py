@@ -79,6 +79,7 @@ class _Reader(FieldReader):
             "dtype": self._dtype,
             "optional": self.flag,
             "aliases": self._patterns,
+            "stacked": self.flag,
         }
 
     def config(self, content: Any) -> ModelConfig:
@@ -198,6 +199,11 @@ class _Reader(FieldReader):
         else:
             fields = self.fields(value, where, self._key_readers, required=("shape",))
         key = KeyPattern(self._pattern(name, where), **{"shape": (), "dtype": self._usual_dtype, **fields})
+        if key.stacked and len(key.shape) < 2:
+            shape = list(key.shape)
+            self.wrong(
+                where, f"{shape} cannot be a stack, whose first axis counts experts of one axis or more"
+            )
         for alias in key.aliases:
             self._check_pairs(key.names, alias, f"{where}.aliases")
         return key

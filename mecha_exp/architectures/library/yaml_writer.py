@@ -65,7 +65,7 @@ def _component(part: Component) -> dict[str, Any]:
 
 
 def _entry(key: KeyPattern, usual: str) -> Any:
-    if key.dtype == usual and not key.optional and not key.aliases:
+    if key.dtype == usual and not key.optional and not key.aliases and key.stacked is None:
         return list(key.shape)
     entry = _Flow(shape=list(key.shape))
     if key.dtype != usual:
@@ -74,6 +74,8 @@ def _entry(key: KeyPattern, usual: str) -> Any:
         entry["optional"] = True
     if key.aliases:
         entry["aliases"] = [str(alias) for alias in key.aliases]
+    if key.stacked is not None:
+        entry["stacked"] = key.stacked
     return entry
 
 

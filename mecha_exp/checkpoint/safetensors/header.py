@@ -9,6 +9,7 @@ import json
 import math
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +18,7 @@ from typing import Any
 
 from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
 from mecha_exp.checkpoint.positional import PositionalFile
-from mecha_exp.checkpoint.safetensors.json_reader import AGAIN, EntryReader
+from mecha_exp.checkpoint.safetensors.json_reader import AGAIN, MAX_TEXT, EntryReader, require_short
 from mecha_exp.errors import CheckpointError, did_you_mean
 
 SUFFIX = ".safetensors"
@@ -101,6 +102,7 @@ def parse_header(file: PositionalFile) -> Header:
         raw = _raw_header(file, file_size)
         data_start = _LENGTH_BYTES + len(raw)
         tensors, metadata = _decode(raw, data_start)
+        raw.clear()
         tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
         _require_covered(tensors, data_start, file_size)
     except CheckpointError as error:
@@ -130,6 +132,8 @@ def encode_header(
         entries[key] = {"dtype": dtype, "shape": shape, "data_offsets": span}
     try:
         raw = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+        for encoded in map(str.encode, metadata.values()):
+            require_short(len(encoded), encoded)
     except UnicodeEncodeError as error:
         raise CheckpointError(f"a key or metadata text is not valid Unicode: {error}.") from None
     raw += b" " * (-(_LENGTH_BYTES + len(raw)) % ALIGNMENT)
@@ -197,9 +201,7 @@ def _decode(raw: bytearray, data_start: int) -> tuple[dict[str, TensorInfo], dic
     if not raw.startswith(b"{"):
         raise CheckpointError(f"the header is not a JSON object: this is not a safetensors file. {AGAIN}")
     try:
-        text = raw.decode()
-        raw.clear()
-        return _entries(EntryReader(text), data_start)
+        return _entries(EntryReader(raw), data_start)
     except UnicodeError:
         raise CheckpointError(f"the header is not UTF-8 text. {AGAIN}") from None
     except RecursionError:
@@ -211,15 +213,20 @@ def _decode(raw: bytearray, data_start: int) -> tuple[dict[str, TensorInfo], dic
 def _entries(text: EntryReader, data_start: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     tensors: dict[str, TensorInfo] = {}
     metadata: dict[str, str] | None = None
+    memory = 0
     for name in text.names():
+        memory += sys.getsizeof(name)
         if name in tensors or (name == _METADATA and metadata is not None):
             raise CheckpointError(f"the header has {name[:200]!r} twice. {AGAIN}")
         if name == _METADATA:
             metadata = _metadata(text)
+            memory += sum(map(sys.getsizeof, metadata)) + sum(map(sys.getsizeof, metadata.values()))
         elif len(tensors) == MAX_TENSORS:
             raise CheckpointError(f"the header has more than {MAX_TENSORS:,} tensors, which no model has.")
         else:
             tensors[name] = _tensor(name, text.value(name), data_start)
+        if memory > MAX_TEXT:
+            raise CheckpointError(f"the header's names and texts take more than {MAX_TEXT:,} bytes.")
     text.end()
     return tensors, metadata or {}
 
@@ -227,12 +234,12 @@ def _entries(text: EntryReader, data_start: int) -> tuple[dict[str, TensorInfo],
 def _metadata(text: EntryReader) -> dict[str, str]:
     metadata: dict[str, str] = {}
     wrong = CheckpointError("the header's __metadata__ is not a map of texts to texts.")
-    if not text.is_next("{"):
+    if not text.is_next(b"{"):
         raise wrong
     for name in text.names():
         if name in metadata:
             raise CheckpointError(f"the header has {name[:200]!r} twice. {AGAIN}")
-        if not text.is_next('"'):
+        if not text.is_next(b'"'):
             raise wrong
         if len(metadata) == MAX_TENSORS:
             raise CheckpointError(f"the header's __metadata__ has more than {MAX_TENSORS:,} entries.")
@@ -260,7 +267,7 @@ def _tensor(key: str, entry: Any, data_start: int) -> TensorInfo:
     if span[1] - span[0] != nbytes:
         size = f"takes {span[1] - span[0]:,} bytes by its data_offsets"
         raise CheckpointError(f"{where} {size}, but {dtype} of shape {shape} is {nbytes:,}.")
-    return TensorInfo(dtype, tuple(shape), data_start + span[0], nbytes)
+    return TensorInfo(sys.intern(dtype), tuple(shape), data_start + span[0], nbytes)
 
 
 def _are_sizes(values: Any) -> bool:

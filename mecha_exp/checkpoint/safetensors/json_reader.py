@@ -1,8 +1,10 @@
 """A reader of untrusted JSON objects, one entry at a time, so that a hostile header costs little memory.
 
-Parsed JSON may be a hundred times as large in memory as its text.
+Parsed JSON may be a hundred times as large in memory as its text, and text with one rare character four times
+as large as its bytes.
 """
 
+import codecs
 import json
 import re
 from collections import Counter
@@ -11,83 +13,101 @@ from typing import Any
 
 from mecha_exp.errors import CheckpointError
 
-MAX_ENTRY = 1 << 13  # characters for one tensor: 64 sizes of 19 digits, and room to spare
+MAX_ENTRY = 1 << 13  # bytes for one tensor: 64 sizes of 19 digits, and room to spare
+MAX_TEXT, MAX_RARE_TEXT = 64_000_000, 10_000_000  # bytes of one text, and of one that is not ASCII
 AGAIN = "It is damaged or was not fully copied: download or copy it again."
 
-_SPACES = " \t\n\r"
-_SPACE = re.compile(f"[{_SPACES}]*")
+_SPACES = b" \t\n\r"
+_SPACE = re.compile(rb"[ \t\n\r]*")
+_PLAIN = re.compile(rb'"([^"\\\x00-\x1f]*)"')
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 class EntryReader:
-    """Reads the text of a header from front to end.
+    """Reads the bytes of a header from front to end.
 
     Every method raises ValueError for invalid JSON, and CheckpointError for JSON that is not a header.
     """
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, raw: bytes | bytearray) -> None:
+        self._raw = raw
         self._at = 0
 
     def names(self) -> Iterator[str]:
         """Yield the names of the object that begins here. Read the value after each name."""
-        self._skip("{")
-        if self._peek() == "}":
+        self._skip(b"{")
+        if self._peek() == b"}":
             self._at += 1
             return
         while True:
             name = self.string()
-            self._skip(":")
+            self._skip(b":")
             yield name
-            if self._peek() == "}":
+            if self._peek() == b"}":
                 self._at += 1
                 return
-            self._skip(",")
+            self._skip(b",")
 
-    def is_next(self, character: str) -> bool:
+    def is_next(self, character: bytes) -> bool:
         """Whether the next value begins with a character."""
         return self._peek() == character
 
     def string(self) -> str:
         """Read a string."""
-        if self._peek() != '"':
-            raise ValueError(f"a text is expected at character {self._at}")
-        text, self._at = _decoder.raw_decode(self._text, self._at)
+        if self._peek() != b'"':
+            raise ValueError(f"a text is expected at byte {self._at}")
+        plain = _PLAIN.match(self._raw, self._at)
+        match = plain or _STRING.match(self._raw, self._at)
+        if match is None:
+            raise ValueError(f"the text at byte {self._at} does not end")
+        start, self._at = match.span()
+        require_short(self._at - start, self._raw, start)
+        if plain:
+            return plain[1].decode()
+        text = str(json.loads(self._raw[start : self._at].decode()))
         _require_text(text)
-        return str(text)
+        return text
 
     def value(self, name: str) -> Any:
-        """Read any value of at most `MAX_ENTRY` characters."""
+        """Read any value of at most `MAX_ENTRY` bytes."""
         self._peek()
-        part = self._text[self._at : self._at + MAX_ENTRY]
+        window = self._raw[self._at : self._at + MAX_ENTRY]
+        part = codecs.getincrementaldecoder("utf-8")().decode(window)  # whose last character may be cut
         try:
             value, length = _decoder.raw_decode(part)
         except json.JSONDecodeError as error:
-            if len(part) == MAX_ENTRY:
+            if len(window) == MAX_ENTRY:
                 raise CheckpointError(
                     f"tensor {name[:200]!r} has more than dtype, shape and data_offsets."
                 ) from None
-            raise ValueError(f"{error.msg} at character {self._at + error.pos}") from None
-        self._at += length
+            raise ValueError(f"{error.msg} at byte {self._at + len(part[: error.pos].encode())}") from None
+        self._at += len(part[:length].encode())
         return value
 
     def end(self) -> None:
         """Raise ValueError unless only spaces follow."""
         if self._peek():
-            raise ValueError(f"there is more after its end, at character {self._at}")
+            raise ValueError(f"there is more after its end, at byte {self._at}")
 
-    def _peek(self) -> str:
-        """The next character that is not a space; an empty string at the end."""
-        character = self._text[self._at : self._at + 1]
+    def _peek(self) -> bytes | bytearray:
+        """The next character that is not a space; empty at the end."""
+        character = self._raw[self._at : self._at + 1]
         if character not in _SPACES:  # as in nearly every file
             return character
-        space = _SPACE.match(self._text, self._at)
+        space = _SPACE.match(self._raw, self._at)
         self._at = space.end() if space else self._at
-        return self._text[self._at : self._at + 1]
+        return self._raw[self._at : self._at + 1]
 
-    def _skip(self, character: str) -> None:
+    def _skip(self, character: bytes) -> None:
         if self._peek() != character:
-            raise ValueError(f"{character!r} is expected at character {self._at}")
+            raise ValueError(f"{character.decode()!r} is expected at byte {self._at}")
         self._at += 1
+
+
+def require_short(nbytes: int, raw: bytes | bytearray, start: int = 0) -> None:
+    """Raise a CheckpointError for a text in bytes that would take too much memory."""
+    if nbytes > MAX_TEXT or (nbytes > MAX_RARE_TEXT and not raw[start : start + nbytes].isascii()):
+        raise CheckpointError(f"the header has a text of {nbytes:,} bytes, which no model has.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

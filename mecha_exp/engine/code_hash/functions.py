@@ -151,6 +151,7 @@ class _Walk:
         self.data.add(method.depends, method.variables, f"the merge method '{method.identifier}'")
         more = ("rounds", "finish", "sums", "rank", "elements", "columns", "choose", "create_cache")
         given = [f"{name}={self._or_name(getattr(method, name, None))}" for name in more]
+        given += ["of_model"] if getattr(method, "of_model", False) else []
         given += [self.encode(m) for m in sorted(method.implementations, key=lambda m: m.identifier)]
         return f"{method.kind.value} {self._code_of(method.__wrapped__)} {' '.join(given)}"
 

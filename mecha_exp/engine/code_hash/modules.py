@@ -17,6 +17,7 @@ from mecha_exp.engine.code_hash.syntax import imports, read
 from mecha_exp.method_api.registry import BUILTIN_METHODS
 
 _OWN = "mecha_exp"
+_EVALUATORS = "mecha_exp.evaluators"
 _LEFT_OUT = frozenset({"torch", "numpy", "builtins", "typing_extensions", *sys.stdlib_module_names}) - {
     "__main__"
 }
@@ -36,7 +37,7 @@ def label_of(module: str | None, root: str) -> str | None:
     top = module.partition(".")[0]
     if top in _LEFT_OUT:
         return top
-    if module == root or f"{module}.".startswith(f"{BUILTIN_METHODS}."):
+    if module == root or f"{module}.".startswith((f"{BUILTIN_METHODS}.", f"{_EVALUATORS}.")):
         return None
     if top == _OWN:
         return top

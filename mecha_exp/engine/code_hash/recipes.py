@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
+from mecha_exp.engine.code_hash.data import content_of_files
 from mecha_exp.engine.code_hash.functions import of_function, sources
 from mecha_exp.engine.ir.expansion import expand
-from mecha_exp.errors import MechaError
+from mecha_exp.errors import ConfigError, MechaError, Problems
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.method_api.paths import missing_paths, path_arguments
+
+_METHODS: WeakKeyDictionary[Node, frozenset[MergeMethod]] = WeakKeyDictionary()
+"""The methods of recipes: they are asked for several times for each point of a sweep."""
 
 
 def code_hashes(recipe: Node) -> dict[str, str]:
-    """Hash the code of each merge method of a recipe, including the methods that its composites call.
+    """Hash each merge method of a recipe: its code, and the content of the files that its arguments name.
+
+    The methods that composites call are included.
 
     Raises:
-        ConfigError: a data file that a method declares does not exist.
+        ConfigError: a data file that a method declares, or that an argument names, does not exist.
     """
-    return {method.identifier: code_hash(method) for method in methods_of(recipe)}
+    methods = methods_of(recipe)
+    contents: dict[MergeMethod, set[str]] = {method: set() for method in methods}
+    for call in _calls_of(recipe) if any(method.signature.paths for method in methods) else ():
+        contents[call.method].update(contents_of_paths(call).values())
+    return {method.identifier: _combined(code_hash(method), files) for method, files in contents.items()}
+
+
+def contents_of_paths(call: MergeNode) -> dict[str, str]:
+    """The content of the files and folders that the arguments of a call name, by their names in the recipe.
+
+    Raises:
+        ConfigError: one of them does not exist.
+    """
+    problems = Problems()
+    problems.add_all(missing_paths([call]))
+    problems.raise_as(ConfigError)
+    return {str(path): content_of_files(path, name) for name, path in path_arguments(call)}
+
+
+def _combined(code: str, contents: Iterable[str]) -> str:
+    """The hash of code and files; that of the code where there are no files."""
+    lines = sorted(contents)
+    return hashlib.sha256("\n".join([code, *lines]).encode()).hexdigest() if lines else code
 
 
 def code_hash(method: MergeMethod) -> str:
@@ -35,13 +67,21 @@ def sources_of(recipe: Node) -> dict[Path, str]:
     return dict(sorted(files.items()))
 
 
-def methods_of(recipe: Node) -> set[MergeMethod]:
+def methods_of(recipe: Node) -> frozenset[MergeMethod]:
     """The merge methods of a recipe, including those that its composites call."""
+    methods = _METHODS.get(recipe)
+    if methods is None:
+        methods = _METHODS[recipe] = frozenset(call.method for call in _calls_of(recipe))
+    return methods
+
+
+def _calls_of(recipe: Node) -> list[MergeNode]:
+    """The calls of a recipe, including those that its composites make."""
     try:
         expanded = expand(_variants(recipe))
     except MechaError:  # the merge reports it
         expanded = ()
-    return {node.method for node in walk(recipe, *expanded) if isinstance(node, MergeNode)}
+    return [node for node in walk(recipe, *expanded) if isinstance(node, MergeNode)]
 
 
 def _variants(recipe: Node) -> list[Node]:

@@ -15,7 +15,8 @@ from mecha_exp.engine.compiler.recorder import Guard, Recorder
 from mecha_exp.engine.compiler.trace import DRAW, INPUT, Trace, Untraceable
 from mecha_exp.engine.ir.calls import Call, Extent
 from mecha_exp.engine.ir.interpreter import TileCall, accumulate, evaluate
-from mecha_exp.engine.ir.program import Pass, Program, Stage
+from mecha_exp.engine.ir.model_values import ModelValue
+from mecha_exp.engine.ir.program import Pass, Program, Stage, compile_program
 from mecha_exp.engine.ir.reductions import is_by_entry, open_accumulator
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.nodes import MergeNode, Node
@@ -39,6 +40,12 @@ def trace_program(program: Program, compute_dtype: torch.dtype) -> dict[Pass, Tr
     return {p: traces.get(p, reason) for stage in program.stages for p in stage.passes}
 
 
+def _toy_value(value: ModelValue, compute_dtype: torch.dtype) -> torch.Tensor:
+    """A number of the whole model, of a model of one toy tile: it has the shape of the real one."""
+    program = compile_program([value.call], compute_dtype, sampled=False)
+    return _ToyRun(program, compute_dtype).result(value.call)
+
+
 class _ToyRun:
     """Runs a program on a few numbers: small values get their shapes and dtypes, passes are recorded."""
 
@@ -48,7 +55,16 @@ class _ToyRun:
         self._tile = Tile(_TOY_KEY, 0, _TOY_SIZE, (_TOY_SIZE,))
         self._values: dict[Node, torch.Tensor] = {}  # small ones
 
+    def result(self, root: Node) -> torch.Tensor:
+        """The value of a small root."""
+        for stage in self._program.stages:
+            list(self.run(stage))
+        return self._values[root].to(torch.float64)
+
     def run(self, stage: Stage) -> Iterator[tuple[Pass, Trace | str]]:
+        for value in (node for node in self._program.extents if isinstance(node, ModelValue)):
+            if value not in self._values:
+                self._values[value] = _toy_value(value, self._dtype)
         for node in stage.before:
             if self._program.extents[node] is Extent.SMALL:
                 self._values[node] = self._program.calls[node](self._values, self._tile).to(torch.float64)

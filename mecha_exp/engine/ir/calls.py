@@ -83,12 +83,12 @@ class Call:
         if self.method.signature.wants_tile:
             extra[self.method.signature.wants_tile] = tile
         if self.method.signature.wants_key:
-            relation = KeyRelation((tile.key,), dict.fromkeys(arguments, (tile.key,)))
-            extra |= {"key": tile.key, "key_relation": relation, "cache": self._cache}
+            relation = KeyRelation((tile.name,), dict.fromkeys(arguments, (tile.name,)))
+            extra |= {"key": tile.name, "key_relation": relation, "cache": self._cache}
         try:
-            return run_method(self.method, arguments, tile.key, extra)
+            return run_method(self.method, arguments, tile.name, extra)
         except StateDictKeyError:
-            raise skipped_too_late(self.method, tile.key) from None
+            raise skipped_too_late(self.method, tile.name) from None
 
     def _checked(self, result: Any) -> torch.Tensor:
         if not isinstance(result, torch.Tensor):

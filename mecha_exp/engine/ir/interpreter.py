@@ -7,7 +7,8 @@ their leaves from files, the tracer gives toy leaves to a recorder, and `run_eag
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -17,6 +18,8 @@ from mecha_exp.engine.ir.calls import Call, Extent
 from mecha_exp.engine.ir.program import Program
 from mecha_exp.engine.ir.reductions import (
     Accumulator,
+    Sums,
+    add_sums,
     block_of,
     is_by_entry,
     is_known,
@@ -27,6 +30,9 @@ from mecha_exp.errors import MergeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
 from mecha_exp.method_api.method import Kind, Reduction
 from mecha_exp.method_api.state_dict import Tile
+
+_MOST_TERMS = 1 << 18
+"""Terms that wait to be added up together, 2 MB of them."""
 
 TileCall: TypeAlias = Callable[[Mapping[Node, Any], Tile], torch.Tensor]
 """Computes the result of an elementwise call for a tile from the values of its arguments."""
@@ -66,18 +72,30 @@ def accumulate(
     accumulators: Mapping[MergeNode, Accumulator],
 ) -> None:
     """Add the values of a tile to reductions: all of it by entry, or block by block, which no tile cuts."""
+    sums: list[
+        tuple[Sums, Sequence[torch.Tensor]]
+    ] = []  # which are added up together, as far as they are few
+    entries = tile.stop - tile.start
     for node in reductions:
         accumulator, call = accumulators[node], program.calls[node]
         large = program.tile_children(node)
-        size = tile.stop - tile.start if is_by_entry(node) else block
+        size = entries if is_by_entry(node) else block
         for start in range(tile.start, tile.stop, size):
             stop = min(start + size, tile.stop)
             part = {child: values[child][start - tile.start : stop - tile.start] for child in large}
-            span = Tile(tile.key, start, stop, tile.shape)
+            span = replace(tile, start=start, stop=stop)
             results = call.partial({**values, **part}, span, accumulator.state)
             for result in results if is_by_entry(node) else ():
                 check_count(node, result, span, "a reduction by entries")
-            accumulator.add(start, results)
+            if isinstance(accumulator, Sums):
+                sums.append((accumulator, results))
+            else:
+                accumulator.add(start, results)
+        if entries * sum(len(terms) for _, terms in sums) > _MOST_TERMS:
+            add_sums(sums, tile.start)
+            sums.clear()
+    if sums:
+        add_sums(sums, tile.start)
 
 
 def check_count(node: MergeNode, result: torch.Tensor, tile: Tile, declared: str) -> None:
@@ -85,43 +103,38 @@ def check_count(node: MergeNode, result: torch.Tensor, tile: Tile, declared: str
     if result.numel() != tile.stop - tile.start:
         raise MergeError(
             f"the merge method '{node.method.identifier}' gave {result.numel()} values for a tile of "
-            f"{tile.stop - tile.start} of the key '{tile.key}', so it is not {declared}. "
+            f"{tile.stop - tile.start} of the key '{tile.name}', so it is not {declared}. "
             "Declare it without that."
         )
 
 
 def run_eagerly(
-    program: Program,
-    key: str,
-    shape: tuple[int, ...],
-    leaves: Mapping[Node, torch.Tensor],
-    compute_dtype: torch.dtype,
+    program: Program, whole: Tile, leaves: Mapping[Node, torch.Tensor], compute_dtype: torch.dtype
 ) -> torch.Tensor:
     """Run a program at once on the whole tensors of a key: bit for bit what its passes give.
 
     Args:
-        shape: the shape of the key.
+        whole: all of the key, or of one expert of it.
         leaves: the tensors of its models and deferred calls.
 
     Returns:
         The value of its only root.
     """
-    return _WholeTensors(program, key, shape, leaves, compute_dtype).run()
+    return _WholeTensors(program, whole, leaves, compute_dtype).run()
 
 
 class _WholeTensors:
     def __init__(
         self,
         program: Program,
-        key: str,
-        shape: tuple[int, ...],
+        whole: Tile,
         leaves: Mapping[Node, torch.Tensor],
         compute_dtype: torch.dtype,
     ) -> None:
         self._program = program
-        self._shape = shape
+        self._shape = whole.shape
         self._dtype = compute_dtype
-        self._tile = Tile(key, 0, int(torch.Size(shape).numel()), shape)
+        self._tile = whole
         self._leaves = leaves
         self._values: dict[Node, Any] = {}
 
@@ -185,7 +198,7 @@ class _WholeTensors:
                 break
             accumulator = open_accumulator(node, state, count, block, self._dtype)
             for start in range(0, count, block):
-                tile = Tile(self._tile.key, start, min(start + block, count), self._shape)
+                tile = replace(self._tile, start=start, stop=min(start + block, count))
                 large = {
                     child: values[child][start : tile.stop] for child in self._program.tile_children(node)
                 }

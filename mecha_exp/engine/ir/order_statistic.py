@@ -11,6 +11,9 @@ Floats are compared as whole numbers that sort as they do (`sort_key`). What is 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,6 +32,9 @@ DIGIT_BITS = 16
 _PARTS = 64  # of a sample
 _SURE = 3.0  # standard deviations between the guess and the end of the bracket
 _MOST = 1 << 22  # entries that are collected, at most
+
+Span: TypeAlias = tuple[int, int]
+"""From which entry on, and up to which."""
 
 Keys: TypeAlias = "NDArray[Any]"
 """Sort keys: integers of the size of their floats."""
@@ -70,7 +76,7 @@ def passes_needed(dtype: torch.dtype) -> int:
     return 2 + -(-8 * dtype.itemsize // DIGIT_BITS)
 
 
-def sample_spans(count: int, block: int) -> list[tuple[int, int]]:
+def sample_spans(count: int, block: int) -> list[Span]:
     """The parts of `count` entries that are sampled: runs of whole blocks, evenly spread, or all of them."""
     wanted = min(max(SAMPLE, count // 256), 16 * SAMPLE)
     run = -(-RUN // block) * block
@@ -79,6 +85,28 @@ def sample_spans(count: int, block: int) -> list[tuple[int, int]]:
     runs = max(1, wanted // run)
     starts = (number * (count - run) // max(1, runs - 1) // block * block for number in range(runs))
     return [(start, start + run) for start in starts]
+
+
+def sample_of_model(counts: Sequence[int]) -> list[list[Span]]:
+    """The parts of each key in a sample of the model: `sample_spans` of its keys one after the other."""
+    ends = list(accumulate(counts))
+    parts: list[list[Span]] = [[] for _ in counts]
+    for start, stop in sample_spans(sum(counts), 1):
+        for key in range(bisect_right(ends, start), bisect_left(ends, stop) + 1):
+            first = ends[key] - counts[key]
+            parts[key].append((max(start - first, 0), min(stop, ends[key]) - first))
+    return parts
+
+
+def in_whole_blocks(spans: Sequence[Span], count: int, block: int) -> list[Span]:
+    """The parts of `count` entries widened to whole blocks; those that meet are joined."""
+    joined: list[Span] = []
+    for start, stop in spans:
+        begin, end = start // block * block, min(-(-stop // block) * block, count)
+        if joined and begin <= joined[-1][1]:
+            begin = joined.pop()[0]
+        joined.append((begin, end))
+    return joined
 
 
 def bracket_from_sample(sample: Keys, share: float, everything: Bracket) -> Bracket:

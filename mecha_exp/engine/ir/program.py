@@ -55,9 +55,17 @@ class DeferredRunner(Protocol):
     """What runs lazy nodes; see `lazy`."""
 
     def whole(
-        self, node: DeferredCall, key: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+        self,
+        node: DeferredCall,
+        key: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        expert: int | None = None,
     ) -> torch.Tensor:
-        """The result of a lazy node for a key of a shape."""
+        """The result of a lazy node for a key of a shape, or for one expert of it."""
+
+    def bytes_read_for(self, call: MergeNode, key: str) -> int:
+        """The bytes of the tensors that a call reads for a key, in the dtype of the arithmetic."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,11 +198,25 @@ class Program:
 
 
 def compile_program(
-    roots: Sequence[Node], compute_dtype: torch.dtype, caches: Mapping[Node, Any] | None = None
+    roots: Sequence[Node],
+    compute_dtype: torch.dtype,
+    caches: Mapping[Node, Any] | None = None,
+    sampled: bool | None = None,
 ) -> Program:
-    """Lay out the stages for expanded graphs without per-key values; `caches` are for their methods."""
+    """Lay out the stages for expanded graphs without per-key values.
+
+    Args:
+        roots: the graphs.
+        compute_dtype: of the arithmetic.
+        caches: for their methods.
+        sampled: of a trip that finds numbers of the whole model, whether it is over a sample of the data.
+            None for any other program, which knows such numbers already (see `model_values`).
+
+    Raises:
+        MergeError: a graph that cannot be run key by key.
+    """
     nodes = list(walk(*roots))
-    layout = _Layout({}, {}, compute_dtype)
+    layout = _Layout({}, {}, compute_dtype, sampled)
     for node in nodes:
         layout.place(node)
     count = max(layout.ready.values(), default=0) + 1
@@ -214,6 +236,7 @@ class _Layout:
     extents: dict[Node, Extent]
     ready: dict[Node, int]
     compute_dtype: torch.dtype
+    sampled: bool | None
 
     def place(self, node: Node) -> None:
         stage = max((self.ready[child] for child in node.children), default=0)
@@ -229,6 +252,7 @@ class _Layout:
         elif isinstance(node, MergeNode) and isinstance(node.method, Reduction):
             if not large:
                 raise MergeError(f"'{node.method.identifier}' reduces a tensor, but is given only numbers")
+            self._refuse_of_model(node.method)
             extent, stage = Extent.SMALL, stage + rounds_of(node.method, self.compute_dtype)
         elif isinstance(node, MergeNode) and node.method.kind is Kind.FACTOR:
             extent, stage = Extent.FACTOR, stage + 1
@@ -242,6 +266,18 @@ class _Layout:
         for child in node.children:
             if self.extents[child] is Extent.FACTOR:
                 raise MergeError(f"{node!r} works on tiles, but is given the factor {child!r}")
+
+    def _refuse_of_model(self, method: Reduction) -> None:
+        if method.of_model and self.sampled is None:
+            raise MergeError(
+                f"'{method.identifier}' is a number of the whole model, and is asked for by a merge that a "
+                "method with state dicts reads key by key. Merge that one to a file first, and read the file."
+            )
+
+    def takes_sample(self, node: MergeNode, round: int) -> bool:
+        """Whether a round of a reduction is over a sample of the data."""
+        assert isinstance(node.method, Reduction)
+        return is_ranked(node) and (bool(self.sampled) if node.method.of_model else round == 0)
 
     def first_stage(self, node: MergeNode) -> int:
         """The stage of a reduction's first round."""
@@ -313,7 +349,7 @@ class _StageBuilder:
         """The targets of the stage by the pass that computes them."""
         buckets = {key: _Targets() for key in PASS_ORDER}
         for node, round in self._reductions():
-            key = self._key_of(node, *node.children, sampled=is_ranked(node) and round == 0)
+            key = self._key_of(node, *node.children, sampled=self._layout.takes_sample(node, round))
             buckets[key].reductions.append((node, round))
         for tile in self._kept():
             buckets[self._key_of(tile)].kept.append(tile)

@@ -102,13 +102,17 @@ class Sums(SumAccumulator):
         return -(-self._count // self._block)
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
+        add_sums([(self, results)], start)
+
+    def rows(self, start: int, terms: int) -> np.ndarray:
+        """Where the sums of the blocks from an element on go, a column for each term."""
         with self._lock:
-            table = self.table or SumTable([(self, len(results))])
-        sums = table.sums[:, self.columns]
-        for first in range(0, results[0].numel(), self._block):
-            for column, term in enumerate(results):
-                block = term[first : first + self._block]
-                sums[(start + first) // self._block, column] = lane_sum(block)
+            table = self.table or SumTable([(self, terms)])
+        return table.sums[start // self._block :, self.columns]
+
+    def block_starts(self, entries: int) -> range:
+        """The first entry of each block among so many."""
+        return range(0, entries, self._block)
 
     def _total(self) -> torch.Tensor:
         assert self.table is not None
@@ -141,8 +145,16 @@ class SumTable:
     @cached_property
     def totals(self) -> np.ndarray:
         """The total of each column, once all blocks are added."""
-        total: np.ndarray = _folded(self.sums)
+        total: np.ndarray = folded(self.sums)
         return total
+
+
+class SumsOfKey(Sums):
+    """The sums of one key of a model, which is what the key adds to a number of the whole model."""
+
+    def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
+        """The totals as they are: the method's own `finish` is for those of the model."""
+        return self._total()
 
 
 class Ranked(Accumulator):
@@ -185,6 +197,18 @@ class Ranked(Accumulator):
         if rank > numbers:
             return torch.tensor(torch.inf, dtype=dtype)
         return as_state(inside.find(rank, self._everything), dtype)
+
+
+class RankedOverKeys(Ranked):
+    """Finds the element of a rank among the elements of all keys, which add to it from any thread."""
+
+    def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
+        """A placeholder: what has been found is known when all keys are through; see `conclude`."""
+        return torch.zeros(())
+
+    def conclude(self, hyperparameters: dict[str, object]) -> torch.Tensor:
+        """The state for the next round, or the value."""
+        return super().finish(hyperparameters, self._dtype)
 
 
 class BlockAccumulator(SumAccumulator):
@@ -245,7 +269,9 @@ def is_known(node: MergeNode, state: torch.Tensor | None) -> bool:
 
 
 def rounds_of(method: Reduction, dtype: torch.dtype) -> int:
-    """How many passes over the data a reduction takes at most."""
+    """How many passes over a key a reduction takes at most."""
+    if method.of_model:
+        return 1  # for each trip over the keys
     return passes_needed(dtype) if method.rank else method.rounds(dtype)
 
 
@@ -254,20 +280,42 @@ def lane_dtype(terms: torch.dtype) -> torch.dtype:
     return terms if terms is torch.float32 else torch.float64
 
 
-def lane_sum(terms: torch.Tensor) -> float:
-    """The sum of a block in float64."""
-    padded = torch.nn.functional.pad(terms, (0, -len(terms) % STRIP))
-    rows = padded.view(-1, STRIP // LANES, LANES)
-    lanes = torch.zeros(len(rows), LANES, dtype=lane_dtype(terms.dtype), device=terms.device)
-    for row in range(STRIP // LANES):
-        lanes += rows[:, row]
-    total = torch.zeros(LANES, dtype=torch.float64, device=terms.device)
-    for strip in lanes:
-        total += strip
-    return float(_folded(total.cpu().numpy()))
+def add_sums(added: Sequence[tuple[Sums, Sequence[torch.Tensor]]], start: int) -> None:
+    """Add terms of equal size to several reductions, in as many calls as one takes.
+
+    Args:
+        added: each reduction with its terms, the entries from `start` on.
+        start: the beginning of a block.
+    """
+    columns: dict[torch.dtype, list[tuple[torch.Tensor, np.ndarray]]] = {}
+    for reduction, terms in added:
+        rows = reduction.rows(start, len(terms))
+        for number, term in enumerate(terms):
+            columns.setdefault(term.dtype, []).append((term, rows[:, number]))
+    for alike in columns.values():
+        starts = added[0][0].block_starts(len(alike[0][0]))
+        for row, first in enumerate(starts):
+            block = slice(first, first + starts.step)
+            sums = lane_sums(torch.stack([term[block] for term, _ in alike]))
+            for (_, column), total in zip(alike, sums, strict=True):
+                column[row] = total
 
 
-def _folded(values: np.ndarray) -> Any:
+def lane_sums(terms: torch.Tensor) -> np.ndarray:
+    """The sums in float64 of the rows, each the terms of a block."""
+    padded = torch.nn.functional.pad(terms, (0, -terms.shape[1] % STRIP))
+    entries = padded.view(len(terms), -1, STRIP // LANES, LANES)
+    lanes = torch.zeros(*entries.shape[:2], LANES, dtype=lane_dtype(terms.dtype), device=terms.device)
+    for entry in range(STRIP // LANES):
+        lanes += entries[:, :, entry]
+    total = torch.zeros(len(terms), LANES, dtype=torch.float64, device=terms.device)
+    for strip in range(lanes.shape[1]):
+        total += lanes[:, strip]
+    sums: np.ndarray = folded(total.T.cpu().numpy())
+    return sums
+
+
+def folded(values: np.ndarray) -> Any:
     """The sum over the first axis: the second half is added to the first until one is left."""
     if len(values) == 1:
         return values[0]

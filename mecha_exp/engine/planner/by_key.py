@@ -16,6 +16,7 @@ from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint import TensorInfo, dtype_name, parse_dtype, torch_dtype
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
+from mecha_exp.engine.planner.resolution import layer_views
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
@@ -25,7 +26,7 @@ from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import Source
 
-_Owner: TypeAlias = "str | tuple[ModelNode, ...]"
+_Owner: TypeAlias = "str | tuple[Node, ...]"
 """What values by key belong to: the identifier of a model config, or models."""
 
 INPUT = "input"
@@ -70,7 +71,8 @@ class Binder:
     """Binds the values by key of recipes: each to the keys of the models that are merged beside it."""
 
     def __init__(self, sources: Mapping[ModelNode, Source], configs: ConfigInference | None = None) -> None:
-        self._sources = sources
+        self._models = sources
+        self._sources: dict[Any, Source] = dict(sources)  # of models, and of layers taken of them
         self._configs = configs or ConfigInference.over(sources)
         self._anatomies: dict[tuple[object, str], Anatomy] = {}
 
@@ -78,12 +80,18 @@ class Binder:
         """The graphs with every value bound; `new` is filled with the new node of each node."""
         if not any(map(is_by_key, walk(*roots))):
             return tuple(roots)
+        self._see_layers(roots)
         everything = self._owner_of(roots)
         return rewrite(roots, lambda node: self._bind_arguments(node, everything), new)
 
     def bind_beside(self, value: ByKey, roots: Sequence[Node]) -> ByKey:
         """A value bound to the models of recipes."""
+        self._see_layers(roots)
         return value.over(self._anatomy(self._owner_of(roots), value.convention))
+
+    def _see_layers(self, roots: Sequence[Node]) -> None:
+        """Add the layers that recipes take of models: values beside them are by the new numbers."""
+        self._sources |= layer_views(roots, self._models)
 
     def _bind_arguments(self, node: Node, everything: _Owner) -> Node:
         """A call whose values by key are bound to the models among its arguments, or else to `everything`."""
@@ -108,11 +116,11 @@ class Binder:
 
     def _owner_of(self, nodes: Sequence[Node]) -> _Owner:
         """The model config that nodes are converted to, or else the models that they read."""
-        models: dict[ModelNode, None] = {}
+        models: dict[Node, None] = {}
         stack = list(reversed(nodes))
         while stack:
             node = stack.pop()
-            if isinstance(node, ModelNode):
+            if isinstance(node, ModelNode) or node in self._sources:
                 models[node] = None
             elif isinstance(node, MergeNode):
                 if (declared := self._declared(node)) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,38 +12,38 @@ from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, parse_dt
 from mecha_exp.checkpoint.shards import Layout
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.expansion import expand
+from mecha_exp.engine.ir.model_values import with_model_values
 from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import INPUT
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Trip
 from mecha_exp.engine.planner.keys.running_statistics import (
     RunningStatistics,
     describe,
     is_running_statistic,
 )
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
-from mecha_exp.engine.planner.keys.stacked_experts import (
-    is_stacked,
-    sees_tensors_whole,
-    stacked_notice,
-)
-from mecha_exp.engine.planner.plan import Job, KeyPlan, Output
+from mecha_exp.engine.planner.keys.stacked_experts import doubt, split_notice
+from mecha_exp.engine.planner.keys.trips import NOTHING, Asked, TripPlanner, asked_by
+from mecha_exp.engine.planner.plan import Job
 from mecha_exp.engine.planner.resolution import ModelView
 from mecha_exp.engine.scaled_fp8 import DTYPE, MARKER, is_linear, scale_key, scaled
 from mecha_exp.engine.statistics import as_stored, moments, statistics_of
 from mecha_exp.errors import RecipeError, some
 from mecha_exp.graph.by_key import ByKey
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.method_api.registry import resolve_method
 
 
 @dataclass(frozen=True)
 class _Roots:
-    """The expanded graphs of all jobs at a key, and what each of them is for."""
+    """The expanded graphs of all jobs at a key, what each of them is for, and what they ask of the model."""
 
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
     statistics: tuple[tuple[int, ModelNode, int], ...]
     scales: tuple[tuple[int, int, int], ...]
+    asked: tuple[Asked, ...]
 
 
 class KeyPlanner:
@@ -58,7 +59,7 @@ class KeyPlanner:
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[tuple[Node, ...], torch.dtype], Program] = {}
         self._running = RunningStatistics(options.running_stats, graph.lazy)
-        self._stacked: list[str] = []
+        self._trips = TripPlanner(graph.lazy.info, graph.caches)
         self._leaves: dict[Node | None, ModelNode | DeferredCall | None] = {}
 
     def plan(self, key: str, specialised: Specialisation) -> KeyPlan:
@@ -80,9 +81,23 @@ class KeyPlanner:
         roots = self._roots_at(specialised, dtypes, quantised)
         program = self._program(roots.nodes, self._graph.lazy.dtype_at(key))
         self._require_tensors(program, roots.outputs)
-        if is_stacked(key, shape) and sees_tensors_whole(program, [output.root for output in roots.outputs]):
-            self._stacked.append(key)
-        return KeyPlan(key, shape, program, roots.outputs, roots.statistics, scales=roots.scales)
+        results = [program.roots[output.root] for output in roots.outputs]
+        model = next(iter(models_of(*program.roots)), None)
+        experts = self._graph.lazy.stacks.experts_at(key, shape, model, program, results)
+        if experts is not None and roots.scales:
+            raise RecipeError(
+                f"the key '{key}' holds several experts and cannot be quantised, as it would have one scale: "
+                "leave out quantize, or let its model config say 'stacked: false'."
+            )
+        if math.prod(shape):
+            self._trips.add(key, shape, self._graph.lazy.dtype_at(key), roots.asked, experts is not None)
+        return KeyPlan(
+            key, shape, program, roots.outputs, roots.statistics, scales=roots.scales, experts=experts
+        )
+
+    def trips(self) -> tuple[Trip, ...]:
+        """The trips that find what the keys that have been planned need of the whole model."""
+        return self._trips.trips()
 
     def layouts(self, plans: Sequence[KeyPlan]) -> tuple[Layout, ...]:
         """The dtype and shape of every key of each job's output."""
@@ -123,7 +138,13 @@ class KeyPlanner:
         for (_, policy), keys in self._running.policies.items():
             by_policy.setdefault(policy, {}).update(dict.fromkeys(keys))
         notices = [describe(policy, len(keys), some(keys, 3)) for policy, keys in by_policy.items()]
-        return [*notices, stacked_notice(self._stacked)] if self._stacked else notices
+        split = list(self._graph.lazy.stacks.split)
+        return [*notices, split_notice(split)] if split else notices
+
+    def check_stacks(self) -> None:
+        """Raise a RecipeError for keys that look like stacks of experts although nothing says so."""
+        if doubtful := list(self._graph.lazy.stacks.doubtful):
+            raise RecipeError(doubt(doubtful))
 
     def _root(self, job: int, specialised: Specialisation) -> Node | None:
         """The graph of a job at a key, after `on_missing` is applied; None if the key is left out."""
@@ -170,11 +191,15 @@ class KeyPlanner:
         nodes: list[Node] = []
         outputs: list[Output] = []
         statistics: list[tuple[int, ModelNode, int]] = []
+        asked = [NOTHING] * len(self._jobs)
         for index, job in enumerate(self._jobs):
             root, stored = self._root(index, specialised), dtypes[index]
             if root is None or stored is None:
                 continue
-            (root,) = self._expand([root])
+            expanded: dict[Node, Node] = {}
+            recipe, (root,) = root, self._expand([root], expanded)
+            if isinstance(recipe, MergeNode):
+                asked[index] = asked_by(recipe, expanded)
             merged = root
             result: Node = as_stored(root, dtype=stored)
             if quantised[index]:
@@ -193,13 +218,16 @@ class KeyPlanner:
                 for model, node in statistics_of(result, inputs).items():
                     statistics.append((index, model, len(nodes)))
                     nodes.append(node)
-        return _Roots(self._expand(nodes), tuple(outputs), tuple(statistics), tuple(scales))
+        roots = self._expand(nodes, {})
+        return _Roots(roots, tuple(outputs), tuple(statistics), tuple(scales), tuple(asked))
 
-    def _expand(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
-        """Replace composites by the calls that they are composed of."""
-        expanded: dict[Node, Node] = {}
+    def _expand(self, nodes: Sequence[Node], expanded: dict[Node, Node]) -> tuple[Node, ...]:
+        """Replace composites by the calls that they are composed of, and numbers of the model by leaves."""
         roots = expand(nodes, expanded)
         self._graph.carry_caches(expanded)
+        replaced: dict[Node, Node] = {}
+        roots = with_model_values(roots, replaced)
+        self._graph.carry_caches(replaced)
         return roots
 
     def _program(self, roots: tuple[Node, ...], dtype: torch.dtype) -> Program:

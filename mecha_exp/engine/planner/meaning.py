@@ -18,6 +18,7 @@ import torch
 
 from mecha_exp.architectures import resolve
 from mecha_exp.architectures.library.registry import registered
+from mecha_exp.architectures.stacks import is_known_stack
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import INPUT, Binder, output_dtype_words
@@ -136,11 +137,18 @@ def config_digests(
         source = sources.get(model)
         if isinstance(source, ConvertedSource):
             found.append(f"read as {source.digest}")
+        if source is not None and (stacks := _stacks_in(source)):
+            found.append(f"stacks {hashlib.sha256(' '.join(stacks).encode()).hexdigest()}")
         digests[f"model {number}"] = " ".join(found) or "its own keys"
     for identifier in sorted(_declared(walk(*recipes))):
         with contextlib.suppress(ConfigError):  # planning reports it
             digests[identifier] = resolve(identifier).digest
     return digests
+
+
+def _stacks_in(source: Source) -> list[str]:
+    """The keys that are merged expert by expert because of their names."""
+    return sorted(key for key in source.keys() if is_known_stack(key, source.info(key).shape))
 
 
 def _declared(nodes: Iterable[Node]) -> set[str]:

@@ -1,13 +1,11 @@
-"""A planned merge: the jobs, and for each key its program and outputs."""
+"""A planned merge: the jobs, and what is done for them."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,18 @@ import torch
 from mecha_exp.checkpoint import Destination, Template, stored_bytes
 from mecha_exp.checkpoint.shards import Layout, is_file_name
 from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
-from mecha_exp.engine.ir.program import DeferredCall, Pass, Program
+from mecha_exp.engine.ir.program import Pass, Program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import effective_values_of
-from mecha_exp.engine.planner.resolution import ModelView
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Trip
+from mecha_exp.engine.planner.resolution import ModelView, layer_views
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import require_known
 from mecha_exp.engine.sinks import Receiver
 from mecha_exp.errors import ConfigError, MergeError
 from mecha_exp.graph.by_key import BlockValue, ByKey
 from mecha_exp.graph.nodes import ModelNode, Node, models_of
+from mecha_exp.sources.layers import LayersSource, changed_entries
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.tokenizer import tokenizer_files
 from mecha_exp.sources.vocabulary import as_stored, vocabulary_donor
@@ -46,6 +46,8 @@ class Job:
         statistics: whether distances and cosines to the inputs are measured in the same pass.
         durable: whether the file is flushed to disk before it appears.
         shard_size: the most bytes of a file: a larger model is written to a folder, in shards.
+        small_files: files beside the weights of a folder in place of those of the first input, by name: a
+            path, the content, or None to leave one out.
         quantize: `fp8_scaled` writes the matrices of linear layers as float8_e4m3fn with a scale each, in
             ComfyUI's layout, and all else in its dtype; None writes numbers.
         caches: by node the `cache` of its method, which lives from merge to merge.
@@ -63,6 +65,7 @@ class Job:
     durable: bool = True
     shard_size: int | None = None
     quantize: str | None = None
+    small_files: Mapping[str, Path | bytes | None] = field(default_factory=dict)
     caches: Mapping[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,55 +94,6 @@ def check_quantize(choice: str | None, path: Path | None, shard_size: int | None
 
 
 @dataclass(frozen=True)
-class Output:
-    """An output of a job at one key: `root` is the index among the roots of the key's program."""
-
-    job: int
-    root: int
-    dtype: str
-
-
-@dataclass(frozen=True)
-class KeyPlan:
-    """The plan of one key.
-
-    Attributes:
-        key, shape: of the tensor.
-        program: computes the outputs; None for integers and booleans, which are copied from the first input.
-        outputs: the jobs' outputs among the roots of the program.
-        statistics: (job, input, root): the root is the `moments` of the job's result and the input.
-        scales: (job, root of the scale, root of the `moments` of what is stored and what was merged) of the
-            jobs that quantise the key.
-        copies: (job, first input) for copied keys: a model whose bytes are copied, or a method's result.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    program: Program | None
-    outputs: tuple[Output, ...]
-    statistics: tuple[tuple[int, ModelNode, int], ...] = ()
-    copies: tuple[tuple[int, ModelNode | DeferredCall], ...] = ()
-    scales: tuple[tuple[int, int, int], ...] = ()
-
-    @property
-    def numel(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @cached_property
-    def jobs(self) -> frozenset[int]:
-        """The jobs with outputs or statistics at this key."""
-        outputs = {output.job for output in self.outputs}
-        return frozenset(outputs | {job for job, _ in self.copies} | {job for job, *_ in self.statistics})
-
-    def roots_of(self, job: int) -> tuple[int, ...]:
-        """The roots of the program that belong to a job: its outputs and their statistics."""
-        statistics = [root for j, _, root in self.statistics if j == job]
-        scales = [root for j, *roots in self.scales if j == job for root in roots]
-        return (*(output.root for output in self.outputs if output.job == job), *statistics, *scales)
-
-
-@dataclass(frozen=True)
 class Plan:
     """A checked merge, ready to run.
 
@@ -152,6 +106,7 @@ class Plan:
         warnings: notices about what was changed or left out.
         backends: for each pass the loop that it is fused into, or why it runs eagerly.
         configs: the SHA-256 of the model configs that decide what is merged with what.
+        trips: what is found of the whole model beforehand, in order.
     """
 
     jobs: tuple[Job, ...]
@@ -162,6 +117,14 @@ class Plan:
     warnings: tuple[Notice, ...]
     backends: Mapping[Pass, FusedPass | str] = field(default_factory=dict, repr=False)
     configs: Mapping[str, str] = field(default_factory=dict, repr=False)
+    trips: tuple[Trip, ...] = ()
+
+    @property
+    def all_keys(self) -> Iterator[KeyPlan]:
+        """The plans of keys, those of the trips first."""
+        for trip in self.trips:
+            yield from (*trip.sample, *trip.keys)
+        yield from self.keys
 
     @property
     def inputs(self) -> Mapping[ModelNode, Source]:
@@ -171,7 +134,12 @@ class Plan:
     @property
     def bytes_read(self) -> int:
         """How many bytes the passes read in all; an input that several passes need counts for each."""
-        return sum(self.bytes_of(key) for key in self.keys)
+        return self.bytes_of_trips + sum(self.bytes_of(key) for key in self.keys)
+
+    @property
+    def bytes_of_trips(self) -> int:
+        """How many bytes are read beforehand for numbers of the whole model, unless a sample misleads."""
+        return sum(self.bytes_of(key) for trip in self.trips for key in trip.keys)
 
     @property
     def bytes_written(self) -> int:
@@ -203,20 +171,30 @@ class Plan:
     @property
     def memory(self) -> int:
         """An estimate of the buffers in bytes: tiles of all workers, and whole tensors of as many keys."""
-        tiles = max((_tile_bytes(k.program) for k in self.keys if k.program), default=4)
-        whole = min(self.options.threads * self.whole_bytes, self.options.memory_budget)
+        tiles = max((_tile_bytes(k.program) for k in self.all_keys if k.program), default=4)
+        several = min(self.options.threads * self.whole_bytes, self.options.memory_budget)
+        whole = max(several, self.whole_bytes)  # a key that exceeds the budget is made alone
         return self.options.threads * self.options.tile_size * tiles + whole
 
     @property
     def whole_bytes(self) -> int:
         """The most bytes that the whole tensors of one key need."""
-        return max((self.whole_bytes_of(key) for key in self.keys), default=0)
+        return max((self.whole_bytes_of(key) for key in self.all_keys), default=0)
 
     def whole_bytes_of(self, key: KeyPlan) -> int:
-        """The bytes that the whole tensors of a key need in memory."""
+        """The bytes that the whole tensors of a key, or of one of its experts, need in memory.
+
+        Methods with `StateDict` parameters may hold all that they read.
+        """
+        return self.own_bytes_of(key) + sum(
+            node.owner.bytes_read_for(node.call, key.key) for node in key.deferred_calls
+        )
+
+    def own_bytes_of(self, key: KeyPlan) -> int:
+        """The bytes of the whole tensors of a key without what methods read of others."""
         if key.program is None:
             return 0
-        return key.program.whole_elements(key.shape) * key.program.dtype.itemsize
+        return key.program.whole_elements(key.part_shape) * key.program.dtype.itemsize
 
     def keeps(self, output: Output) -> bool:
         """Whether an output is delivered; otherwise only its statistics are."""
@@ -232,7 +210,17 @@ class Plan:
         donor = vocabulary_donor(first)
         if template is not None and donor is not None:
             template = replace(template, replaced=tokenizer_files(template.folder, donor.path))
+        if template is not None and self.jobs[job].small_files:
+            template = replace(template, replaced={**template.replaced, **self.jobs[job].small_files})
+        stacked = self._stacked_layers(job)
+        if template is not None and stacked:
+            template = replace(template, entries=changed_entries(template.folder, stacked))
         return Destination(output, self.layouts[job], shard_size, template)
+
+    def _stacked_layers(self, job: int) -> list[LayersSource]:
+        """The views of layers that a job's recipe takes of its models, in order."""
+        recipe = self.jobs[job].recipe
+        return list(layer_views([recipe], self.inputs).values())
 
     def bytes_of(self, key: KeyPlan) -> int:
         """How many bytes are read for one key, unless a sample misses its target; see `Pass.is_full`."""

@@ -17,15 +17,17 @@ from mecha_exp.engine.planner.elementwise import check_elementwise
 from mecha_exp.engine.planner.inputs import Inputs, prepare_inputs
 from mecha_exp.engine.planner.integers import different_integers
 from mecha_exp.engine.planner.key_plans import KeyPlanner
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.planner.keys.missing_keys import MissingKeys
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
 from mecha_exp.engine.planner.meaning import config_digests
-from mecha_exp.engine.planner.plan import Job, KeyPlan, Plan
+from mecha_exp.engine.planner.plan import Job, Plan
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import prefix_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
 from mecha_exp.graph.by_key import ByKey
-from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, models_of
+from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, models_of, walk
+from mecha_exp.method_api.paths import missing_paths
 from mecha_exp.recipe.templates import require_filled
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.lora import AdapterSource
@@ -98,18 +100,24 @@ class _Planner:
         self._warn_of_unused_modules()
         planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(specialised))
         plans = tuple(planner.plan(key, specialisation) for key, specialisation in specialised.items())
+        planner.check_stacks()
         for notice in planner.notices:
             self._warn(notice)
+        trips = planner.trips()
         elements: dict[Program, int] = {}
-        for key_plan in plans:
+        for key_plan in (*plans, *(key for trip in trips for key in trip.keys)):
             if key_plan.program:
                 elements[key_plan.program] = elements.get(key_plan.program, 0) + key_plan.numel
+        for key_plan in (key for trip in trips for key in (*trip.sample, *trip.again)):
+            if key_plan.program:
+                elements.setdefault(key_plan.program, 0)
         check_elementwise(elements)
         backends = choose_backends(elements, self._options)
         self._note_quantised(plans)
         layouts, warnings = planner.layouts(plans), tuple(self._warnings)
         configs = config_digests(recipes, self._sources, self._graph.configs)
-        plan = Plan(self._jobs, self._options, self._sources, plans, layouts, warnings, backends, configs)
+        work = (plans, layouts, warnings, backends, configs, trips)
+        plan = Plan(self._jobs, self._options, self._sources, *work)
         self._check_space(plan)
         return plan
 
@@ -120,6 +128,7 @@ class _Planner:
             if not models_of(job.recipe):
                 problems.add(f"the recipe {job.recipe!r} reads no model, so there is nothing to merge")
         problems.add_all(checks.mismatched_configs(self._graph))
+        problems.add_all(missing_paths(walk(*self._graph.roots)))
         problems.raise_as(RecipeError)
 
     def _check_values(self, specialised: Mapping[str, Specialisation]) -> None:
@@ -184,10 +193,10 @@ class _Planner:
 
     def _check_space(self, plan: Plan) -> None:
         """Whole tensors fit the memory budget, and outputs fit on their disks."""
-        for key in plan.keys:
-            if plan.whole_bytes_of(key) > self._options.memory_budget:
+        for key in plan.all_keys:
+            if plan.own_bytes_of(key) > self._options.memory_budget:
                 raise MergeError(
-                    f"the key '{key.key}' needs {plan.whole_bytes_of(key):,} bytes for whole tensors, more "
+                    f"the key '{key.key}' needs {plan.own_bytes_of(key):,} bytes for whole tensors, more "
                     f"than memory_budget={self._options.memory_budget:,}. Raise engine.memory_budget, or use "
                     "a method that streams."
                 )

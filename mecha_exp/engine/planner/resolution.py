@@ -1,11 +1,11 @@
-"""Resolves recipes for planning: interfaces become methods, and conversions of models become views of them.
+"""Resolves recipes for planning: interfaces become methods; conversions and layers of models become views.
 
 Both depend on the model configs of the files and not on the key, so this comes before specialisation by key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,11 @@ from mecha_exp.conversion.formats import FormatConversion
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion, adapter_conversion
 from mecha_exp.errors import MechaError, RecipeError
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import Kind, MergeMethod
 from mecha_exp.sources.format_view import ConvertedSource, convert_source
+from mecha_exp.sources.layers import LayersSource, Span
 from mecha_exp.sources.lora import AdapterSource
 from mecha_exp.sources.source import Source
 
@@ -29,13 +30,44 @@ class ModelView(ModelNode):
     Attributes:
         adapter: the config of the LoRA file whose differences these are.
         declared: the config that was declared for the file.
+        span: the layers that are taken.
     """
 
     adapter: str | None = None
     declared: str | None = None
+    span: Span | None = None
 
     def identity(self) -> tuple[Any, ...]:
-        return (*super().identity(), self.adapter, self.declared)
+        return (*super().identity(), self.adapter, self.declared, self.span)
+
+
+TAKE_LAYERS = "take_layers"
+"""The method that takes layers of a model."""
+
+
+def span_of(node: Node) -> Span | None:
+    """The layers that a call takes of a model that is read; None for all other nodes."""
+    if not isinstance(node, MergeNode) or node.method.identifier != TAKE_LAYERS:
+        return None
+    values = {name: child.value for name, child in node.named_children if isinstance(child, LiteralNode)}
+    model = node.children[0]
+    is_read = isinstance(model, ModelNode) and len(values) == len(node.arguments) - 1
+    return Span(**values) if is_read else None  # type: ignore[arg-type]
+
+
+def layer_views(roots: Sequence[Node], sources: Mapping[ModelNode, Source]) -> dict[Node, LayersSource]:
+    """The view of each call that takes layers of a model.
+
+    Raises:
+        CheckpointError: its layers cannot be told, or one of them is not there.
+    """
+    spans = {node: span for node in walk(*roots) if (span := span_of(node)) is not None}
+    models = {node: node.children[0] for node in spans}
+    return {
+        node: LayersSource(sources[model], spans[node])
+        for node, model in models.items()
+        if isinstance(model, ModelNode) and model in sources
+    }
 
 
 def resolve_recipes(
@@ -109,7 +141,17 @@ class _Resolver:
         if isinstance(method, FormatConversion):
             adapters = self._adapters_below(node, method)
             return self._with_deltas(adapters) if adapters is not None else self._in_format(node, method)
+        if (span := span_of(node)) is not None:
+            return self._some_layers(node, span)
         return self._with_deltas(node) if isinstance(method, AdapterConversion) else node
+
+    def _some_layers(self, node: MergeNode, span: Span) -> Node:
+        """A view of some layers of a model."""
+        (model,) = (child for child in node.children if isinstance(child, ModelNode))
+        leaf = ModelView(model.source, model.space, None, declared=model.config, span=span)
+        if leaf not in self._sources:
+            self._sources[leaf] = LayersSource(self._sources[model], span)
+        return leaf
 
     def _adapters_below(self, node: MergeNode, conversion: FormatConversion) -> MergeNode | None:
         """One conversion of a LoRA file to differences in another format, instead of two in a row."""

@@ -7,37 +7,17 @@ the same whatever the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator
 
-import torch
-
-from mecha_exp.checkpoint import torch_dtype
-from mecha_exp.checkpoint.positional import byte_view
 from mecha_exp.engine.compiler.jit import compile_ahead
-from mecha_exp.engine.devices import CPU, moved
-from mecha_exp.engine.ir.calls import Extent, changed_shape
-from mecha_exp.engine.ir.program import DeferredCall, Pass, Program
-from mecha_exp.engine.ir.reductions import Accumulator, block_of, is_known, open_accumulator
-from mecha_exp.engine.planner.plan import KeyPlan, Plan
-from mecha_exp.engine.runtime.buffers import Scratch
+from mecha_exp.engine.planner.plan import Plan
 from mecha_exp.engine.runtime.context import MergeContext, MergeStats, Progress
 from mecha_exp.engine.runtime.kernels import Kernels
-from mecha_exp.engine.runtime.key_pass import KeyPass
+from mecha_exp.engine.runtime.key_tasks import ComputeKey, CopyKey
+from mecha_exp.engine.runtime.model_values import find_model_values
 from mecha_exp.engine.runtime.resumption import Resumption
-from mecha_exp.engine.runtime.scheduler import KeyTask, Scheduler, TileTask
-from mecha_exp.engine.scaled_fp8 import scale_key
+from mecha_exp.engine.runtime.scheduler import KeyTask, Scheduler, is_small
 from mecha_exp.engine.sinks import Sink
-from mecha_exp.errors import MergeError
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
-from mecha_exp.method_api.state_dict import Tile
-from mecha_exp.sources.copier import COPY_BYTES
-
-SMALL_KEY = 1 << 14
-"""The largest number of elements of a key that costs Python more than arithmetic.
-
-A torch operation on so many elements takes a few microseconds, about as long as calling it.
-"""
 
 
 def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key, nbytes: None) -> MergeStats:
@@ -49,12 +29,17 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
     """
     context = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan))
     resumption = Resumption(plan, sinks, context.stats, progress)
+    if not all(map(resumption.is_finished, plan.keys)):
+        find_model_values(context)
 
     def runs(small: bool) -> Iterator[KeyTask]:
         for key in plan.keys:
             is_used = key.numel and (key.outputs or key.copies or key.statistics)
-            if is_used and _is_small(plan, key) is small and not resumption.skips(key):
-                yield _ComputeKey(key, context) if key.program is not None else _CopyKey(key, context)
+            if is_used and is_small(plan, key) is small and not resumption.skips(key):
+                if key.program is None:
+                    yield CopyKey(key, context)
+                else:
+                    yield from (ComputeKey(key, part, context) for part in key.parts)
 
     Scheduler(runs(small=False), runs(small=True), plan.options, resumption.finish).run()
     for source in plan.sources.values():
@@ -62,185 +47,13 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
     return context.stats
 
 
-def _is_small(plan: Plan, key: KeyPlan) -> bool:
-    """Whether a key is more work for the interpreter than for the processor."""
-    return key.program is not None and key.numel <= SMALL_KEY and not plan.whole_bytes_of(key)
-
-
 def compile_loops(plan: Plan) -> None:
     """Begin to compile what a plan needs, while its outputs are being opened."""
     kernels = Kernels(plan)
     compile_ahead(
         kernel.text
-        for key in plan.keys
+        for key in plan.all_keys
         for stage in (key.program.stages if key.program else ())
         for pass_ in stage.passes
         if (kernel := kernels.of(key, pass_).kernel) is not None
     )
-
-
-class _CopyKey(KeyTask):
-    """A key that is not arithmetic: the bytes of the first input, compared with those of the others."""
-
-    def __init__(self, key: KeyPlan, context: MergeContext) -> None:
-        self.key = key
-        self._key, self._context = key.key, context
-        sources = context.plan.sources
-        self._sizes = {m: s.info(self._key).nbytes for m, s in sources.items() if self._key in s}
-        copies = [(job, node) for job, node in key.copies if job in context.sinks]
-        self._sinks = {
-            model: [context.sinks[job] for job, node in copies if node is model] for model in self._sizes
-        }
-        self._deferred = [(job, node) for job, node in copies if isinstance(node, DeferredCall)]
-        self._differs = len(set(self._sizes.values())) > 1
-        self._begun = False
-
-    def advance(self) -> Sequence[TileTask] | None:
-        if not self._begun:
-            self._begun = True
-            deferred = [partial(self._compute, job, node) for job, node in self._deferred]
-            size = max(self._sizes.values(), default=0)
-            return [*deferred, *(partial(self._copy, at) for at in range(0, size, COPY_BYTES))]
-        if self._differs:
-            with self._context.stats.lock:
-                self._context.stats.disagreeing.append(self._key)
-        return None
-
-    def _copy(self, start: int, scratch: Scratch) -> None:
-        """A part of the key: two buffers do for any number of inputs."""
-        first: torch.Tensor | None = None
-        for model, size in self._sizes.items():
-            count = min(COPY_BYTES, size - start)
-            if count <= 0:
-                continue
-            buffer = scratch.take("copied" if first is None else "compared", torch.uint8, count)
-            self._context.plan.sources[model].read_bytes_into(self._key, start, buffer.view)
-            for sink in self._sinks[model]:
-                sink.write_bytes(self._key, start, buffer.view)
-            self._context.progress(self._key, count)
-            if first is None:
-                first = buffer.tensor
-            elif not torch.equal(buffer.tensor, first):
-                self._differs = True
-
-    def _compute(self, job: int, node: DeferredCall, scratch: Scratch) -> None:
-        """All of the key, as a method that asks for other keys gives it: float32 would round it."""
-        dtype, shape = self._context.plan.layouts[job][self._key]
-        result = node.owner.whole(node, self._key, shape, torch_dtype(dtype))
-        self._context.sinks[job].write_bytes(self._key, 0, byte_view(result.reshape(-1)))
-
-
-class _ComputeKey(KeyTask):
-    """A key that is computed by its program."""
-
-    def __init__(self, key: KeyPlan, context: MergeContext) -> None:
-        assert key.program is not None
-        self.key = key
-        self._key, self._context = key, context
-        self._program: Program = key.program
-        self._dtype = key.program.dtype
-        self._tile = Tile(key.key, 0, key.numel, key.shape)  # all of it
-        self._stage = -1
-        self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node
-        self._accumulators: dict[MergeNode, Accumulator] = {}
-        self.whole_bytes = context.plan.whole_bytes_of(key)
-        for node in self._program.extents:
-            if isinstance(node, LiteralNode) and isinstance(node.value, torch.Tensor):
-                self._values[node] = self._whole_literal(node.value)
-
-    def advance(self) -> Sequence[TileTask] | None:
-        """End the stage that has run, and begin the next one that has tiles."""
-        while True:
-            for node, accumulator in self._accumulators.items():
-                self._values[node] = accumulator.finish(
-                    self._program.calls[node].hyperparameters, self._dtype
-                )
-            self._accumulators = {}
-            self._release(None)
-            self._stage += 1
-            if self._stage == len(self._program.stages):
-                self._collect_statistics()
-                self._values = {}
-                return None
-            tiles = self._begin()
-            if tiles:
-                return tiles
-
-    def _begin(self) -> list[TileTask]:
-        stage = self._program.stages[self._stage]
-        for node in stage.before:
-            self._values[node] = self._run_whole(node)
-            self._release(node)
-        tasks: list[TileTask] = []
-        for pass_ in stage.passes:
-            if self._is_needless(pass_):
-                if pass_.is_full:
-                    self._context.progress(self._key.key, self._context.plan.bytes_of_pass(self._key, pass_))
-                continue
-            block = block_of(pass_.columns(self._key.shape), bool(pass_.reductions))
-            for node, _ in pass_.reductions:
-                state = self._values.get(node)
-                self._accumulators[node] = open_accumulator(node, state, self._key.numel, block, self._dtype)
-            for kept in pass_.kept:
-                self._values[kept] = torch.empty(self._key.shape, dtype=self._dtype)
-            run = KeyPass(self._context, self._key, pass_, self._values, self._accumulators)
-            tasks += [partial(run.run, tile) for tile in run.tiles()]
-        return tasks
-
-    def _release(self, node: MergeNode | DeferredCall | None) -> None:
-        """Make room: what is not needed after a node of this stage, or after its passes, is gone."""
-        for needless in self._program.released.get((self._stage, node), ()):
-            self._values.pop(needless, None)
-
-    def _is_needless(self, pass_: Pass) -> bool:
-        """Whether all that a pass is for is known already, as the entry of a rank is after a lucky guess."""
-        if pass_.kept or pass_.outputs:
-            return False
-        return all(is_known(node, self._values.get(node)) for node, _ in pass_.reductions)
-
-    def _run_whole(self, node: MergeNode | DeferredCall) -> torch.Tensor:
-        """A small value, a factor, or a method of whole tensors."""
-        extent = self._program.extents[node]
-        if isinstance(node, DeferredCall):
-            result = node.owner.whole(node, self._key.key, self._key.shape)
-        else:
-            call, arguments = self._program.calls[node], self._arguments(node)
-            if extent is Extent.FACTOR:
-                factor: torch.Tensor = moved(call.factor(arguments, self._tile), CPU)
-                return factor
-            result = call(arguments, self._tile).cpu()
-        if extent is Extent.SMALL:
-            return result.to(torch.float64)
-        if tuple(result.shape) != self._key.shape:
-            raise changed_shape(node.method, self._key.key, self._key.shape, tuple(result.shape))
-        return result.to(self._dtype).contiguous()
-
-    def _arguments(self, node: MergeNode) -> Mapping[Node, torch.Tensor]:
-        """The values that a method is given, on the device where it runs."""
-        device = self._context.plan.options.device
-        if device == CPU or self._program.extents[node] is Extent.SMALL:
-            return self._values
-        held = [child for child in node.children if child in self._values]
-        return {**self._values, **{child: moved(self._values[child], device) for child in held}}
-
-    def _collect_statistics(self) -> None:
-        with self._context.stats.lock:
-            for job, scale, error in self._key.scales:
-                roots = self._program.roots
-                self._context.stats.errors.setdefault(job, {})[self._key.key] = self._values[roots[error]]
-                if job in self._context.sinks:
-                    value = self._values[roots[scale]].to(torch.float32).reshape(1)
-                    self._context.sinks[job].write(scale_key(self._key.key), 0, value)
-            for job, model, root in self._key.statistics:
-                by_key = self._context.stats.moments.setdefault((job, model), {})
-                by_key[self._key.key] = self._values[self._program.roots[root]]
-
-    def _whole_literal(self, value: torch.Tensor) -> torch.Tensor:
-        if value.numel() == 1:
-            return value.double().reshape(())
-        if tuple(value.shape) != self._key.shape:
-            raise MergeError(
-                f"a tensor of shape {list(value.shape)} is given where the key '{self._key.key}' has "
-                f"{list(self._key.shape)}. Give one number, or a tensor of the key's shape."
-            )
-        return value.to(self._dtype).contiguous()

@@ -65,7 +65,7 @@ class KernelCall:
         A peak is the largest magnitude, or NaN where a value is NaN.
         """
         table = self._table(tile, [*inputs, *outputs], scratch)
-        self._code(tile.start, tile.stop - tile.start, table.address)
+        self._code(tile.offset + tile.start, tile.stop - tile.start, table.address)
         self._collect(table)
         peaks: list[float] = (
             np.frombuffer(table.peaks.view, np.int64).astype(self._bits).view(self._number).tolist()

@@ -17,7 +17,8 @@ from mecha_exp.engine.compiler.jit import compiled
 from mecha_exp.engine.compiler.object_file import Loop
 from mecha_exp.engine.ir.program import Pass
 from mecha_exp.engine.ir.reductions import is_by_entry
-from mecha_exp.engine.planner.plan import KeyPlan, Output, Plan
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output
+from mecha_exp.engine.planner.plan import Plan
 from mecha_exp.engine.runtime.overflow import overflows_from
 from mecha_exp.engine.runtime.stream import can_stream
 from mecha_exp.graph.nodes import ModelNode, Node

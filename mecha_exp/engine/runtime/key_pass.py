@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import count
 
 import numpy as np
@@ -14,10 +13,10 @@ from mecha_exp.checkpoint import round_to, torch_dtype
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.interpreter import accumulate, check_count, evaluate
-from mecha_exp.engine.ir.order_statistic import sample_spans
+from mecha_exp.engine.ir.order_statistic import Span
 from mecha_exp.engine.ir.program import Pass
 from mecha_exp.engine.ir.reductions import WIDE_COLUMNS, Accumulator, block_of, is_by_entry
-from mecha_exp.engine.planner.plan import KeyPlan, Output
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output
 from mecha_exp.engine.runtime.buffers import Buffer, Scratch, widen
 from mecha_exp.engine.runtime.context import MergeContext
 from mecha_exp.engine.runtime.kernel_call import KernelCall, StreamLaunch, kernel_call, stream_launch
@@ -37,30 +36,41 @@ STREAMED_TOGETHER = 1 << 21
 
 
 class KeyPass:
-    """A pass over a key: `tiles` gives its tiles, `run` does one of them, in any order and from any thread.
+    """A pass over a key, or over an expert in it, tile by tile.
+
+    `tiles` gives the tiles, and `run` does one of them, in any order and from any thread.
 
     Attributes:
         values: of the program so far, by node; those that the pass keeps whole are filled in.
         accumulators: of the reductions of the pass, which it adds to.
+        spans: the parts of the key that it goes through, of a pass over a sample.
     """
 
     def __init__(
         self,
         context: MergeContext,
         key: KeyPlan,
+        part: Tile,
         pass_: Pass,
         values: dict[Node, torch.Tensor],
         accumulators: Mapping[MergeNode, Accumulator],
+        spans: Sequence[Span] = (),
     ) -> None:
         assert key.program is not None
         spec = context.kernels.of(key, pass_)
-        self._context, self._plan, self._key, self._pass, self._spec = context, context.plan, key, pass_, spec
+        self._context, self._plan, self._part, self._pass, self._spec = (
+            context,
+            context.plan,
+            part,
+            pass_,
+            spec,
+        )
         self._program = key.program
         self._dtype = key.program.dtype
         self._device = context.plan.options.device
-        self._values, self._accumulators = values, accumulators
+        self._values, self._accumulators, self._spans = values, accumulators, spans
         self._checked = context.plan.options.on_nonfinite == "error" and not pass_.sampled
-        self._columns = pass_.columns(key.shape)
+        self._columns = pass_.columns(part.shape)
         self._call = kernel_call(spec, key.key, values, accumulators)
         self._launch = stream_launch(context, key.key, self._call) if self._call else None
         self._length = self._tile_length()
@@ -73,9 +83,9 @@ class KeyPass:
     def tiles(self) -> list[Tile]:
         """What workers take at a time, in order: tiles, or several together where they need no Python."""
         size = self._length * (max(1, STREAMED_TOGETHER // self._length) if self._launch else 1)
-        length = self._length if self._pass.sampled else self._key.numel
+        length = self._length if self._pass.sampled else self._part.stop
         return [
-            Tile(self._key.key, start, min(start + size, length), self._key.shape)
+            replace(self._part, start=start, stop=min(start + size, length))
             for start in range(0, length, size)
         ]
 
@@ -89,11 +99,6 @@ class KeyPass:
         size = self._plan.options.tile_size
         size = min(size, STREAMED_TILE) if self._launch else size
         return -(-max(size, block) // block) * block
-
-    @cached_property
-    def _spans(self) -> list[tuple[int, int]]:
-        """Which elements a sample is made of."""
-        return sample_spans(self._key.numel, self._columns)
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
         """Everything that is done with a tile, or with several together."""
@@ -217,11 +222,11 @@ class KeyPass:
         size, source, begin = buffer.tensor.element_size(), self._plan.sources[model], 0
         for start, stop in self._places(tile):
             end = begin + (stop - start) * size
-            source.read_bytes_into(tile.key, start * size, buffer.view[begin:end])
+            source.read_bytes_into(tile.key, (tile.offset + start) * size, buffer.view[begin:end])
             begin = end
         return buffer
 
-    def _places(self, tile: Tile) -> list[tuple[int, int]]:
+    def _places(self, tile: Tile) -> Sequence[Span]:
         """Which elements of the key a tile has; a sample has many apart."""
         return self._spans if self._pass.sampled else [(tile.start, tile.stop)]
 
@@ -229,7 +234,7 @@ class KeyPass:
         if self._checked and isinstance(node, ModelNode) and not np.isfinite(peak):
             nonfinite = int((~values.to(self._dtype).isfinite()).sum())
             raise MergeError(
-                f"{self._plan.sources[node].name}: the key '{tile.key}' has values that are not finite "
+                f"{self._plan.sources[node].name}: the key '{tile.name}' has values that are not finite "
                 f"({nonfinite} NaN or infinite among its elements {tile.start} to {tile.stop}). "
                 "on_nonfinite=keep merges them as they are, on_nonfinite=skip leaves that input out."
             )
@@ -261,7 +266,7 @@ class KeyPass:
             if not fits:
                 self._count_lost(output.job, self._exact(node, values, tile, scratch), stored, tile)
             if is_kept:
-                self._context.sinks[output.job].write(tile.key, tile.start, stored)
+                self._context.sinks[output.job].write(tile.key, tile.offset + tile.start, stored)
 
     def _exact(self, node: Node, values: torch.Tensor, tile: Tile, scratch: Scratch) -> torch.Tensor:
         """The values before they were rounded, where it counts: a loop gives what is stored."""
@@ -277,7 +282,7 @@ class KeyPass:
         if self._plan.options.strict:
             how = "too large for" if saturates(stored.dtype) else "not finite in"
             raise MergeError(
-                f"the key '{tile.key}' of the output has {lost} values that are {how} {stored.dtype} "
+                f"the key '{tile.name}' of the output has {lost} values that are {how} {stored.dtype} "
                 f"(elements {tile.start} to {tile.stop}). Write a wider dtype, lower the strength, or drop "
                 "strict."
             )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from mecha_exp._version import __version__
 from mecha_exp.checkpoint import Note
-from mecha_exp.engine.code_hash import code_hash
+from mecha_exp.engine.code_hash import code_hash, contents_of_paths
+from mecha_exp.engine.ir.model_values import walk_through
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.planner.meaning import in_numbers, recipe_in_numbers
-from mecha_exp.engine.planner.plan import KeyPlan, Plan
+from mecha_exp.engine.planner.plan import Plan
 from mecha_exp.engine.scaled_fp8 import scale_key
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.graph.by_key import ByKey
@@ -39,6 +41,8 @@ def resume_token(planned: Plan, number: int) -> str | None:
     if None in inputs:
         return None
     code = sorted({code_hash(method) for method in _methods(planned, number)})
+    calls = [node for node in walk(job.recipe) if isinstance(node, MergeNode)]
+    files = sorted(content for call in calls for content in contents_of_paths(call).values())
     settings = [
         options.device,
         options.compute_dtype,
@@ -52,12 +56,22 @@ def resume_token(planned: Plan, number: int) -> str | None:
         options.on_tokens,
         options.resize_embeddings,
         options.running_stats,
+        options.stacked_experts,
         in_numbers(job.dtype) if isinstance(job.dtype, ByKey) else job.dtype,
         job.quantize,
     ]
     versions = [__version__, torch.__version__]
     recipe = serialize(recipe_in_numbers(job.recipe))
-    text = [recipe, inputs, dict(planned.configs), *map(str, settings), job.statistics, *versions, code]
+    text = [
+        recipe,
+        inputs,
+        dict(planned.configs),
+        *map(str, settings),
+        job.statistics,
+        *versions,
+        code,
+        files,
+    ]
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
 
@@ -72,10 +86,15 @@ class Resumption:
     sinks: Mapping[int, Sink]
     stats: MergeStats
     progress: Progress
+    _unfinished: dict[str, int] = field(default_factory=dict)
+
+    def is_finished(self, key: KeyPlan) -> bool:
+        """Whether there is nothing left to do for a key."""
+        return all(job in self.sinks and key.key in self.sinks[job].finished for job in key.jobs)
 
     def skips(self, key: KeyPlan) -> bool:
         """Whether there is nothing left to do for a key; what was found in it then is told again."""
-        if not all(job in self.sinks and key.key in self.sinks[job].finished for job in key.jobs):
+        if not self.is_finished(key):
             return False
         for job in key.jobs:
             self._recall(job, key, self.sinks[job].finished[key.key])
@@ -84,7 +103,12 @@ class Resumption:
         return True
 
     def finish(self, key: KeyPlan) -> None:
-        """Record a key as finished in every output that has it."""
+        """Record a key as finished in every output that has it, once all its experts are."""
+        if key.experts is not None:
+            with self.stats.lock:
+                self._unfinished[key.key] = self._unfinished.get(key.key, key.experts) - 1
+                if self._unfinished[key.key]:
+                    return
         for job in key.jobs:
             if job in self.sinks:
                 if any(job == quantised for quantised, _, _ in key.scales):
@@ -128,4 +152,4 @@ def _methods(planned: Plan, number: int) -> set[MergeMethod]:
         for root in key.roots_of(number)
     }
     whole = (planned.jobs[number].recipe, *roots.values())  # what lazy methods call is in the recipe alone
-    return {node.method for node in walk(*whole) if isinstance(node, MergeNode)}
+    return {node.method for node in walk_through(whole) if isinstance(node, MergeNode)}

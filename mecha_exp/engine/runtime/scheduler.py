@@ -6,6 +6,7 @@ A worker either moves a key on to its next stage or computes one tile of the sta
 from __future__ import annotations
 
 import atexit
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,7 +19,8 @@ import torch
 
 from mecha_exp.engine.devices import own_stream
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.planner.plan import KeyPlan
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan
+from mecha_exp.engine.planner.plan import Plan
 from mecha_exp.engine.runtime.buffers import Scratch
 
 TileTask: TypeAlias = Callable[[Scratch], None]
@@ -29,6 +31,19 @@ INTERRUPT_SECONDS = 0.5
 
 WORKER_NAME = "mecha_exp worker"
 """The name of the threads."""
+
+
+SMALL_KEY = 1 << 14
+"""The largest number of elements of a key that costs Python more than arithmetic.
+
+A torch operation on so many elements takes a few microseconds, about as long as calling it.
+"""
+
+
+def is_small(plan: Plan, key: KeyPlan) -> bool:
+    """Whether a key, or one of its experts, is more work for the interpreter than for the processor."""
+    has_few = math.prod(key.part_shape) <= SMALL_KEY
+    return key.program is not None and has_few and not plan.whole_bytes_of(key)
 
 
 class KeyTask(ABC):

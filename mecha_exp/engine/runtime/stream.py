@@ -113,7 +113,7 @@ def run_stream(stream: Stream, loop: Loop, tile: Tile, table: LoopTable) -> int:
         StreamJob.DONE: 0,
     }
     job = array("q", [words[word] for word in StreamJob])
-    code(tile.start, tile.stop - tile.start, _address(job))
+    code(tile.offset + tile.start, tile.stop - tile.start, _address(job))
     return job[StreamJob.DONE]
 
 
@@ -122,7 +122,8 @@ def _rows(moves: Sequence[Move], tile: Tile) -> array[int]:
     rows = array("q")
     for region, buffer in moves:
         size = buffer.tensor.itemsize
-        rows.extend((region.descriptor, buffer.address, region.offset + tile.start * size, size))
+        place = region.offset + (tile.offset + tile.start) * size
+        rows.extend((region.descriptor, buffer.address, place, size))
     return rows
 
 

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mecha_exp.report.factors import KEYS
 from mecha_exp.report.figures.blocks import block_importance, block_values, block_weights, has_block_ablation
 from mecha_exp.report.figures.curves import curves, dots
 from mecha_exp.report.figures.distance import distances
 from mecha_exp.report.figures.forest import forest
 from mecha_exp.report.figures.heat import heat_map
 from mecha_exp.report.figures.parallel import parallel_coordinates
+from mecha_exp.report.figures.pareto import pareto_plot
+from mecha_exp.report.figures.shapley import shapley_values
 from mecha_exp.report.results import Results
+from mecha_exp.report.shapley import MODE as SHAPLEY
 from mecha_exp.runs.values import Value, is_numeric
 
 if TYPE_CHECKING:
@@ -34,10 +38,12 @@ class Picture:
     Attributes:
         path: of the PNG file.
         caption: of the figure.
+        kind: such as `curves`; empty for a figure that has no interactive form.
     """
 
     path: Path
     caption: str
+    kind: str = ""
 
 
 def draw_figures(results: Results, folder: Path) -> list[Picture]:
@@ -52,7 +58,7 @@ def draw_figures(results: Results, folder: Path) -> list[Picture]:
             continue
         path = folder / (f"sweep-{name}.png" if drawn else MAIN_FILE)
         figure.savefig(path, dpi=_DPI)
-        drawn.append(Picture(path, caption))
+        drawn.append(Picture(path, caption, name))
     return drawn
 
 
@@ -71,6 +77,11 @@ def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
     if ablation:
         chosen.append(("blocks", f"What each block contributes to {metric}", block_importance))
         keys = []
+    if results.mode == SHAPLEY:
+        chosen.append(
+            ("shapley", f"What each {_players(results)} adds to {metric}: Shapley values", shapley_values)
+        )
+        keys = []
     numeric = [key for key in keys if is_numeric(_values(results, key))]
     words = [key for key in keys if key not in numeric]
     if len(keys) == 1 and words:
@@ -84,9 +95,15 @@ def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
     if len(numeric) == 2 and len(keys) == 2:
         chosen.reverse()  # two numeric keys are clearest on a map
     chosen.append(("forest", "How far the settings lie from the best, with 95 % intervals", forest))
+    chosen.append(("pareto", "The metrics against each other, with their Pareto front", pareto_plot))
     chosen.append(("block-weights", "The weight that each block got", block_weights))
     chosen.append(("distance", f"{metric} against how far the result is from its inputs", distances))
     return chosen
+
+
+def _players(results: Results) -> str:
+    """What the players of a sweep of coalitions are."""
+    return next((kind for key, kind in KEYS.items() if key in results.swept), "player")
 
 
 def _lines(results: Results, numeric: Sequence[str], words: Sequence[str]) -> int:

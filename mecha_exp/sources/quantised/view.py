@@ -23,7 +23,7 @@ DECODED = 1 << 20
 CACHED = 1 << 30
 """The bytes of stored tensors that are held at most, where a format has to be read as whole tensors."""
 
-OPTION = "engine.on_quantised=dequantise (convert --dequantise) reads it exactly, each code times its scale."
+OPTION = "on_quantised=dequantise (convert --dequantise) reads it exactly, each code times its scale."
 
 _Name = TypeVar("_Name")
 

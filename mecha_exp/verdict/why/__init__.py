@@ -5,6 +5,14 @@ All functions take plain values: columns of a table, or a dictionary of coalitio
 
 from mecha_exp.verdict.why.anova import Effects, functional_anova, importances
 from mecha_exp.verdict.why.components import variance_shares
-from mecha_exp.verdict.why.shapley import coalitions, shapley
+from mecha_exp.verdict.why.shapley import EXACT_PLAYERS, coalitions, shapley
 
-__all__ = ["Effects", "coalitions", "functional_anova", "importances", "shapley", "variance_shares"]
+__all__ = [
+    "EXACT_PLAYERS",
+    "Effects",
+    "coalitions",
+    "functional_anova",
+    "importances",
+    "shapley",
+    "variance_shares",
+]

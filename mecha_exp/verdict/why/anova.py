@@ -90,9 +90,7 @@ def importances(
     try:
         found = _forest_shares(keys, values, seed)
     except ImportError:
-        return "Importances of drawn points need Optuna: pip install 'mecha-exp[optuna]' scikit-learn."
-    except ValueError as error:  # as Optuna 2 has with NumPy 2.4
-        return f"The installed Optuna could not compute importances ({error}). Optuna 4 does."
+        return "Importances of drawn points need Optuna: pip install 'mecha_exp[search]' scikit-learn."
     return {name: float(found[name]) for name in keys}
 
 
@@ -126,9 +124,7 @@ def _range(column: Sequence[Hashable]) -> object:
 
     numbers = [float(v) for v in column if isinstance(v, (int, float)) and not isinstance(v, bool)]
     if len(numbers) == len(column) and min(numbers) < max(numbers):
-        name = "FloatDistribution" if hasattr(distributions, "FloatDistribution") else "UniformDistribution"
-        end = max(numbers) + 1e-9 * (max(numbers) - min(numbers))  # a uniform range excludes its end
-        return getattr(distributions, name)(min(numbers), end)
+        return distributions.FloatDistribution(min(numbers), max(numbers))
     return distributions.CategoricalDistribution(tuple(dict.fromkeys(str(_plain(v)) for v in column)))
 
 

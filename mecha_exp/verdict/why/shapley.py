@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mecha_exp.errors import EvaluationError
 from mecha_exp.verdict.intervals import Estimate, student
@@ -67,6 +68,20 @@ def shapley(
         raise EvaluationError(f"Shapley values: the value of {_shown(bad[0])} is not finite.")
     exact = len(players) <= EXACT_PLAYERS or len(values) >= 2 ** len(players)
     return _exact(values, players) if exact else _sampled(values, players, permutations, seed)
+
+
+def weights(players: Sequence[str], groups: Sequence[Coalition]) -> NDArray[np.float64]:
+    """The weight of each coalition in each player's exact value, float64 [players, coalitions].
+
+    (|S| - 1)! (n - |S|)! / n! for a coalition S with the player, -|S|! (n - |S| - 1)! / n! for one without.
+    """
+    count = len(players)
+    inside = np.array([[player in group for group in groups] for player in players])
+    sizes = np.array([len(group) for group in groups])
+    orders = np.array([1 / (count * math.comb(count - 1, size)) for size in range(count)])
+    gained, lost = orders[np.maximum(sizes - 1, 0)], orders[np.minimum(sizes, count - 1)]
+    table: NDArray[np.float64] = np.where(inside, gained, -lost)
+    return table
 
 
 def _exact(values: Mapping[Coalition, float], players: Sequence[str]) -> dict[str, Estimate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,7 @@ class DryRuns:
         self._relations = relations
         self._dtype_at = dtype_at
         self._infos: dict[tuple[Node, str], TensorInfo | None] = {}
+        self._bytes_read: dict[tuple[MergeNode, str], int] = {}
         self._checked: dict[MergeNode, set[tuple[str, ...]]] = {}
 
     def info(self, node: Node, key: str) -> TensorInfo | None:
@@ -45,6 +47,11 @@ class DryRuns:
         if (node, key) not in self._infos:
             self._infos[node, key] = self._find_info(node, key)
         return self._infos[node, key]
+
+    def bytes_read_for(self, node: MergeNode, key: str) -> int:
+        """The bytes of the tensors that a call reads for a key, as far as it comes without their values."""
+        self.info(node, key)
+        return self._bytes_read.get((node, key), 0)
 
     def word(self, node: MergeNode, key: str) -> Any:
         """The result of a method that returns a string, from the stored dtypes and the shapes of tensors.
@@ -99,7 +106,10 @@ class DryRuns:
 
         def dtype_of(info: TensorInfo) -> torch.dtype:
             inputs.append(info)
-            return arithmetic_dtype(info, self._dtype_at(key))
+            dtype = arithmetic_dtype(info, self._dtype_at(key))
+            nbytes = math.prod(info.shape) * dtype.itemsize
+            self._bytes_read[node, key] = self._bytes_read.get((node, key), 0) + nbytes
+            return dtype
 
         try:
             shape = tuple(self._run(node, key, relation, dtype_of).shape)

@@ -60,26 +60,29 @@ class MissingKeys:
             yield f"{names} without {some(listed, 5)}: taken from {source} as it is"
 
     def _problems(self, lacking: NodesByKey, total: int) -> Iterator[str]:
-        """A message for each input that lacks keys."""
+        """A message for the inputs that lack the same keys, and for each result that lacks keys."""
         keys_by_node: dict[Node, list[str]] = {}
         for key, nodes in lacking.items():
             for node in nodes:
                 keys_by_node.setdefault(node, []).append(key)
+        alike: dict[tuple[str, ...], list[str]] = {}
         for node, keys in keys_by_node.items():
             if isinstance(node, ModelNode):
                 source = self._sources[node]
-                yield (
-                    f"{source.name} lacks {len(keys)} of the {total} keys that the other "
-                    f"inputs have: {some(keys, SHOWN_KEYS)}. {_why_missing(source, keys)} "
-                    "on_missing=skip leaves such keys out, on_missing=base takes them from the first input "
-                    "that has them."
-                )
-            else:
-                yield (
-                    f"the result of {node!r} lacks {len(keys)} of the {total} keys of what it is merged "
-                    f"with: {some(keys, SHOWN_KEYS)}. Say what to take instead (`node | model`), or leave "
-                    "such keys out with on_missing=skip."
-                )
+                alike.setdefault((_why_missing(source, keys), *keys), []).append(source.name)
+                continue
+            yield (
+                f"the result of {node!r} lacks {len(keys)} of the {total} keys of what it is merged "
+                f"with: {some(keys, SHOWN_KEYS)}. Say what to take instead (`node | model`), or leave "
+                "such keys out with on_missing=skip."
+            )
+        for (reason, *keys), names in alike.items():
+            lack = f"{' and '.join(names)} lack" if len(names) > 1 else f"{names[0]} lacks"
+            yield (
+                f"{lack} {len(keys)} of the {total} keys that the other inputs have: "
+                f"{some(keys, SHOWN_KEYS)}. {reason} on_missing=skip leaves such keys out, "
+                "on_missing=base takes them from the first input that has them."
+            )
 
     def _part(self, key: str, nodes: Sequence[Node], holders: Sequence[ModelNode]) -> str | None:
         """The component of a key that all these nodes lack, or the key if it is optional; None: an error.

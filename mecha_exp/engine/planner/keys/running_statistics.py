@@ -9,6 +9,7 @@ sum w m and the variance sum w v + sum w (m - sum w m)^2, those of the models' d
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -17,13 +18,14 @@ from torch import Tensor
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.engine.ir.interpreter import run_eagerly
+from mecha_exp.engine.ir.model_values import model_values_of, with_model_values
 from mecha_exp.engine.ir.program import DeferredCall, DeferredRunner, compile_program
 from mecha_exp.engine.options import AUTO
 from mecha_exp.engine.planner.keys.specialisation import Specialisation
 from mecha_exp.graph.nodes import ModelNode, Node, models_of, walk
 from mecha_exp.method_api.decorators import merge_method
 from mecha_exp.method_api.parameters import Parameter, Return
-from mecha_exp.method_api.state_dict import StateDict
+from mecha_exp.method_api.state_dict import StateDict, Tile
 
 MEANS = ("running_mean", "moving_mean")
 VARIANCES = ("running_var", "moving_variance")
@@ -177,6 +179,8 @@ def weights_of_mean(root: Node, shape: tuple[int, ...]) -> tuple[float, ...] | N
 def _response(root: Node, shape: tuple[int, ...], one: ModelNode) -> float | None:
     """The value of a graph where one model is 1 everywhere and the others 0; None if there is not one."""
     (expanded,) = expand([root])
+    if model_values_of(*with_model_values([expanded])):
+        return None  # what they are hangs on other keys
     program = compile_program([expanded], torch.float64)
     if any(isinstance(node, DeferredCall) for node in program.extents):
         return None
@@ -185,7 +189,8 @@ def _response(root: Node, shape: tuple[int, ...], one: ModelNode) -> float | Non
     }
     try:
         with torch.no_grad():
-            values = run_eagerly(program, "running statistics", shape, leaves, torch.float64)
+            whole = Tile("running statistics", 0, math.prod(shape), shape)
+            values = run_eagerly(program, whole, leaves, torch.float64)
     except Exception:  # of a method that cannot take such numbers
         return None
     first = float(values.reshape(-1)[0]) if values.numel() else 0.0

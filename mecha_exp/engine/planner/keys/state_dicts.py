@@ -10,6 +10,8 @@ whether it gives a key, and in what shape.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,10 +28,11 @@ from mecha_exp.engine.planner.keys.dry_runs import DryRuns, arithmetic_dtype
 from mecha_exp.engine.planner.keys.key_graph import ArgumentView, KeyGraph
 from mecha_exp.engine.planner.keys.method_calls import call_method, result_at
 from mecha_exp.engine.planner.keys.relations import Relations
-from mecha_exp.errors import MergeError
+from mecha_exp.engine.planner.keys.stacked_experts import Stacks, doubt
+from mecha_exp.errors import MergeError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.method_api.key_map import KeyRelation
-from mecha_exp.method_api.state_dict import StateDictKeyError
+from mecha_exp.method_api.state_dict import StateDictKeyError, Tile
 from mecha_exp.system.byte_cache import ByteCache
 
 
@@ -38,10 +41,12 @@ class StateDictCalls:
 
     Attributes:
         budget: how many bytes of results are cached.
+        stacks: decides which keys are computed expert by expert.
     """
 
     def __init__(self, graph: KeyGraph, options: EngineOptions) -> None:
         self.budget = options.memory_budget // 4
+        self.stacks = Stacks(graph.configs, options.stacked_experts)
         self._graph = graph
         self._options = options
         self._relations = Relations(graph)
@@ -83,6 +88,10 @@ class StateDictCalls:
     def info(self, node: Node, key: str) -> TensorInfo | None:
         """The shape of a node's value at a key, and the dtype to store it in; None if it has none."""
         return self._dry_runs.info(node, key)
+
+    def bytes_read_for(self, call: MergeNode, key: str) -> int:
+        """The bytes of the tensors that a call reads for a key, in the dtype of the arithmetic."""
+        return self._dry_runs.bytes_read_for(call, key)
 
     def dtype_at(self, key: str) -> torch.dtype:
         """The dtype of the arithmetic at a key."""
@@ -128,16 +137,31 @@ class StateDictCalls:
         return result_at(result, relation, key, node)
 
     def whole(
-        self, node: DeferredCall, key: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+        self,
+        node: DeferredCall,
+        key: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        expert: int | None = None,
     ) -> torch.Tensor:
         """The result of a deferred call; a single number fills a tensor of the key's shape.
 
         Args:
             dtype: of the result; None is that of the arithmetic.
+            expert: the expert of a stack that is wanted; all of the key is computed once for them.
 
         Raises:
             MergeError: the result has another shape, or is not a tensor.
         """
+        if expert is not None:
+            stack = (node, key, shape, dtype)
+            result: torch.Tensor = self._cache.get(stack, lambda: self._whole(*stack))[expert]
+            return result
+        return self._whole(node, key, shape, dtype)
+
+    def _whole(
+        self, node: DeferredCall, key: str, shape: tuple[int, ...], dtype: torch.dtype | None
+    ) -> torch.Tensor:
         try:
             result = self.run(node.call, key)
         except StateDictKeyError:
@@ -181,7 +205,34 @@ class StateDictCalls:
             for leaf in program.extents
             if isinstance(leaf, ModelNode | DeferredCall)
         }
-        return run_eagerly(program, key, shape, leaves, dtype)
+        return self._run(program, key, shape, leaves, dtype)
+
+    def _run(
+        self,
+        program: Program,
+        key: str,
+        shape: tuple[int, ...],
+        leaves: Mapping[Node, torch.Tensor],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Run a program on the tensors of a key, or on those of each expert that it holds."""
+        model = next((leaf for leaf in leaves if isinstance(leaf, ModelNode)), None)
+        experts = self.stacks.experts_at(key, shape, model, program, program.roots)
+        if key in self.stacks.doubtful:
+            raise RecipeError(doubt([key]))
+        if experts is None:
+            return run_eagerly(program, Tile(key, 0, math.prod(shape), shape), leaves, dtype)
+        numel = math.prod(shape[1:])
+        results = [
+            run_eagerly(
+                program,
+                Tile(key, 0, numel, shape[1:], expert),
+                {leaf: tensor[expert] for leaf, tensor in leaves.items()},
+                dtype,
+            )
+            for expert in range(experts)
+        ]
+        return torch.stack(results) if results else torch.empty(shape, dtype=dtype)
 
     def _read(self, model: ModelNode, key: str, dtype: torch.dtype) -> torch.Tensor:
         source = self._graph.sources[model]

@@ -1,0 +1,124 @@
+"""How large the report of a sweep is, how long writing it takes, and how soon Chromium has opened it.
+
+    python bench/page.py                # 1,000 points with outcomes of 400 examples
+    python bench/page.py --points 100
+
+Seconds of the browser are those of its clock since the page was asked for; "processor" is the time of the
+page's own process, to which other programs on the machine add little. No graphics card helps to draw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.report import REPORT_FILE, Results, write_all
+from mecha_exp.report.verdict import verdict_of
+from mecha_exp.runs.outcomes import POINT, WHOLE, ModelOutcomes
+from mecha_exp.runs.record import Record
+
+try:
+    from bench.browser import Browser
+    from bench.report import machine, save_section, table
+except ImportError:  # run as a script
+    from browser import Browser  # type: ignore[no-redef]
+    from report import machine, save_section, table  # type: ignore[no-redef]
+
+RECIPES = ("task_arithmetic", "ties", "dare_ties", "breadcrumbs", "della")
+REPEATS = 5
+
+
+def sweep(points: int, examples: int = 400) -> Results:
+    """A sweep of three keys, with eight metrics and outcomes by example."""
+    random = np.random.default_rng(0)
+    hardness, records, models = random.random(examples), [], []
+    for number in range(points):
+        recipe, alpha = RECIPES[number % len(RECIPES)], round(0.05 + 1.95 * random.random(), 3)
+        density = round(float(10 ** random.uniform(-2, 0)), 4)
+        chance = 0.9 - 0.3 * abs(alpha - 0.8) + 0.02 * np.log10(density)
+        right = (hardness + 0.1 * random.random(examples) < chance).astype(float)
+        metrics = {"accuracy": float(right.mean())}
+        metrics |= {f"accuracy/task_{task}": float(right[task::4].mean()) for task in range(4)}
+        metrics |= {
+            "loss": float(1 - right.mean()),
+            "time/merge_seconds": 1.0,
+            "weights/relative_change/base": alpha / 9,
+        }
+        settings = [f"recipe={recipe}", f"alpha={alpha}", f"density={density}"]
+        tags = {"signature": f"{number:064x}"}
+        records.append(
+            Record(",".join(settings), overrides=settings, metrics=metrics, metric="accuracy", tags=tags)
+        )
+        outcomes = {"accuracy": {WHOLE: Outcomes({"all": right})}}
+        models.append(ModelOutcomes(POINT, number, records[-1].name, outcomes))
+    results = Results(f"{points} points", ["recipe", "alpha", "density"], records)
+    return replace(results, verdict=verdict_of(results, models))
+
+
+def opened(page: Path) -> dict[str, float]:
+    """Seconds until the page is painted and loaded, and until its first chart and all charts are drawn."""
+    with tempfile.TemporaryDirectory() as profile, Browser(Path(profile)) as browser:
+        browser.open(page)
+        loaded = _processor_seconds(browser)
+        browser.wait_for("charts.forest.redraw")
+        times = browser.run(_TIMES) | {"processor when loaded": loaded}
+        times["processor when the forest plot is drawn"] = _processor_seconds(browser)
+        browser.run("document.querySelectorAll('figure[data-chart]').forEach(show)")
+        browser.wait_for("Object.values(charts).every(chart => chart.redraw)")
+        times["processor when all charts are drawn"] = _processor_seconds(browser)
+        return dict(times)
+
+
+_TIMES = """(() => {
+  const load = performance.getEntriesByType("navigation")[0].loadEventEnd;
+  const paint = performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? NaN;
+  return {"painted": paint / 1000, "loaded": load / 1000, "forest plot drawn": charts.forest.drawnAt / 1000};
+})()"""
+
+
+def _processor_seconds(browser: Browser) -> float:
+    """What the page's process has used; the only one that has done much."""
+    processes: list[dict[str, Any]] = browser.call_browser("SystemInfo.getProcessInfo")["processInfo"]
+    return float(max(p["cpuTime"] for p in processes if p["type"] == "renderer"))
+
+
+def main() -> None:
+    """Measure, print a table and keep it in RESULTS.md."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--points", type=int, default=1000)
+    parser.add_argument("--save", action="store_true", help="keep the table in RESULTS.md")
+    options = parser.parse_args()
+    results = sweep(options.points)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        started = time.process_time()
+        write_all(results, ["python", "-m", "mecha_exp"], folder)
+        written = time.process_time() - started
+        page = folder / REPORT_FILE
+        runs = [opened(page) for _ in range(REPEATS)]
+        megabytes = page.stat().st_size / 1e6
+    rows = [["what", "measured"], ["size", f"{megabytes:.2f} MB"]]
+    rows.append(["tables, figures and page written (processor)", f"{written:.1f} s"])
+    for what in runs[0]:
+        values = [run[what] for run in runs]
+        rows.append([what, f"{statistics.median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"])
+    text = (
+        f"{machine()}. {options.points:,} points; median of {REPEATS} (smallest to largest).\n\n{table(rows)}"
+    )
+    print(text)  # noqa: T201
+    if options.save:
+        save_section("The report in a browser", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The races of a process: the points of each pass race while their models are at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from mecha_exp.app.batch import Merged
+from mecha_exp.app.point import Point
+from mecha_exp.errors import ConfigError, EvaluationError
+from mecha_exp.evaluation.measurement import Measurement
+from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.evaluation.racing import Dropped, Order, Race
+from mecha_exp.evaluation.racing.order import Part
+
+FindWhole = Callable[[Mapping[Point, Merged]], Outcomes]
+"""The outcomes of some model by the points' main evaluator on all examples; raises an EvaluationError."""
+
+
+_Group = Mapping[str, tuple[Point, Merged]]
+
+
+class Races:
+    """What races have decided, by evaluation and point.
+
+    Outcomes on some of the examples are kept here alone and never stored: what is left in the race is
+    measured whole afterwards, as without one.
+    """
+
+    def __init__(self) -> None:
+        self._races: dict[str, Race] = {}
+        self._dropped: dict[tuple[str, str], Dropped] = {}
+        self._errors: dict[tuple[str, str], EvaluationError] = {}
+
+    def begin(self) -> None:
+        """Forget earlier races, as a new command starts its own."""
+        self._races.clear()
+        self._dropped.clear()
+        self._errors.clear()
+
+    def run(self, results: Mapping[Point, Merged], find_whole: FindWhole) -> None:
+        """Race the points of a pass, each evaluation for itself.
+
+        Args:
+            results: the merges of the points, which have their models.
+            find_whole: tells which examples there are.
+        """
+        groups: dict[str, dict[str, tuple[Point, Merged]]] = {}
+        for point, merged in results.items():
+            if point.scoring.race is not None and merged.model is not None:
+                groups.setdefault(_key(point), {})[point.digest] = point, merged
+        for key, group in groups.items():
+            try:
+                race = self._races.get(key) or _new_race(group, find_whole)
+            except EvaluationError as error:
+                self._errors |= {(key, digest): error for digest in group}
+                continue
+            self._races[key] = race
+            dropped, errors = race.run(list(group), partial(_measure, group))
+            self._dropped |= {(key, digest): result for digest, result in dropped.items()}
+            self._errors |= {(key, digest): _named(error, *group[digest]) for digest, error in errors.items()}
+
+    def result_of(self, point: Point) -> Dropped | None:
+        """What a dropped point was measured on; None if it was not dropped.
+
+        Raises:
+            EvaluationError: it could not be measured in the race.
+        """
+        if point.scoring.race is None or not point.scoring.evaluations:
+            return None
+        key = _key(point), point.digest
+        if key in self._errors:
+            raise self._errors[key]
+        return self._dropped.get(key)
+
+    def has_ended_for(self, point: Point) -> bool:
+        """Whether a point was dropped, or could not be measured."""
+        key = _key(point), point.digest
+        return key in self._dropped or key in self._errors
+
+    def complete(self, point: Point, outcomes: Mapping[str, Outcomes]) -> None:
+        """Note the outcomes of a point on all examples, against which later passes race."""
+        if point.scoring.race is None or not point.scoring.evaluations:
+            return
+        race, main = self._races.get(_key(point)), point.scoring.evaluations[0]
+        if race is not None and main.prefix in outcomes:
+            race.complete(point.digest, outcomes[main.prefix])
+
+
+def without_outcomes(point: Point) -> EvaluationError:
+    """The error of an evaluator by whose numbers points cannot race."""
+    return EvaluationError(
+        f"the evaluator '{point.scoring.evaluations[0].evaluator.name}' declares takes_examples=True and "
+        "returns no outcomes, by which points race. Return Outcomes, or leave evaluator.race out.",
+        _key(point),
+    )
+
+
+def _key(point: Point) -> str:
+    return point.scoring.evaluations[0].key
+
+
+def _new_race(group: _Group, find_whole: FindWhole) -> Race:
+    point, _ = next(iter(group.values()))
+    settings, minimized = point.scoring.race, point.scoring.direction == "minimize"
+    assert settings is not None
+    return Race(Order.of(find_whole(dict(group.values())), settings.seed), settings, minimized=minimized)
+
+
+def _measure(group: _Group, names: Sequence[str], part: Part) -> dict[str, Outcomes | EvaluationError]:
+    """The outcomes of points on some examples, or why there are none; workers measure side by side."""
+    measuring = {name: _started(*group[name], part) for name in names}
+    measured: dict[str, Outcomes | EvaluationError] = {}
+    for name, result in measuring.items():
+        try:
+            if (outcomes := result().outcomes) is None:
+                raise without_outcomes(group[name][0])
+            measured[name] = outcomes
+        except (EvaluationError, ConfigError) as error:
+            measured[name] = EvaluationError(str(error), _key(group[name][0]))
+    return measured
+
+
+def _started(point: Point, merged: Merged, part: Part) -> Callable[[], Measurement]:
+    """A function that returns a point's measurement on some examples, which workers have begun."""
+    evaluation, scoring = point.scoring.evaluations[0].among(part), point.scoring
+    assert merged.model is not None
+    if scoring.workers:
+        return scoring.start(evaluation, merged.model, point.context).result
+    return partial(scoring.measure_one, evaluation, merged.model, point.context)
+
+
+def _named(error: EvaluationError, point: Point, _: Merged) -> EvaluationError:
+    """An error of a race with its evaluator."""
+    if error.evaluation:
+        return error
+    name = point.scoring.evaluations[0].evaluator.name
+    return EvaluationError(f"the evaluator '{name}': {error}", _key(point))

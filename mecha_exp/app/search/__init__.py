@@ -1,0 +1,1 @@
+"""`sweep=search`: asks Optuna for the next trials of a sweep, a pass at a time."""

@@ -1,0 +1,186 @@
+"""A search as the batches of a sweep: asks for trials, has them run, reads their values from the records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from mecha_exp.app.batch import MOST_POINTS, plan_batches
+from mecha_exp.app.hydra.compose import Batch
+from mecha_exp.app.point import Point
+from mecha_exp.app.search.samplers import Sampler, checked_sampler, require_optuna
+from mecha_exp.app.search.space import Parameters, Space
+from mecha_exp.app.search.storage import StoredStudy, open_storage, open_study_file
+from mecha_exp.app.search.study import next_trials
+from mecha_exp.app.search.trials import Trial, read_trials, write_trials
+from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.evaluation import Scoring
+from mecha_exp.evaluation.registry import DIRECTIONS
+from mecha_exp.lab.points import Setting
+from mecha_exp.runs.record import Record
+
+_NUMBERED = "${hydra:job.num}"
+BATCHES = 10
+"""How many batches `sweep.batch=auto` makes at least: a sampler learns between batches only."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search that has been checked.
+
+    Attributes:
+        space: what is searched.
+        sampler: what chooses the trials.
+        trials: how many there are in all.
+        batch: how many are asked for at a time.
+        metric, direction: of the evaluator.
+        enqueued: the parameters of the first trials.
+        words: makes the overrides of a point from what it sets.
+        stored: the study in the storage that was asked for; None for a file in the sweep's folder.
+        title: the name of the study in that file.
+    """
+
+    space: Space
+    sampler: Sampler
+    trials: int
+    batch: int
+    metric: str
+    direction: str
+    enqueued: Sequence[Parameters]
+    words: Callable[[Setting], list[str]]
+    stored: StoredStudy | None
+    title: str
+
+    def check_folder(self, folder: Path) -> None:
+        """Check that a folder has no search of another space.
+
+        Raises:
+            ConfigError: it has.
+        """
+        read_trials(folder, self.space)
+
+    def batches(self, folder: Path) -> Iterator[Batch]:
+        """Yield the points of the search in batches; one has run in `folder` when the next is requested.
+
+        The trials that an earlier start has asked for come first. Those of them that have run are found.
+        """
+        trials = read_trials(folder, self.space)[: self.trials]
+        if trials:
+            yield self._batch(trials)
+            trials = self._measured(trials, folder, 0)
+        stored = self.stored or open_study_file(folder, self.title, self.space, self.direction)
+        stored.write(trials)
+        while (start := len(trials)) < self.trials:
+            count = min(self.batch, self.trials - start)
+            asked = next_trials(self.space, self.sampler, self.direction, trials, count, self.enqueued)
+            write_trials(folder, self.space, [*trials, *asked])
+            yield self._batch(asked)
+            trials = [*trials, *self._measured(asked, folder, start)]
+            stored.write(trials)
+
+    def _batch(self, trials: Sequence[Trial]) -> Batch:
+        return [self.words(self.space.setting(trial.parameters)) for trial in trials]
+
+    def _measured(self, trials: Sequence[Trial], folder: Path, first: int) -> list[Trial]:
+        """The trials with the values in the records of their points."""
+        return [replace(t, value=self._value(folder / str(first + i))) for i, t in enumerate(trials)]
+
+    def _value(self, folder: Path) -> float | None:
+        try:
+            record = Record.load(folder)
+        except ConfigError:  # the point left no record
+            return None
+        value = record.metrics.get(self.metric) if record.finished else None
+        return value if value is not None and math.isfinite(value) else None
+
+
+def search_of(
+    space: Space,
+    config: DictConfig,
+    point: Point,
+    scoring: Scoring,
+    words: Callable[[Setting], list[str]],
+    title: str,
+) -> Search:
+    """The search that a configuration asks for.
+
+    Args:
+        space: what is searched.
+        config: of a point, with the settings of `sweep`.
+        point: one of its points.
+        scoring: what measures it.
+        words: makes the overrides of a point from what it sets.
+        title: of the sweep.
+
+    Raises:
+        ConfigError: anything that is wrong with it; nothing has been written then.
+    """
+    settings = config.sweep
+    if OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"] != _NUMBERED:  # type: ignore[call-overload, index]
+        raise ConfigError("hydra.sweep.subdir: a search finds its points by their numbers. Leave it out.")
+    metric = _checked_metric(settings.direction, scoring)
+    trials = _count("sweep.trials", settings.trials)
+    if trials > space.size:
+        raise ConfigError(
+            f"sweep.trials={trials}, and the space has only {space.size:.0f} points. Run them all with "
+            f"sweep=grid -m, or ask for sweep.trials={space.size:.0f} at most."
+        )
+    require_optuna()
+    options = OmegaConf.to_container(settings.options or OmegaConf.create({}), resolve=True)
+    if not isinstance(options, dict):
+        raise ConfigError("sweep.options: expected a mapping, as in sweep.options={n_startup_trials:20}.")
+    sampler = checked_sampler(settings.sampler, settings.seed, {str(k): v for k, v in options.items()}, space)
+    enqueued = _enqueued(settings.enqueue, space, trials)
+    batch = _batch_size(settings.batch, trials, point)
+    url, name = settings.storage, str(config.name or title)
+    stored = None if url is None else open_storage(str(url), name, space, scoring.direction)
+    return Search(space, sampler, trials, batch, metric, scoring.direction, enqueued, words, stored, name)
+
+
+def _checked_metric(direction: Any, scoring: Scoring) -> str:
+    """The metric that is searched for, after a check of its direction."""
+    if scoring.metric is None:
+        raise ConfigError(
+            "sweep=search needs a metric as its objective: choose an evaluator with evaluator=..."
+        )
+    if direction is None or direction == scoring.direction:
+        return scoring.metric
+    if direction not in DIRECTIONS:
+        hint = did_you_mean(str(direction), DIRECTIONS)
+        raise ConfigError(f"sweep.direction={direction}: expected {' or '.join(DIRECTIONS)}.{hint}")
+    raise ConfigError(
+        f"sweep.direction={direction} looks for the worst {scoring.metric}, whose evaluator says "
+        f"{scoring.direction}. Leave sweep.direction out."
+    )
+
+
+def _count(key: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{key}={value}: expected a whole number, 1 or more.")
+    return value
+
+
+def _batch_size(value: Any, trials: int, point: Point) -> int:
+    """The number of trials in a batch; `auto` is a tenth of all, and no more than a pass holds."""
+    if value != "auto":
+        return _count("sweep.batch", value)
+    most = max(1, min(MOST_POINTS, -(-trials // BATCHES)))
+    batches, _ = plan_batches([replace(point) for _ in range(most)])
+    return len(batches[0].points) if batches else most
+
+
+def _enqueued(value: Any, space: Space, trials: int) -> list[Parameters]:
+    points = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value or []
+    if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+        raise ConfigError("sweep.enqueue: expected points, as in sweep.enqueue=[{alpha:0.5},{alpha:1}].")
+    if len(points) > trials:
+        raise ConfigError(f"sweep.enqueue has {len(points)} points, and sweep.trials={trials} is fewer.")
+    try:
+        return [space.parameters(point) for point in points]
+    except ConfigError as error:
+        raise ConfigError(f"sweep.enqueue: {error}") from None

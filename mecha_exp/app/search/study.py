@@ -1,0 +1,147 @@
+"""Optuna's study of a search: built from the trials so far, and asked for the next ones.
+
+The study is built anew for each batch. So what comes next is a function of the trials, their values and the
+seed, and a search that was killed goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mecha_exp.app.search.samplers import SEQUENCE, Sampler, quiet_optuna
+from mecha_exp.app.search.space import Dimension, Parameters, Space
+from mecha_exp.app.search.trials import Trial
+
+if TYPE_CHECKING:
+    import optuna
+
+_NAME = "search"
+_ATTEMPTS = 20
+"""How often a sampler may repeat a trial before a new one is drawn at random."""
+_LISTED = 10_000
+"""The size of the largest finite space whose points are listed to draw one of them."""
+_SEQUENCE_STATE = "sequence"
+
+
+def next_trials(
+    space: Space,
+    sampler: Sampler,
+    direction: str,
+    earlier: Sequence[Trial],
+    count: int,
+    enqueued: Sequence[Parameters] = (),
+) -> list[Trial]:
+    """The trials that the sampler asks for after the earlier ones; no two trials have one setting.
+
+    Args:
+        space: what is searched; it has at least `count` points beside the earlier ones.
+        sampler: by name.
+        direction: `maximize` or `minimize`.
+        earlier: all trials so far, with their values.
+        count: how many trials to ask for.
+        enqueued: the parameters, some or all, of the first trials of the search.
+    """
+    with quiet_optuna():
+        study = _study(space, sampler, direction, earlier)
+        for parameters in enqueued[len(earlier) : len(earlier) + count]:
+            study.enqueue_trial(parameters)
+        taken = {_identity(space, trial.parameters) for trial in earlier}
+        asked: list[Trial] = []
+        for number in range(len(earlier), len(earlier) + count):
+            trial, parameters = _ask(study, space, taken, f"{sampler.seed} {number}")
+            taken.add(_identity(space, parameters))
+            asked.append(Trial(parameters, _state(study, trial.number, sampler)))
+        return asked
+
+
+def frozen_trial(space: Space, trial: Trial, **attributes: Any) -> optuna.trial.FrozenTrial:
+    """A trial that has run, in Optuna's form; `attributes` go to `create_trial`."""
+    import optuna
+
+    by_key = {d.key: d for d in space.dimensions}
+    state = optuna.trial.TrialState.FAIL if trial.value is None else optuna.trial.TrialState.COMPLETE
+    return optuna.trial.create_trial(
+        state=state,
+        value=trial.value,
+        params=trial.parameters,
+        distributions={key: _distribution(by_key[key]) for key in trial.parameters},
+        **attributes,
+    )
+
+
+def _study(space: Space, sampler: Sampler, direction: str, trials: Sequence[Trial]) -> optuna.Study:
+    import optuna
+
+    storage = optuna.storages.InMemoryStorage()
+    made = sampler.make(len(trials))
+    study = optuna.create_study(storage=storage, study_name=_NAME, sampler=made, direction=direction)
+    for trial in trials:
+        state = {key: value for key, value in trial.state.items() if key != _SEQUENCE_STATE}
+        study.add_trial(frozen_trial(space, trial, system_attrs=state))
+    for key, value in (trials[-1].state.get(_SEQUENCE_STATE, {}) if trials else {}).items():
+        storage.set_study_system_attr(storage.get_study_id_from_name(_NAME), key, value)
+    return study
+
+
+def _ask(
+    study: optuna.Study, space: Space, taken: set[frozenset[tuple[str, str]]], seed: str
+) -> tuple[optuna.Trial, Parameters]:
+    """Ask for a trial that is not taken; draw one where the sampler only repeats itself."""
+    import optuna
+
+    chance = random.Random(seed)
+    unasked: list[Parameters] = []
+    for attempt in range(1_000_000):
+        trial = study.ask()
+        parameters = space.draw(partial(_suggest, trial))
+        if _identity(space, parameters) not in taken:
+            return trial, parameters
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        if attempt < _ATTEMPTS:
+            continue
+        if space.size <= _LISTED and not unasked:
+            unasked = [p for p in space.all_parameters() if _identity(space, p) not in taken]
+        study.enqueue_trial(chance.choice(unasked) if unasked else _at_random(space, chance))
+    raise AssertionError("the space has fewer points than trials were asked for")
+
+
+def _at_random(space: Space, chance: random.Random) -> Parameters:
+    import optuna
+
+    sampler = optuna.samplers.RandomSampler(seed=chance.randrange(2**32))
+    return space.draw(partial(_suggest, optuna.create_study(sampler=sampler).ask()))
+
+
+def _identity(space: Space, parameters: Parameters) -> frozenset[tuple[str, str]]:
+    return frozenset(space.setting(parameters).items())
+
+
+def _state(study: optuna.Study, number: int, sampler: Sampler) -> dict[str, Any]:
+    """What the sampler has written down of a trial, and its place in a sequence."""
+    state = dict(study.get_trials(deepcopy=False)[number].system_attrs)
+    if sampler.name == SEQUENCE:
+        state[_SEQUENCE_STATE] = study._storage.get_study_system_attrs(study._study_id)
+    return state
+
+
+def _suggest(trial: optuna.Trial, dimension: Dimension) -> Any:
+    d = dimension
+    if d.choices:
+        return trial.suggest_categorical(d.key, d.choices)
+    if d.is_integer:
+        return trial.suggest_int(d.key, int(d.low), int(d.high), step=int(d.step or 1), log=d.logarithmic)
+    return trial.suggest_float(d.key, d.low, d.high, step=d.step, log=d.logarithmic)
+
+
+def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution:
+    from optuna import distributions
+
+    d = dimension
+    if d.choices:
+        return distributions.CategoricalDistribution(d.choices)
+    if d.is_integer:
+        return distributions.IntDistribution(int(d.low), int(d.high), d.logarithmic, int(d.step or 1))
+    return distributions.FloatDistribution(d.low, d.high, d.logarithmic, d.step)

@@ -1,0 +1,60 @@
+"""The trials of a search, and the file in its folder that keeps them before they are run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.app.search.space import Parameters, Space
+from mecha_exp.errors import ConfigError
+from mecha_exp.system.atomic_write import atomic_write_text
+
+TRIALS_FILE = "trials.json"
+"""The file of a sweep's folder with the trials that were asked for; what they gave is in their records."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that was asked for.
+
+    Attributes:
+        parameters: its values by key.
+        state: what Optuna's sampler keeps of it, such as the distribution of CMA-ES.
+        value: of the metric; None before it has run, and where it failed.
+    """
+
+    parameters: Parameters
+    state: Mapping[str, Any] = field(default_factory=dict)
+    value: float | None = None
+
+
+def read_trials(folder: Path, space: Space) -> list[Trial]:
+    """The trials that earlier starts have asked for, without values; none where there is no file.
+
+    Raises:
+        ConfigError: they are of another space, or the file is damaged.
+    """
+    path = folder / TRIALS_FILE
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        description = content["space"]
+        trials = [Trial(asked["parameters"], asked["state"]) for asked in content["trials"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error}. Delete it to search anew.") from None
+    if description != space.description:
+        raise ConfigError(
+            f"{path} has the trials of another space. Choose another folder with hydra.sweep.dir=..., or "
+            "delete that file."
+        )
+    return trials
+
+
+def write_trials(folder: Path, space: Space, trials: Sequence[Trial]) -> None:
+    """Write all trials, atomically and before the last ones are run: a start after a kill repeats those."""
+    asked = [{"parameters": trial.parameters, "state": trial.state} for trial in trials]
+    atomic_write_text(folder / TRIALS_FILE, json.dumps({"space": space.description, "trials": asked}))

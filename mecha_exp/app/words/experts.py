@@ -1,0 +1,27 @@
+"""The names by which a command line calls experts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+
+def names_of(paths: Sequence[str]) -> list[str]:
+    """A short name for each expert: its file's, with its folder's where files have one name.
+
+    >>> names_of(["made://x/a.safetensors", "b.safetensors"]), names_of(["x/a.pt", "y/a.pt", "y/b c.pt"])
+    (['a', 'b'], ['x_a', 'y_a', 'b_c'])
+    """
+    stems = [_word(PurePosixPath(path).stem) for path in paths]
+    names: list[str] = []
+    for path, stem in zip(paths, stems, strict=True):
+        name = stem if stems.count(stem) == 1 else f"{_word(PurePosixPath(path).parent.name)}_{stem}"
+        taken = sum(other == name or other.startswith(f"{name}.") for other in names)
+        names.append(f"{name}.{taken + 1}" if taken else name)
+    return names
+
+
+def _word(text: str) -> str:
+    """A text as one word of letters, digits and underscores."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", text) or "_"

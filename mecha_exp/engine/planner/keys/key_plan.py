@@ -1,0 +1,103 @@
+"""What is done with one key: its program, its outputs, and what it adds to numbers of the whole model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from mecha_exp.engine.ir.model_values import ModelValue
+from mecha_exp.engine.ir.program import DeferredCall, Program
+from mecha_exp.graph.nodes import ModelNode
+from mecha_exp.method_api.state_dict import Tile
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of a job at one key: `root` is the index among the roots of the key's program."""
+
+    job: int
+    root: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class KeyPlan:
+    """The plan of one key.
+
+    Attributes:
+        key, shape: of the tensor.
+        program: computes the outputs; None for integers and booleans, which are copied from the first input.
+        outputs: the jobs' outputs among the roots of the program.
+        statistics: (job, input, root): the root is the `moments` of the job's result and the input.
+        scales: (job, root of the scale, root of the `moments` of what is stored and what was merged) of the
+            jobs that quantise the key.
+        experts: how many experts are stacked in the key, which the program computes one by one; None where it
+            computes the key as a whole.
+        copies: (job, first input) for copied keys: a model whose bytes are copied, or a method's result.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    program: Program | None
+    outputs: tuple[Output, ...]
+    statistics: tuple[tuple[int, ModelNode, int], ...] = ()
+    copies: tuple[tuple[int, ModelNode | DeferredCall], ...] = ()
+    scales: tuple[tuple[int, int, int], ...] = ()
+    experts: int | None = None
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def deferred_calls(self) -> list[DeferredCall]:
+        """The calls of methods that ask for other keys."""
+        leaves = (*(self.program.extents if self.program else ()), *(node for _, node in self.copies))
+        return [leaf for leaf in leaves if isinstance(leaf, DeferredCall)]
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape of what the program computes at a time: of the key, or of one expert."""
+        return self.shape if self.experts is None else self.shape[1:]
+
+    @property
+    def parts(self) -> list[Tile]:
+        """What the program computes at a time: all of the key, or all of each expert."""
+        places: Iterable[int | None] = (None,) if self.experts is None else range(self.experts)
+        shape = self.part_shape
+        return [Tile(self.key, 0, math.prod(shape), shape, place) for place in places]
+
+    @cached_property
+    def jobs(self) -> frozenset[int]:
+        """The jobs with outputs or statistics at this key."""
+        outputs = {output.job for output in self.outputs}
+        return frozenset(outputs | {job for job, _ in self.copies} | {job for job, *_ in self.statistics})
+
+    def roots_of(self, job: int) -> tuple[int, ...]:
+        """The roots of the program that belong to a job: its outputs and their statistics."""
+        statistics = [root for j, _, root in self.statistics if j == job]
+        scales = [root for j, *roots in self.scales if j == job for root in roots]
+        return (*(output.root for output in self.outputs if output.job == job), *statistics, *scales)
+
+
+@dataclass(frozen=True, eq=False)
+class Trip:
+    """One more trip over the data, which finds numbers of the whole model.
+
+    Attributes:
+        values: the numbers.
+        keys: the keys that count, with what each adds to the numbers.
+        sample: likewise over a sample of the data, which tells where to look for the entries of a rank; empty
+            where all numbers are sums.
+        again: likewise for the entries of a rank that were not found where the sample said.
+        counts: of each number how many elements there are.
+    """
+
+    values: tuple[ModelValue, ...]
+    keys: tuple[KeyPlan, ...]
+    sample: tuple[KeyPlan, ...]
+    again: tuple[KeyPlan, ...]
+    counts: Mapping[ModelValue, int]

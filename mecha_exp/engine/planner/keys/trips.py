@@ -1,0 +1,217 @@
+"""Plans the trips over the data that find numbers of the whole model.
+
+What a reduction over all keys is called with is found when composites are expanded, key by key. Here the keys
+are put together again: which of them count, in which order the numbers are found, and what each key adds.
+A key counts where the recipe calls the method that asks for the number, also where a strength of 0 leaves
+nothing of it. Keys that are copied, that a policy decides or that an input lacks do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from mecha_exp.checkpoint import TensorInfo, dtype_name
+from mecha_exp.engine.ir.model_values import ModelValue, model_values_of, walk_through, with_model_values
+from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
+from mecha_exp.engine.ir.reductions import is_ranked
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Trip
+from mecha_exp.engine.planner.keys.stacked_experts import sees_tensors
+from mecha_exp.errors import MergeError, RecipeError, some
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
+from mecha_exp.method_api.method import MergeMethod
+
+Reduced: TypeAlias = tuple[Any, ...]
+"""A number of the whole model without its hyperparameters: the reduction, and what it reduces."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a recipe asks of the whole model at some keys.
+
+    Attributes:
+        values: each number with the method that asks for it.
+        methods: all methods that the recipe calls there.
+    """
+
+    values: Mapping[ModelValue, MergeMethod]
+    methods: frozenset[MergeMethod]
+
+
+NOTHING = Asked({}, frozenset())
+"""What is asked at keys that do not count."""
+
+
+def asked_by(root: Node, expanded: Mapping[Node, Node]) -> Asked:
+    """What a graph asks of the whole model, `expanded` being what each of its nodes is composed of."""
+    calls = [node for node in walk(root) if isinstance(node, MergeNode)]
+    askers: dict[ModelValue, MergeMethod] = {}
+    (whole,) = with_model_values([expanded[root]])
+    if model_values_of(whole):
+        for call in calls:  # arguments before their users, so the innermost comes first
+            for value in model_values_of(*with_model_values([expanded[call]])):
+                askers.setdefault(value, call.method)
+    return Asked(askers, frozenset(call.method for call in calls))
+
+
+@dataclass(frozen=True, eq=False)
+class _Key:
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    asked: Sequence[Asked]
+    is_stack: bool
+
+
+_Scope: TypeAlias = tuple[_Key, ...]
+
+
+class TripPlanner:
+    """Collects what is asked at each key, and lays out the trips.
+
+    Args:
+        info: the shape and dtype of a leaf at a key, or None.
+        caches: the callers' caches of methods, by node.
+    """
+
+    def __init__(self, info: Callable[[Node, str], TensorInfo | None], caches: Mapping[Node, Any]) -> None:
+        self._info = info
+        self._caches = caches
+        self._keys: list[_Key] = []
+        self._programs: dict[Any, Program] = {}
+        self._checked: set[Any] = set()
+
+    def add(
+        self,
+        key: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        asked: Sequence[Asked],
+        is_stack: bool = False,
+    ) -> None:
+        """Add a key that has elements, with what each job asks at it; a stack is merged expert by expert."""
+        self._keys.append(_Key(key, shape, dtype, asked, is_stack))
+
+    def trips(self) -> tuple[Trip, ...]:
+        """The trips in order: numbers that others need come first.
+
+        Raises:
+            RecipeError: a number that is not one for all keys.
+            MergeError: jobs whose numbers are over different keys.
+        """
+        scopes = self._scopes()
+        for value, scope in scopes.items():
+            self._check(value, scope)
+        levels: dict[ModelValue, int] = {}
+        for value in model_values_of(*scopes):
+            below = [levels[v] for v in model_values_of(value) if v is not value]
+            levels[value] = 1 + max(below, default=-1)
+        order = range(max(levels.values(), default=-1) + 1)
+        return tuple(self._trip({v: scopes[v] for v in levels if levels[v] == level}) for level in order)
+
+    def _scopes(self) -> dict[ModelValue, _Scope]:
+        """The keys that count for each number."""
+        classes: dict[int, _Key] = {}  # keys of one structure share what is asked at them
+        for key in self._keys:
+            classes.setdefault(id(key.asked), key)
+        scopes: dict[ModelValue, frozenset[int]] = {}
+        for job in range(len(self._keys[0].asked) if self._keys else 0):
+            asked = {first.key: (number, first.asked[job]) for number, first in classes.items()}
+            askers = {value: method for _, each in asked.values() for value, method in each.values.items()}
+            for method in dict.fromkeys(askers.values()):
+                _require_one_graph({key: each for key, (_, each) in asked.items()}, method)
+            for value, method in askers.items():
+                scope = frozenset(number for number, each in asked.values() if method in each.methods)
+                if scopes.setdefault(value, scope) != scope:
+                    raise MergeError(
+                        f"'{value.method.identifier}' is asked for over other keys by one recipe than by "
+                        "another, so they cannot be merged in one pass. Merge them one by one."
+                    )
+        keys = {
+            scope: tuple(key for key in self._keys if id(key.asked) in scope) for scope in scopes.values()
+        }
+        return {value: keys[scope] for value, scope in scopes.items()}
+
+    def _check(self, value: ModelValue, scope: _Scope) -> None:
+        """See that a number can be found over some keys."""
+        name = value.method.identifier
+        leaves = tuple(n for n in walk_through([value]) if isinstance(n, ModelNode | DeferredCall))
+        kind = (is_ranked(value.call), leaves, scope)
+        if kind in self._checked:
+            return
+        self._checked.add(kind)
+        for key in scope:
+            infos = [self._info(leaf, key.key) for leaf in leaves]
+            if any(info is None or info.shape != key.shape for info in infos):
+                raise RecipeError(
+                    f"'{name}' is a number of the whole model, and what it reduces is not there at the key "
+                    f"'{key.key}' though the recipe merges it. Leave that key out, or give it to every model."
+                )
+        dtypes = {key.dtype: key.key for key in scope}
+        if is_ranked(value.call) and len(dtypes) > 1:
+            words = " and others in ".join(f"{dtype_name(d)} ('{key}')" for d, key in dtypes.items())
+            raise RecipeError(
+                f"'{name}' ranks the values of all keys, of which some are computed in {words}. Compute all "
+                "of them in one dtype: engine.compute_dtype=float64."
+            )
+
+    def _trip(self, scopes: Mapping[ModelValue, _Scope]) -> Trip:
+        by_key: dict[str, list[ModelValue]] = {}
+        for value, scope in scopes.items():
+            for key in scope:
+                by_key.setdefault(key.key, []).append(value)
+        keys = [(key, by_key[key.key]) for key in self._keys if key.key in by_key]
+        ranked = [(key, [v for v in values if is_ranked(v.call)]) for key, values in keys]
+        ranked = [(key, values) for key, values in ranked if values]
+        counts = {value: sum(math.prod(key.shape) for key in scope) for value, scope in scopes.items()}
+        full, sample, again = (
+            tuple(self._plan(key, values, sampled) for key, values in group)
+            for group, sampled in ((keys, False), (ranked, True), (ranked, False))
+        )
+        return Trip(tuple(scopes), full, sample, again, counts)
+
+    def _plan(self, key: _Key, values: Sequence[ModelValue], sampled: bool) -> KeyPlan:
+        """What a key adds to numbers of the whole model."""
+        roots = tuple(value.call for value in values)
+        kind = (roots, key.dtype, sampled)
+        if kind not in self._programs:
+            self._programs[kind] = compile_program(roots, key.dtype, self._caches, sampled)
+        reduced = [child for root in roots for child in root.children]
+        if key.is_stack and sees_tensors(self._programs[kind], reduced):
+            raise RecipeError(
+                f"'{values[0].method.identifier}' is a number of the whole model, and what it reduces is "
+                f"computed expert by expert at the key '{key.key}', which is not supported. "
+                "stacked_experts=whole takes that key as one tensor."
+            )
+        return KeyPlan(key.key, key.shape, self._programs[kind], ())
+
+
+def _require_one_graph(asked: Mapping[str, Asked], method: MergeMethod) -> None:
+    """See that what a recipe reduces over all keys for a method is the same at each of them.
+
+    Hyperparameters of the reduction itself may differ: each of their values has a number of its own. `asked`
+    has the first key of each structure.
+    """
+    by_key = [
+        (key, frozenset(_reduced(value) for value, asker in each.values.items() if asker is method))
+        for key, each in asked.items()
+    ]
+    everything = frozenset[Reduced]().union(*(graphs for _, graphs in by_key))
+    if all(graphs != everything for _, graphs in by_key):
+        first, some_graphs = next((key, graphs) for key, graphs in by_key if graphs)
+        others = [key for key, graphs in by_key if graphs - some_graphs]
+        name = next(reduction for reduction, *_ in everything).identifier
+        raise RecipeError(
+            f"'{name}' is one number for the whole model, but what it reduces differs between keys: at "
+            f"'{first}' it is another than at {some(others, 3)}. Values by block and choices between models "
+            "do not go into it: give one value for all keys."
+        )
+
+
+def _reduced(value: ModelValue) -> Reduced:
+    tensors = {spec.name for spec in value.method.signature.parameters if spec.is_tensor}
+    return (value.method, *((name, nodes) for name, nodes in value.call.arguments if name in tensors))

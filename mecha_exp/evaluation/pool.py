@@ -1,0 +1,162 @@
+"""Measure several models at the same time, each in a process of its own, on devices of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mecha_exp.errors import ConfigError, Problems
+from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.isolation import EvaluationProcess, LostProcessError
+from mecha_exp.evaluation.measurement import Measurement
+from mecha_exp.system.machine import available_cores
+
+if TYPE_CHECKING:
+    from mecha_exp.evaluation.scoring import Evaluation
+
+log = logging.getLogger(__name__)
+
+CPU, CUDA = "cpu", "cuda"
+
+
+_pools: dict[tuple[Sequence[str], int, Sequence[str]], EvaluationPool] = {}
+_opening = Lock()
+
+
+def evaluation_pool(plugins: Sequence[str], workers: int, devices: Sequence[str]) -> EvaluationPool:
+    """The pool of this process for these settings; its workers start with the first measurements."""
+    with _opening:
+        key = (plugins, workers, devices)
+        if key not in _pools:
+            _pools[key] = EvaluationPool(plugins, workers, devices)
+        return _pools[key]
+
+
+def close_pools() -> None:
+    """End all workers, also in the middle of a measurement; a process that waits for them cannot exit."""
+    with _opening:
+        for pool in _pools.values():
+            pool.close()
+        _pools.clear()
+
+
+class EvaluationPool:
+    """Worker processes that measure models side by side.
+
+    A worker that hangs or dies is replaced, and its model is tried once more.
+
+    Args:
+        plugins: the files that define the evaluators.
+        workers: the number of processes; each gets an equal share of the cores.
+        devices: the device of each worker in turn, such as `cuda:0`, which is the only GPU it sees; empty
+            leaves them all.
+    """
+
+    def __init__(self, plugins: Sequence[str], workers: int, devices: Sequence[str] = ()) -> None:
+        self._threads = ThreadPoolExecutor(workers, "evaluation")
+        self._unfinished: set[Future[Measurement]] = set()
+        self._is_closed = False
+        self._idle: SimpleQueue[EvaluationProcess] = SimpleQueue()
+        self._processes = [
+            EvaluationProcess(plugins, _environment(workers, devices[i % len(devices)] if devices else None))
+            for i in range(workers)
+        ]
+        for process in self._processes:
+            self._idle.put(process)
+
+    def submit(
+        self,
+        evaluation: Evaluation,
+        model: Path | Mapping[str, Tensor],
+        timeout: float | None,
+        context: Context | None = None,
+    ) -> Future[Measurement]:
+        """Measure a model as soon as a worker is idle; the future raises an EvaluationError."""
+        future = self._threads.submit(self._measure, evaluation, model, timeout, context)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
+        return future
+
+    def close(self) -> None:
+        """End the workers; measurements that were not done raise."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        while unfinished := list(self._unfinished):  # one may just have started a process
+            for process in self._processes:
+                process.interrupt()
+            wait(unfinished, timeout=0.1)
+        for process in self._processes:
+            process.close()
+
+    def _measure(
+        self,
+        evaluation: Evaluation,
+        model: Path | Mapping[str, Tensor],
+        timeout: float | None,
+        context: Context | None,
+    ) -> Measurement:
+        process = self._idle.get()
+        try:
+            return process.score(evaluation, model, timeout, context)
+        except LostProcessError as error:
+            if self._is_closed:
+                raise
+            name = context.name if context else evaluation.evaluator.name
+            log.warning("%s: %s It is tried once more.", name, error)
+            return process.score(evaluation, model, timeout, context)
+        finally:
+            self._idle.put(process)
+
+
+def read_workers(workers: object, devices: object, problems: Problems) -> tuple[int, tuple[str, ...]]:
+    """The number of workers and their devices that a configuration asks for; 0 measures without workers."""
+    names = [devices] if isinstance(devices, str) else devices or ()
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        problems.add(f"evaluator.devices: expected names such as [cuda:0,cuda:1], got {devices!r}.")
+        names = ()
+    for name in names:
+        if problem := _device_problem(name):
+            problems.add(problem)
+    if workers is None:
+        return len(names), tuple(names)
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+        problems.add(f"evaluator.workers: expected a number of processes, or null for none, got {workers!r}.")
+        return 0, ()
+    if names and workers < len(names):
+        problems.add(
+            f"evaluator.workers={workers}: too few for {len(names)} devices. Leave it out: there is one "
+            "worker a device then."
+        )
+    return workers, tuple(names)
+
+
+def _device_problem(name: str) -> ConfigError | None:
+    kind, _, index = name.partition(":")
+    if kind not in (CPU, CUDA) or (index and not index.isdecimal()):
+        return ConfigError(f"evaluator.devices={name}: unknown device. Use cpu, or cuda:0, cuda:1, ...")
+    count = torch.cuda.device_count()
+    if kind == CUDA and int(index or 0) >= count:
+        there = f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
+        return ConfigError(f"evaluator.devices={name}: torch sees {there} here. Use cpu, or leave it out.")
+    return None
+
+
+def _environment(workers: int, device: str | None) -> dict[str, str]:
+    """The environment of a worker: its share of the cores, and the one GPU that it sees."""
+    threads = str(max(1, available_cores() // workers))
+    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    if device is not None:
+        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        index = int(device.partition(":")[2] or 0)
+        is_cpu = device.partition(":")[0] == CPU
+        environment["CUDA_VISIBLE_DEVICES"] = "" if is_cpu else visible[index] if visible else str(index)
+    return environment

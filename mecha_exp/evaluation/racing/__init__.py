@@ -1,0 +1,7 @@
+"""Races: points are measured on a growing part of the examples, and those that fall behind are dropped."""
+
+from mecha_exp.evaluation.racing.order import Order
+from mecha_exp.evaluation.racing.race import Dropped, Race
+from mecha_exp.evaluation.racing.settings import HALVING, TEST, RaceSettings, read_race
+
+__all__ = ["HALVING", "TEST", "Dropped", "Order", "Race", "RaceSettings", "read_race"]

@@ -1,0 +1,219 @@
+"""A race of the points of a sweep over one evaluation, pass by pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mecha_exp.errors import EvaluationError
+from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.evaluation.racing.elimination import LOOKS, RUNGS, cannot_catch_up, halved, log_growth
+from mecha_exp.evaluation.racing.order import Floats, Order, Part
+from mecha_exp.evaluation.racing.settings import HALVING, RaceSettings
+
+Measure = Callable[[Sequence[str], Part], Mapping[str, Outcomes | EvaluationError]]
+"""Measures points on a part of the examples; an error takes its point out of the race."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What a dropped point was measured on.
+
+    Attributes:
+        examples: how many it was measured on.
+        score: the mean over tasks of its outcomes on them.
+    """
+
+    examples: int
+    score: float
+
+
+@dataclass(eq=False)
+class _Runner:
+    """A point in the race.
+
+    Attributes:
+        contributions: of each cluster so far to its score, more is better, [clusters so far].
+        log_capital: of the bet that others are better.
+        tasks: the sum and the number of its outcomes, by task.
+    """
+
+    contributions: Floats = field(default_factory=lambda: np.zeros(0))
+    log_capital: float = 0.0
+    tasks: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def score(self) -> float:
+        """What it has so far, more is better; the least of all where an outcome is not finite."""
+        total = float(self.contributions.sum())
+        return total if math.isfinite(total) else -math.inf
+
+    @property
+    def dropped(self) -> Dropped:
+        """What it was measured on so far."""
+        means = [total / count for total, count in self.tasks.values()]
+        return Dropped(sum(count for _, count in self.tasks.values()), float(np.mean(means)))
+
+
+class Race:
+    """Drops the points of a sweep that are worse than its best.
+
+    With the rule `test`, the point that would be the best if all were measured on all examples is dropped
+    with probability at most alpha, over the random order of the clusters, whatever the outcomes and however
+    many points there are: only a point that is truly the best can be dropped wrongly, and it is bet against
+    once (`log_growth`). Each look bets on the point that led at the look before. Outcomes must lie from 0 to
+    1. A later pass races against the leaders of earlier passes, too, look by look.
+
+    With the rule `halving`, the best third of a pass goes on at each rung; its error is not controlled.
+
+    Args:
+        order: of the examples.
+        settings: of the race.
+        minimized: whether less of the score is better.
+    """
+
+    def __init__(self, order: Order, settings: RaceSettings, *, minimized: bool) -> None:
+        self.order, self._settings = order, settings
+        self._sign = -1.0 if minimized else 1.0
+        shares = RUNGS if settings.rule == HALVING else LOOKS
+        ends = {round(share * order.clusters) for share in shares}
+        self._ends = sorted(end for end in ends if 0 < end < order.clusters)
+        self._leaders: dict[int, str] = {}
+        self._runners: dict[str, _Runner] = {}
+
+    def run(
+        self, points: Sequence[str], measure: Measure
+    ) -> tuple[dict[str, Dropped], dict[str, EvaluationError]]:
+        """Race the points of a pass; the others are to be measured whole.
+
+        Args:
+            points: by any names that differ between all points of the sweep.
+            measure: measures those that are still in the race.
+
+        Returns:
+            those that were dropped, and the errors of those that could not be measured.
+        """
+        runners = {name: _Runner() for name in points}
+        active = dict(runners)
+        dropped: dict[str, Dropped] = {}
+        errors: dict[str, EvaluationError] = {}
+        led: dict[int, str | None] = {}
+        start, leader = 0, None
+        for end in self._ends:
+            if len(active) <= (0 if self._leaders else 1):  # there is nobody to race against
+                break
+            errors |= self._measure(active, measure, start, end)
+            for name in self._behind(active, leader, start, end):
+                dropped[name] = active.pop(name).dropped
+            leader = led[end] = self._leading(active, end)
+            start = end
+        self._remember(runners, led, next(iter(active)) if len(active) == 1 else leader)
+        return dropped, errors
+
+    def complete(self, point: str, whole: Outcomes) -> None:
+        """Note the outcomes of a point on all examples, for the races of later passes."""
+        if point in self._runners:
+            self.order.check(whole, self.order.part(0, self.order.clusters))
+            self._runners[point].contributions = self._contributions(whole, 0, self.order.clusters)
+
+    def _measure(
+        self, active: dict[str, _Runner], measure: Measure, start: int, end: int
+    ) -> dict[str, EvaluationError]:
+        """Measure the active points on more clusters; takes out those that cannot be, and returns why."""
+        part = self.order.part(start, end)
+        errors: dict[str, EvaluationError] = {}
+        for name, outcomes in measure(list(active), part).items():
+            try:
+                if isinstance(outcomes, EvaluationError):
+                    raise outcomes
+                self.order.check(outcomes, part)
+                self._check_range(outcomes)
+            except EvaluationError as error:
+                errors[name] = error
+                del active[name]
+                continue
+            runner = active[name]
+            added = self._contributions(outcomes, start, end)
+            runner.contributions = np.concatenate([runner.contributions, added])
+            for task, values in outcomes.values.items():
+                total, count = runner.tasks.get(task, (0.0, 0))
+                runner.tasks[task] = total + float(values.sum()), count + len(values)
+        return errors
+
+    def _contributions(self, outcomes: Outcomes, start: int, end: int) -> Floats:
+        return self._sign * self.order.contributions(outcomes, start, end)
+
+    def _check_range(self, outcomes: Outcomes) -> None:
+        if self._settings.rule == HALVING:
+            return
+        for task, values in outcomes.values.items():
+            outside = values[(values < 0) | (values > 1)]
+            if len(outside):
+                raise EvaluationError(
+                    f"evaluator.race=true needs outcomes from 0 to 1, such as hits, and an example of the "
+                    f"task '{task}' has {outside[0]:g}. Use evaluator.race=halving, which needs no bounds, "
+                    "or leave it out."
+                )
+
+    def _behind(self, active: Mapping[str, _Runner], leader: str | None, start: int, end: int) -> list[str]:
+        """The points to drop after a look; always those with an outcome that is not finite."""
+        lost = [name for name, runner in active.items() if runner.score == -math.inf]
+        names = [name for name in active if name not in lost]
+        if not names:
+            return lost
+        contestants = [active[name] for name in names]
+        if self._settings.rule == HALVING:
+            return lost + [names[place] for place in halved(np.array([r.score for r in contestants]))]
+        far = np.zeros(len(names), dtype=bool)
+        rival = None if leader is None else self._prefix(active, leader, end)
+        if rival is not None and start:
+            far |= self._lost_the_bet(contestants, rival, start)
+        best = self._leading(active, end)
+        ahead = None if best is None else self._prefix(active, best, end)
+        if ahead is not None:
+            far |= cannot_catch_up(_differences(ahead, contestants), float(self.order.bounds[end:].sum()))
+        return lost + [name for name, is_far in zip(names, far, strict=True) if is_far and name != best]
+
+    def _lost_the_bet(self, runners: Sequence[_Runner], rival: Floats, start: int) -> np.ndarray:
+        """Bet on a rival over the new clusters; whether each runner's bet ever reached 1 / alpha."""
+        differences = _differences(rival, runners)
+        growth = log_growth(differences, float(self.order.bounds.max()), self.order.clusters, start)
+        capital = np.array([runner.log_capital for runner in runners]) + growth
+        for runner, final in zip(runners, capital[-1], strict=True):
+            runner.log_capital = float(final)
+        lost: np.ndarray = capital.max(axis=0) >= -math.log(self._settings.alpha)
+        return lost
+
+    def _leading(self, active: Mapping[str, _Runner], end: int) -> str | None:
+        """Who leads after so many clusters: a point of this pass, or who led there in earlier passes."""
+        scores = {name: runner.score for name, runner in active.items()}
+        earlier = self._leaders.get(end)
+        if earlier is not None and (rival := self._prefix(active, earlier, end)) is not None:
+            scores = {earlier: float(rival.sum()), **scores}
+        return max(scores, key=scores.__getitem__, default=None)
+
+    def _prefix(self, active: Mapping[str, _Runner], name: str, end: int) -> Floats | None:
+        """The contributions of a point's first clusters; None where it has fewer."""
+        runner = active.get(name) or self._runners.get(name)
+        if runner is None or len(runner.contributions) < end:
+            return None
+        return runner.contributions[:end]
+
+    def _remember(
+        self, runners: Mapping[str, _Runner], led: Mapping[int, str | None], last: str | None
+    ) -> None:
+        """Keep who led at each look, for later passes; after an early end it is who was left."""
+        if self._settings.rule == HALVING:
+            return
+        leaders = {end: led.get(end, last) for end in self._ends}
+        self._leaders |= {end: name for end, name in leaders.items() if name is not None}
+        known = {**self._runners, **runners}
+        self._runners = {name: known[name] for name in self._leaders.values()}
+
+
+def _differences(rival: Floats, runners: Sequence[_Runner]) -> Floats:
+    """A rival's contributions less those of each runner, [clusters, runners]."""
+    return rival[:, None] - np.stack([runner.contributions for runner in runners], axis=1)

@@ -1,0 +1,80 @@
+"""Reads the settings of a race from the `evaluator` part of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mecha_exp.errors import Problems, nearest
+from mecha_exp.evaluation.registry import Evaluator, all_evaluators
+
+TEST, HALVING = "test", "halving"
+ALPHA = 0.05
+_CHOICES = ("true", "false", HALVING)
+
+
+@dataclass(frozen=True)
+class RaceSettings:
+    """How the points of a sweep race.
+
+    Attributes:
+        rule: `test` drops what a sequential test shows to be worse than the best, `halving` the worse ones.
+        alpha: the greatest probability that the test drops the best point of the sweep, above 0, below 1.
+        seed: of the order of the examples.
+    """
+
+    rule: str = TEST
+    alpha: float = ALPHA
+    seed: int = 0
+
+
+def read_race(
+    settings: Mapping[str, Any], main: Evaluator | None, metric: str | None, problems: Problems
+) -> RaceSettings | None:
+    """Read `race`, `race_alpha` and `race_seed`; None where points do not race.
+
+    Args:
+        settings: the `evaluator` part of a configuration.
+        main: the evaluator by which points are chosen; None if nothing measures them.
+        metric: the number by which they are chosen.
+        problems: receives an error for each setting that cannot be.
+    """
+    choice, alpha = settings.get("race") or False, settings.get("race_alpha", ALPHA)
+    seed = settings.get("race_seed", 0)
+    wrong = []
+    if choice not in (True, False, HALVING):
+        near = nearest(str(choice), _CHOICES)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        wrong.append(f"evaluator.race={choice}: expected true, false or {HALVING}.{hint}")
+    if isinstance(alpha, bool | str) or alpha is None or not 0 < alpha < 1:
+        wrong.append(
+            f"evaluator.race_alpha={alpha}: expected a probability between 0 and 1, such as {ALPHA}."
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        wrong.append(f"evaluator.race_seed={seed}: expected an integer of at least 0.")
+    problems.add_all(wrong)
+    if choice is False or wrong:
+        return None
+    _check_evaluator(main, metric, str(choice).lower(), problems)
+    return RaceSettings(HALVING if choice == HALVING else TEST, float(alpha), seed)
+
+
+def _check_evaluator(main: Evaluator | None, metric: str | None, choice: str, problems: Problems) -> None:
+    """Check that the main evaluator can measure some of its examples, and decides the choice."""
+    if main is None:
+        problems.add(
+            f"evaluator.race={choice}: no evaluator measures the points. Choose one, or leave it out."
+        )
+    elif not main.takes_examples:
+        others = ", ".join(name for name, other in all_evaluators().items() if other.takes_examples)
+        problems.add(
+            f"evaluator.race={choice}: the evaluator '{main.name}' cannot measure some of its examples "
+            f"alone, so points cannot race. Leave it out, or use one of {others}; one of yours can when it "
+            "declares takes_examples=True."
+        )
+    elif metric != main.metric:
+        problems.add(
+            f"evaluator.race={choice}: points race by the outcomes of '{main.name}', whose mean is "
+            f"{main.metric}, and are chosen by evaluator.metric={metric}. Leave one of the two out."
+        )

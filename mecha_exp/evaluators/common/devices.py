@@ -1,0 +1,85 @@
+"""Where networks compute, in which dtype, and whether there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mecha_exp.errors import ConfigError, did_you_mean
+
+AUTO = "auto"
+DTYPES = (AUTO, "float32", "float16", "bfloat16", "float64")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: sums do not depend on the number of cores, and small layers take less time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def chosen_device(name: str) -> torch.device:
+    """A device by its name: `cpu`, `cuda`, `cuda:1`, `mps`; `auto` is the first GPU, or else the CPU.
+
+    Raises:
+        ConfigError: it is unknown, or not there.
+    """
+    if name == AUTO:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(
+            f"evaluator.device={name}: unknown device.{did_you_mean(name, ('cpu', 'cuda', 'mps'))}"
+        ) from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        there = torch.cuda.device_count()
+        raise ConfigError(
+            f"evaluator.device={name}: torch sees {there or 'no'} GPU{'s' if there > 1 else ''} here. Use "
+            "evaluator.device=cpu, or evaluator.device=auto for a GPU where there is one."
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(
+            f"evaluator.device={name}: torch sees no such device here. Use evaluator.device=cpu."
+        )
+    return device
+
+
+def chosen_dtype(name: str, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> torch.dtype:
+    """The dtype of a network; `auto` is that of the weights, or of the configuration where they differ.
+
+    Raises:
+        ConfigError: it is unknown.
+    """
+    if name not in DTYPES:
+        raise ConfigError(f"evaluator.dtype={name}: unknown dtype.{did_you_mean(name, DTYPES)}")
+    if name == AUTO:
+        dtypes = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+        if len(dtypes) == 1:
+            return dtypes.pop()
+        name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    return getattr(torch, name, torch.float32)
+
+
+def check_memory(device: torch.device, needed: int) -> None:
+    """Check that so many bytes of weights fit a GPU.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    if needed > free:
+        raise ConfigError(
+            f"evaluator.device={device}: the weights need {needed:,} bytes, and {free:,} are free there. Use "
+            "evaluator.dtype=bfloat16, another device, or evaluator.device=cpu."
+        )

@@ -1,0 +1,131 @@
+"""The data of evaluators: rows of JSON lines, CSV, Parquet and saved `datasets`, and plain texts."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.errors import ConfigError, did_you_mean, some
+
+Row = dict[str, Any]
+KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+TEXT = ".txt"
+
+
+def read_rows(path: Path, columns: tuple[str, ...] = ()) -> list[Row]:
+    """The rows of a `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet` or `.arrow` file, or of a folder of them.
+
+    A folder that `datasets` saved is one of `.arrow` files; of a saved `DatasetDict` name a split's folder.
+
+    Args:
+        columns: names that every row must have.
+
+    Raises:
+        ConfigError: a file cannot be read, has no rows, or lacks a column.
+    """
+    files = _files(path)
+    rows = [row for file in files for row in _rows(file)]
+    if not rows:
+        raise ConfigError(f"{path} has no rows.")
+    for column in columns:
+        lacking = next((number for number, row in enumerate(rows) if column not in row), None)
+        if lacking is not None:
+            where = "" if lacking == 0 else f" in row {lacking}"
+            raise ConfigError(f"{path} has no column '{column}'{where}.{did_you_mean(column, rows[lacking])}")
+    return rows
+
+
+def read_texts(
+    path: Path, column: str = "text", cluster: str | None = None
+) -> tuple[list[str], list[str], list[str]]:
+    """The documents of a file or a folder, with a name and a cluster for each.
+
+    Args:
+        path: a `.txt` file is one document, and in a folder each of them is; of other files each row is one.
+        column: that holds the text of a row.
+        cluster: a column; None makes each document its own cluster.
+
+    Returns:
+        Texts, names (of a file, or the number of a row) and clusters.
+
+    Raises:
+        ConfigError: a file cannot be read, has no documents, or lacks a column.
+    """
+    plain = [path] if path.suffix == TEXT else sorted(path.rglob(f"*{TEXT}")) if path.is_dir() else []
+    if plain:
+        try:
+            texts = [file.read_text(encoding="utf-8") for file in plain]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read as text: {error}") from None
+        names = [file.relative_to(path).as_posix() if path.is_dir() else file.name for file in plain]
+        return texts, names, names
+    rows = read_rows(path, (column, *([cluster] if cluster else [])))
+    for number, row in enumerate(rows):
+        if not isinstance(row[column], str):
+            kind = type(row[column]).__name__
+            raise ConfigError(f"{path}: the column '{column}' holds no text in row {number}, but {kind}.")
+    names = [str(number) for number in range(len(rows))]
+    return [row[column] for row in rows], names, [str(row[cluster]) for row in rows] if cluster else names
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        if path.suffix not in KINDS:
+            raise ConfigError(f"{path}: expected a file of {', '.join(KINDS)} or {TEXT}.")
+        return [path]
+    splits = [child.name for child in sorted(path.iterdir()) if child.is_dir()]
+    if (path / "dataset_dict.json").is_file():
+        raise ConfigError(
+            f"{path} holds the splits {some(splits) or 'no folder'}: name the folder of one of them."
+        )
+    files = [file for file in sorted(path.iterdir()) if file.suffix in (".parquet", ".arrow")]
+    if not files:
+        raise ConfigError(f"{path} is a folder without .parquet, .arrow or {TEXT} files.")
+    return files
+
+
+def _rows(file: Path) -> Iterator[Row]:
+    try:
+        if file.suffix in (".parquet", ".arrow"):
+            yield from _of_arrow(file)
+        elif file.suffix in (".csv", ".tsv"):
+            with file.open(encoding="utf-8-sig", newline="") as lines:
+                yield from csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
+        elif file.suffix == ".json":
+            content = json.loads(file.read_bytes())
+            yield from _objects(file, content if isinstance(content, list) else [content])
+        else:
+            yield from _objects(file, _of_lines(file))
+    except (OSError, ValueError) as error:  # Arrow's errors are among them
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+
+
+def _of_arrow(file: Path) -> Iterator[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    if file.suffix == ".parquet":
+        yield from parquet.ParquetFile(file).read().to_pylist()
+        return
+    with pyarrow.memory_map(str(file)) as source:
+        yield from pyarrow.ipc.open_stream(source).read_all().to_pylist()
+
+
+def _of_lines(file: Path) -> Iterator[Any]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise ConfigError(f"{file}, line {number}: this is not JSON: {error}") from None
+
+
+def _objects(file: Path, values: Any) -> Iterator[Row]:
+    for number, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{file}: row {number} is not an object of JSON, but {type(value).__name__}.")
+        yield value

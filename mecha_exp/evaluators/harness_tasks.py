@@ -1,0 +1,167 @@
+"""The tasks of lm-evaluation-harness: found by name, loaded once, checked before anything is merged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mecha_exp.errors import ConfigError, did_you_mean, nearest, shortened, some
+from mecha_exp.evaluators.common.libraries import calm
+
+_UNDEFINED = re.compile(r"'([^']+)' is undefined")
+
+
+def load_tasks(names: Sequence[str], include: str | None, *, offline: bool) -> Any:
+    """The tasks with their data, as `TaskManager.load` returns them; loaded once in a process.
+
+    Args:
+        names: of tasks, groups and tags, or paths of YAML files.
+        include: a folder of YAML files; None for the library's own tasks alone.
+        offline: whether nothing may be downloaded.
+
+    Raises:
+        ConfigError: a task is unknown, or its data is not there.
+    """
+    return _loaded(tuple(names), include, _changes(names, include), offline)
+
+
+def local_files(names: Sequence[str], include: str | None) -> list[Path]:
+    """The YAML files of a user's tasks, and the data files that they name, by path.
+
+    Raises:
+        ConfigError: a folder or a file does not exist.
+    """
+    if include is not None and not Path(include).is_dir():
+        raise ConfigError(f"evaluator.include_path={include}: there is no such folder.")
+    folder = sorted(Path(include).rglob("*")) if include else []
+    files = [file for file in folder if file.suffix in (".yaml", ".yml", ".py")]
+    for name in names:
+        if _is_file(name):
+            if not Path(name).is_file():
+                raise ConfigError(f"evaluator.tasks: the file {name} does not exist.")
+            files.append(Path(name))
+    data = [path for file in files if file.suffix != ".py" for path in _data_files(file)]
+    return list(dict.fromkeys([*files, *data]))
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
+def _data_files(file: Path) -> Iterator[Path]:
+    """The local data files that a task's YAML names.
+
+    Raises:
+        ConfigError: one does not exist, or the file is not YAML.
+    """
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Reader)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read as a task of lm_eval: {_one_line(error)}") from None
+    settings = content.get("dataset_kwargs") if isinstance(content, dict) else None
+    named = settings.get("data_files") if isinstance(settings, dict) else None
+    for name in _strings(named):
+        path = Path(name)
+        if path.is_file():
+            yield path
+        elif "://" not in name and not any(letter in name for letter in "*?["):
+            raise ConfigError(
+                f"{file} names the data file {name}, which does not exist. A path in it is relative to the "
+                "current folder."
+            )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (name for part in value.values() for name in _strings(part))
+    elif isinstance(value, list):
+        yield from (name for part in value for name in _strings(part))
+
+
+class _Reader(yaml.SafeLoader):
+    """Reads a task's YAML without running the functions that it names."""
+
+
+_Reader.add_multi_constructor("!", lambda loader, suffix, node: None)
+
+
+def _changes(names: Sequence[str], include: str | None) -> tuple[Any, ...]:
+    """What changes when a local file does, so that a later command of this process loads it anew."""
+    statuses = [(str(file), file.stat()) for file in local_files(names, include)]
+    return tuple((name, status.st_mtime_ns, status.st_size) for name, status in statuses)
+
+
+@lru_cache(maxsize=4)
+def _manager(include: str | None, changes: tuple[Any, ...], defaults: bool) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=include, include_defaults=defaults)
+
+
+@lru_cache(maxsize=4)
+def _loaded(names: tuple[str, ...], include: str | None, changes: tuple[Any, ...], offline: bool) -> Any:
+    own = [name for name in names if not _is_file(name)]
+    with calm(offline=offline):
+        manager = _manager(include, changes, False)
+        if any(name not in manager.all_tasks for name in own):
+            manager = _manager(include, changes, True)  # reads 15,000 files
+        for name in own:
+            if name not in manager.all_tasks:
+                near = nearest(name, manager.all_tasks)
+                hint = did_you_mean(name, near) if near else " List them with: lm-eval ls tasks"
+                raise ConfigError(f"evaluator.tasks: lm_eval knows no task '{name}'.{hint}")
+        try:
+            loaded = manager.load(list(names))
+        except Exception as error:  # of the library of data sets, in many kinds
+            raise ConfigError(_why_not_loaded(names, error, offline)) from error
+    for task in loaded["tasks"].values():
+        if _is_local(task, include, names):
+            _check_labels(task)
+    return loaded
+
+
+def _why_not_loaded(names: Sequence[str], error: Exception, offline: bool) -> str:
+    """What went wrong while the library loaded tasks and tried their first document."""
+    tasks, cause = f"evaluator.tasks={some(names, limit=3)}", _one_line(error)
+    if type(error).__name__ == "UndefinedError" and (match := _UNDEFINED.search(cause)):
+        return f"{tasks}: a template uses the column '{match[1]}', which the data lacks."
+    if isinstance(error, IndexError):
+        return f"{tasks}: the label of the first document is beyond its choices, which are counted from 0."
+    hint = ""
+    if offline and isinstance(error, ConnectionError):
+        fetch = f"lm-eval run --model dummy --tasks {','.join(names)} --limit 1"
+        hint = f" Fetch data of the hub with hub.offline=false, or: {fetch}"
+    return f"{tasks}: the data cannot be loaded: {cause}.{hint}"
+
+
+def _one_line(error: Exception) -> str:
+    return shortened(" ".join(str(error).split()) or type(error).__name__, 300).rstrip(".")
+
+
+def _is_local(task: Any, include: str | None, names: Sequence[str]) -> bool:
+    source = str((task.config.metadata or {}).get("config_source", ""))
+    return source in names or (include is not None and Path(source).is_relative_to(include))
+
+
+def _check_labels(task: Any) -> None:
+    """Check the labels of a user's own task: one beyond the choices would count as a wrong answer.
+
+    Raises:
+        ConfigError: a label is out of range.
+    """
+    if task.config.output_type != "multiple_choice":
+        return
+    for number, document in enumerate(task.eval_docs):
+        label, choices = task.doc_to_target(document), task.doc_to_choice(document)
+        if isinstance(label, int) and not 0 <= label < len(choices):
+            raise ConfigError(
+                f"the task {task.task_name}: the label of document {number} is {label}, and there are "
+                f"{len(choices)} choices, counted from 0. Mend the data or doc_to_target."
+            )

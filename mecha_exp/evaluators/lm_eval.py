@@ -1,0 +1,246 @@
+"""The evaluator `lm_eval`: any task of lm-evaluation-harness, its own and local YAML tasks."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from mecha_exp.errors import ConfigError, EvaluationError, brief, did_you_mean
+from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.evaluation.registry import Options, Shapes, evaluator
+from mecha_exp.evaluators.common import ModelFolder, calm, check_network, chosen_device, folder_of, network
+from mecha_exp.evaluators.common.networks import refuse_nan, write_model
+from mecha_exp.evaluators.harness_tasks import load_tasks, local_files
+
+__all__ = ["lm_eval"]
+
+HF = "hf"
+
+
+def _names(tasks: Any) -> list[str]:
+    """The names of tasks: a list, or words with commas between them.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    listed = tasks.split(",") if isinstance(tasks, str) else tasks
+    if not isinstance(listed, Sequence) or not listed or not all(isinstance(name, str) for name in listed):
+        raise ConfigError(f"evaluator.tasks: expected names of tasks, as in [arc_easy,piqa], got {tasks!r}.")
+    return [name.strip() for name in listed]
+
+
+def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
+    """Check numbers, tasks with their data, the tokenizer and the network, before anything is merged."""
+    for name, least in (("limit", 0), ("num_fewshot", -1)):
+        value = parameters[name]
+        if value is not None and (isinstance(value, bool | str) or not value > least):
+            raise ConfigError(f"evaluator.{name}: expected a number above {least}, got {brief(value)}.")
+    backend = parameters["backend"]
+    if backend == "vllm" and find_spec("vllm") is None:
+        raise ConfigError("evaluator.backend=vllm needs vllm, which is not installed: pip install vllm")
+    folder = folder_of(context, parameters)
+    folder.check_vocabulary(shapes)
+    if parameters["apply_chat_template"] and not folder.has_chat_template:
+        raise ConfigError(
+            f"evaluator.apply_chat_template: the tokenizer in {folder.path} has no chat template. Leave it "
+            "out, or name the folder of a tokenizer that has one with evaluator.model=PATH."
+        )
+    with calm(offline=context.offline):
+        _check_backend(backend)
+    kind, device, dtype = _kind(folder), parameters["device"], parameters["dtype"]
+    check_network(folder, shapes, kind, device=device, dtype=dtype)
+    loaded = load_tasks(_names(parameters["tasks"]), parameters["include_path"], offline=context.offline)
+    if (score := parameters["score"]) is not None:
+        for name, task in loaded["tasks"].items():
+            _check_score(name, str(score).partition(",")[0], list(task.aggregation()))
+
+
+def _check_score(task: str, metric: str, known: Sequence[str]) -> None:
+    if metric not in known:
+        hint = did_you_mean(metric, known)
+        raise ConfigError(f"evaluator.score={metric}: the task {task} has no such metric.{hint}")
+
+
+def _check_backend(backend: str) -> None:
+    import_module("lm_eval.models")  # registers its models
+    from lm_eval.api.registry import model_registry
+
+    if backend not in model_registry:
+        raise ConfigError(
+            f"evaluator.backend={backend}: lm_eval knows no such model."
+            f"{did_you_mean(str(backend), [HF, 'vllm', 'hf-auto'])}"
+        )
+
+
+def _depends(context: Context, parameters: Options) -> Any:
+    files = local_files(_names(parameters["tasks"]), parameters["include_path"])
+    return {"folder": folder_of(context, parameters).contents, "files": files}
+
+
+def _kind(folder: ModelFolder) -> str:
+    is_seq2seq = folder.config.get("is_encoder_decoder")
+    return "AutoModelForSeq2SeqLM" if is_seq2seq else "AutoModelForCausalLM"
+
+
+@evaluator(
+    "lm_eval",
+    metric="score",
+    units={"score": "the first metric of each task, mean over tasks"},
+    libraries=("lm_eval", "transformers"),
+    extra="lm",
+    check=_check,
+    depends=_depends,
+)
+def lm_eval(
+    state_dict: Mapping[str, Tensor],
+    *,
+    context: Context,
+    tasks: Any,
+    limit: Any = None,
+    num_fewshot: int | None = None,
+    batch_size: Any = 1,
+    apply_chat_template: bool = False,
+    system_instruction: str | None = None,
+    gen_kwargs: Any = None,
+    include_path: str | None = None,
+    score: str | None = None,
+    backend: str = HF,
+    model_args: Any = None,
+    model: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+) -> Outcomes | dict[str, float]:
+    """Measure a language model on tasks of lm-evaluation-harness, by `lm_eval.simple_evaluate`.
+
+    Args:
+        state_dict: the weights under the names of the saved model.
+        context: its inputs have the configuration and the tokenizer.
+        tasks: names of tasks, groups and tags, and paths of YAML files.
+        limit: examples for each task: a count, or a fraction below 1; None for all.
+        num_fewshot: examples in the prompt; None for the task's own number.
+        batch_size: examples at once: a number, or `auto`.
+        apply_chat_template: whether prompts are put into the tokenizer's chat template.
+        system_instruction: a text before the prompts.
+        gen_kwargs: settings of generation, such as `{temperature: 0}`.
+        include_path: a folder with YAML files of more tasks.
+        score: the metric that counts, by its name, such as `acc_norm`, or `exact_match,strict-match` with a
+            filter; None for the first of each task.
+        backend: `hf` measures the tensors as they are. Another model of lm_eval, such as `vllm`, loads them
+            from a temporary folder.
+        model_args: more arguments of the backend, such as `{max_length: 2048}`.
+        model: a folder or a hub's name whose configuration and tokenizer are used in place of the inputs'.
+        device: `auto`, `cpu`, `cuda:1`.
+        dtype: `auto` is that of the weights.
+        trust_remote_code: whether code in the model's folder may be run.
+
+    Returns:
+        For each example of each task the value of the metric that counts, `score/TASK`; named by its
+        number in the task's data. Beside them the library's own numbers, such as `arc_easy/acc_norm`. A
+        metric of which less is better counts with its sign turned. Without values by example (F1, perplexity
+        over a corpus) there are numbers alone.
+
+    Raises:
+        ConfigError: a task, its data, a metric or the network are not what they must be.
+        EvaluationError: a logit is NaN.
+    """
+    from lm_eval import simple_evaluate
+
+    folder = folder_of(context, locals())
+    names = _names(tasks)
+    loaded = load_tasks(names, include_path, offline=context.offline)
+    settings = {
+        "tasks": names,
+        "limit": limit,
+        "num_fewshot": num_fewshot,
+        "apply_chat_template": apply_chat_template,
+        "system_instruction": system_instruction,
+        "gen_kwargs": gen_kwargs,
+        "task_manager": _Loaded(loaded),
+        "bootstrap_iters": 0,
+    }
+    more = {"batch_size": batch_size, **(model_args or {})}
+    with calm(offline=context.offline):
+        if backend == HF:
+            built = network(folder, state_dict, _kind(folder), device=device, dtype=dtype)
+            with built as module, refuse_nan(module):
+                report = simple_evaluate(_model(module, folder, more), **settings)
+        else:
+            with tempfile.TemporaryDirectory() as temporary:
+                write_model(state_dict, folder, Path(temporary))
+                settings["model_args"] = {"pretrained": temporary, "dtype": dtype, **(model_args or {})}
+                place = str(chosen_device(device))
+                report = simple_evaluate(backend, batch_size=batch_size, device=place, **settings)
+    return _summary(report, score)
+
+
+class _Loaded:
+    """Tasks that were loaded before, in place of the library's manager, which would load them again."""
+
+    def __init__(self, loaded: Any) -> None:
+        self._loaded = loaded
+
+    def load(self, names: list[str]) -> Any:
+        return self._loaded
+
+    def __getattr__(self, name: str) -> Any:  # for messages about tasks
+        return {}
+
+
+def _model(module: Any, folder: ModelFolder, more: Mapping[str, Any]) -> Any:
+    from lm_eval.models.huggingface import HFLM
+
+    settings = {"trust_remote_code": folder.runs_code, **more}
+    return HFLM(pretrained=module, tokenizer=folder.tokenizer(), **settings)
+
+
+def _summary(report: Mapping[str, Any], score: str | None) -> Outcomes | dict[str, float]:
+    """The library's numbers, and the values by example where their mean is the library's number."""
+    numbers: dict[str, float] = {}
+    for task, results in report["results"].items():
+        for name, value in results.items():
+            if isinstance(value, int | float) and "," in name:
+                metric, _, rule = name.partition(",")
+                numbers[f"{task}/{metric}" if rule == "none" else f"{task}/{metric}/{rule}"] = float(value)
+    scores: dict[str, float] = {}
+    values: dict[str, list[float]] = {}
+    examples: dict[str, list[str]] = {}
+    for task, samples in report["samples"].items():
+        metric, rule = _metric(task, report["results"][task], score)
+        sign = 1 if report["higher_is_better"].get(task, {}).get(metric, True) is not False else -1
+        scores[task] = sign * float(report["results"][task][f"{metric},{rule}"])
+        chosen = [sample for sample in samples if sample["filter"] == rule]
+        found = [sample.get(metric) for sample in chosen]
+        if all(isinstance(value, int | float | np.number) for value in found):
+            values[task] = [sign * float(value) for value in found]
+            examples[task] = [str(sample["doc_id"]) for sample in chosen]
+    means = {task: float(np.mean(listed)) for task, listed in values.items()}
+    if all(task in means and _is_near(means[task], value) for task, value in scores.items()):
+        return Outcomes(values, examples=examples, metrics=numbers)
+    by_task = {f"score/{task}": value for task, value in scores.items()}
+    return {"score": float(np.mean(list(scores.values()))), **by_task, **numbers}
+
+
+def _metric(task: str, results: Mapping[str, Any], score: str | None) -> tuple[str, str]:
+    """The metric that counts for a task, and its filter."""
+    names = [n for n, v in results.items() if "," in n and "_stderr," not in n and not isinstance(v, str)]
+    name = names[0] if score is None else next((n for n in names if score in (n, n.partition(",")[0])), None)
+    if name is None:
+        raise EvaluationError(
+            f"evaluator.score={score}: the task {task} has no such metric.{did_you_mean(str(score), names)}"
+        )
+    metric, _, rule = name.partition(",")
+    return metric, rule
+
+
+def _is_near(mean: float, value: float) -> bool:
+    return math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12) or (math.isnan(mean) and math.isnan(value))

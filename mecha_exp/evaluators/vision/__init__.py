@@ -1,0 +1,1 @@
+"""What evaluators of pictures share: labelled pictures, their processors, encoders, heads and class names."""

@@ -1,0 +1,115 @@
+"""The YAML documents of mergekit, and the values in them by dotted path."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mecha_exp.errors import ConfigError, brief, did_you_mean
+from mecha_exp.mergekit.methods import METHODS, NO_EFFECT
+
+_FREE = ("merge_method", "base_model", "dtype", "out_dtype", "chat_template")
+_FIXED = ("name", "tokenizer")
+
+
+def load_documents(path: Path) -> list[dict[str, Any]]:
+    """Read the documents of a YAML file; several are the merges of mergekit-multi.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or a document is not a mapping.
+    """
+    try:
+        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
+    documents = [document for document in documents if document is not None]
+    for document in documents or [None]:
+        if not isinstance(document, dict):
+            raise ConfigError(
+                f"{path}: expected a configuration of mergekit, which is a mapping with 'merge_method', got "
+                f"{brief(document)}."
+            )
+    return documents
+
+
+def load_document(path: Path) -> dict[str, Any]:
+    """Read a YAML file of one document.
+
+    Raises:
+        ConfigError: as `load_documents`; or there are several documents.
+    """
+    documents = load_documents(path)
+    if len(documents) > 1:
+        raise ConfigError(
+            f"{path} has {len(documents)} documents, and one recipe is asked for. Put each into a file of "
+            "its own, merge those that others name first, and name their outputs."
+        )
+    return documents[0]
+
+
+def paths_of(config: Mapping[str, Any]) -> list[str]:
+    """The dotted paths of all values that a configuration has or may have, but for tokenizers and names."""
+    method = METHODS.get(str(config.get("merge_method")))
+    names = [*method.parameters, NO_EFFECT] if method else []
+
+    def below(place: Any, path: str) -> Iterator[str]:
+        if isinstance(place, Mapping) and "value" in place:
+            yield f"{path}value"
+        elif isinstance(place, Mapping):
+            holds_parameters = bool(place.keys() & {"model", "sources", "merge_method"})
+            more = ["parameters"] if holds_parameters and "parameters" not in place else []
+            for word in (*place, *more):
+                value = place.get(word, {})
+                inner = dict.fromkeys(names) | value if word == "parameters" else value
+                yield from below(inner, f"{path}{word}.")
+        elif isinstance(place, list) and place and all(isinstance(entry, Mapping) for entry in place):
+            for number, entry in enumerate(place):
+                yield from below(entry, f"{path}{number}.")
+        else:
+            yield path.removesuffix(".")
+
+    return [path for path in below({**dict.fromkeys(_FREE), **config}, "") if not path.startswith(_FIXED)]
+
+
+def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A copy of a configuration with other values at dotted paths, such as `models.0.parameters.weight`.
+
+    Raises:
+        ConfigError: a path leads nowhere.
+    """
+    changed: dict[str, Any] = copy.deepcopy(dict(config))
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        place: Any = changed
+        for word in parents:
+            place = _below(place, word, path)
+        if isinstance(place, list):
+            _below(place, last, path)
+            place[int(last)] = value
+        elif isinstance(place, dict):
+            place[last] = value
+        else:
+            raise ConfigError(f"{path}: what stands above {last!r} is {brief(place)}, which has no parts.")
+    return changed
+
+
+def _below(place: Any, word: str, path: str) -> Any:
+    """What a word of a path leads to; absent parameters are made."""
+    if isinstance(place, list):
+        if not word.isdecimal() or int(word) >= len(place):
+            raise ConfigError(
+                f"{path}: expected a number below {len(place)} for one of the list, got {word!r}."
+            )
+        return place[int(word)]
+    if isinstance(place, dict) and word == "parameters":
+        return place.setdefault(word, {})
+    if not isinstance(place, dict) or word not in place:
+        known = map(str, place) if isinstance(place, dict) else ()
+        raise ConfigError(f"{path}: there is no {word!r}.{did_you_mean(word, known)}")
+    return place[word]

@@ -1,0 +1,45 @@
+"""Two metrics of a sweep against each other, with the Pareto front of all."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mecha_exp.report.figures.style import COLOURS, SMALL, new_figure, title
+from mecha_exp.report.pareto import front, objectives
+from mecha_exp.report.results import Results
+from mecha_exp.report.table import distinct
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_NAMED = 12
+
+
+def pareto_plot(results: Results) -> Figure | None:
+    """Draw the settings over two metrics; those on the front are filled, and joined if there is no third.
+
+    None where there is one metric alone, or no setting on the front.
+    """
+    directions, best = objectives(results), set(front(results))
+    if not best:
+        return None
+    across, up = list(directions)[:2]
+    points = {s.name: (s.estimate(across).mean, s.estimate(up).mean) for s in results.settings}
+    points = {name: point for name, point in points.items() if all(map(math.isfinite, point))}
+    figure, (axes,) = new_figure()
+    others = [point for name, point in points.items() if name not in best]
+    if others:
+        x, y = zip(*others, strict=True)
+        axes.scatter(x, y, facecolors="none", edgecolors="dimgrey", s=24)
+    on_front = sorted((point, name) for name, point in points.items() if name in best)
+    coordinates = [point for point, _ in on_front]
+    joined = "-" if len(directions) == 2 else ""
+    axes.plot(*zip(*coordinates, strict=True), marker="o", linestyle=joined, color=COLOURS[0], markersize=6)
+    if len(on_front) <= MAX_NAMED:
+        for point, name in zip(coordinates, distinct([name for _, name in on_front], 24), strict=True):
+            axes.annotate(name, point, (4, 4), textcoords="offset points", fontsize=SMALL)
+    for metric, label in ((across, axes.set_xlabel), (up, axes.set_ylabel)):
+        label(f"{metric} ({'more' if directions[metric] == 'maximize' else 'less'} is better)")
+    title(axes, results, f"filled: the Pareto front of {len(directions)} metrics")
+    return figure

@@ -1,0 +1,55 @@
+"""The Pareto front of a sweep with several metrics: the settings that no other one beats in all of them."""
+
+from __future__ import annotations
+
+from mecha_exp.report.results import Results
+
+COLUMN = "pareto"
+MARK = "^"
+"""The sign of a setting on the front, in a table."""
+
+
+def objectives(results: Results) -> dict[str, str]:
+    """Whether more is better (`maximize`) of each evaluator's main metric; empty where there is one alone."""
+    if results.chosen:
+        return {}
+    declared = {metric: better for record in results.finished for metric, better in record.directions.items()}
+    measured = {metric: better for metric, better in declared.items() if metric in results.metrics}
+    return measured if len(measured) > 1 else {}
+
+
+def front(results: Results) -> list[str]:
+    """The names of the settings on the front; empty where there is no second metric.
+
+    A setting's metrics are means over its replicates. One with a metric that is not finite is never on it.
+    """
+    from mecha_exp.verdict import pareto_front
+
+    directions = objectives(results)
+    if not directions:
+        return []
+    means = {metric: [s.estimate(metric).mean for s in results.settings] for metric in directions}
+    is_best = pareto_front(
+        means, {m: "maximize" if d == "maximize" else "minimize" for m, d in directions.items()}
+    )
+    return [setting.name for setting, on_front in zip(results.settings, is_best, strict=True) if on_front]
+
+
+def front_column(results: Results) -> list[bool] | None:
+    """Whether each point's setting is on the front; None where there is none."""
+    if not objectives(results):
+        return None
+    best = set(front(results))
+    on_front = {id(r) for setting in results.settings if setting.name in best for r in setting.records}
+    return [id(record) in on_front for record in results.records]
+
+
+def front_note(results: Results) -> list[str]:
+    """What the mark of the front means, where a table has it."""
+    directions = objectives(results)
+    if not directions:
+        return []
+    named = ", ".join(
+        f"{m} ({'more' if d == 'maximize' else 'less'} is better)" for m, d in directions.items()
+    )
+    return [f"{MARK} on the Pareto front of {named}: no other setting is as good in all and better in one"]

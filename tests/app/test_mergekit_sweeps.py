@@ -1,0 +1,82 @@
+"""`recipe=mergekit` takes a configuration of mergekit into the bench, and sweeps over any value in it."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+CONFIG = """\
+merge_method: linear
+models:
+  - {model: a, parameters: {weight: 1.0}}
+  - {model: b}
+parameters:
+  weight: [{filter: w, value: 3.0}]
+"""
+BASE = ("recipe=mergekit", "recipe.path=linear.yml", "evaluator=none")
+
+
+@pytest.fixture
+def models(folder: Path) -> Path:
+    """Three models of one tensor each, with tokenizers, and a configuration that merges two."""
+    for name, value in (("a", 0.0), ("b", 4.0), ("c", 0.0)):
+        (folder / name).mkdir()
+        save_file({"w": torch.full((4,), value)}, folder / name / "model.safetensors")
+        (folder / name / "config.json").write_text("{}")
+        (folder / name / "vocab.json").write_text(json.dumps({"x": 0, "y": 1}))
+        (folder / name / "tokenizer_config.json").write_text(json.dumps({"from": name}))
+    (folder / "linear.yml").write_text(CONFIG)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("word", "results"),
+    [
+        ("models.0.parameters.weight=1,3,9", [3.0, 2.0, 1.0]),
+        ("parameters.weight.0.value=1,3", [2.0, 3.0]),
+        ("models.1.model=b,c", [3.0, 0.0]),
+    ],
+)
+def test_a_value_is_swept_by_its_dotted_path(app, models: Path, word: str, results: list[float]):
+    outcome = app(*BASE, word, "-m")
+
+    assert outcome.status == 0, outcome.err
+    (table,) = models.glob("outputs/multiruns/*/sweep.csv")
+    with table.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    name, _, values = word.partition("=")
+    assert {row[name].removesuffix(".0") for row in rows} == set(values.split(","))
+    merged = sorted(models.glob("outputs/multiruns/*/*/model/model.safetensors"))
+    assert [load_file(path)["w"][0].item() for path in merged] == results
+    assert "runs without" not in outcome.out
+
+
+def test_a_tokenizer_is_that_of_the_configuration(app, models: Path):
+    (models / "linear.yml").write_text(f"{CONFIG}tokenizer_source: b\n")
+
+    outcome = app(*BASE, "output.path=merged")
+
+    assert outcome.status == 0, outcome.err
+    assert json.loads((models / "merged" / "tokenizer_config.json").read_text()) == {"from": "b"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["recipe=mergekit"], "recipe.path"),
+        (["recipe=mergekit", "recipe.path=no.yml"], "'no.yml' does not exist"),
+        ([*BASE, "parameters.wieght=1"], "parameters.wieght"),
+        ([*BASE, "models.0.parameters.normalize=true"], "linear has one value for all inputs"),
+        ([*BASE, "models.0.model=d"], "the model 'd' does not exist"),
+        ([*BASE, "merge_method=krcher"], "merge_method: unknown method 'krcher'. Did you mean 'karcher'"),
+    ],
+)
+def test_what_is_wrong_is_said(app, models: Path, words: list[str], message: str):
+    outcome = app(*words)
+
+    assert outcome.status == 1
+    assert message in " ".join(outcome.err.split())
+    assert "Traceback" not in outcome.err

@@ -1,0 +1,367 @@
+"""Races: which examples are measured first, who is dropped, and how often that is wrong."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mecha_exp import EvaluationError, Outcomes
+from mecha_exp.errors import ConfigError, Problems
+from mecha_exp.evaluation import evaluator, find_evaluator
+from mecha_exp.evaluation.racing import HALVING, Dropped, Order, Race, RaceSettings, read_race
+from mecha_exp.evaluation.racing.elimination import LOOKS, cannot_catch_up, halved, log_growth
+
+NAMES = {"a": [f"a{i}" for i in range(120)], "b": [f"b{i}" for i in range(60)]}
+CLUSTERS = {"a": [f"photo {i // 2}" for i in range(120)], "b": [f"photo {i}" for i in range(60)]}
+
+
+def whole(values: Mapping[str, Sequence[float]]) -> Outcomes:
+    return Outcomes(values, examples={task: NAMES[task][: len(v)] for task, v in values.items()})
+
+
+def clustered(values: Mapping[str, Sequence[float]]) -> Outcomes:
+    return Outcomes(values, examples=NAMES, clusters=CLUSTERS)
+
+
+def some(outcomes: Outcomes, part: Mapping[str, Sequence[int]]) -> Outcomes:
+    """What an evaluator returns that measures a part of its examples."""
+    return Outcomes.checked_before(
+        {task: outcomes.values[task][places] for task, places in part.items()},
+        {task: outcomes.examples[task][places] for task, places in part.items()},
+        {task: outcomes.clusters[task][places] for task, places in part.items()},
+    )
+
+
+class Sweep:
+    """Points with known outcomes, which count how many of them a race measures."""
+
+    def __init__(self, points: Mapping[str, Outcomes]) -> None:
+        self.points, self.measured = dict(points), dict.fromkeys(points, 0)
+
+    def measure(self, names, part):
+        for name in names:
+            self.measured[name] += sum(map(len, part.values()))
+        return {name: some(self.points[name], part) for name in names}
+
+
+def race_of(points: Mapping[str, Outcomes], *, minimized: bool = False, **more) -> Race:
+    first = next(iter(points.values()))
+    return Race(Order.of(first, more.pop("seed", 0)), RaceSettings(**more), minimized=minimized)
+
+
+def hits(random: np.random.Generator, accuracy: float, count: int = 400) -> Outcomes:
+    return Outcomes({"all": random.random(count) < accuracy}, examples={"all": np.arange(count)})
+
+
+@given(seed=st.integers(0, 99), cuts=st.lists(st.integers(0, 60), max_size=5))
+def test_the_parts_of_an_order_have_each_example_once_and_clusters_whole(seed, cuts):
+    random = np.random.default_rng(seed)
+    outcomes = clustered({"a": random.random(120), "b": random.random(60)})
+    order = Order.of(outcomes, seed)
+    ends = [0, *sorted(cuts), order.clusters]
+    parts = [order.part(start, end) for start, end in itertools.pairwise(ends)]
+
+    for task, names in NAMES.items():
+        positions = [place for part in parts for place in part.get(task, [])]
+        sources = [{CLUSTERS[task][place] for place in part.get(task, [])} for part in parts]
+        assert sorted(positions) == list(range(len(names)))
+        assert sum(map(len, sources)) == len(set.union(*sources))
+    assert order.examples == 180 and order.bounds.sum() == pytest.approx(1)
+
+    added = np.concatenate(
+        [
+            order.contributions(some(outcomes, part), start, end)
+            for part, (start, end) in zip(parts, itertools.pairwise(ends), strict=True)
+            if part
+        ]
+    )
+    assert added.sum() == pytest.approx(outcomes.means("score")["score"])
+    assert (added <= order.bounds + 1e-12).all()
+
+
+def test_the_order_is_that_of_the_seed():
+    outcomes = whole({"a": [1.0] * 50})
+    first, again, other = (Order.of(outcomes, seed).part(0, 10) for seed in (1, 1, 2))
+
+    assert first == again != other
+
+
+def test_the_growth_of_a_bet_is_the_product_of_its_formula():
+    random = np.random.default_rng(0)
+    clusters, start, bound = 40, 10, 0.5
+    differences = random.uniform(-bound, bound, size=(25, 1))
+    past, capital, expected = 0.0, 1.0, []
+    excess: list[float] = []
+    for t, d in enumerate(differences[:, 0]):
+        m = -past / (clusters - t)
+        if t >= start:
+            early = excess[:start]
+            bet = max(np.mean(early), 0) / (np.mean(np.square(early)) + bound**2 / start)
+            capital *= 1 + min(bet, 0.9 / (bound + m)) * (d - m)
+            expected.append(math.log(capital))
+        excess.append(d - m)
+        past += d
+
+    assert log_growth(differences, bound, clusters, start)[:, 0] == pytest.approx(expected)
+
+
+def test_what_the_remaining_examples_cannot_mend_is_behind_for_certain():
+    differences = np.array([[0.1, 0.2], [0.1, 0.2]])
+
+    assert cannot_catch_up(differences, 0.3).tolist() == [False, True]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_a_rung_of_successive_halving_keeps_the_best_third(scores):
+    dropped = set(halved(np.array(scores)).tolist())
+    kept = set(range(len(scores))) - dropped
+
+    assert len(kept) == math.ceil(len(scores) / 3)
+    assert all(scores[k] >= scores[d] for k in kept for d in dropped)
+
+
+def test_what_is_clearly_worse_is_dropped_early_and_the_best_is_measured_throughout():
+    random = np.random.default_rng(0)
+    points = {"good": hits(random, 0.95), "near": hits(random, 0.88), "bad": hits(random, 0.3)}
+    sweep = Sweep(points)
+
+    dropped, errors = race_of(points).run(list(points), sweep.measure)
+
+    assert "bad" in dropped and "good" not in dropped and not errors
+    assert dropped["bad"].examples == sweep.measured["bad"] <= 100
+    first = Order.of(points["bad"], 0).part(0, dropped["bad"].examples)
+    assert dropped["bad"].score == pytest.approx(some(points["bad"], first).means("hits")["hits"])
+
+
+def test_less_can_be_better():
+    random = np.random.default_rng(0)
+    points = {"much": hits(random, 0.9), "little": hits(random, 0.2)}
+
+    dropped, _ = race_of(points, minimized=True).run(list(points), Sweep(points).measure)
+
+    assert list(dropped) == ["much"]
+
+
+def test_one_point_alone_is_not_measured_in_parts():
+    points = {"only": hits(np.random.default_rng(0), 0.5)}
+    sweep = Sweep(points)
+
+    assert race_of(points).run(["only"], sweep.measure) == ({}, {})
+    assert sweep.measured == {"only": 0}
+
+
+def test_a_later_pass_races_against_the_best_of_earlier_ones():
+    random = np.random.default_rng(0)
+    points = {"good": hits(random, 0.9), "bad": hits(random, 0.4), "worse": hits(random, 0.3)}
+    race = race_of(points)
+    race.run(["good", "bad"], Sweep(points).measure)
+    race.complete("good", points["good"])
+
+    dropped, _ = race.run(["worse"], Sweep(points).measure)
+
+    assert list(dropped) == ["worse"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 999))
+def test_a_better_point_of_a_later_pass_is_kept(seed):
+    random = np.random.default_rng(seed)
+    points = {"a": hits(random, 0.5), "b": hits(random, 0.4), "best": hits(random, 0.8)}
+    race = race_of(points, seed=seed)
+    race.run(["a", "b"], Sweep(points).measure)
+    race.complete("a", points["a"])
+
+    assert race.run(["best"], Sweep(points).measure) == ({}, {})
+
+
+@pytest.mark.parametrize("unequal", [False, True], ids=["equal clusters", "unequal clusters"])
+def test_the_best_is_dropped_in_at_most_alpha_of_sweeps_without_an_effect(unequal):
+    """Points of one accuracy, whose best is best by chance, and as hard to keep as can be."""
+    random = np.random.default_rng(4)
+    alpha, sweeps, lost = 0.2, 100, 0
+    for seed in range(sweeps):
+        easy = random.random(180)
+        values = {str(i): (easy + random.random(180) * 0.5 > 0.6).astype(float) for i in range(6)}
+        split = {name: {"a": v[:120], "b": v[120:]} for name, v in values.items()}
+        points = {name: (clustered if unequal else whole)(v) for name, v in split.items()}
+        scores = {name: o.means("score")["score"] for name, o in points.items()}
+        best = max(scores, key=scores.__getitem__)
+        lost += best in race_of(points, alpha=alpha, seed=seed).run(list(points), Sweep(points).measure)[0]
+
+    assert lost <= alpha * sweeps + 3 * math.sqrt(alpha * (1 - alpha) * sweeps)
+
+
+def test_successive_halving_measures_a_ninth_of_most():
+    random = np.random.default_rng(0)
+    points = {str(i): hits(random, 0.5 + i / 40, 360) for i in range(18)}
+    sweep = Sweep(points)
+
+    dropped, _ = race_of(points, rule=HALVING).run(list(points), sweep.measure)
+
+    assert sorted(d.examples for d in dropped.values()) == [40] * 12 + [120] * 4
+    assert sum(sweep.measured.values()) == 12 * 40 + 6 * 120
+
+
+def test_outcomes_that_are_not_finite_drop_a_point():
+    points = {"good": whole({"a": [1.0] * 64}), "bad": whole({"a": [math.nan] * 64})}
+
+    dropped, errors = race_of(points).run(list(points), Sweep(points).measure)
+
+    assert list(dropped) == ["bad"] and math.isnan(dropped["bad"].score) and not errors
+
+
+def test_the_test_needs_bounded_outcomes_and_halving_does_not():
+    points = {"one": whole({"a": [2.5] * 64}), "two": whole({"a": [1.5] * 64})}
+
+    _, errors = race_of(points).run(list(points), Sweep(points).measure)
+    dropped, _ = race_of(points, rule=HALVING).run(list(points), Sweep(points).measure)
+
+    assert str(errors["one"]) == (
+        "evaluator.race=true needs outcomes from 0 to 1, such as hits, and an example of the task 'a' has "
+        "2.5. Use evaluator.race=halving, which needs no bounds, or leave it out."
+    )
+    assert dropped == {"two": Dropped(7, 1.5)}
+
+
+def test_an_evaluator_that_measures_other_examples_than_it_was_asked_for_is_refused():
+    points = {"one": whole({"a": [1.0] * 64}), "two": whole({"a": [0.0] * 64})}
+
+    _, all_of_them = race_of(points).run(list(points), lambda names, part: {n: points[n] for n in names})
+    _, unnamed = race_of(points).run(
+        list(points), lambda names, part: {n: Outcomes({"a": [1.0] * len(part["a"])}) for n in names}
+    )
+
+    assert str(all_of_them["one"]).startswith(
+        "it was asked for 4 examples of the task 'a' and returned 64. Where"
+    )
+    assert str(unnamed["two"]).startswith(
+        "it was asked for 4 examples of the task 'a' and returned 4 others. "
+    )
+
+
+def test_a_point_that_cannot_be_measured_leaves_the_others_in_the_race():
+    points = {"good": whole({"a": [1.0] * 64}), "bad": whole({"a": [0.0] * 64}), "broken": None}
+    failure = EvaluationError("no memory")
+
+    def measure(names, part):
+        return {n: some(points[n], part) if points[n] else failure for n in names}
+
+    dropped, errors = race_of(points).run(list(points), measure)
+
+    assert list(dropped) == ["bad"] and errors == {"broken": failure}
+
+
+@pytest.mark.parametrize("name", ["digits", "mini8"])
+def test_a_bundled_evaluator_measures_some_examples_as_it_measures_all(name):
+    import torch
+
+    from mecha_exp.examples.digits.network import network_shapes
+    from mecha_exp.examples.mini8.network import encoder_shapes
+
+    shapes = network_shapes() if name == "digits" else encoder_shapes()
+    random = torch.Generator().manual_seed(0)
+    model = {key: torch.randn(shape, generator=random) * 0.1 for key, shape in shapes.items()}
+    chosen = find_evaluator(name, shapes)
+    everything = chosen.score(model)
+    order = Order.of(everything, 0)
+    part = order.part(3, 40)
+
+    measured = chosen.score(model, examples=part)
+
+    assert measured.equals(some(everything, part))
+
+
+def read(main, metric="hits", **given):
+    problems = Problems()
+    race = read_race(given, main, metric, problems)
+    problems.raise_as(ConfigError)
+    return race
+
+
+@pytest.fixture
+def racer():
+    from mecha_exp.evaluation import registry
+
+    @evaluator("test_racer", metric="hits", takes_examples=True)
+    def score(state_dict, *, examples=None):
+        return Outcomes({"all": [1]})
+
+    yield registry._registry["test_racer"]
+    del registry._registry["test_racer"]
+
+
+def test_the_settings_of_a_race(racer):
+    assert read(racer) is None and read(racer, race=False) is None
+    assert read(racer, race=True) == RaceSettings("test", 0.05, 0)
+    assert read(racer, race=HALVING, race_alpha=0.1, race_seed=3) == RaceSettings(HALVING, 0.1, 3)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (
+            {"race": "halvin"},
+            "evaluator.race=halvin: expected true, false or halving. Did you mean 'halving'?",
+        ),
+        ({"race": 3}, "evaluator.race=3: expected true, false or halving."),
+        (
+            {"race": True, "race_alpha": 1.0},
+            "evaluator.race_alpha=1.0: expected a probability between 0 and 1, such as 0.05.",
+        ),
+        ({"race_alpha": 0}, "evaluator.race_alpha=0: expected a probability between 0 and 1, such as 0.05."),
+        (
+            {"race_alpha": None},
+            "evaluator.race_alpha=None: expected a probability between 0 and 1, such as 0.05.",
+        ),
+        ({"race_seed": -1}, "evaluator.race_seed=-1: expected an integer of at least 0."),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(racer, given, message):
+    with pytest.raises(ConfigError) as raised:
+        read(racer, **given)
+
+    assert str(raised.value) == message
+
+
+def test_a_race_is_refused_where_the_evaluator_cannot_run_one(racer):
+    from dataclasses import replace
+
+    with pytest.raises(
+        ConfigError, match=r"evaluator.race=true: no evaluator measures the points. Choose one,"
+    ):
+        read(None, race=True)
+    with pytest.raises(ConfigError) as raised:
+        read(replace(racer, takes_examples=False), race=True)
+    assert str(raised.value) == (
+        "evaluator.race=true: the evaluator 'test_racer' cannot measure some of its examples alone, so "
+        "points cannot race. Leave it out, or use one of clip_zero_shot, digits, image_classification, "
+        "mini8, test_racer, text_classification; one of yours can when it declares "
+        "takes_examples=True."
+    )
+    with pytest.raises(ConfigError) as raised:
+        read(racer, metric="loss", race=HALVING)
+    assert str(raised.value) == (
+        "evaluator.race=halving: points race by the outcomes of 'test_racer', whose mean is hits, and are "
+        "chosen by evaluator.metric=loss. Leave one of the two out."
+    )
+
+
+def test_an_evaluator_that_takes_examples_has_a_parameter_for_them():
+    with pytest.raises(ConfigError) as raised:
+
+        @evaluator("test_no_examples", metric="hits", takes_examples=True)
+        def score(state_dict):
+            return Outcomes({"all": [1]})
+
+    assert str(raised.value) == (
+        "test_no_examples: it declares takes_examples=True, so its function needs a parameter "
+        "`examples=None`, which has the positions by task of the examples to measure."
+    )
+
+
+def test_the_looks_are_parts_of_the_examples():
+    assert all(0 < look < 1 for look in LOOKS) and list(LOOKS) == sorted(LOOKS)

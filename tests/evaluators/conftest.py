@@ -1,0 +1,55 @@
+"""Tiny models of transformers with their tokenizers, in folders as the library saves them."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_tokenizers import SMALL, TASK, WORDS, write_tokenizer
+
+
+@pytest.fixture(scope="session")
+def llamas(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two Llamas of random weights, large enough that they answer differently."""
+    import torch
+    import transformers
+
+    folders = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        config = transformers.LlamaConfig(
+            vocab_size=40, max_position_embeddings=64, initializer_range=0.5, **SMALL
+        )
+        folders.append(tmp_path_factory.mktemp("llamas") / f"llama{seed}")
+        transformers.LlamaForCausalLM(config).save_pretrained(folders[-1])
+        write_tokenizer(folders[-1])
+    return folders
+
+
+@pytest.fixture
+def word_task(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a local task of lm_eval with its data; returns its folder."""
+
+    def write(replace: dict[str, str] | None = None, **changes: object) -> Path:
+        draw = random.Random(0)
+        documents = [
+            {
+                "question": " ".join(draw.choices(WORDS.split(), k=5)),
+                "choices": draw.sample(WORDS.split(), 3),
+                "gold": i % 3,
+            }
+            for i in range(20)
+        ]
+        folder = tmp_path / "tasks"
+        folder.mkdir(exist_ok=True)
+        lines = [json.dumps({**document, **changes}) for document in documents]
+        (folder / "words.jsonl").write_text("\n".join(lines))
+        text = TASK.replace("DATA", str(folder / "words.jsonl"))
+        for old, new in (replace or {}).items():
+            assert old in text
+            text = text.replace(old, new)
+        (folder / "word_choice.yaml").write_text(text)
+        return folder
+
+    return write

@@ -1,0 +1,200 @@
+"""The evaluator `lm_eval` gives the numbers of the library's own command, and says what is wrong before."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_tokenizers import WORDS, write_tokenizer
+
+from mecha_exp.errors import ConfigError, EvaluationError
+from mecha_exp.evaluation import Context, read_scoring
+
+pytest.importorskip("lm_eval")
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
+
+
+def scoring(folder: Path, tasks: object = ("word_choice",), **settings):
+    weights = load_file(folder / "model.safetensors")
+    shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+    asked = {"name": "lm_eval", "tasks": tasks, "device": "cpu", **settings}
+    context = Context(inputs={"a": folder})
+    return read_scoring(asked, shapes, context=context), weights, context
+
+
+def measured(folder: Path, **settings):
+    read, weights, context = scoring(folder, **settings)
+    return read.measure_one(read.evaluations[0], weights, context)
+
+
+def of_the_library(folder: Path, include: Path, output: Path, *more: str) -> dict[str, float]:
+    """The numbers of `python -m lm_eval` on a saved model."""
+    arguments = ["--model", "hf", "--model_args", f"pretrained={folder}", "--tasks", "word_choice"]
+    arguments += ["--include_path", str(include), "--device", "cpu", "--output_path", str(output), *more]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "lm_eval", *arguments]
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    (report,) = output.rglob("results*.json")
+    return json.loads(report.read_text())["results"]["word_choice"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("settings", [{}, {"limit": 7, "num_fewshot": 2, "batch_size": 4}])
+def test_the_numbers_are_those_of_the_command_line(settings, llamas, word_task, tmp_path: Path):
+    include = word_task()
+    more = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    theirs = of_the_library(llamas[0], include, tmp_path / "out", *more)
+
+    ours = measured(llamas[0], include_path=str(include), **settings).metrics
+
+    assert ours["word_choice/acc"] == theirs["acc,none"] == ours["score"]
+    assert ours["word_choice/acc_norm"] == theirs["acc_norm,none"]
+
+
+def test_the_models_of_a_sweep_give_what_fresh_processes_would(llamas, word_task):
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    include = word_task()
+    for folder in (*llamas, llamas[0]):
+        manager = TaskManager(include_path=str(include), include_defaults=False)
+        arguments = {"pretrained": str(folder)}
+        theirs = simple_evaluate(
+            "hf", arguments, ["word_choice"], task_manager=manager, bootstrap_iters=0, device="cpu"
+        )
+        samples = theirs["samples"]["word_choice"]
+
+        ours = measured(folder, include_path=str(include), score="acc_norm")
+
+        assert ours.outcomes is not None
+        assert ours.outcomes.values["word_choice"].tolist() == [sample["acc_norm"] for sample in samples]
+        assert ours.outcomes.examples["word_choice"].tolist() == [str(s["doc_id"]) for s in samples]
+        assert ours.metrics["score"] == theirs["results"]["word_choice"]["acc_norm,none"]
+
+
+def test_another_backend_loads_the_model_from_a_folder(llamas, word_task):
+    include = str(word_task())
+
+    direct, loaded = (measured(llamas[1], include_path=include, backend=b) for b in ("hf", "hf-auto"))
+
+    assert dict(direct.metrics) == dict(loaded.metrics)
+    assert direct.outcomes.equals(loaded.outcomes)
+
+
+def test_a_task_is_found_by_its_file(llamas, word_task):
+    file = word_task() / "word_choice.yaml"
+
+    by_file = measured(llamas[0], tasks=[str(file)])
+
+    assert by_file.outcomes.equals(measured(llamas[0], include_path=str(file.parent)).outcomes)
+
+
+def test_tasks_data_limit_tokenizer_and_model_decide_the_key(llamas, word_task, tmp_path: Path):
+    include = word_task()
+    copy = shutil.copytree(llamas[0], tmp_path / "copy")
+
+    def key(folder: Path = copy, **settings) -> str:
+        return scoring(folder, include_path=str(include), **settings)[0].evaluations[0].key
+
+    first = key()
+    assert key(llamas[0]) == key(llamas[1]) == first
+    different = {first, key(limit=3), key(num_fewshot=1), key(dtype="bfloat16")}
+    word_task(gold=0)
+    different.add(key())
+    word_task()
+    assert key() == first
+    write_tokenizer(copy, WORDS.replace("yes", "maybe"))
+    different.add(key())
+    assert len(different) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": ["word_chioce"]}, "lm_eval knows no task 'word_chioce'. Did you mean 'word_choice'"),
+        ({"tasks": []}, "evaluator.tasks: expected names of tasks, as in [arc_easy,piqa], got []"),
+        ({"tasks": ["gone.yaml"]}, "evaluator.tasks: the file gone.yaml does not exist"),
+        ({"include_path": "gone"}, "evaluator.include_path=gone: there is no such folder"),
+        ({"limit": 0}, "evaluator.limit: expected a number above 0, got 0"),
+        ({"num_fewshot": "two"}, "evaluator.num_fewshot: expected int, got 'two'"),
+        ({"backend": "hff"}, "evaluator.backend=hff: lm_eval knows no such model. Did you mean 'hf'"),
+        ({"backend": "vllm"}, "evaluator.backend=vllm needs vllm, which is not installed: pip install vllm"),
+        (
+            {"score": "ac_norm"},
+            "evaluator.score=ac_norm: the task word_choice has no such metric. Did you mean",
+        ),
+        ({"apply_chat_template": True}, "has no chat template"),
+        ({"model": "gone"}, "evaluator.model=gone: this folder does not exist"),
+        (
+            {"model": "org/gone"},
+            "it is not in the cache of the hub. Fetch it with hub.offline=false, or: hf dow",
+        ),
+        ({"device": "cuda"}, "evaluator.device=cuda: torch sees no GPU here"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_merged(settings, message: str, llamas, word_task):
+    with pytest.raises(ConfigError) as error:
+        scoring(llamas[0], **{"include_path": str(word_task()), **settings})
+
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("replace", "changes", "message"),
+    [
+        (
+            {"{{question}}": "{{qestion}}"},
+            {},
+            "word_choice: a template uses the column 'qestion', which the data lacks",
+        ),
+        ({}, {"gold": 3}, "the label of the first document is beyond its choices, which are counted from 0"),
+        ({"{{gold}}": "{{gold * 3 // 2}}"}, {}, "the label of document 2 is 3, and there are 3 choices"),
+        ({"words.jsonl": "gone.jsonl"}, {}, "gone.jsonl, which does not exist. A path in it is relative"),
+        (
+            {"test_split: test": "test_split: tset"},
+            {},
+            "evaluator.tasks=word_choice: the data cannot be loaded: ",
+        ),
+        ({"dataset_path: json": "dataset_path: json: x"}, {}, "cannot be read as a task of lm_eval: mapping"),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_said_before(replace, changes, message: str, llamas, word_task):
+    with pytest.raises(ConfigError) as error:
+        scoring(llamas[0], include_path=str(word_task(replace, **changes)))
+
+    assert message in str(error.value)
+
+
+def test_a_tokenizer_that_does_not_fit_is_an_error_before(llamas, word_task, tmp_path: Path):
+    copy = shutil.copytree(llamas[0], tmp_path / "copy")
+    write_tokenizer(copy, " ".join([WORDS, *(f"word{i}" for i in range(40))]))
+
+    with pytest.raises(
+        ConfigError, match=r"has 65 tokens, and model\.embed_tokens\.weight of the model has 40"
+    ):
+        scoring(copy, include_path=str(word_task()))
+
+
+def test_a_model_without_a_configuration_names_the_setting(llamas, word_task, tmp_path: Path):
+    save_file(load_file(llamas[0] / "model.safetensors"), tmp_path / "model.safetensors")
+    include = str(word_task())
+
+    with pytest.raises(
+        ConfigError, match=r"no config.json lies beside the inputs .* with evaluator.model=PATH"
+    ):
+        scoring(tmp_path, include_path=include)
+    assert measured(tmp_path, include_path=include, model=str(llamas[0])).metrics["score"] >= 0
+
+
+def test_logits_that_are_nan_are_an_error_for_that_model(llamas, word_task):
+    read, weights, context = scoring(llamas[0], include_path=str(word_task()))
+    weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
+
+    with pytest.raises(EvaluationError, match="the evaluator 'lm_eval': the logits are NaN"):
+        read.measure_one(read.evaluations[0], weights, context)
+    assert measured(llamas[0], include_path=str(word_task())).metrics["score"] >= 0

@@ -1,0 +1,361 @@
+"""The evaluators of pictures give the numbers of the library on the saved model."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pictures import write_folders
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tiny_vision import CLASSES, save_clip, save_vit
+
+from mecha_exp import Context, EvaluationError, Job, Outcomes, merge_many, weighted_sum
+from mecha_exp.errors import ConfigError
+from mecha_exp.evaluation import read_scoring
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
+
+SPLITS = ("validation", "test")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classifiers, two CLIPs, what is merged of each, and pictures of two tasks."""
+    root = tmp_path_factory.mktemp("vision")
+    for name, save in (("vit", save_vit), ("clip", save_clip)):
+        inputs = [save(root / f"{name}_{seed}", seed) for seed in (1, 2)]
+        merge_many([Job(weighted_sum(*inputs, alpha=0.25), root / name)])
+        (file,) = {"preprocessor_config.json"}
+        shutil.copy(inputs[0] / file, root / name / file)
+    for task in ("pets", "toys"):
+        write_folders(root / "data" / task, CLASSES, 8, splits=SPLITS)
+    return root
+
+
+def context_of(model: Path) -> Context:
+    return Context(
+        "point", inputs={"a": model.with_name(f"{model.name}_1"), "b": model.with_name(f"{model.name}_2")}
+    )
+
+
+def state_dict(model: Path) -> dict[str, torch.Tensor]:
+    return load_file(model / "model.safetensors")
+
+
+def measured(name: str, model: Path, weights=None, context=None, **settings) -> dict[str, Outcomes]:
+    """The outcomes on both splits, as a sweep measures them."""
+    weights = state_dict(model) if weights is None else weights
+    context = context or context_of(model)
+    shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+    scoring = read_scoring({"name": name, **settings}, shapes, context=context)
+    parts = [*scoring.evaluations, *scoring.on("test").evaluations]
+    results = {part.split: scoring.measure_one(part, weights, context) for part in parts}
+    return {str(split): measurement.outcomes for split, measurement in results.items()}
+
+
+def in_the_words_of_the_library(
+    outcomes: Outcomes, root: Path, label: Callable[[Image.Image, str], str]
+) -> None:
+    """Assert that each example is a hit where the library's answer is the name of its folder."""
+    for task, hits in outcomes.values.items():
+        assert len(hits) == 24
+        answers = []
+        for name in outcomes.examples[task]:
+            with Image.open(root / task / name) as picture:
+                answers.append(label(picture.convert("RGB"), task) == name.split("/")[1])
+        np.testing.assert_array_equal(hits, answers)
+        assert 0 < hits.mean() < 1
+
+
+def test_a_merged_classifier_scores_as_the_pipeline_of_transformers(folder):
+    by_split = measured(
+        "image_classification", folder / "vit", data=str(folder / "data"), tasks=["pets", "toys"]
+    )
+
+    pipeline = transformers.pipeline(
+        "image-classification", model=str(folder / "vit"), image_processor=str(folder / "vit"), use_fast=False
+    )
+    for outcomes in by_split.values():
+        in_the_words_of_the_library(outcomes, folder / "data", lambda p, _: pipeline(p, top_k=1)[0]["label"])
+
+
+def test_a_merged_clip_scores_as_the_zero_shot_pipeline(folder):
+    settings = {"data": str(folder / "data/pets"), "templates": "a small photo of the {}."}
+
+    by_split = measured("clip_zero_shot", folder / "clip", **settings)
+
+    pipeline = transformers.pipeline("zero-shot-image-classification", model=str(folder / "clip"))
+
+    def label(picture: Image.Image, task: str) -> str:
+        words = {"candidate_labels": list(CLASSES), "hypothesis_template": "a small photo of the {}."}
+        return pipeline(picture, **words)[0]["label"]
+
+    for outcomes in by_split.values():
+        in_the_words_of_the_library(outcomes, folder / "data", label)
+
+
+@pytest.mark.parametrize("name, model", [("image_classification", "vit"), ("clip_zero_shot", "clip")])
+def test_some_pictures_are_classified_as_among_all(folder, name, model):
+    settings = {"name": name, "data": str(folder / "data"), "tasks": ["pets", "toys"]}
+    weights, context = state_dict(folder / model), context_of(folder / model)
+    shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+    (evaluation,) = read_scoring(settings, shapes, context=context).evaluations
+    places = [1, 4, 22]
+
+    everything = evaluation.score(weights, context).outcomes
+    some = evaluation.among({"toys": places}).score(weights, context).outcomes
+
+    assert list(some.values) == ["toys"]
+    assert some.values["toys"].tolist() == everything.values["toys"][places].tolist()
+    assert some.examples["toys"].tolist() == everything.examples["toys"][places].tolist()
+
+
+def test_templates_are_averaged_as_clip_does_it_with_words_and_a_fixed_text_tower(folder):
+    words = {"pets": {"cat": "big red cat", "dog": "blue dog", "eel": "green eel"}}
+    sentences = ["a photo of a {}.", "a drawing of the {}.", "{}"]
+
+    by_split = measured(
+        "clip_zero_shot", folder / "clip", data=str(folder / "data"), tasks=["pets"], classes=words,
+        templates={"pets": sentences}, text_model=str(folder / "clip_2"),
+    )  # fmt: skip
+
+    text = transformers.CLIPModel.from_pretrained(folder / "clip_2").eval()
+    tower = transformers.CLIPModel.from_pretrained(folder / "clip").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "clip_2")
+    processor = transformers.AutoImageProcessor.from_pretrained(folder / "clip_1", backend="pil")
+    rows = []
+    for name in CLASSES:
+        tokens = tokenizer(
+            [s.format(words["pets"][name]) for s in sentences], padding=True, return_tensors="pt"
+        )
+        features = text.get_text_features(**tokens).pooler_output
+        mean = (features / features.norm(dim=1, keepdim=True)).mean(0)
+        rows.append(mean / mean.norm())
+
+    def label(picture: Image.Image, task: str) -> str:
+        pixels = processor(images=[picture], return_tensors="pt")
+        return CLASSES[
+            int((torch.stack(rows) @ tower.get_image_features(**pixels).pooler_output[0]).argmax())
+        ]
+
+    for outcomes in by_split.values():
+        in_the_words_of_the_library(outcomes, folder / "data", label)
+
+
+@pytest.mark.parametrize("kind", ["CLIPModel", "CLIPVisionModelWithProjection", "CLIPVisionModel"])
+def test_text_heads_from_files_are_clips_zero_shot(folder, tmp_path, kind):
+    """The features of class names as heads, on each form in which towers are published."""
+    data = {"data": str(folder / "data"), "tasks": ["pets", "toys"]}
+    text = transformers.CLIPModel.from_pretrained(folder / "clip_1").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "clip_1")
+    tokens = tokenizer([f"a photo of a {name}." for name in CLASSES], padding=True, return_tensors="pt")
+    weight = text.get_text_features(**tokens).pooler_output.detach()
+    for task in data["tasks"]:
+        save_file({"weight": weight / weight.norm(dim=1, keepdim=True)}, tmp_path / f"{task}.safetensors")
+    expected = measured("clip_zero_shot", folder / "clip", **data, text_model=str(folder / "clip_1"))
+    full = transformers.CLIPModel.from_pretrained(folder / "clip")
+    full.config.vision_config.projection_dim = 12
+    part = getattr(transformers, kind)(full.config if kind == "CLIPModel" else full.config.vision_config)
+    inner = full if kind == "CLIPModel" else full.vision_model
+    target = part if kind != "CLIPVisionModelWithProjection" else part.vision_model
+    target.load_state_dict(inner.state_dict())
+    if kind == "CLIPVisionModelWithProjection":
+        part.visual_projection.load_state_dict(full.visual_projection.state_dict())
+    part.save_pretrained(tmp_path / "tower")
+    shutil.copy(folder / "clip_1/preprocessor_config.json", tmp_path / "tower")
+    more = {"projection": str(folder / "clip/model.safetensors")} if kind == "CLIPVisionModel" else {}
+
+    by_split = measured(
+        "image_classification", tmp_path / "tower", context=Context(inputs={"a": tmp_path / "tower"}),
+        heads=str(tmp_path), **data, **more,
+    )  # fmt: skip
+
+    for split in SPLITS:
+        assert by_split[split].equals(expected[split])
+
+
+def test_linear_heads_of_a_classifiers_encoder_are_the_classifier(folder, tmp_path):
+    """A classifier's own layer as a frozen head, in a file with a head of another task beside it."""
+    weights = state_dict(folder / "vit")
+    head = {"weight": weights["classifier.weight"], "bias": weights["classifier.bias"]}
+    file = tmp_path / "heads.safetensors"
+    save_file(
+        {f"{task}.{name}": tensor.clone() for task in ("pets", "toys") for name, tensor in head.items()}, file
+    )
+    data = {"data": str(folder / "data"), "tasks": ["pets", "toys"]}
+
+    by_split = measured("image_classification", folder / "vit", heads=str(file), **data)
+
+    expected = measured("image_classification", folder / "vit", **data)
+    for split in SPLITS:
+        assert by_split[split].equals(expected[split])
+
+
+def test_pictures_are_split_by_a_share_where_there_is_one_set(folder):
+    by_split = measured(
+        "image_classification",
+        folder / "vit",
+        data=str(folder / "data/pets/test"),
+        validation_share=0.25,
+        limit=5,
+    )
+
+    names = {split: set(outcomes.examples["test"]) for split, outcomes in by_split.items()}
+    assert {split: len(examples) for split, examples in names.items()} == {"validation": 5, "test": 5}
+    assert not names["validation"] & names["test"]
+
+
+def test_what_decides_a_number_is_in_its_key(folder, tmp_path):
+    """Pictures, processor and class names by content; the test split's too."""
+    root = tmp_path / "copy"
+    shutil.copytree(folder / "data/pets", root)
+    shutil.copytree(folder / "vit_1", tmp_path / "vit_1")
+    (tmp_path / "names.txt").write_text("cat\ndog\neel\n")
+    context = Context(inputs={"a": tmp_path / "vit_1"})
+    shapes = {key: tuple(t.shape) for key, t in state_dict(folder / "vit").items()}
+
+    def key() -> str:
+        settings = {"name": "image_classification", "data": str(root), "classes": str(tmp_path / "names.txt")}
+        return read_scoring(settings, shapes, context=context).evaluations[0].key
+
+    keys = [key()]
+    shutil.copy(root / "test/cat/0.png", root / "test/cat/9.png")
+    keys.append(key())
+    processor = tmp_path / "vit_1/preprocessor_config.json"
+    processor.write_text(processor.read_text().replace('"resample": 2', '"resample": 3'))
+    keys.append(key())
+    (tmp_path / "names.txt").write_text("eel\ndog\ncat\n")
+    keys.append(key())
+    assert len(set(keys)) == 4
+    (tmp_path / "vit_1/README.md").write_text("nothing")
+    assert key() == keys[-1]
+
+
+def test_logits_that_are_not_numbers_are_an_error_of_that_point(folder):
+    weights = state_dict(folder / "vit")
+    weights["classifier.bias"] = torch.tensor([0.0, torch.nan, 0.0])
+
+    with pytest.raises(EvaluationError, match="NaN or infinite logits for 24 of 24 pictures of 'pets'"):
+        measured("image_classification", folder / "vit", weights, data=str(folder / "data/pets"))
+
+
+def heads(tmp_path: Path, shape: tuple[int, ...], name: str = "weight") -> str:
+    save_file({name: torch.zeros(shape)}, tmp_path / "pets.safetensors")
+    return str(tmp_path)
+
+
+def without_processor(folder: Path, tmp_path: Path) -> Context:
+    shutil.copytree(folder / "vit_1", tmp_path / "bare")
+    (tmp_path / "bare/preprocessor_config.json").unlink()
+    return Context(inputs={"a": tmp_path / "bare"})
+
+
+CLASSIFIER, CLIP = "image_classification", "clip_zero_shot"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "more", "message"),
+    [
+        (
+            CLASSIFIER,
+            "clip",
+            lambda f, t: {"heads": heads(t, (3, 16))},
+            "takes 16 features, and CLIPModel of",
+        ),
+        (
+            CLASSIFIER,
+            "vit",
+            lambda f, t: {"heads": heads(t, (2, 16))},
+            "has 3 classes, and the head of 'pets' has 2",
+        ),
+        (
+            CLASSIFIER,
+            "vit",
+            lambda f, t: {"heads": heads(t, (3, 16), "w")},
+            "has no 'weight' (or 'pets.weight')",
+        ),
+        (
+            CLASSIFIER,
+            "vit",
+            lambda f, t: {"heads": heads(t, (3,))},
+            "has shapes [[3]]: expected [classes, width]",
+        ),
+        (
+            CLASSIFIER,
+            "vit",
+            lambda f, t: {"heads": {"cars": "a"}},
+            "evaluator.heads.cars: there is no such task",
+        ),
+        (CLASSIFIER, "vit", lambda f, t: {"heads": str(t)}, "the head of 'pets', does not exist"),
+        (CLASSIFIER, "vit", lambda f, t: {"classes": ["cat", "dog"]}, "has 3 outputs, and 2 names are given"),
+        (
+            CLASSIFIER,
+            "vit",
+            lambda f, t: {"classes": ["a", "b", "c"]},
+            "the class 'cat' is none of the outputs",
+        ),
+        (CLASSIFIER, "clip", lambda f, t: {}, "holds a CLIPModel, which does not classify"),
+        (
+            CLASSIFIER,
+            "vit",
+            lambda f, t: {"projection": str(f / "clip_1")},
+            "evaluator.projection: without heads",
+        ),
+        (
+            CLASSIFIER,
+            "vit",
+            lambda f, t: {"batch_size": 0},
+            "evaluator.batch_size=0: expected a whole number",
+        ),
+        (CLASSIFIER, "vit", lambda f, t: {"data": None}, "evaluator.data: name the folder"),
+        (CLASSIFIER, "vit", lambda f, t: {"processor": str(t)}, "no preprocessor_config.json lies in"),
+        (CLASSIFIER, "vit", lambda f, t: {"device": "cuda:7"}, "evaluator.device=cuda:7: torch sees"),
+        (
+            CLASSIFIER,
+            "vit",
+            lambda f, t: {"context": without_processor(f, t)},
+            "name its folder with evaluator.pro",
+        ),
+        (CLIP, "vit", lambda f, t: {}, "no tokenizer lies in"),
+        (
+            CLIP,
+            "clip",
+            lambda f, t: {"templates": ["a photo"]},
+            "'a photo' needs {} once, where the class goes",
+        ),
+        (CLIP, "clip", lambda f, t: {"classes": ["cat", "dog"]}, "2 names for the 3 classes of 'pets'"),
+        (
+            CLIP,
+            "clip",
+            lambda f, t: {"classes": {"pets": {"cat": "a cat"}}},
+            "the class 'dog' of 'pets' has no words",
+        ),
+        (CLIP, "clip", lambda f, t: {"text_model": str(f / "vit_1")}, "evaluator.text_model=PATH"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_is_merged(folder, tmp_path, name, model, more, message):
+    settings = {"data": str(folder / "data/pets"), **more(folder, tmp_path)}
+    context = settings.pop("context", context_of(folder / model))
+    shapes = {key: tuple(tensor.shape) for key, tensor in state_dict(folder / model).items()}
+
+    with pytest.raises(ConfigError) as error:
+        read_scoring({"name": name, **settings}, shapes, context=context)
+
+    assert message in str(error.value)
+
+
+def test_a_processor_of_another_size_and_words_that_are_too_long_are_said_when_measured(folder, tmp_path):
+    save_vit(tmp_path / "large", 1, side=24)
+    settings = {"data": str(folder / "data/pets"), "processor": str(tmp_path / "large")}
+    with pytest.raises(
+        ConfigError, match=re.escape("makes pictures of 24 x 24 pixels, and the model takes 16 x 16")
+    ):
+        measured("image_classification", folder / "vit", **settings)
+
+    with pytest.raises(ConfigError, match="has 16 tokens, and the text tower takes 12: shorten it"):
+        measured(CLIP, folder / "clip", data=str(folder / "data/pets"), templates="a " * 12 + "{}.")

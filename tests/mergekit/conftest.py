@@ -1,0 +1,23 @@
+"""Tiny Llama models in a folder, made once."""
+
+from pathlib import Path
+
+import pytest
+
+from parity.mergekit_configs import write_models
+
+
+@pytest.fixture(scope="package")
+def llamas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models that the configurations name; tests write nothing into it."""
+    folder = tmp_path_factory.mktemp("llamas")
+    write_models(folder)
+    return folder
+
+
+@pytest.fixture
+def here(llamas: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder; the models are found beside it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MECHA_MODELS_DIR", str(llamas))
+    return tmp_path

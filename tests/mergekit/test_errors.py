@@ -1,0 +1,343 @@
+"""What a configuration of mergekit says wrongly or asks for in vain is an error that tells how to mend it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from mecha_exp import CheckpointError, ConfigError, MechaError, from_mergekit
+from parity.mergekit_configs import model_config
+
+TIES = "merge_method: ties\nbase_model: base\n"
+A = "models: [{model: a, parameters: {weight: 1}}]\n"
+
+
+def said(config: str, **options: object) -> str:
+    with pytest.raises(MechaError) as error:
+        from_mergekit(yaml.safe_load(config), **options)
+    assert isinstance(error.value, ConfigError | CheckpointError)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            "merge_method: tise\nmodels: [{model: a}]",
+            "merge_method: unknown method 'tise'. Did you mean 'ties'?",
+        ),
+        ("models: [{model: a}]", "merge_method: unknown method None"),
+        (TIES + A + "densty: 1", "configuration: unknown word 'densty'."),
+        (TIES + A + "parameter: {}", "configuration: unknown word 'parameter'. Did you mean 'parameters'?"),
+        (TIES, "expected exactly one of 'models' and 'slices', got none of them."),
+        (
+            TIES + A + "slices: [{}]",
+            "expected exactly one of 'models' and 'slices', got ['models', 'slices'].",
+        ),
+        (TIES + "models: {model: a}", "models: expected a list of mappings, got {'model': 'a'}."),
+        (TIES + "models: [{modle: a}]", "models[0]: unknown word 'modle'. Did you mean 'model'?"),
+        (TIES + "models: [{parameters: {}}]", "models[0]: names no 'model'."),
+        (TIES + "models: [{model: 3}]", "models[0].model: expected the path or the name of a model, got 3."),
+        (TIES + "models: [{model: a@b@c}]", "models[0].model: expected a model as PATH or ORG/NAME@REVISION"),
+        (TIES + "models: [{model: a}, {model: a}]", "models: a is there twice. An input is named once."),
+        (f"merge_method: ties\n{A}", "models: ties needs a base model. Name it: base_model: ORG/MODEL"),
+        (
+            f"merge_method: slerp\nbase_model: base\n{A.replace('weight', 't')}",
+            "slerp has one value for all inputs",
+        ),
+        (
+            "merge_method: slerp\nbase_model: base\nmodels: [{model: a}, {model: b}]\nparameters: {t: 1}",
+            "models: slerp takes exactly 2 inputs, got 3.",
+        ),
+        (
+            "merge_method: model_stock\nbase_model: base\nmodels: [{model: a}]",
+            "models: model_stock takes at least 3 inputs, got 2.",
+        ),
+        (
+            "merge_method: nuslerp\nmodels: [{model: a}]\nparameters: {weight: 1}",
+            "models: nuslerp takes exactly 2 inputs beside the base, got 1.",
+        ),
+        (TIES + "models: [{model: a}]", "models: ties needs the parameter 'weight'. Give it under"),
+        (
+            TIES + "models: [{model: a, parameters: {weight: {filter: mlp, value: 1}}}]",
+            "needs the parameter 'weight' at the key 'lm_head.weight'",
+        ),
+        (
+            TIES + A + "parameters: {densities: 1}",
+            "parameters.densities: ties has no such parameter, and mergekit",
+        ),
+        (TIES + A + "parameters: {densities: 1}", "Did you mean 'density'?"),
+        (TIES + A + "parameters: [1]", "parameters: expected a mapping of parameters, got [1]."),
+        (TIES + A + "parameters: {lambda: a}", "parameters.lambda: expected a number, got 'a'."),
+        (TIES + A + "parameters: {lambda: true}", "parameters.lambda: expected a number, got True."),
+        (TIES + A + "parameters: {lambda: .nan}", "parameters.lambda: expected a number, got nan."),
+        (TIES + A + "parameters: {normalize: 2}", "parameters.normalize: expected true or false, got 2."),
+        (
+            TIES + A + "parameters: {density: {filter: mlp}}",
+            "parameters.density[0]: a filter needs a 'value'",
+        ),
+        (
+            TIES + A + "parameters: {density: [{filtre: mlp, value: 1}]}",
+            "parameters.density[0]: unknown word 'filtre'. Did you mean 'filter'?",
+        ),
+        (
+            TIES + A + "parameters: {density: [{filter: 3, value: 1}]}",
+            "expected a part of the names of keys, got 3.",
+        ),
+        (
+            TIES + A + "parameters: {density: [[1, 2], 3]}",
+            "parameters.density: expected a number, got [1, 2].",
+        ),
+        (
+            TIES + "models: [{model: base, parameters: {weight: 1}}, {model: a}]",
+            "models[0].parameters.weight: ties has no value for the base model, and mergekit would",
+        ),
+        (
+            "merge_method: karcher\nmodels: [{model: a}, {model: b}]\nparameters: {max_iter: [2, 4]}",
+            "parameters.max_iter, between its points: expected a whole number, got 2.66",
+        ),
+        (TIES + A + "dtype: float12", "dtype: unknown dtype 'float12'. Did you mean"),
+        (TIES + A + "out_dtype: int8", "out_dtype: unknown dtype 'int8'."),
+        (
+            TIES + A + "parameters: {rescale: true, density: 0.5}",
+            "models: rescale: ties is not rescaled here.",
+        ),
+        (
+            f"merge_method: breadcrumbs_ties\nbase_model: base\n{A}parameters: {{normalize: true}}",
+            "models: normalize: breadcrumbs_ties adds what agrees here",
+        ),
+        (
+            "merge_method: della\nbase_model: base\nparameters: {weight: 1, density: 0.5}\nmodels:\n"
+            "- {model: a, parameters: {epsilon: 0.1}}\n- {model: b, parameters: {epsilon: 0.2}}",
+            "models: epsilon: one value for all models is supported, got [0.1, 0.2].",
+        ),
+        (
+            TIES + A.replace("a,", "a+b,"),
+            "models[0].model: the adapter 'b' is of PEFT's format, which is not read",
+        ),
+        (TIES + A + "tokenizer_source: union", "tokenizer_source: a union of vocabularies is not made here."),
+        (TIES + A + "tokenizer: {}", "tokenizer.source: a union of vocabularies is not made here."),
+        (
+            TIES + A + "tokenizer: {source: base, tokens: {x: {}}}",
+            "tokenizer.tokens: vocabularies are not changed",
+        ),
+        (TIES + A + "tokenizer: {sorce: base}", "tokenizer: unknown word 'sorce'. Did you mean 'source'?"),
+        (TIES + A + "tokenizer: base", "tokenizer: expected a mapping with 'source', got 'base'."),
+        (
+            TIES + A + "tokenizer: {source: base}\ntokenizer_source: base",
+            "tokenizer and tokenizer_source: give one of them.",
+        ),
+        (
+            TIES + A + "chat_template: chatml",
+            "chat_template: 'chatml' is a name, and only templates as text are read",
+        ),
+        (
+            "base_model: base\ngate_mode: random\nexperts: []",
+            "a mixture of experts (mergekit-moe), which is not made",
+        ),
+        (
+            "merge_method: ties\nmodules: {text: {}}",
+            "modules: parts of a model with settings of their own are not",
+        ),
+        (
+            TIES + "models: [{model: elsewhere}]\nparameters: {weight: 1}",
+            "the model 'elsewhere' does not exist.",
+        ),
+        (
+            TIES + "models: [{model: some/model@v2}]\nparameters: {weight: 1}",
+            "'some/model@v2' is not a file here",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(config: str, message: str, here: Path):
+    assert message in said(config)
+
+
+SLICES = "merge_method: passthrough\nslices:\n"
+PAIRS = "merge_method: linear\nparameters: {weight: 1}\nslices:\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            "- sources: [{model: a}]",
+            "slices[0].sources[0].layer_range: expected two whole numbers, the first",
+        ),
+        ("- sources: [{model: a, layer_range: [0]}]", "and the one after the last, got [0]."),
+        (
+            "- sources: [{model: a, layer_range: [2, 2]}]",
+            "[2, 2] has no layers. The second number is larger.",
+        ),
+        ("- sources: [{model: a, layer_range: [-1, 2]}]", "[-1, 2] has no layers."),
+        (
+            "- sources: [{model: a, layer_range: [0, 4]}]\n- sources: [{model: b, layer_range: [2, 5]}]",
+            "slices[1].sources[0].layer_range: ends at 5, and b has 4 layers, numbered from 0.",
+        ),
+        ("- {}", "slices[0].sources: expected a list of mappings, got None."),
+        ("- source: []", "slices[0]: unknown word 'source'. Did you mean 'sources'?"),
+        (
+            "- {sources: [{model: a, layer_range: [0, 1]}], residual_weight: 0.5}",
+            "slices[0].residual_weight: mergekit reads it nowhere. Remove it.",
+        ),
+        (
+            "- sources: [{model: a, layer_range: [0, 1]}, {model: b, layer_range: [0, 1]}]",
+            "slices[0]: passthrough takes exactly 1 input, got 2.",
+        ),
+    ],
+)
+def test_slices_that_cannot_be_stacked_are_refused(config: str, message: str, here: Path):
+    assert message in said(SLICES + config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            "- sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [0, 3]}]",
+            "slices[0]: its sources have different numbers of layers: [2, 3].",
+        ),
+        (
+            "- sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [0, 2]}]\n"
+            "- sources: [{model: a, layer_range: [2, 4]}]",
+            "slices[1]: has 1 sources, and slices[0] has 2. mergekit merges the last norm and the",
+        ),
+    ],
+)
+def test_slices_whose_sources_do_not_fit_are_refused(config: str, message: str, here: Path):
+    assert message in said(PAIRS + config)
+
+
+def test_a_base_of_a_slice_is_one_of_its_sources(here: Path):
+    config = "merge_method: ties\nbase_model: base\nslices: [{sources: [{model: a, layer_range: [0, 1]}]}]"
+
+    assert "slices[0]: the base model base is not among the sources. Add it." in said(config)
+
+
+def test_nothing_is_downloaded_unless_that_is_asked_for(here: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[bool] = []
+
+    def snapshot_download(repository: str, *, local_files_only: bool, **_: object) -> str:
+        asked.append(local_files_only)
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(pytest.importorskip("huggingface_hub"), "snapshot_download", snapshot_download)
+    config = TIES + "models: [{model: some/model}]\nparameters: {weight: 1}"
+
+    assert "Nothing is downloaded without hub.offline=false (offline=False in Python)." in said(config)
+    assert "cannot be fetched: no network in tests" in said(config, offline=False)
+    assert asked == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "- a\n- b",
+            "expected a configuration of mergekit, which is a mapping with 'merge_method', got ['a', 'b'].",
+        ),
+        ("", "expected a configuration of mergekit, which is a mapping with 'merge_method', got None."),
+        ("a: [", "is not YAML: while parsing a flow node"),
+        ("a: 1\n---\nb: 2", "has 2 documents, and one recipe is asked for. Put each into"),
+        (TIES + A + "parameters: {lambda: a}", "parameters.lambda: expected a number, got 'a'."),
+    ],
+)
+def test_a_file_is_named_in_its_errors(text: str, message: str, here: Path):
+    (here / "config.yml").write_text(text)
+
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        from_mergekit("config.yml")
+
+    assert str(error.value).startswith("config.yml")
+
+
+def test_a_file_that_is_not_there_is_an_error(here: Path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yml cannot be read: No such file or directory\."):
+        from_mergekit("nowhere.yml")
+
+
+def save_model(
+    folder: Path, keys: list[str], layers: int | None = None, dtype: torch.dtype = torch.float32
+) -> None:
+    folder.mkdir()
+    save_file({key: torch.zeros(2, 2, dtype=dtype) for key in keys}, folder / "model.safetensors")
+    if layers is not None:
+        (folder / "config.json").write_text(json.dumps(model_config(layers)))
+
+
+GRADIENT = "merge_method: slerp\nbase_model: x\nmodels: [{model: y}]\nparameters: {t: [0, 1]}"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (
+            (["a.w"], None),
+            (["a.w"], None),
+            "x: its layers cannot be told. Numbered modules in its keys: none.",
+        ),
+        (
+            (["text.0.w", "image.0.w"], None),
+            (["text.0.w"], None),
+            "x: its layers cannot be told. Numbered modules in its keys: image.* (1), text.* (1).",
+        ),
+        ((["h.0.w", "h.1.w"], 3), (["h.0.w"], 1), "of which its config.json says 3. Numbered modules"),
+        ((["h.0.w", "h.1.w"], 2), (["h.0.w"], 1), "the models differ in their layers: x has 2, y has 1."),
+    ],
+)
+def test_gradients_need_layers_that_can_be_told(x, y, message: str, here: Path):
+    save_model(here / "x", *x)
+    save_model(here / "y", *y)
+
+    assert message in said(GRADIENT)
+
+
+def test_keys_of_several_dtypes_need_a_dtype(here: Path):
+    save_model(here / "x", ["a.w", "b.w"])
+    for name, dtype in (("a.w", torch.float64), ("b.w", torch.float16)):
+        tensors = {"a.w": torch.zeros(2, 2), "b.w": torch.zeros(2, 2)}
+        tensors[name] = tensors[name].to(dtype)
+        (here / name).mkdir()
+        save_file(tensors, here / name / "model.safetensors")
+    linear = "merge_method: linear\nparameters: {weight: 1}\nmodels: "
+
+    assert "dtype: the models have several dtypes." in said(linear + "[{model: x}, {model: a.w}]")
+    assert from_mergekit(yaml.safe_load(linear + "[{model: x}, {model: b.w}]")) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"t1": 16, "t16": 1}, "the tokens of a are not those of base: token 1 is 't1' and 't16'."),
+        ({"t16": 16}, "the tokens of a are not those of base: 16 and 17 tokens."),
+    ],
+)
+def test_a_tokenizer_with_other_tokens_is_refused(change, message: str, here: Path, llamas: Path):
+    for name in ("base", "a"):
+        (here / name).mkdir()
+        for file in (llamas / name).iterdir():
+            (here / name / file.name).write_bytes(file.read_bytes())
+    tokenizer = json.loads((here / "a" / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {**vocabulary, **change}
+    (here / "a" / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    assert message in said(TIES + A + "tokenizer_source: base")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("models.1.parameters.weight", "expected a number below 1 for one of the list, got '1'."),
+        ("models.a", "models.a: expected a number below 1 for one of the list, got 'a'."),
+        ("slices.0.x", "slices.0.x: there is no 'slices'."),
+        ("merge_method.x", "merge_method.x: what stands above 'x' is 'ties', which has no parts."),
+        ("parameters.densty", "parameters.densty: ties has no such parameter"),
+    ],
+)
+def test_a_path_to_a_value_that_leads_nowhere_is_an_error(path: str, message: str, here: Path):
+    assert message in said(TIES + A, values={path: 0.5})
