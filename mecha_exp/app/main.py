@@ -31,6 +31,7 @@ from mecha_exp.plugins import load_plugins
 from mecha_exp.report import Results, terminal_table
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep, Tracking
+from mecha_exp.system.folders import make_new_folder
 from mecha_exp.system.progress import merge_summary
 from mecha_exp.terminal import show_error, show_plan, stdout
 
@@ -124,6 +125,8 @@ def _run_one(line: CommandLine, bench: Workbench) -> int:
     folder = Path(line.config.hydra.run.dir)
     _, scoring = _require_one_good_point(line, bench, folder)
     check_race(line, scoring)
+    if not any(word.startswith("hydra.run.dir=") for word in line.arguments):
+        folder = make_new_folder(folder)
     try:
         run_jobs([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], None, run_point)
     except KeyboardInterrupt:

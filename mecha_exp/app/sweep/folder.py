@@ -17,6 +17,7 @@ from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.checkpoint.transaction.paths import LOCK, sibling
 from mecha_exp.errors import CheckpointError, ConfigError, StoreError
 from mecha_exp.runs.sweep import LOCKED, SWEEP_FILE
+from mecha_exp.system.folders import numbered
 
 if TYPE_CHECKING:
     from mecha_exp.app.command_line import CommandLine
@@ -93,8 +94,7 @@ def _claim(folders: Iterator[Path], keep: Callable[[Path], None]) -> tuple[Path,
 
 def _fresh(folder: Path) -> Iterator[Path]:
     """The folder, or a new one beside it: two sweeps may start in the same second."""
-    numbered = (folder.with_name(f"{folder.name}_{number}") for number in itertools.count(2))
-    return (path for path in itertools.chain([folder], numbered) if not (path / SWEEP_FILE).exists())
+    return (path for path in numbered(folder) if not (path / SWEEP_FILE).exists())
 
 
 def _keep(bench: Workbench, key: str, folder: Path) -> None:

@@ -1,0 +1,25 @@
+"""Names and makes folders that several processes may want in the same second."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def numbered(folder: Path) -> Iterator[Path]:
+    """A path, then the same with `_2`, `_3` and so on behind its name."""
+    yield folder
+    yield from (folder.with_name(f"{folder.name}_{number}") for number in itertools.count(2))
+
+
+def make_new_folder(folder: Path) -> Path:
+    """Make a folder that was not there, with a number behind its name if that is taken; returns its path."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for path in numbered(folder):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("there is always another number")
