@@ -11,6 +11,7 @@ from pathlib import Path
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.point import Point
 from mecha_exp.app.racing import Races, without_outcomes
+from mecha_exp.app.words.experts import names_of
 from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError, MechaError, MergeError
 from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement
 from mecha_exp.evaluation.normalisation import find_experts, normalised
@@ -54,10 +55,10 @@ class Measured:
         """The files beside the numbers, by their names below the prefix of their evaluation."""
         return {e.prefix + name: content for e, m in self.parts for name, content in m.files.items()}
 
-    def rows(self, role: str, name: str) -> list[MeasuredOutcomes]:
-        """The outcomes for a file, under the name of a point or an input."""
+    def rows(self, role: str, name: str, experts: int | None) -> list[MeasuredOutcomes]:
+        """The outcomes for a file, under the name of a point or an input, with the number of its set."""
         return [
-            MeasuredOutcomes(role, None, name, e.metric, e.split or WHOLE, m.outcomes)
+            MeasuredOutcomes(role, None, name, e.metric, e.split or WHOLE, m.outcomes, experts)
             for e, m in self.parts
             if m.outcomes is not None
         ]
@@ -296,7 +297,21 @@ def _named_experts(point: Point) -> dict[str, Path]:
     if not isinstance(named, Mapping):
         raise ConfigError(f"models.expert_of={named}: expected tasks with models: {{task_a: expert_a}}.")
     files = {name: point.files[node] for node, name in point.names.items()}
+    others = _experts_by_name(point)
     return {
-        str(task): files.get(str(model)) or find_model(str(model), point.options.model_dirs)
+        str(task): files.get(str(model))
+        or find_model(others.get(str(model), str(model)), point.options.model_dirs)
         for task, model in named.items()
     }
+
+
+def _experts_by_name(point: Point) -> dict[str, str]:
+    """The paths of the experts that a point could have merged: of `models.experts`, and of its set."""
+    models = point.config["models"]
+    sets, number = models.get("sets") or (), point.expert_set or 0
+    of_set = sets[number] if number < len(sets) else ()
+    named: dict[str, str] = {}
+    for experts in (of_set, models.get("experts") or ()):
+        paths = [str(expert) for expert in experts]
+        named |= zip(names_of(paths), paths, strict=True)
+    return named

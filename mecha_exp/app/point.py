@@ -83,6 +83,12 @@ class Point:
         return {**own, **({"blocks": self.config["blocks"]} if self.config["blocks"] else {})}
 
     @property
+    def expert_set(self) -> int | None:
+        """The number of its set of experts in `models.sets`; None where sets are no replicates."""
+        number = self.config["models"].get("set")
+        return number if isinstance(number, int) else None
+
+    @property
     def names_its_output(self) -> bool:
         """Whether the user chose the path of the model."""
         return self.output is not None and bool(self.config["output"]["path"])

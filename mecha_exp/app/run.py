@@ -223,8 +223,9 @@ def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> 
     record.metrics.update(scores)
     record.base, record.expert_of = base_of(point), experts_of(point)
     record.references = {name: m.numbers | of_inputs[name] for name, m in inputs.items()}
-    rows = [part for name, m in inputs.items() for part in m.rows(INPUT, name)]
-    write_outcomes([*measured.rows(POINT, record.name), *rows], point.folder / OUTCOMES_FILE)
+    rows = measured.rows(POINT, record.name, point.expert_set)
+    rows += [part for name, m in inputs.items() for part in m.rows(INPUT, name, point.expert_set)]
+    write_outcomes(rows, point.folder / OUTCOMES_FILE)
     write_files(measured.files, point.folder / FILES)
     for name, m in inputs.items():
         add_files_of_input(m.files, name, Path(HydraConfig.get().sweep.dir) if run.sweep else point.folder)

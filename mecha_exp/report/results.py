@@ -325,13 +325,18 @@ class Results:
     @property
     def references(self) -> dict[str, dict[str, float]]:
         """The metrics of the inputs, by name; of several sets of experts the means over the sets."""
-        inputs: dict[str, dict[Value, dict[str, float]]] = {}
+        means = {name: _means([*sets.values()]) for name, sets in self.references_by_set.items()}
+        return {name: values for name, values in means.items() if values}
+
+    @cached_property
+    def references_by_set(self) -> dict[str, dict[int | None, dict[str, float]]]:
+        """The metrics of the inputs, by name and by the set of experts of the points that have them."""
+        inputs: dict[str, dict[int | None, dict[str, float]]] = {}
         for record in self.records:
-            number = self.value(record, SET_KEY)
+            number = self.expert_set(record)
             for name, values in record.references.items():
                 inputs.setdefault(name, {}).setdefault(number, {}).update(values)
-        means = {name: _means([*sets.values()]) for name, sets in inputs.items()}
-        return {name: values for name, values in means.items() if values}
+        return inputs
 
     @cached_property
     def metrics(self) -> list[str]:
@@ -383,6 +388,11 @@ class Results:
             if name == key:
                 return text
         return ""
+
+    def expert_set(self, record: Record) -> int | None:
+        """The number of a point's set of experts; None where sets are no replicates."""
+        number = self.value(record, SET_KEY)
+        return number if isinstance(number, int) else None
 
     def value(self, record: Record, key: str) -> Value:
         """A point's value of a swept key; None if the point does not set it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError
-from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, SET_KEY, Results, results_of
+from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, SET_KEY, Results, Setting, results_of
 from mecha_exp.runs.environment import are_mixed
 from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, numbered, outcomes_so_far
 from mecha_exp.runs.record import RACE_EXAMPLES, Record, write_json
@@ -30,6 +30,7 @@ _MIXED = (
 _SEEDS_ALONE = "seeds alone: chance among the examples is not in it"
 _SOURCES = {SET_KEY: "experts"}
 """What replicates differ in, where it has another name than the key that says so."""
+_IN_WORDS = {"seed": "seeds", SET_KEY: "sets of experts"}
 
 
 def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
@@ -116,48 +117,59 @@ def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Can
     by_number = {model.point: model for model in models if model.role == POINT}
     numbers = {id(record): number for number, record in enumerate(results.records)}
     key = next((key for key in METHOD_KEYS if key in results.keys), None)
-    candidates = []
-    for setting in results.ranked:
-        labels: set[str] = set()
-        for record in setting.finished if not setting.dropped else ():
-            model = by_number.get(numbers[id(record)])
-            recipe = setting.values[key] if key else record.parameters.get("method")
-            candidates.append(
-                Candidate(
-                    setting.name,
-                    str(recipe or "merge"),
-                    dict(setting.values),
-                    _of_metric(model, results),
-                    _label(results, record, labels),
-                    _numbers(results, record.metrics),
-                )
-            )
-    return candidates
+    return [
+        Candidate(
+            setting.name,
+            str((setting.values[key] if key else record.parameters.get("method")) or "merge"),
+            dict(setting.values),
+            _of_metric(by_number.get(numbers[id(record)]), results),
+            label,
+            _numbers(results, record.metrics),
+        )
+        for setting in results.ranked
+        for label, record in _replicates(results, setting).items()
+    ]
 
 
-def _label(results: Results, record: Record, used: set[str]) -> str:
-    """What tells a replicate apart: its seed and set of experts, and a number where these come again."""
-    texts = {key: results.text(record, key) for key in REPLICATE_KEYS}
-    label = ",".join(f"{_SOURCES.get(key, key)}={text}" for key, text in texts.items() if text)
-    repeated = sum(known.partition(" ")[0] == label for known in used)
-    label += f" ({repeated + 1})" if repeated else ""
-    used.add(label)
-    return label
+def _replicates(results: Results, setting: Setting) -> dict[str, Record]:
+    """The measured points of a setting by what tells them apart.
+
+    That is their seed and their set of experts, and a number where these come again.
+    """
+    labelled: dict[str, Record] = {}
+    for record in setting.finished if not setting.dropped else ():
+        texts = {key: results.text(record, key) for key in REPLICATE_KEYS}
+        label = ",".join(f"{_SOURCES.get(key, key)}={text}" for key, text in texts.items() if text)
+        repeated = sum(known.partition(" ")[0] == label for known in labelled)
+        labelled[label + (f" ({repeated + 1})" if repeated else "")] = record
+    return labelled
 
 
 def inputs_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
-    """A candidate for each input that was measured."""
+    """A candidate for each input that was measured; with several sets of experts one for each replicate.
+
+    So an expert of a set stands beside the points of this set, and the base beside all.
+    """
     from mecha_exp.verdict import Candidate
 
-    by_name = {model.name: model for model in models if model.role == INPUT}
-    names = dict.fromkeys([*by_name, *results.references])
+    measured = {(model.name, model.experts): model for model in models if model.role == INPUT}
+    numbers = {(name, n): of for name, sets in results.references_by_set.items() for n, of in sets.items()}
+    replicates = [
+        (label, results.expert_set(record))
+        for setting in results.ranked
+        for label, record in _replicates(results, setting).items()
+    ]
     return [
         Candidate(
             name,
-            outcomes=_of_metric(by_name.get(name), results),
-            numbers=_numbers(results, results.references.get(name, {})),
+            outcomes=_of_metric(measured.get((name, experts)), results),
+            replicate=label,
+            numbers=_numbers(results, numbers.get((name, experts), {})),
         )
-        for name in names
+        for name, experts in dict.fromkeys([*measured, *numbers])
+        for label in dict.fromkeys(
+            [label for label, n in replicates if n == experts and n is not None] or [""]
+        )
     ]
 
 
@@ -191,29 +203,30 @@ def _base(records: Iterable[Record]) -> str | None:
 
 
 def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) -> dict[str, str] | None:
-    """The input that is the expert of each task: named by the configuration, or best by far."""
+    """The input that is the expert of each task: named by the configuration, or in each set best by far."""
     from mecha_exp.evaluation.normalisation import find_experts
     from mecha_exp.verdict.candidates import comparable
 
     split = splits_of(results)[1]
     usable, _ = comparable([i for i in inputs if split in i.outcomes], split)
-    outcomes = {candidate.name: candidate.outcomes[split] for candidate in usable}
-    named: dict[str, str] = {}
-    for record in results.finished:
-        measured = {task: name for task, name in record.expert_of.items() if name in outcomes}
-        # One file of several sets is not the expert of all of them.
-        named |= {task: name for task, name in measured.items() if numbered(name, 2) not in outcomes}
-    try:
-        experts = find_experts(
-            outcomes,
-            base,
-            {task: outcomes[name] for task, name in named.items()},
-            minimized=results.minimized,
-        )
-    except EvaluationError:  # a task that is not measured on this split
-        return None
-    names = {id(part): name for name, part in outcomes.items()}
-    return {task: names[id(part)] for task, part in experts.items()}
+    sets: dict[str, dict[str, Outcomes]] = {}
+    for candidate in usable:
+        sets.setdefault(candidate.replicate, {})[candidate.name] = candidate.outcomes[split]
+    named = {task: name for record in results.finished for task, name in record.expert_of.items()}
+    found = []
+    for outcomes in sets.values():
+        known = {task: outcomes[name] for task, name in named.items() if name in outcomes}
+        try:
+            experts = find_experts(outcomes, base, known, minimized=results.minimized)
+        except EvaluationError:  # a task that is not measured on this split
+            return None
+        names = {id(part): name for name, part in outcomes.items()}
+        found.append({task: names[id(part)] for task, part in experts.items()})
+    return (
+        {task: name for task, name in found[0].items() if all(of_set.get(task) == name for of_set in found)}
+        if found
+        else {}
+    )
 
 
 def write_verdict(results: Results, path: Path) -> bool:
@@ -247,8 +260,7 @@ def conclusion(results: Results) -> list[str]:
 def intervals(results: Results) -> dict[tuple[str, str], tuple[float, float]]:
     """The 95 % intervals of the verdict, by the name of a setting or an input and that of a metric.
 
-    Inputs of one name from several sets of experts have none: the table has the mean over the sets, and the
-    verdict knows each file alone.
+    Several files of one name have none: the table has one line for them, and the verdict knows each alone.
     """
     bounds = {}
     scores = results.verdict.scores if results.verdict else ()
@@ -276,14 +288,19 @@ def footnotes(results: Results, *, has_intervals: bool, has_spreads: bool) -> li
         tests = "paired tests at 5 % after Holm's correction"
         lines.append(f"{TIED} the data cannot tell it from the best ({BEST}) in {tests}")
     if has_intervals and verdict:
-        replicated = any(score.replicates > 1 for score in verdict.scores)
-        examples = "examples and seeds" if replicated else "examples"
-        lines.append(f"[low, high] 95 % interval over {examples if verdict.examples else _SEEDS_ALONE}")
+        over = " and ".join(["examples", *_varied(results)]) if verdict.examples else _SEEDS_ALONE
+        lines.append(f"[low, high] 95 % interval over {over}")
     if has_spreads:
         lines.append(f"± 95 % interval (Student's t) over {_SEEDS_ALONE}")
     if made_with := results.made_with:
         lines.append(f"{ELSEWHERE} {elsewhere_text(made_with)}")
     return lines
+
+
+def _varied(results: Results) -> list[str]:
+    """What the replicates of a table's settings differ in, in words."""
+    texts = {key: {results.text(record, key) for record in results.finished} for key in REPLICATE_KEYS}
+    return [_IN_WORDS[key] for key, values in texts.items() if results.has_replicates and len(values) > 1]
 
 
 def elsewhere_text(made_with: Sequence[str]) -> str:

@@ -4,7 +4,8 @@
 
 Columns: `role` (`point` or `input`), `point` (its number; null for inputs, and in a run of its own), `name`
 (of the point or the input), `metric` (the mean over tasks is the number of that name), `split` (`all` of an
-evaluator without splits), `task`, `example`, `cluster`, `value`.
+evaluator without splits), `experts` (the number of the set of experts of the point or the input; null where
+sets are no replicates), `task`, `example`, `cluster`, `value`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WHOLE = "all"
 """The name of the split of an evaluator that has none."""
 POINT, INPUT = "point", "input"
 """Roles: a merged model, and one that was merged."""
-LABELS = ("role", "point", "name", "metric", "split")
+LABELS = ("role", "point", "name", "metric", "split", "experts")
 ROWS_IN_A_GROUP = 1_000_000
 """Rows that are compressed together: what names have in common is stored once."""
 
@@ -45,6 +46,7 @@ class MeasuredOutcomes:
         metric: the name of the mean over tasks.
         split: of the data; `all` if the evaluator has no splits.
         outcomes: by task and example.
+        experts: the number of the set of experts in `models.sets`; None where sets are no replicates.
     """
 
     role: str
@@ -53,6 +55,7 @@ class MeasuredOutcomes:
     metric: str
     split: str
     outcomes: Outcomes
+    experts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,14 @@ class ModelOutcomes:
         point: the number of the point; None for an input.
         name: of the point or the input.
         by_metric: outcomes by the name of their mean and by split.
+        experts: the number of the set of experts; an input has outcomes in each set.
     """
 
     role: str
     point: int | None
     name: str
     by_metric: Mapping[str, Mapping[str, Outcomes]] = field(default_factory=dict)
+    experts: int | None = None
 
 
 def write_outcomes(measured: Iterable[MeasuredOutcomes], path: Path) -> bool:
@@ -101,9 +106,10 @@ def read_outcomes(path: Path) -> list[MeasuredOutcomes]:
 
     try:
         table = parquet.ParquetFile(path).read()
+        labels = [label for label in LABELS if label in table.column_names or label != "experts"]
         return [
-            MeasuredOutcomes(*labels, outcomes=outcomes)  # type: ignore[arg-type, misc]
-            for labels, outcomes in outcomes_in(table, LABELS)
+            MeasuredOutcomes(**dict(zip(labels, values, strict=True)), outcomes=outcomes)  # type: ignore[arg-type]
+            for values, outcomes in outcomes_in(table, labels)
         ]
     except (ArrowException, OSError, KeyError) as error:
         raise ConfigError(f"{path} cannot be read as outcomes: {error}.") from None
@@ -111,15 +117,18 @@ def read_outcomes(path: Path) -> list[MeasuredOutcomes]:
 
 def models_in(measured: Iterable[MeasuredOutcomes]) -> list[ModelOutcomes]:
     """The outcomes of each point and input, by metric and split, in their order."""
-    models: dict[tuple[str, int | None, str], dict[str, dict[str, Outcomes]]] = {}
+    models: dict[tuple[str, int | None, str, int | None], dict[str, dict[str, Outcomes]]] = {}
     for part in measured:
-        by_metric = models.setdefault((part.role, part.point, part.name), {})
+        by_metric = models.setdefault((part.role, part.point, part.name, part.experts), {})
         by_metric.setdefault(part.metric, {})[part.split] = part.outcomes
-    return [ModelOutcomes(*model, by_metric) for model, by_metric in models.items()]
+    return [
+        ModelOutcomes(role, point, name, by_metric, experts)
+        for (role, point, name, experts), by_metric in models.items()
+    ]
 
 
 def collect_outcomes(folders: Mapping[Path, int], path: Path) -> bool:
-    """Write the outcomes of a sweep's points, and of each input once; returns whether there are some.
+    """Write the outcomes of a sweep's points, and of each input once a set; returns whether there are some.
 
     Args:
         folders: of the points, with their numbers.
@@ -129,21 +138,21 @@ def collect_outcomes(folders: Mapping[Path, int], path: Path) -> bool:
 
 
 def _collected(folders: Mapping[Path, int]) -> Iterator[MeasuredOutcomes]:
-    inputs: dict[tuple[str, str, str], list[Outcomes]] = {}
+    inputs: dict[tuple[str, str, str, int | None], list[Outcomes]] = {}
     for folder, number in folders.items():
         file = folder / OUTCOMES_FILE
         for part in read_outcomes(file) if file.is_file() else ():
             if part.role == POINT:
                 yield replace(part, point=number)
                 continue
-            earlier = inputs.setdefault((part.name, part.metric, part.split), [])
+            earlier = inputs.setdefault((part.name, part.metric, part.split, part.experts), [])
             if not any(part.outcomes.equals(other) for other in earlier):
                 earlier.append(part.outcomes)  # other files of one name are told apart by a number
                 yield part if len(earlier) == 1 else replace(part, name=numbered(part.name, len(earlier)))
 
 
 def numbered(name: str, number: int) -> str:
-    """The name of an input among several files of one name, such as experts of several sets, from 2 on."""
+    """The name of an input among several files of one name, from 2 on."""
     return f"{name} ({number})"
 
 

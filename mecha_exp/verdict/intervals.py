@@ -75,7 +75,7 @@ class Resampling:
         self._panel, self._resamples, self._seed = panel, resamples, seed
 
     def task_means(self, name: str) -> Floats:
-        """The mean of a task for each draw, float64 [resamples, settings]."""
+        """The mean of a task for each draw of clusters, float64 [resamples, candidates]."""
         task = self._panel.tasks[name]
         drawn = np.empty((self._resamples, task.sums.shape[1]))
         start = 0
@@ -83,7 +83,7 @@ class Resampling:
             chosen = weights[:, task.members]
             drawn[start : start + len(weights)] = (chosen @ task.sums) / (chosen @ task.sizes)[:, None]
             start += len(weights)
-        return self._over_replicates(drawn) if self._panel.replicated else drawn
+        return drawn
 
     def _cluster_weights(self) -> Iterator[Floats]:
         """How often each cluster is drawn, float64 [some resamples, clusters], the same at each call."""
@@ -98,9 +98,11 @@ class Resampling:
             flat = np.concatenate([(offsets + place).reshape(-1) for place in places])
             yield np.bincount(flat, minlength=rows * clusters).reshape(rows, clusters).astype(np.float64)
 
-    def _over_replicates(self, drawn: Floats) -> Floats:
+    def over_replicates(self, drawn: Floats) -> Floats:
         """Average columns over drawn replicates, [resamples, candidates] to [resamples, settings]."""
         panel, averaged = self._panel, self._panel.by_setting(drawn)
+        if not panel.replicated:
+            return averaged
         shares: dict[tuple[str, ...], Floats] = {}
         for setting, (labels, start) in enumerate(zip(panel.replicates, panel.starts, strict=True)):
             count = len(labels)

@@ -71,18 +71,35 @@ def usable_experts(
     if unmeasured:
         return {}, [f"Scores are not normalised: the expert {listed(unmeasured)} was not measured."]
     places = {task: panel.index(experts[task]) for task in panel.tasks}
-    means = {task: panel.by_setting(part.means)[places[task]] for task, part in panel.tasks.items()}
-    if zero := [task for task, mean in means.items() if mean <= 0]:
+    columns = {
+        task: slice(panel.starts[e], panel.starts[e] + len(panel.replicates[e])) for task, e in places.items()
+    }
+    if zero := [task for task, of_expert in columns.items() if panel.tasks[task].means[of_expert].min() <= 0]:
         return {}, [f"Scores are not normalised: the expert of {_tasks(zero)} has no score above 0."]
     return places, []
 
 
-def shares_of_experts(means: Mapping[str, Floats], places: Mapping[str, int]) -> dict[str, Floats]:
-    """Each task's means [..., settings] over its expert's; NaN where a drawn expert has no score."""
-    shares = {}
-    for task, values in means.items():
-        expert = values[..., [places[task]]]
-        shares[task] = np.divide(values, expert, out=np.full(values.shape, np.nan), where=expert > 0)
+def shares_of_expert(panel: Panel, values: Floats, expert: int) -> Floats:
+    """Each candidate's values over those of a task's expert, [..., candidates].
+
+    A replicate is divided by the expert's replicate of the same label: each set of experts by its own. Where
+    the expert has none of that label, it is divided by the mean of the expert's replicates.
+
+    Args:
+        panel: that has the candidates.
+        values: means of the task, [..., candidates].
+        expert: the place of the expert among the settings.
+
+    Returns:
+        The shares; NaN where the expert's value is not above 0.
+    """
+    by_label = {label: int(panel.starts[expert]) + i for i, label in enumerate(panel.replicates[expert])}
+    places = [by_label.get(label, -1) for labels in panel.replicates for label in labels]
+    of_expert = values[..., places]
+    alone = np.array(places) < 0
+    if alone.any():
+        of_expert[..., alone] = panel.by_setting(values)[..., [expert]]
+    shares: Floats = np.divide(values, of_expert, out=np.full(values.shape, np.nan), where=of_expert > 0)
     return shares
 
 

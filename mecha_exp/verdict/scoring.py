@@ -16,7 +16,7 @@ from mecha_exp.verdict.intervals import (
     task_bounds,
     unseen,
 )
-from mecha_exp.verdict.normalisation import Normalised, shares_of_experts
+from mecha_exp.verdict.normalisation import Normalised, shares_of_expert
 from mecha_exp.verdict.panel import Floats, Integers, Panel
 from mecha_exp.verdict.result import Score
 from mecha_exp.verdict.sources import variance_sources
@@ -66,14 +66,16 @@ def measure(
     tasks, shares, parts = {}, {}, []
     overall, normalised = np.zeros((resamples, len(panel.names))), np.zeros((resamples, len(panel.names)))
     for name, task in panel.tasks.items():
-        draws, means = resampling.task_means(name), panel.by_setting(task.means)
+        drawn = resampling.task_means(name)
+        draws, means = resampling.over_replicates(drawn), panel.by_setting(task.means)
         bounds = task_bounds(panel, task, draws)
         tasks[name] = estimates(means, bounds)
         parts.append((means, bounds, task.binary))
         overall += draws / count
         if experts:
-            normalised += shares_of_experts({name: draws}, experts)[name] / count
-            shares[name] = shares_of_experts({name: means}, experts)[name]
+            drawn_shares = shares_of_expert(panel, drawn, experts[name])
+            normalised += resampling.over_replicates(drawn_shares) / count
+            shares[name] = panel.by_setting(shares_of_expert(panel, task.means, experts[name]))
     if count > 1:
         bounds = macro_bounds(overall, panel.scores, parts)
     differences = _differences(panel, pairs, overall)

@@ -3,9 +3,9 @@
 import itertools
 import json
 import math
-import shutil
 from pathlib import Path
 
+import pandas
 import pytest
 from safetensors.torch import load_file, save_file
 from sweep_folders import NONE, overrides, records, rows, sweep_of
@@ -53,22 +53,40 @@ def test_points_that_differ_in_their_set_are_replicates_of_one_setting(app, fold
     assert [row["models.set"] for row in rows(sweep_of(folder))] == ["0", "1", "0", "1"]
 
 
-def test_inputs_of_one_name_in_several_sets_have_no_interval_of_one_of_them(app, folder, tmp_path):
-    (tmp_path / "other").mkdir()
-    for name, other in zip(NAMES, (*NAMES[1:], NAMES[0]), strict=True):
-        shutil.copy(DIGITS / f"{other}.safetensors", tmp_path / "other" / f"{name}.safetensors")
-    sets = [[f"'{place / name}.safetensors'" for name in NAMES] for place in (DIGITS, tmp_path / "other")]
-    listed = f"models.sets=[{','.join('[' + ','.join(files) + ']' for files in sets)}]"
-
-    words = ("sweep.replicate=[experts]", listed, "models.expert_of={0_3: expert_0_3}")
-    outcome = app(*MEASURED, "alpha=0.2,0.4", *words, "-m")
+def test_inputs_of_several_sets_are_replicates_and_each_set_has_its_own_experts(app, folder, sets):
+    outcome = app(*MEASURED, "alpha=0.2,0.4", "sweep.replicate=[experts]", sets, "-m")
 
     assert outcome.status == 0, outcome.err
+    assert "95 % interval over examples and sets of experts" in outcome.out
     results = concluded_results(Sweep.load(sweep_of(folder)), sweep_of(folder))
+    scores = {(score.point, score.split): score for score in results.verdict.scores}
     bounds = intervals(results)
-    assert ("base", "accuracy") in bounds
-    assert not {(name, metric) for name, metric in bounds if name in NAMES}
-    assert "Scores are not normalised: " in " ".join(results.verdict.notes)
+    for name in NAMES:
+        low, high = bounds[name, "accuracy"]
+        assert scores[name, "validation"].replicates == 2
+        assert low <= results.references[name]["accuracy"] <= high
+        assert scores[name, "validation"].overall.value == pytest.approx(results.references[name]["accuracy"])
+    for setting in results.settings:
+        for split, metric in (("validation", ""), ("test", "test/")):
+            of_points = setting.estimate(f"{metric}accuracy/normalised").mean
+            if (setting.name, split) in scores:
+                assert scores[setting.name, split].normalised.overall.value == pytest.approx(of_points)
+    table = pandas.read_parquet(sweep_of(folder) / "outcomes.parquet")
+    assert set(table.name[table.role == "input"]) == {"base", *NAMES}
+    means = table[(table.name == "expert_0_3") & (table.split == "validation")].groupby(["experts", "task"])
+    assert [number for number, _ in means.value.mean().index] == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_point_without_some_experts_is_divided_by_those_of_its_own_set(app, folder, sets):
+    words = ("sweep=leave_one_expert_out", "sweep.replicate=[experts]", sets)
+
+    assert app(*MEASURED, *words, "models.expert_of={0_3: expert_0_3}").status == 0
+
+    without = [r for r in records(sweep_of(folder)) if "++expert=expert_0_3" in r["overrides"]]
+    assert len(without) == 2
+    for record in without:
+        assert "expert_0_3" not in record["references"]
+        assert 0 < record["metrics"]["accuracy/normalised"] < 1
 
 
 def test_seeds_and_sets_make_replicates_together(app, folder, sets):

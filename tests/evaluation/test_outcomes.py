@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from mecha_exp import EvaluationError, Outcomes
 from mecha_exp.errors import ConfigError
@@ -131,7 +132,7 @@ def test_pandas_reads_them(tmp_path):
 
     table = pandas.read_parquet(path)
 
-    columns = ["role", "point", "name", "metric", "split", "task", "example", "cluster", "value"]
+    columns = ["role", "point", "name", "metric", "split", "experts", "task", "example", "cluster", "value"]
     assert list(table.columns) == columns
     assert table.value.tolist() == [1, 1, 0, 1, 0, 1]
     assert table.groupby("task", observed=True).value.mean().to_dict() == {"cats": 0.75, "dogs": 0.5}
@@ -178,6 +179,27 @@ def test_a_sweep_has_each_input_once_and_tells_others_of_its_name_apart(tmp_path
         (INPUT, None, "base (2)"),
     ]
     assert models[-1].by_metric["accuracy"]["validation"].equals(other)
+
+
+def test_an_input_of_several_sets_of_experts_is_there_once_for_each(tmp_path):
+    for number, experts in enumerate((0, 1, 0)):
+        (tmp_path / str(number)).mkdir()
+        part = MeasuredOutcomes(INPUT, None, "expert", "accuracy", "validation", TWO, experts)
+        write_outcomes([part], tmp_path / str(number) / "outcomes.parquet")
+
+    collect_outcomes({tmp_path / str(n): n for n in range(3)}, tmp_path / "outcomes.parquet")
+
+    assert [(m.name, m.experts) for m in outcomes_of_sweep(tmp_path)] == [("expert", 0), ("expert", 1)]
+
+
+def test_a_file_without_the_number_of_the_set_is_read(tmp_path):
+    path = tmp_path / "outcomes.parquet"
+    write_outcomes([MeasuredOutcomes(POINT, 0, "p", "accuracy", "validation", TWO)], path)
+    parquet.write_table(parquet.read_table(path).drop_columns(["experts"]), path)
+
+    (model,) = outcomes_of_sweep(tmp_path)
+
+    assert model.experts is None and model.by_metric["accuracy"]["validation"].equals(TWO)
 
 
 def test_outcomes_of_a_point_that_was_measured_again_replace_the_collected_ones(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -181,6 +182,29 @@ def test_experts_are_guessed_where_one_input_is_best_by_far():
     assert normalised.tasks == pytest.approx(means)
     assert normalised.overall.value == pytest.approx(sum(means.values()) / 2)
     assert normalised.overall.low < normalised.overall.value < normalised.overall.high
+
+
+def test_each_set_of_experts_is_divided_by_its_own():
+    """0.4 of 0.5 and 0.5 of 1.0 are 0.65 on average; the means alone would give 0.45 of 0.75."""
+
+    def model(name: str, shares: tuple[float, float], recipe: str | None = None) -> list[Candidate]:
+        hits = [(np.arange(100) < 100 * share).astype(float) for share in shares]
+        return [
+            Candidate(name, recipe, outcomes={"test": Outcomes({"t": of_set})}, replicate=f"experts={i}")
+            for i, of_set in enumerate(hits)
+        ]
+
+    merge, expert = model("merge", (0.4, 0.5), "ties"), model("expert", (0.5, 1.0))
+    given = {"metric": "accuracy", "expert_of": {"t": "expert"}, "splits": ("test",), **QUICK}
+
+    of_sets, of_means = (
+        {score.point: score.normalised.overall for score in conclude(merge, inputs=inputs, **given).scores}
+        for inputs in (expert, [replace(expert[0], replicate="")])
+    )
+
+    assert of_sets["merge"].value == pytest.approx(0.65)
+    assert of_sets["expert"].value == of_sets["expert"].low == of_sets["expert"].high == 1
+    assert of_means["merge"].value == pytest.approx(0.9), "an expert of no set is that of all"
 
 
 def test_replicates_are_one_row_whose_interval_covers_them():

@@ -154,7 +154,8 @@ def test_replicates_are_an_outer_level():
         Candidate("a", outcomes={"s": Outcomes({"t": examples + shift})}, replicate=str(i))
         for i, shift in enumerate(replicates)
     ]
-    drawn = Resampling(Panel.of(columns, "s"), 4000, 0).task_means("t")
+    resampling = Resampling(Panel.of(columns, "s"), 4000, 0)
+    drawn = resampling.over_replicates(resampling.task_means("t"))
 
     expected = examples.var() / 200 + replicates.var(ddof=1) / 20
     assert drawn[:, 0].var() == pytest.approx(expected, rel=0.1)

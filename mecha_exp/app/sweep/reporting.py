@@ -132,8 +132,8 @@ def _report(one: _Chosen, merged: Merged, bench: Workbench) -> None:
     measured = bench.measurements.of_point(point, merged)
     inputs = bench.measurements.of_inputs(point)
     scores, of_inputs = bench.measurements.normalised_scores(point, measured, inputs)
-    rows = measured.rows(POINT, record.name)
-    rows += [part for name, m in inputs.items() for part in m.rows(INPUT, name)]
+    rows = measured.rows(POINT, record.name, point.expert_set)
+    rows += [part for name, m in inputs.items() for part in m.rows(INPUT, name, point.expert_set)]
     file = one.folder / OUTCOMES_FILE
     write_outcomes([*_without(str(record.report_split), file), *rows], file)
     add_files(measured.files, one.folder / FILES)
