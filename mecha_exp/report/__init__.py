@@ -1,6 +1,7 @@
 """The report of a sweep: a table, data files, figures, and a page with all of them.
 
-results.py   the points, grouped over replicates and judged
+settings.py  replicates of one setting, and estimates of their metrics
+results.py   the points of a sweep, grouped by setting, ranked and judged
 join.py      several sweeps as one
 table.py     the table on the terminal
 verdict.py   the verdict on the settings, verdict.json, footnotes

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from mecha_exp.report.results import Results, Setting
+from mecha_exp.report.results import Results
+from mecha_exp.report.settings import Setting
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.values import as_text
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mecha_exp.report.pareto import MARK, front, front_note
-from mecha_exp.report.results import MISSING, Estimate, Results, Setting
+from mecha_exp.report.results import MISSING, Results
+from mecha_exp.report.settings import Estimate, Setting
 from mecha_exp.report.verdict import BEST, ELSEWHERE, TIED, conclusion, footnotes, intervals
 
 MAX_ROWS = 200

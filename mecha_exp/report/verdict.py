@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError
-from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, SET_KEY, Results, Setting, results_of
+from mecha_exp.lab.points import SET_KEY
+from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, Results, results_of
+from mecha_exp.report.settings import Setting
 from mecha_exp.runs.environment import are_mixed
 from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, numbered, outcomes_so_far
 from mecha_exp.runs.record import RACE_EXAMPLES, Record, write_json

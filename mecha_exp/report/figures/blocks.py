@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mecha_exp.report.figures.style import COLOUR_MAP, COLOURS, new_figure, title
-from mecha_exp.report.results import BLOCK_KEY, Estimate, Results, Setting
+from mecha_exp.report.results import BLOCK_KEY, Results
+from mecha_exp.report.settings import Estimate, Setting
 from mecha_exp.report.table import distinct, shortened
 from mecha_exp.runs.values import Value
 

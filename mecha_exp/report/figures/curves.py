@@ -15,7 +15,8 @@ from mecha_exp.report.figures.style import (
     title,
     value_axis,
 )
-from mecha_exp.report.results import Estimate, Results
+from mecha_exp.report.results import Results
+from mecha_exp.report.settings import Estimate
 from mecha_exp.report.table import distinct, shortened
 from mecha_exp.runs.values import as_text, is_numeric
 

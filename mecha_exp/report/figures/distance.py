@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from mecha_exp.report.figures.style import COLOURS, MARKERS, legend, metric_label, new_figure
-from mecha_exp.report.results import Results, Setting
+from mecha_exp.report.results import Results
+from mecha_exp.report.settings import Setting
 from mecha_exp.report.table import shortened
 from mecha_exp.runs.values import is_numeric
 

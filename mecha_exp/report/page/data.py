@@ -11,7 +11,8 @@ from importlib import resources
 from typing import Any
 
 from mecha_exp.report.figures.forest import MAX_ROWS
-from mecha_exp.report.results import METHOD_KEYS, Results, Setting
+from mecha_exp.report.results import METHOD_KEYS, Results
+from mecha_exp.report.settings import Setting
 from mecha_exp.report.table import distinct
 from mecha_exp.runs.values import Value, as_text, is_numeric
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mecha_exp.report.results import Estimate, Results
+from mecha_exp.report.results import Results
+from mecha_exp.report.settings import Estimate
 from mecha_exp.report.table import estimate_text
 
 if TYPE_CHECKING:
