@@ -23,9 +23,10 @@ MODULE = re.compile(r"`(mecha_exp(?:\.\w+)+)`")
 PREFIX = "python -m mecha_exp "
 
 
-def blocks(language: str) -> list[object]:
+def blocks(language: str, *marks: pytest.MarkDecorator) -> list[object]:
+    """The examples of all pages in a language; those of pages other than the README have the marks."""
     return [
-        pytest.param(match[2], id=f"{page.name}-{number}")
+        pytest.param(match[2], id=f"{page.name}-{number}", marks=marks if page.name != "README.md" else ())
         for page in PAGES
         for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8")))
         if match[1] == language
@@ -47,7 +48,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("text", blocks("sh"))
+@pytest.mark.parametrize("text", blocks("sh", pytest.mark.heavy))
 def test_the_commands_run(text: str, models: Path, as_a_user):
     commands = [line for line in text.splitlines() if line]
 

@@ -141,9 +141,10 @@ def model_file(name: str) -> Path:
     number = seed.removeprefix("seed")
     if not seed.startswith("seed") or not number.isdecimal() or task not in tasks()["train"]:
         raise FileNotFoundError(f"mini8 has base.safetensors and seed0/TASK.safetensors; {name} is neither")
-    folder = _experts_folder()
-    make_experts(folder, [int(number)])
-    return folder / seed / f"{task}.safetensors"
+    path = _experts_folder() / name
+    if not path.exists():
+        make_experts(_experts_folder(), [int(number)])
+    return path
 
 
 def accuracies(state_dict: Mapping[str, Tensor], split: str) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from mecha_exp.app.hydra.compose import Composer
-from mecha_exp.app.hydra.jobs import decides_files, parse_override
+from mecha_exp.app.hydra.jobs import Scratch, decides_files, parse_override
 from mecha_exp.errors import ConfigError, brief
 
 _TEMPLATE = re.compile(r"'(?:mecha|mergekit|parameter)':")  # a node of a recipe that brings parameters
@@ -35,9 +35,9 @@ class GridPoint:
     pickled: bytes
     overrides: tuple[Override, ...]
 
-    def config(self) -> DictConfig:
-        """The configuration of the point."""
-        config: DictConfig = pickle.loads(self.pickled)
+    def config(self, scratch: Scratch | None = None) -> DictConfig:
+        """The configuration of the point, made of that of the last one where there is a scratch."""
+        config = (scratch or Scratch()).take(self.pickled, self.overrides)
         for override in self.overrides:
             set_value(config, override)
         return config
@@ -59,7 +59,15 @@ class Grid(Sequence[DictConfig]):
         return len(self.points)
 
     def __getitem__(self, index: Any) -> Any:
-        config = self.points[index].config()
+        return self._config(index, Scratch())
+
+    def in_turn(self) -> Iterator[DictConfig]:
+        """The configurations one after another; each may become the next one (see `Scratch`)."""
+        scratch = Scratch()
+        return (self._config(index, scratch) for index in range(len(self)))
+
+    def _config(self, index: int, scratch: Scratch) -> DictConfig:
+        config = self.points[index].config(scratch)
         with read_write(config.hydra.job), open_dict(config.hydra.job):
             config.hydra.job.num = index  # as its job has it, for paths that refer to it
         return config

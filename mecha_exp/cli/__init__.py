@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mecha_exp.system.imports import import_without_gc, skip_gc_at_exit
+from mecha_exp.system.imports import collect_seldom, import_without_gc, skip_gc_at_exit
 
 VERBS = (
     "clean",
@@ -156,4 +156,6 @@ def _hydra(arguments: list[str]) -> int:
         except ValueError as error:  # flags that exclude each other, such as -m and --cfg
             raise ConfigError(f"{error}.") from None
         return 0
-    return int(import_without_gc("mecha_exp.app.main").main(ordered))
+    main = import_without_gc("mecha_exp.app.main").main
+    collect_seldom()
+    return int(main(ordered))

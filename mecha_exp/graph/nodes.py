@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -249,7 +250,7 @@ class MergeNode(Node):
     def merge_space(self) -> str:
         return self.space
 
-    @property
+    @cached_property
     def named_children(self) -> tuple[tuple[str, Node], ...]:
         """(parameter name, node) of each child; a parameter that takes several nodes has several pairs."""
         return tuple(
@@ -258,8 +259,8 @@ class MergeNode(Node):
             for child in (value if isinstance(value, tuple) else (value,))
         )
 
-    @property
-    def children(self) -> tuple[Node, ...]:
+    @cached_property
+    def children(self) -> tuple[Node, ...]:  # graphs are walked many times
         return tuple(child for _, child in self.named_children)
 
     @property
@@ -313,12 +314,13 @@ def walk(
         node, expanded = stack.pop()
         if node in seen or node in skip:
             continue
-        if expanded or not children(node):
+        below = () if expanded else children(node)
+        if not below:
             seen.add(node)
             yield node
         else:
             stack.append((node, True))
-            stack.extend((child, False) for child in reversed(children(node)))
+            stack.extend((child, False) for child in reversed(below))
 
 
 def models_of(*roots: Node) -> list[ModelNode]:

@@ -17,6 +17,7 @@ mecha_exp.log, .hydra/
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -158,26 +159,34 @@ def read_object(path: Path, record: type) -> dict[str, Any]:
     fields_read = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(fields_read, dict):
         raise ValueError(f"it is {type(fields_read).__name__} and not an object")
-    for name, hint in get_type_hints(record).items():
-        if name in fields_read and not _is_of(fields_read[name], hint):
+    for name, is_right in _checks_of(record).items():
+        if name in fields_read and not is_right(fields_read[name]):
             raise ValueError(f"{name} is {json.dumps(fields_read[name])[:60]}")
     return fields_read
 
 
-def _is_of(value: Any, hint: Any) -> bool:
+@functools.cache
+def _checks_of(record: type) -> dict[str, Callable[[Any], bool]]:
+    """For each field of a dataclass whether a JSON value is of its type."""
+    return {name: _check_of(hint) for name, hint in get_type_hints(record).items()}
+
+
+@functools.cache
+def _check_of(hint: Any) -> Callable[[Any], bool]:
     """Whether a JSON value is of a type such as `int`, `str | None` or `dict[str, list[str]]`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
-        return True
-    if origin is dict:
-        return isinstance(value, dict) and all(_is_of(item, arguments[1]) for item in value.values())
-    if origin is list:
-        return isinstance(value, list) and all(_is_of(item, arguments[0]) for item in value)
+        return lambda value: True
+    if origin in (dict, list):
+        is_item = _check_of(arguments[-1])
+        items = dict.values if origin is dict else iter
+        return lambda value: isinstance(value, origin) and all(map(is_item, items(value)))
     if arguments:  # a union
-        return any(_is_of(value, argument) for argument in arguments)
+        checks = [_check_of(argument) for argument in arguments]
+        return lambda value: any(check(value) for check in checks)
     if hint is float:  # NaN and infinities are texts
-        return type(value) in (int, float) or value in ("nan", "inf", "-inf")
-    return type(value) is hint
+        return lambda value: type(value) in (int, float) or value in ("nan", "inf", "-inf")
+    return lambda value: type(value) is hint
 
 
 def load_all(folder: Path) -> dict[Path, Record]:

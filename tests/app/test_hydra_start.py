@@ -16,7 +16,8 @@ from hydra.errors import OverrideParseException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from mecha_exp.app.hydra.compose import CONFIG_NAME, hydra_of
+from mecha_exp.app.grid import Grid
+from mecha_exp.app.hydra.compose import CONFIG_NAME, composer_of, hydra_of
 from mecha_exp.app.hydra.jobs import Jobs, parse_override, run_job
 from mecha_exp.app.hydra.plugins import register_with_hydra
 
@@ -63,6 +64,31 @@ def test_jobs_have_the_configuration_that_hydra_would_compose():
         assert _everything(ours_job) == _everything(hydras_job)
         assert OmegaConf.is_struct(ours_job) == OmegaConf.is_struct(hydras_job)
         assert OmegaConf.is_readonly(ours_job.hydra) == OmegaConf.is_readonly(hydras_job.hydra)
+
+
+def test_jobs_in_turn_have_nothing_of_the_one_before():
+    plain = [["alpha=0.1", "++note=a"], ["alpha=0.2", "++note=b"], ["alpha=0.3"], ["++note=c"]]
+    nested = [["++blocks.a=0.1"], ["++blocks.b=0.2"], ["++new={a: 1}"], ["++new={b: 2}"], ["+note=d"]]
+    again = [["models.experts=[a]"], ["models.experts=[b,c]"], ["alpha=null"], ["alpha=${seed}"], ["alpha=1"]]
+    words = [*JOBS, *plain, *nested, *again, *reversed(plain), *JOBS]
+    register_with_hydra()
+    with hydra_of(get_args_parser().parse_args([])) as ours:
+        sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
+        jobs = Jobs(ours.config_loader, sweep, words)
+
+        for number, (index, job) in enumerate(jobs.in_turn(range(len(words)))):
+            assert index == number
+            assert _everything(job) == _everything(jobs[number])
+
+
+def test_points_in_turn_have_nothing_of_the_one_before():
+    words = [["alpha=0.1"], ["alpha=0.2"], ["recipe=slerp", "alpha=1"], ["++new={a: 1}"], ["++new={b: 2}"]]
+    register_with_hydra()
+    with composer_of(["-m"]) as composer:
+        grid = Grid.of(words, composer)
+
+        for one, other in zip(grid.in_turn(), grid, strict=True):
+            assert _everything(one) == _everything(other)
 
 
 def test_a_job_can_be_changed_without_changing_the_others():

@@ -85,7 +85,7 @@ def _parts(jobs: Jobs, bench: Workbench) -> Iterator[dict[int, PointOrError]]:
     """
 
     def prepare_all(numbers: range) -> dict[int, PointOrError]:
-        return {number: _attempt(_prepare, jobs[number]) for number in numbers}
+        return {number: _attempt(_prepare, config) for number, config in jobs.in_turn(numbers)}
 
     few = FIRST_POINTS if len(jobs) > MANY_POINTS else len(jobs)
     first, others = prepare_all(range(few)), range(few, len(jobs))

@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Batch, plan_batches
+from mecha_exp.app.grid import Grid
 from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.workbench import Workbench
@@ -36,14 +37,14 @@ class SweepPlan:
     failing: dict[int, str] = field(default_factory=dict)
 
 
-def plan_sweep(configs: Sequence[DictConfig], bench: Workbench) -> SweepPlan:
-    """Plan every point, and look up which results are stored.
+def plan_sweep(grid: Grid, bench: Workbench) -> SweepPlan:
+    """Plan every point of a grid, and look up which results are stored.
 
     Reads the headers of the models, and their content if its hash is not cached and the store has results.
     """
-    plan = SweepPlan(len(configs))
+    plan = SweepPlan(len(grid))
     missing: dict[str, tuple[int, Point]] = {}
-    for number, config in enumerate(configs):
+    for number, config in enumerate(grid.in_turn()):
         try:
             enter(config)
             point = _sign(config, Path("outputs/multiruns/<time>", str(number)), bench)
