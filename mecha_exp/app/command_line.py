@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hydra.core.override_parser.types import Override
@@ -30,7 +31,10 @@ from mecha_exp.app.hydra.compose import Composer, composer_of
 from mecha_exp.app.hydra.jobs import parse_override
 from mecha_exp.app.search.space import MODE as SEARCH
 from mecha_exp.app.search.space import SearchedPoints, searched_points
-from mecha_exp.app.sweep.points import Points, points_of
+from mecha_exp.app.sweep.points import Points, parts_of, points_of
+from mecha_exp.app.words.blocks import BLOCKS
+from mecha_exp.app.words.each import ANY, expand_each
+from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.lists import fit_lists
 from mecha_exp.app.words.quoting import explain
 from mecha_exp.app.words.reading import read
@@ -97,6 +101,9 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
         check_options(override, composer, problems)
     problems.raise_as(ConfigError)
     first = composer.compose([*map(_first_choice, chosen), *_hydra_settings(parsed)])
+    if any(ANY in override.key_or_group for override in parsed):
+        names_below = partial(_names_below, parsed, first, composer)
+        parsed = [parse_override(word) for word in expand_each(parsed, names_below)]
     overrides = fit_lists(parsed, first, composer.is_group)
     parsed = [parse_override(word) for word in overrides]
     is_sweep = composer.is_multirun or first.hydra.mode == RunMode.MULTIRUN
@@ -184,7 +191,16 @@ def _require_variation(parsed: list[Override], config: DictConfig) -> None:
             )
 
 
-def _with_fixed_values(parsed: list[Override], config: DictConfig, composer: Composer) -> DictConfig:
+def _names_below(parsed: Sequence[Override], first: DictConfig, composer: Composer, key: str) -> list[str]:
+    """The names of what there is below `blocks` or `weights`, with the models of a command line."""
+    fixed = [override for override in parsed if ANY not in override.key_or_group]
+    models = _with_fixed_values(fixed, first, composer).models
+    if key == BLOCKS:
+        return parts_of(models, "block")
+    return names_of([str(expert) for expert in models.experts])
+
+
+def _with_fixed_values(parsed: Sequence[Override], config: DictConfig, composer: Composer) -> DictConfig:
     """A copy of the configuration with every value that is not varied."""
     config = config.copy()
     for override in parsed:

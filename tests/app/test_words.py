@@ -55,6 +55,9 @@ WORKS = [
     "recipe=linear 'models.experts=[base.safetensors,\"expert_4_6.safetensors\"]' weights.expert_4_6=0.5",
     "recipe=linear weights=[1,1,1] weights.0=0.5,1 -m",
     "recipe=linear 'weights.0=interval(0,1)' sweep=random sweep.n=3 -m",
+    "recipe=linear 'weights.*=0.5,1' weights.1=1 -m",
+    "recipe=linear 'weights.expert_*=interval(0,1)' sweep=random sweep.n=3 -m",
+    "recipe=task_arithmetic 'blocks.conv*=interval(0,1)' blocks.conv2=0.1 sweep=latin sweep.n=3 -m",
     "+models.experts=base.safetensors,expert_0_3.safetensors -m",
     "alpha=0.3,0.5 'output.path=${hydra:runtime.output_dir}/hf' -m",
     "alpha=0.3,0.5 'output.path=out-${hydra:job.num}.safetensors' -m",
@@ -72,6 +75,28 @@ def test_the_weight_of_an_expert_goes_to_its_place(app, models):
     assert record["parameters"]["weights"] == [1.0, 0.5, 1.0]
 
 
+def test_a_star_stands_for_each_name_apart_from_those_that_are_set_alone(app, models, no_figures):
+    words = [
+        "recipe=task_arithmetic",
+        "blocks.*=interval(0,1)",
+        "blocks.fc2=0.5",
+        "sweep=random",
+        "sweep.n=4",
+    ]
+
+    outcome = app(*words, "weights.*=0.5,1", "output=none", "evaluator=none", "tracking=none", "-m")
+
+    assert outcome.status == 0, outcome.err
+    records = [json.loads(path.read_text()) for path in models.glob("outputs/multiruns/*/*/run.json")]
+    blocks, weights = zip(
+        *((r["parameters"]["blocks"], r["parameters"]["weights"]) for r in records), strict=True
+    )
+    assert all(set(of_point) == {"conv1", "conv2", "fc1", "fc2"} for of_point in blocks)
+    assert {of_point["fc2"] for of_point in blocks} == {0.5}
+    assert all(len({of_point[name] for name in ("conv1", "conv2", "fc1")}) == 3 for of_point in blocks)
+    assert {value for of_point in weights for value in of_point} == {0.5, 1}
+
+
 @pytest.mark.parametrize("command", WORKS)
 def test_it_works(app, models, command):
     outcome = app(*shlex.split(command), PLAN)
@@ -85,6 +110,16 @@ REFUSED = [
     ("models.experts.9=base.safetensors", "so the next one is models.experts.3=base.safetensors."),
     ("recipe=linear weights.expert_4=1", "no expert 'expert_4'. Did you mean 'expert_4_6'"),
     ("recipe=linear weights.x=1", "models.experts has no expert 'x'. Known: expert_0_3, expert_4_6"),
+    ("recipe=linear 'weights.x*=0.5,1' -m", "weights.x*=0.5,1: no name is like it. Known: expert_0_3"),
+    (
+        "recipe=task_arithmetic 'blocks.x*=interval(0,1)' sweep=random sweep.n=2 -m",
+        "blocks.x*=interval(0,1): no name is like it. Known: conv1, conv2",
+    ),
+    (
+        "recipe=task_arithmetic 'blocks.c?nv*=interval(0,1)' sweep=random sweep.n=2 -m",
+        "only names and '*' can be drawn from a range. List the values: 'blocks.c?nv*=0.3,0.5'.",
+    ),
+    ("recipe=linear 'blocks.*=interval(0,1)' sweep=random sweep.n=2 -m", "takes no strength for each block"),
     ("recipe=linear weights.7=0.5", "weights has 3 values, so the next one is weights.3=0.5."),
     (
         "recipe=weighted_sum blocks=[0,0.1,0.2]",

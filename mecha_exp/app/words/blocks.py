@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mecha_exp.app.words.quoting import parse, shell_word, split
+from mecha_exp.app.words.each import hide_stars
+from mecha_exp.app.words.quoting import KEY, parse, shell_word, split
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.by_key import PATTERNS
 from mecha_exp.graph.curves import PRESETS
@@ -18,7 +19,6 @@ BLOCKS = "blocks"
 ALL_PRESETS = "all_presets"
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_KEY = re.compile(r"[A-Za-z_][\w$-]*(\.[\w$-]+)*", re.ASCII)
 
 
 def merge_block_weights(layers: int) -> list[str]:
@@ -35,18 +35,24 @@ def block_words(key: str, value: str) -> list[str]:
     """The overrides of a word `blocks=...` or `blocks.NAME=...`.
 
     Raises:
-        ConfigError: a list of another length than those of merge block weights; a range for a pattern.
+        ConfigError: a list of another length than those of merge block weights; a range for a pattern of
+            more than stars.
 
     >>> block_words("blocks", "[GRAD_V, WRAP12]")
     ['blocks=GRAD_V,WRAP12']
     >>> block_words("blocks.IN*", "0.3")
     ['++blocks.patterns={IN*: 0.3}']
+    >>> block_words("blocks.IN*", "interval(0,1)")
+    ['++blocks.IN$=interval(0,1)']
     """
     if key == BLOCKS:
         return _whole(value)
     name = key.removeprefix(f"{BLOCKS}.")
-    if _KEY.fullmatch(name):
+    if KEY.fullmatch(name):
         return [f"++{key}={value}"]
+    override = parse(f"x={value}")
+    if override is not None and override.is_interval_sweep() and (hidden := hide_stars(name)):
+        return [f"++{BLOCKS}.{hidden}={value}"]
     return [as_pattern(name, value)]
 
 
@@ -59,7 +65,7 @@ def as_pattern(name: str, value: str) -> str:
     override = parse(f"x={value}")
     if override is not None and override.is_interval_sweep():
         raise ConfigError(
-            f"blocks.{name}={value}: a pattern cannot be drawn from a range. List its values: "
+            f"blocks.{name}={value}: only names and '*' can be drawn from a range. List the values: "
             f"{shell_word(f'blocks.{name}=0.3,0.5')}."
         )
     discrete = override is not None and override.is_discrete_sweep()

@@ -18,6 +18,8 @@ _NOT_PLAIN = re.compile(r"[^\w./:@%+*?|-]", re.ASCII)
 _EXTRANEOUS = re.compile(r"^\w+ input '(?P<text>.+?)'(?: expecting|$)", re.DOTALL | re.MULTILINE)
 _NO_ALTERNATIVE = re.compile(r"at input '(?P<text>.+?)'$", re.DOTALL | re.MULTILINE)
 _LEXER = "LexerNoViableAltException: "
+KEY = re.compile(r"[A-Za-z_][\w$-]*(\.[\w$-]+)*", re.ASCII)
+"""A key as Hydra reads it."""
 _NAME = re.compile(r"[+~]{0,2}[A-Za-z_][\w.$/@-]*", re.ASCII)
 _MAX_SHOWN = 300
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mecha_exp.app.words.blocks import BLOCKS, apart, block_words
+from mecha_exp.app.words.each import hide_stars
 from mecha_exp.app.words.foreign import explain_bare, explain_flag, explain_value
 from mecha_exp.app.words.quoting import parse, quoted, split, with_home
 from mecha_exp.errors import CheckpointError, ConfigError, Problems
@@ -105,6 +106,8 @@ def _overrides(words: Sequence[str], number: int, folders: Sequence[Path]) -> li
     value = _literal(name, with_home(value), folders)
     if name == BLOCKS or name.startswith(f"{BLOCKS}."):
         return block_words(name, value)
+    if name.startswith("weights.") and (hidden := hide_stars(name)):
+        return [f"{hidden}={value}"]
     is_open = any(name.startswith(f"{node}.") for node in OPEN_NODES)
     return [f"++{name}={value}"] if is_open else [f"{key}={value}"]
 
