@@ -17,6 +17,7 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.report import Results, terminal_table, terminal_tables, write_all
 from mecha_exp.report.export import write_csv, write_parquet
 from mecha_exp.report.figures import draw_figures
+from mecha_exp.report.figures.search import search_progress
 from mecha_exp.report.settings import Estimate
 from mecha_exp.report.table import distinct, estimate_text
 from mecha_exp.runs.record import FAILED, Record, load_all
@@ -283,16 +284,35 @@ def test_writing_parquet_needs_no_pandas(tmp_path: Path):
             ["sweep.png", "sweep-distance.png"],
         ),
         (Results("t", ["r"], [record(0.1, r="x"), record(0.2, r="y")]), ["sweep.png", "sweep-distance.png"]),
+        (
+            Results("t", ["a", "k"], [record(0.1 * n, a=n, k=1 / n) for n in (1, 2, 3)], mode="search"),
+            ["sweep.png", "sweep-heat-map.png", "sweep-curves.png", "sweep-distance.png"],
+        ),
         (BLOCKS, ["sweep.png", "sweep-distance.png"]),
         (WEIGHTS, ["sweep.png", "sweep-block-weights.png", "sweep-distance.png"]),
     ],
-    ids=["curve", "intervals", "words", "heat map", "parallel", "dots", "blocks", "weights"],
+    ids=["curve", "intervals", "words", "heat map", "parallel", "dots", "search", "blocks", "weights"],
 )
 def test_every_kind_of_sweep_has_its_figures(tmp_path: Path, results: Results, names: list[str]):
     drawn = [picture.path for picture in draw_figures(results, tmp_path)]
 
     assert [path.name for path in drawn] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+@pytest.mark.parametrize(
+    ("direction", "expected"), [("maximize", [0.3, 0.3, 0.6, 0.6]), ("minimize", [0.3, 0.2, 0.2, 0.1])]
+)
+def test_a_search_has_a_curve_of_the_best_so_far(direction: str, expected: list[float]):
+    trials = [record(value, a=n) for n, value in enumerate((0.3, 0.2, math.nan, 0.6, 0.1))]
+    for trial in trials:
+        trial.direction = direction
+
+    (axes,) = search_progress(Results("t", ["a"], trials, mode="search")).axes
+
+    assert axes.lines[0].get_ydata() == pytest.approx(expected)
+    assert list(axes.lines[0].get_xdata()) == [0, 1, 3, 4]
+    assert len(axes.collections[0].get_offsets()) == 4
 
 
 def test_two_numbers_that_were_drawn_are_points_where_they_lie():

@@ -15,6 +15,8 @@ from mecha_exp.report.figures.forest import forest
 from mecha_exp.report.figures.heat import heat_map
 from mecha_exp.report.figures.parallel import parallel_coordinates
 from mecha_exp.report.figures.pareto import pareto_plot
+from mecha_exp.report.figures.search import MODE as SEARCH
+from mecha_exp.report.figures.search import search_progress
 from mecha_exp.report.figures.shapley import shapley_values
 from mecha_exp.report.results import Results
 from mecha_exp.report.shapley import MODE as SHAPLEY
@@ -82,6 +84,9 @@ def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
             ("shapley", f"What each {_players(results)} adds to {metric}: Shapley values", shapley_values)
         )
         keys = []
+    if results.mode == SEARCH:
+        chosen.append(("search", f"The best {metric} so far, trial by trial", search_progress))
+    first = len(chosen)
     numeric = [key for key in keys if is_numeric(_values(results, key))]
     words = [key for key in keys if key not in numeric]
     if len(keys) == 1 and words:
@@ -93,7 +98,7 @@ def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
     if len(keys) > 2:
         chosen.append(("parallel", f"{metric} over all {len(keys)} swept keys", parallel_coordinates))
     if len(numeric) == 2 and len(keys) == 2:
-        chosen.reverse()  # two numeric keys are clearest on a map
+        chosen[first:] = reversed(chosen[first:])  # two numeric keys are clearest on a map
     chosen.append(("forest", "How far the settings lie from the best, with 95 % intervals", forest))
     chosen.append(("pareto", "The metrics against each other, with their Pareto front", pareto_plot))
     chosen.append(("block-weights", "The weight that each block got", block_weights))

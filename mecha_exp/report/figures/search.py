@@ -1,0 +1,46 @@
+"""The figure of a search: its trials in their order, and the best so far."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mecha_exp.report.figures.style import COLOURS, metric_label, new_figure, reference_lines, title
+from mecha_exp.report.results import Results
+from mecha_exp.report.verdict import intervals
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MODE = "search"
+"""The mode of a sweep that searches."""
+
+
+def search_progress(results: Results) -> Figure | None:
+    """Draw each trial over its number, and the best so far with its 95 % interval where there is one."""
+    metric, bounds = str(results.metric), intervals(results)
+    values = {s.name: s.estimate(metric).mean for s in results.settings}  # in the order of the trials
+    trials = [(n, name, value) for n, (name, value) in enumerate(values.items()) if math.isfinite(value)]
+    if not trials or not results.judged:
+        return None
+    best = [trials[0]]
+    for trial in trials[1:]:
+        is_better = trial[2] < best[-1][2] if results.minimized else trial[2] > best[-1][2]
+        best.append(trial if is_better else best[-1])
+    numbers, heights = [n for n, _, _ in trials], [value for _, _, value in best]
+    figure, (axes,) = new_figure()
+    axes.scatter(numbers, [value for _, _, value in trials], s=16, facecolors="none", edgecolors="dimgrey")
+    axes.plot(numbers, heights, drawstyle="steps-post", color=COLOURS[0], linewidth=2, label="best so far")
+    ends = [bounds.get((name, metric), (math.nan, math.nan)) for _, name, _ in best]
+    if any(low == low for low, _ in ends):
+        low, high = zip(*ends, strict=True)
+        axes.fill_between(
+            numbers, low, high, step="post", color=COLOURS[0], alpha=0.15, label="its 95 % interval"
+        )
+    reference_lines(axes, results, [value for _, _, value in trials])
+    axes.set_xlabel("trial")
+    axes.set_ylabel(metric_label(results))
+    axes.locator_params(axis="x", integer=True)
+    axes.legend(loc="best", frameon=False, fontsize="small")
+    title(axes, results, f"{len(trials)} trials; the interval is not corrected for having chosen the best")
+    return figure
