@@ -184,6 +184,19 @@ class Measurements:
             if node.merge_space == "weight" and point.scoring.evaluations
         }
 
+    def of_inputs_and_experts(self, point: Point) -> dict[str, Measured]:
+        """The same, and of the experts that `models.expert_of` names and the point leaves out.
+
+        Raises:
+            ConfigError: `models.expert_of` is not a mapping of tasks to models.
+            CheckpointError: it names a model that does not exist.
+        """
+        measured = self.of_inputs(point)
+        for name, path in _experts_left_out(point).items():
+            if measured and name not in measured:
+                measured[name] = self._of_input(point, path, name)
+        return measured
+
     def normalised_scores(
         self, point: Point, measured: Measured, inputs: Mapping[str, Measured]
     ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
@@ -286,9 +299,18 @@ def base_of(point: Point) -> str | None:
 
 
 def experts_of(point: Point) -> dict[str, str]:
-    """The names of the inputs that `models.expert_of` makes experts, by task; other models are left out."""
-    names = {point.files[node]: name for node, name in point.names.items()}
+    """The names of the models that `models.expert_of` makes experts, by task."""
+    names = {path: name for name, path in _experts_left_out(point).items()}
+    names |= {point.files[node]: name for node, name in point.names.items()}
     return {task: names[path] for task, path in _named_experts(point).items() if path in names}
+
+
+def _experts_left_out(point: Point) -> dict[str, Path]:
+    """The files of the experts that `models.expert_of` names and the point does not merge, by short names."""
+    taken = {*point.names.values()}
+    paths = dict.fromkeys(path for path in _named_experts(point).values() if path not in point.files.values())
+    named = zip(names_of([str(path) for path in paths]), paths, strict=True)
+    return {name: path for name, path in named if name not in taken}
 
 
 def _named_experts(point: Point) -> dict[str, Path]:

@@ -218,7 +218,7 @@ def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> 
         _note_race(record, scoring, measured)
     if measured.dropped is None and (warning := nan_warning(scoring, record.metrics)):
         log.warning("%s: %s", record.name, warning)
-    inputs = bench.measurements.of_inputs(point)
+    inputs = bench.measurements.of_inputs_and_experts(point)
     scores, of_inputs = bench.measurements.normalised_scores(point, measured, inputs)
     record.metrics.update(scores)
     record.base, record.expert_of = base_of(point), experts_of(point)

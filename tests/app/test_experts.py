@@ -85,7 +85,8 @@ def test_a_point_without_some_experts_is_divided_by_those_of_its_own_set(app, fo
     without = [r for r in records(sweep_of(folder)) if "++expert=expert_0_3" in r["overrides"]]
     assert len(without) == 2
     for record in without:
-        assert "expert_0_3" not in record["references"]
+        assert record["expert_of"] == {"0_3": "expert_0_3"}
+        assert "input/expert_0_3" not in record["parameters"] and "expert_0_3" in record["references"]
         assert 0 < record["metrics"]["accuracy/normalised"] < 1
 
 

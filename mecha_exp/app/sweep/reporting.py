@@ -130,7 +130,7 @@ def _report(one: _Chosen, merged: Merged, bench: Workbench) -> None:
     """Measure a chosen point and its inputs, and write the numbers and the outcomes into its folder."""
     record, point = one.record, one.point
     measured = bench.measurements.of_point(point, merged)
-    inputs = bench.measurements.of_inputs(point)
+    inputs = bench.measurements.of_inputs_and_experts(point)
     scores, of_inputs = bench.measurements.normalised_scores(point, measured, inputs)
     rows = measured.rows(POINT, record.name, point.expert_set)
     rows += [part for name, m in inputs.items() for part in m.rows(INPUT, name, point.expert_set)]
