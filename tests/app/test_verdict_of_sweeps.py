@@ -3,6 +3,7 @@
 import html
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -192,6 +193,10 @@ def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
     shown = " ".join(outcome.out.split())
     assert written["sentence"] in shown
     assert "the verdict" in outcome.out
+    page = (sweep_of(folder) / "report.html").read_text()
+    assert re.search(
+        r"Best: <strong>\S+</strong> with accuracy <strong>0\.\d+ \[0\.\d+, 0\.\d+\]</strong>", page
+    )
 
     table = app("table")
     assert written["sentence"] in " ".join(table.out.split())

@@ -27,7 +27,7 @@ _BAR_GAP = 0.007  # between the intervals of two lines, as a fraction of the axi
 
 
 def curves(results: Results) -> Figure | None:
-    """Draw a line for each value of the second key; bars are 95 % intervals over seeds."""
+    """Draw a line for each value of the second key; bars are 95 % intervals over replicates."""
     keys = [k for k in results.keys if len({s.values[k] for s in results.settings}) > 1]
     numeric = [k for k in keys if is_numeric(s.values[k] for s in results.settings)]
     key = max(numeric, key=lambda k: len({s.values[k] for s in results.settings}))
@@ -81,7 +81,7 @@ def _beside(x: Sequence[float], steps: float, tried: Sequence[float], logarithmi
 
 
 def dots(results: Results) -> Figure | None:
-    """Draw a dot for each setting, the best on top; whiskers are 95 % intervals over seeds."""
+    """Draw a dot for each setting, the best on top; whiskers are 95 % intervals over replicates."""
     ranked = [s for s in results.ranked if not math.isnan(s.estimate(results.metric).mean)]
     if not ranked:
         return None
@@ -109,4 +109,4 @@ def dots(results: Results) -> Figure | None:
 
 def interval_note(results: Results) -> str:
     """The explanation of the error bars; an empty string if there are none."""
-    return "mean and 95 % interval over seeds" if results.has_replicates else ""
+    return "mean and 95 % interval over replicates alone" if results.has_replicates else ""

@@ -40,7 +40,7 @@ def distances(results: Results) -> Figure | None:
     for axes in panels[::columns]:
         axes.set_ylabel(metric_label(results))
     what = "distance as a fraction of the input's norm" + (
-        "; means over seeds" if results.has_replicates else ""
+        "; means over replicates" if results.has_replicates else ""
     )
     figure.suptitle(f"{shortened(results.title, 70)}\n{what}", fontsize="medium")
     if key and groups > 1:

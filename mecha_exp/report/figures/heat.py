@@ -81,7 +81,8 @@ def _scattered(results: Results, x_key: str, y_key: str) -> Figure:
     title(
         axes,
         results,
-        "the larger the dot, the higher the value" + ("; means over seeds" if results.has_replicates else ""),
+        "the larger the dot, the higher the value"
+        + ("; means over replicates" if results.has_replicates else ""),
     )
     return figure
 

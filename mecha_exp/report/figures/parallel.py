@@ -63,7 +63,11 @@ def parallel_coordinates(results: Results) -> Figure | None:
     _axes_of_keys(
         axes, [*(shortened(key, 18) for key in keys), metric_label(results).replace(" [", "\n[")], scales
     )
-    title(axes, results, f"{len(ranked)} settings" + (", means over seeds" if results.has_replicates else ""))
+    title(
+        axes,
+        results,
+        f"{len(ranked)} settings" + (", means over replicates" if results.has_replicates else ""),
+    )
     return figure
 
 

@@ -48,7 +48,7 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
         notes=[*factor_notes(results), *shapley_notes(results), *results.notes],
         command=shlex.join(command),
         points=len(results.records),
-        best=results.best_setting,
+        best=_best_setting(results),
         unit=results.unit(results.metric),
         best_input=_best_input(results),
         best_of_each=_table(results.best_of_each) if results.best_of_each is not None else None,
@@ -109,6 +109,14 @@ def _table(results: Results) -> dict[str, Any]:
 def _point_count(row: Row) -> int | str:
     """The number of points of a row; empty for an input."""
     return max((e.count for e in row.estimates), default=0) if row.kind == "point" else ""
+
+
+def _best_setting(results: Results) -> dict[str, str] | None:
+    """The name of the best setting, and its main metric with the interval that the table has."""
+    if results.best_setting is None or results.metric is None:
+        return None
+    row = next(row for row in rows(results, [results.metric]) if row.best)
+    return {"name": results.best_setting.name, "value": estimate_text(row.estimates[0])}
 
 
 def _best_input(results: Results) -> dict[str, str] | None:
