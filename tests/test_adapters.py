@@ -523,9 +523,19 @@ def test_peft_names_are_named():
     file = {f"unet.mid.{i}.to_q.lora_{x}.weight": rand(4, 4) for i in range(3) for x in "AB"}
 
     with pytest.raises(
-        m.RecipeError, match=r"of no known model config\. These are PEFT's names: convert the file"
+        m.RecipeError,
+        match=r"of no known model config\. These are names of PEFT or diffusers: convert",
     ):
         m.convert(m.model(file), "sd1-ldm")
+
+
+@pytest.mark.parametrize("ends", [("lora_A.weight", "lora_B.weight"), ("lora.down.weight", "lora.up.weight")])
+def test_a_lora_in_names_that_are_not_read_is_named_where_the_model_is_no_diffusion_model(ends):
+    file = {f"model.layers.{i}.self_attn.q_proj.{end}": rand(4, 4) for i in range(2) for end in ends}
+    base = {f"model.layers.{i}.self_attn.q_proj.weight": rand(4, 4) for i in range(2)}
+
+    with pytest.raises(m.RecipeError, match=r"names of PEFT or diffusers: .* or merge it into its model"):
+        m.merge(m.lora_delta(m.model(file), m.model(base)))
 
 
 def test_a_lora_of_another_model_says_what_both_are():

@@ -34,6 +34,7 @@ from mecha_exp.runs.sweep import Sweep, Tracking
 from mecha_exp.system.folders import make_new_folder
 from mecha_exp.system.progress import merge_summary
 from mecha_exp.terminal import show_error, show_plan, stdout
+from mecha_exp.tracking.database import absolute_uri
 
 _MAX_NAMED = 3  # recipes in the title of a sweep
 _PLAIN = re.compile(r"[\w./\\:-]+")  # what Hydra reads as it is, without quotes
@@ -91,6 +92,8 @@ def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -
             problems.add(error)
         else:
             check_writable(folder / "run.json", 0)
+            if line.config.tracking.uri:
+                absolute_uri(str(line.config.tracking.uri))
             return point, scoring
     problems.raise_as(ConfigError)
     raise ConfigError("the sweep has no points.")

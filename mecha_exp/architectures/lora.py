@@ -46,6 +46,8 @@ OTHERS = {
         "lora_B.weight",
         "lora_linear_layer.up.weight",
         "lora_linear_layer.down.weight",
+        "lora.up.weight",
+        "lora.down.weight",
     ),
 }
 """The suffixes of kinds of modules that cannot be read."""
@@ -233,7 +235,8 @@ def other_kind(keys: Iterable[str]) -> str:
         return ""
     if "PEFT" in kinds:
         return (
-            " These are PEFT's names: convert the file to kohya's names first, as "
-            "`convert_state_dict_to_kohya` of diffusers does."
+            " These are names of PEFT or diffusers: convert the file to kohya's names first, as "
+            "`convert_state_dict_to_kohya` of diffusers does, or merge it into its model with PEFT's "
+            "`merge_and_unload`."
         )
     return f" Modules of {some(kinds)} depend on the weights of the model and cannot be read as differences."

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from mecha_exp.architectures import Detection, ModelConfig, candidates, detect, resolve
 from mecha_exp.architectures.keys import HasShape
-from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, ParameterNode, walk
+from mecha_exp.architectures.lora import other_kind
+from mecha_exp.errors import MechaError
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, ParameterNode, models_of, walk
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.sources.source import Source, infos_of
 
@@ -107,7 +109,16 @@ class ConfigInference:
             if isinstance(child, Node)
             and (call.method.signature[name].is_state_dict or not self.is_constant(child))
         }
-        return call.method.choose(configs)
+        try:
+            return call.method.choose(configs)
+        except MechaError as error:
+            unknown = [child for name, child in call.arguments if name in configs and not configs[name]]
+            raise type(error)(f"{error}{self._kinds_of_adapters(unknown)}") from None
+
+    def _kinds_of_adapters(self, nodes: Sequence[Any]) -> str:
+        """A hint for models with the keys of adapters that cannot be read; otherwise an empty string."""
+        models = [model for node in nodes for model in models_of(node)]
+        return next(filter(None, (other_kind(self._keys_of(model)) for model in models)), "")
 
     def _origin(self, node: Node) -> tuple[Node, str | None]:
         """The first node from this one downwards that decides the config, and the config it declares."""

@@ -53,7 +53,17 @@ def _plain(evaluator: Evaluator, value: Any) -> Any:
         return {"content": _content(evaluator, value)}
     if isinstance(value, Mapping):
         return {str(name): _plain(evaluator, part) for name, part in value.items()}
+    if isinstance(value, str) and _is_file(value):
+        return {"text": value, "content": _content(evaluator, Path(value).expanduser())}
     return [_plain(evaluator, part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _is_file(text: str) -> bool:
+    """Whether a text is the name of a file, so that an evaluator may read it."""
+    try:
+        return Path(text).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):  # too long, another user's `~name`, a null
+        return False
 
 
 def _version(module: str) -> str:

@@ -58,6 +58,9 @@ SETTINGS = (
 )
 """Keys of the configuration's `evaluator` that are not parameters of an evaluator."""
 VALIDATION, TEST = "validation", "test"
+PATHS = list
+"""What stands for a list of paths among the types of parameters."""
+_EXPECTED: dict[type, str] = {Path: "a path", PATHS: "a list of paths"}
 _METRIC = re.compile(r"[^/]+(/[^/]+)*")
 _DOTS = re.compile(r"(^|/)\.{1,2}(/|$)")
 
@@ -154,8 +157,12 @@ class Evaluator:
                 bound[name] = Path(value).expanduser()
                 if not bound[name].exists():
                     problems.add(f"evaluator.{name}: {value} does not exist.")
+            elif types.get(name) is PATHS and _is_list_of_texts(value):
+                bound[name] = [Path(part).expanduser() for part in value]
+                missing = [str(part) for part in bound[name] if not part.exists()]
+                problems.add_all(f"evaluator.{name}: {part} does not exist." for part in missing)
             elif name in arguments and not (value is parameter.default or _is_a(value, types.get(name))):
-                expected = "a path" if types[name] is Path else types[name].__name__
+                expected = _EXPECTED.get(types[name]) or types[name].__name__
                 problems.add(f"evaluator.{name}: expected {expected}, got {brief(value)}.")
         problems.raise_as(ConfigError)
         return bound
@@ -212,8 +219,9 @@ def evaluator(
 
     The function's first parameter is the state dict (key to tensor), which it must not change. The others are
     set by the keys of the configuration's `evaluator`, are checked against their annotations (`int`, `float`,
-    `str`, `bool`, `Path`, or one of them `| None`), and have their defaults. A `Path` must exist, and its
-    content counts like `data`. A parameter named `context` receives a `Context`.
+    `str`, `bool`, `Path`, `list[Path]`, or one of them `| None`), and have their defaults. A `Path` must
+    exist, and its content counts like `data`; so does that of a text that is the name of a file. A parameter
+    named `context` receives a `Context`.
 
     Raises:
         ConfigError: the direction is unknown, `metric` is not a name for a number, a parameter has the name
@@ -325,6 +333,8 @@ def find_evaluator(name: Any, shapes: Shapes) -> Evaluator | None:
     if name == AUTO:
         return next((demo for demo in map(_import, DEMOS) if demo.fits(shapes)), None)
     evaluators = {name: _import(name)} if name in BUNDLED else all_evaluators()
+    if name == "none":
+        raise ConfigError("evaluator.name=none: no evaluator is evaluator=none.")
     if name not in evaluators:
         hint = did_you_mean(name, [*evaluators, AUTO, WEIGHT_STATS])
         raise ConfigError(
@@ -357,7 +367,17 @@ def _annotations(score: Score) -> dict[str, type]:
     except NameError:  # a type that is imported for type checkers only
         return {}
     plain = {name: _not_none(hint) for name, hint in hints.items()}
-    return {name: hint for name, hint in plain.items() if hint in (int, float, str, bool, Path)}
+    paths = dict.fromkeys((name for name, hint in plain.items() if _are_paths(hint)), PATHS)
+    return {name: hint for name, hint in plain.items() if hint in (int, float, str, bool, Path)} | paths
+
+
+def _are_paths(hint: Any) -> bool:
+    """Whether a type is a list, a tuple or another sequence of paths."""
+    return typing.get_origin(hint) in (list, tuple, Sequence) and Path in typing.get_args(hint)
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(part, str | Path) for part in value)
 
 
 def _not_none(hint: Any) -> Any:

@@ -272,7 +272,8 @@ def _check_node(spec: ParameterSpec, node: Node, where: str, problems: list[str]
         return
     elif node.merge_space not in spec.spaces:
         hint = (
-            " Take the difference to a base first: subtract(model, base)."
+            " Take the difference to a base first: subtract(model, base). Models themselves are averaged by "
+            "linear(a, b, weights=[0.5, 0.5]) or weighted_sum(a, b, alpha=0.5)."
             if spec.spaces == ("delta",)
             else ""
         )

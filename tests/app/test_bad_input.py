@@ -263,6 +263,24 @@ def test_a_server_that_does_not_answer_costs_no_merge_and_can_be_told_later(app,
     assert "logged 'ties'" in later.out
 
 
+@pytest.mark.parametrize("words", [[], ["alpha=0.3,0.5", "output=none", "-m"]], ids=["run", "sweep"])
+def test_a_database_without_a_name_is_refused_before_any_work(app, folder, words):
+    outcome = app("tracking.uri=sqlite:///", *words, tracked=True)
+
+    assert outcome.status != 0
+    assert "tracking.uri=sqlite:/// names no file" in outcome.err
+    assert not (folder / "outputs").exists()
+
+
+def test_an_output_that_is_a_loop_of_links_is_refused(app, folder):
+    (folder / "loop").symlink_to("loop")
+
+    outcome = app("output.path=loop")
+
+    assert outcome.status != 0
+    assert "it is a symbolic link that leads back to itself" in outcome.err
+
+
 def test_the_same_of_a_sweep(app, folder):
     outcome = app("alpha=0.3,0.5", "output=none", "tracking.uri=http://127.0.0.1:9", "-m", tracked=True)
 

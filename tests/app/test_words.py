@@ -56,6 +56,7 @@ WORKS = [
     "recipe=linear weights=[1,1,1] weights.0=0.5,1 -m",
     "recipe=linear 'weights.0=interval(0,1)' sweep=random sweep.n=3 -m",
     "recipe=linear 'weights.*=0.5,1' weights.1=1 -m",
+    "recipe=linear weights.0=0.5,1 weights=[1,1,1] -m",
     "recipe=linear 'weights.expert_*=interval(0,1)' sweep=random sweep.n=3 -m",
     "recipe=task_arithmetic 'blocks.conv*=interval(0,1)' blocks.conv2=0.1 sweep=latin sweep.n=3 -m",
     "+models.experts=base.safetensors,expert_0_3.safetensors -m",
@@ -95,6 +96,17 @@ def test_a_star_stands_for_each_name_apart_from_those_that_are_set_alone(app, mo
     assert {of_point["fc2"] for of_point in blocks} == {0.5}
     assert all(len({of_point[name] for name in ("conv1", "conv2", "fc1")}) == 3 for of_point in blocks)
     assert {value for of_point in weights for value in of_point} == {0.5, 1}
+
+
+def test_an_expert_is_appended_to_a_list_that_stands_behind_it(app, models):
+    listed, more = "models.experts=[expert_0_3.safetensors]", "+models.experts=expert_4_6.safetensors"
+    words = ["recipe=linear", "output=none", "evaluator=none", "tracking=none"]
+
+    assert app(*words, more, listed).status == 0
+
+    (record,) = (json.loads(path.read_text()) for path in models.glob("outputs/runs/*/run.json"))
+    inputs = {name for name in record["parameters"] if name.startswith("input/")}
+    assert inputs == {"input/expert_0_3", "input/expert_4_6"}
 
 
 @pytest.mark.parametrize("command", WORKS)
@@ -167,6 +179,9 @@ REFUSED = [
     ("recipe=TIES", "recipe=TIES: there is no such recipe. Did you mean 'ties'"),
     ("recipe=ties density=0.5", "The method's 'density' is the recipe's hyperparameter 'k'."),
     ("recipe=slerp density=0.5", "'density' belongs to recipe=breadcrumbs"),
+    ("evaluator.name=none", "no evaluator is evaluator=none"),
+    ("recipe=linear blocks.conv1.weight=0 'blocks.conv*=1'", "so conv1, conv* would not be used"),
+    ("recipe=median blocks=GRAD_V", "so the preset GRAD_V would not be used"),
     ("recipe=linear blocks.conv1=0", "the recipe 'linear' takes no strength for each block, so conv1"),
     ("recipe=median blocks=GRAD_V,WRAP12 -m", "the recipe 'median' takes no strength for each block"),
     ("recipe=linear 'blocks.conv*=0'", "the recipe 'linear' takes no strength for each block"),

@@ -132,6 +132,39 @@ def test_a_path_counts_by_its_content(key):
     assert key(file="other.txt") == key(file="reference.txt") == key()
 
 
+@pytest.mark.parametrize(
+    "annotation", ["list[Path]", "tuple[Path, ...]", "list[Path] | None", "list[str]", "object"]
+)
+def test_files_in_a_list_count_by_their_content(key, folder, annotation):
+    edit(folder / "mine.py", "float = 1.0", f"float = 1.0, files: {annotation} = ()")
+    before = key(files=["reference.txt"])
+
+    (folder / "reference.txt").write_text("2.0\n")
+
+    assert key(files=["reference.txt"]) != before
+
+
+def test_a_text_that_is_the_name_of_a_file_counts_by_its_content(key, folder):
+    edit(folder / "mine.py", "float = 1.0", 'float = 1.0, text: str = "x"')
+    before, other = key(text="reference.txt"), key(text="nothing")
+
+    (folder / "reference.txt").write_text("2.0\n")
+
+    assert key(text="reference.txt") != before
+    assert key(text="nothing") == other
+
+
+def test_a_file_of_a_list_that_is_missing_is_an_error_before_any_work(key, folder):
+    edit(folder / "mine.py", "float = 1.0", "float = 1.0, files: list[Path] = ()")
+
+    with pytest.raises(ConfigError, match=r"evaluator\.files: nowhere\.txt does not exist"):
+        key(files=["reference.txt", "nowhere.txt"])
+    with pytest.raises(
+        ConfigError, match=r"evaluator\.files: expected a list of paths, got 'reference\.txt'"
+    ):
+        key(files="reference.txt")
+
+
 def test_parameters_and_splits_are_part_of_it(key, folder):
     assert key(stretch=2.0) != key()
 

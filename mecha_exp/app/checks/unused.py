@@ -14,7 +14,7 @@ from mecha_exp.app.grid import Grid, GridPoint, recipe_name, references_of
 from mecha_exp.app.templates import MERGEKIT
 from mecha_exp.app.words.quoting import shell_word
 from mecha_exp.errors import Problems, did_you_mean, some
-from mecha_exp.graph.by_key import BLOCKS, CONVENTION
+from mecha_exp.graph.by_key import BLOCKS, CONVENTION, PATTERNS, PRESET
 
 _MODELS, _BASE, _EXPERTS = "models", "models.base", "models.experts"
 _RESOLVED = re.compile(r"\$\{[^}]*[^\w.}][^}]*\}")  # what a resolver refers to is not known
@@ -93,7 +93,9 @@ def _references_elsewhere(config: DictConfig) -> set[str]:
 
 
 def _check_blocks(config: DictConfig, references: set[str], problems: Problems) -> None:
-    own = [str(name) for name in config.get(BLOCKS) or () if name != CONVENTION]
+    given = config.get(BLOCKS) or {}
+    names = [name for name in (*given, *(given.get(PATTERNS) or ())) if name not in (CONVENTION, PATTERNS)]
+    own = [f"the preset {given[PRESET]}" if name == PRESET else str(name) for name in names]
     if own and BLOCKS not in references:
         problems.add(
             f"{BLOCKS}: the recipe{recipe_name(config)} takes no strength for each block, so {some(own, 3)} "

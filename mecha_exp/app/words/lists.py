@@ -32,14 +32,16 @@ def fit_lists(
         ConfigError: an index beyond the end of a list, or a part of a list that is itself varied.
     """
     lists = _Lists(config)
+
+    def is_plain(override: Override) -> bool:
+        return is_group(override) or override.is_hydra_override() or override.is_delete()
+
+    # Whole lists come first: one after its own parts would take them back.
+    ordered = sorted(overrides, key=lambda override: 0 if is_plain(override) else lists.rank(override))
     return [
         word
-        for override in overrides
-        for word in (
-            [str(override.input_line)]
-            if is_group(override) or override.is_hydra_override() or override.is_delete()
-            else lists.words(override)
-        )
+        for override in ordered
+        for word in ([str(override.input_line)] if is_plain(override) else lists.words(override))
     ]
 
 
@@ -49,6 +51,12 @@ class _Lists:
     def __init__(self, config: DictConfig) -> None:
         self._config = config
         self._lists: dict[str, list[str] | None] = {}
+
+    def rank(self, override: Override) -> int:
+        """0 for what sets a whole value, 1 for what is appended to a list, 2 for an item of a list."""
+        parent, _, index = override.key_or_group.rpartition(".")
+        is_item = bool(parent) and (index.isdecimal() or parent == _WEIGHTS) and self._has_items(parent)
+        return 2 if is_item else int(override.is_add() and self._is_list(override.key_or_group))
 
     def words(self, override: Override) -> list[str]:
         """The words that stand for an override."""

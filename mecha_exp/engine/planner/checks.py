@@ -116,7 +116,10 @@ def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]
     folders = {folder: file for resolved, file in inputs.items() for folder in resolved.parents}
     seen: set[Path] = set()
     for output in outputs:
-        target = output.resolve()
+        try:
+            target = output.resolve()
+        except (OSError, RuntimeError):  # a link that leads back to itself, which is no place to write to
+            continue
         if target in inputs:
             yield (
                 f"the output {output} is the input {inputs[target]}, which would be destroyed. Write to "
