@@ -137,20 +137,20 @@ def test_a_path_counts_by_its_content(key):
 )
 def test_files_in_a_list_count_by_their_content(key, folder, annotation):
     edit(folder / "mine.py", "float = 1.0", f"float = 1.0, files: {annotation} = ()")
-    before = key(files=["reference.txt"])
+    before = key(files=["other.txt"])
 
-    (folder / "reference.txt").write_text("2.0\n")
+    (folder / "other.txt").write_text("2.0\n")
 
-    assert key(files=["reference.txt"]) != before
+    assert key(files=["other.txt"]) != before
 
 
 def test_a_text_that_is_the_name_of_a_file_counts_by_its_content(key, folder):
     edit(folder / "mine.py", "float = 1.0", 'float = 1.0, text: str = "x"')
-    before, other = key(text="reference.txt"), key(text="nothing")
+    before, other = key(text="other.txt"), key(text="nothing")
 
-    (folder / "reference.txt").write_text("2.0\n")
+    (folder / "other.txt").write_text("2.0\n")
 
-    assert key(text="reference.txt") != before
+    assert key(text="other.txt") != before
     assert key(text="nothing") == other
 
 
