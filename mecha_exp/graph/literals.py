@@ -53,8 +53,19 @@ def as_node(value: Any, *, model: bool = True) -> Node:
             return LiteralNode(by_key(value))
     raise RecipeError(
         f"cannot use {brief(value)} of type {type(value).__name__} in a recipe. Give a path, a state dict, a "
-        "number, a list of numbers or a tensor."
+        f"number, a list of numbers or a tensor.{_what_is_meant(value)}"
     )
+
+
+def _what_is_meant(value: Any) -> str:
+    """A hint for what is given in place of models; empty for all else."""
+    if hasattr(value, "state_dict"):
+        return " The state dict of a module is module.state_dict()."
+    if hasattr(value, "components"):
+        return " A pipeline has one for each of its models: pipeline.unet.state_dict()."
+    if isinstance(value, list | tuple) and all(isinstance(v, Mapping | Node | str | PurePath) for v in value):
+        return " Models are arguments of their own: method(a, b) in place of method([a, b])."
+    return ""
 
 
 def node_by_key(value: Mapping[str, Any], config: str | None = None) -> Node:

@@ -128,6 +128,11 @@ def _interface(annotation: Any, owner: str, name: str) -> tuple[Any, bool]:
     if isinstance(annotation, TypeVar):
         return torch.Tensor, False
     if typing.get_origin(annotation) is list:
+        if torch.Tensor in typing.get_args(annotation):
+            raise RecipeError(
+                f"{owner}: the parameter '{name}' is a list of tensors. Several models are given one by one: "
+                f"*{name}: Parameter(Tensor)."
+            )
         return list, False
     if annotation is torch.Tensor or annotation in SCALARS:
         return annotation, False

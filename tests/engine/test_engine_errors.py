@@ -272,6 +272,23 @@ class TestRecipes:
 
         assert "reads no model, so there is nothing to merge" in said
 
+    @pytest.mark.parametrize(
+        ("given", "hint"),
+        [
+            (torch.nn.Linear(2, 2), r"The state dict of a module is module\.state_dict\(\)"),
+            ([{"w": torch.ones(1)}], r"method\(a, b\) in place of method\(\[a, b\]\)"),
+        ],
+        ids=["module", "list"],
+    )
+    def test_what_is_given_in_place_of_models_has_a_hint(self, given, hint):
+        with pytest.raises(RecipeError, match=hint):
+            n_average(given)
+
+    def test_plain_tensors_are_models_of_one_key_each(self):
+        said = error_before_reading(RecipeError, [Job(n_average(torch.ones(2), torch.ones(2)), {})])
+
+        assert 'there is nothing to merge: a plain tensor is a model of one key, as in {"w": tensor}' in said
+
     def test_a_recipe_of_one_number_a_key_is_no_model(self, models):
         (path,) = models(1)
 

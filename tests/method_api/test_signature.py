@@ -186,6 +186,14 @@ def test_a_function_is_called_as_it_is_written():
     assert merge_method(register=False)(scaled).__wrapped__(torch.ones(1)) == 2
 
 
+def test_models_are_not_given_as_a_list_of_tensors():
+    def method(models: list[Tensor], alpha: float = 1.0) -> Tensor:
+        return models[0]
+
+    with pytest.raises(RecipeError, match=r"'models' is a list of tensors.* \*models: Parameter\(Tensor\)"):
+        merge_method(method)
+
+
 def test_a_parameter_needs_an_annotation_that_can_be_merged():
     with pytest.raises(RecipeError, match=re.escape("Write `b: Parameter(Tensor)`.")):
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from mecha_exp.engine.compiler.fusion import choose_backends
 from mecha_exp.engine.ir.program import Program
 from mecha_exp.engine.options import EngineOptions
@@ -126,7 +128,10 @@ class _Planner:
         problems = Problems()
         for job in self._jobs:
             if not models_of(job.recipe):
-                problems.add(f"the recipe {job.recipe!r} reads no model, so there is nothing to merge")
+                values = [node.value for node in walk(job.recipe) if isinstance(node, LiteralNode)]
+                plain = any(isinstance(value, torch.Tensor) for value in values)
+                hint = ': a plain tensor is a model of one key, as in {"w": tensor}' if plain else ""
+                problems.add(f"the recipe {job.recipe!r} reads no model, so there is nothing to merge{hint}")
         problems.add_all(checks.mismatched_configs(self._graph))
         problems.add_all(missing_paths(walk(*self._graph.roots)))
         problems.raise_as(RecipeError)
