@@ -188,7 +188,7 @@ class Measurements:
         }
 
     def of_inputs_and_experts(self, point: Point) -> dict[str, Measured]:
-        """The same, and of the experts that `models.expert_of` names and the point leaves out.
+        """What is measured of each input, and of each expert that `models.expert_of` names besides.
 
         Raises:
             ConfigError: `models.expert_of` is not a mapping of tasks to models.

@@ -84,7 +84,7 @@ class Point:
 
     @property
     def expert_set(self) -> int | None:
-        """The number of its set of experts in `models.sets`; None where sets are no replicates."""
+        """The number of its set of experts in `models.sets`; None unless sets are replicates."""
         number = self.config["models"].get("set")
         return number if isinstance(number, int) else None
 

@@ -300,7 +300,7 @@ class Results:
         return ""
 
     def expert_set(self, record: Record) -> int | None:
-        """The number of a point's set of experts; None where sets are no replicates."""
+        """The number of a point's set of experts; None unless sets are replicates."""
         number = self.value(record, SET_KEY)
         return number if isinstance(number, int) else None
 

@@ -4,8 +4,8 @@
 
 Columns: `role` (`point` or `input`), `point` (its number; null for inputs, and in a run of its own), `name`
 (of the point or the input), `metric` (the mean over tasks is the number of that name), `split` (`all` of an
-evaluator without splits), `experts` (the number of the set of experts of the point or the input; null where
-sets are no replicates), `task`, `example`, `cluster`, `value`.
+evaluator without splits), `experts` (the number of the set of experts of the point or the input; null unless
+sets are replicates), `task`, `example`, `cluster`, `value`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MeasuredOutcomes:
         metric: the name of the mean over tasks.
         split: of the data; `all` if the evaluator has no splits.
         outcomes: by task and example.
-        experts: the number of the set of experts in `models.sets`; None where sets are no replicates.
+        experts: the number of the set of experts in `models.sets`; None unless sets are replicates.
     """
 
     role: str

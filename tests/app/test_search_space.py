@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mecha_exp.app.search.samplers import SAMPLERS, Sampler
@@ -39,6 +39,7 @@ def test_the_dimension_of_a_word(word: str, expected: Dimension):
     assert dimension_of(parse(word)) == expected
 
 
+@example(low=-100.99999999988358, width=1.0, share=0.0)
 @given(low=st.floats(-1e6, 1e6), width=st.floats(1e-9, 1e6), share=st.floats(0, 1))
 def test_a_text_is_within_the_bounds_and_stands_for_its_value(low, width, share):
     high = low + width

@@ -78,8 +78,9 @@ class Dimension:
             return str(value)
         narrowness = max(abs(self.low), abs(self.high)) / (self.high - self.low)
         digits = min(SAMPLED_DIGITS + max(0, math.ceil(math.log10(narrowness))), _MOST_DIGITS)
-        short = float(f"{value:.{digits}g}")
-        return normalized(repr(min(max(short, self.low), self.high)))
+        number = min(max(float(f"{value:.{digits}g}"), self.low), self.high)
+        short = normalized(repr(number))
+        return short if self.low <= float(short) <= self.high else repr(number)
 
     def value(self, text: str) -> Any:
         """The value that a text stands for.

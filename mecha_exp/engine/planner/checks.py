@@ -118,7 +118,7 @@ def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]
     for output in outputs:
         try:
             target = output.resolve()
-        except (OSError, RuntimeError):  # a link that leads back to itself, which is no place to write to
+        except (OSError, RuntimeError):  # a link that leads back to itself, which cannot be written to
             continue
         if target in inputs:
             yield (
