@@ -40,6 +40,8 @@ QUICKLY_READ = 100_000_000
 """Fewer bytes than this are hashed without a progress bar."""
 _UNLIMITED = 1 << 16
 """A width that no table reaches."""
+_WORTH_SAYING = 0.5
+"""Seconds of measuring inputs that are part of a point's line."""
 
 _SETTING = re.compile(
     r"(?<![\w.(])(?=(?:on_(?:extra|integers|missing|nonfinite|quantised|tied|tokens)|resize_embeddings"
@@ -85,15 +87,19 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
-def show_point(record: Record, number: int, points: int) -> None:
-    """Print a line for a finished point of a sweep."""
+def show_point(record: Record, number: int, points: int, seconds_of_inputs: float = 0) -> None:
+    """Print a line for a finished point of a sweep, with the time of inputs that were measured first."""
     measured = record.metrics.get(record.metric or "")
     score = f"{record.metric} {measured:.4g}" if measured is not None else record.status.lower()
     if record.dropped is not None:
         score = f"dropped after {record.dropped:,} examples"
     seconds = (record.ended - record.started) / 1000
     total = f"/{points}" if number <= points else ""  # a searching sweeper does not know the total
-    stdout.print(f"[{number}{total}] {record.name}: {score}, {seconds:.1f} s", markup=False, soft_wrap=True)
+    inputs = (
+        f", of which {seconds_of_inputs:.1f} s for the inputs" if seconds_of_inputs >= _WORTH_SAYING else ""
+    )
+    text = f"[{number}{total}] {record.name}: {score}, {seconds:.1f} s{inputs}"
+    stdout.print(text, markup=False, soft_wrap=True)
 
 
 def progress_bar(planned: Plan) -> AbstractContextManager[Callable[[str, int], None]]:

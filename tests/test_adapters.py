@@ -793,3 +793,11 @@ def test_factors_of_scaled_fp8_are_read_exactly_where_that_is_asked_for():
     )
 
     torch.testing.assert_close(deltas[Q], (up.float() * 0.5) @ (down.float() * 0.5))
+
+
+def test_a_lora_in_other_names_among_models_is_named():
+    file = {f"model.layers.{i}.self_attn.q_proj.lora_{x}.weight": rand(4, 4) for i in range(2) for x in "AB"}
+    base = {f"model.layers.{i}.self_attn.q_proj.weight": rand(4, 4) for i in range(2)}
+
+    with pytest.raises(m.MechaError, match="of one architecture\\? These are names of PEFT or diffusers"):
+        m.merge(m.weighted_sum(m.model(base), m.model(file), alpha=0.5))

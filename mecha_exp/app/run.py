@@ -77,7 +77,8 @@ def run_point(
     run.end()
     run.track()
     if run.sweep:
-        show_point(run.record, int(HydraConfig.get().job.num) + 1, run.sweep.points)
+        number = int(HydraConfig.get().job.num) + 1
+        show_point(run.record, number, run.sweep.points, run.seconds_of_inputs)
     return run.record.metrics.get(run.record.metric or "")
 
 
@@ -94,6 +95,7 @@ class _PointRun:
         bench: the workbench, once it is open.
         point: the signed point, once it is signed.
         failed_evaluation: the key of the evaluation that failed, if one did.
+        seconds_of_inputs: how long it took to measure the inputs for comparison.
     """
 
     cfg: DictConfig
@@ -104,6 +106,7 @@ class _PointRun:
     bench: Workbench | None = None
     point: Point | None = None
     failed_evaluation: str = ""
+    seconds_of_inputs: float = 0
 
     @classmethod
     def begin(cls, cfg: DictConfig) -> _PointRun:
@@ -218,7 +221,9 @@ def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> 
         _note_race(record, scoring, measured)
     if measured.dropped is None and (warning := nan_warning(scoring, record.metrics)):
         log.warning("%s: %s", record.name, warning)
+    started = time.perf_counter()
     inputs = bench.measurements.of_inputs_and_experts(point)
+    run.seconds_of_inputs = time.perf_counter() - started
     scores, of_inputs = bench.measurements.normalised_scores(point, measured, inputs)
     record.metrics.update(scores)
     record.base, record.expert_of = base_of(point), experts_of(point)

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -274,3 +276,18 @@ def test_points_of_an_earlier_version_of_the_evaluator_are_not_shown():
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mecha_exp.evaluation.registry._registry", all_evaluators())
+
+
+def test_the_line_of_a_point_says_how_long_its_inputs_took(app, monkeypatch):
+    monkeypatch.setattr("mecha_exp.evaluation.registry._registry", all_evaluators())
+
+    @evaluator("test_slow", metric="m")
+    def slow(state_dict):
+        time.sleep(0.2)
+        return {"m": 1.0}
+
+    outcome = app("evaluator.name=test_slow", "alpha=0.3,0.5", "output=none", "-m")
+
+    first, second, *_ = outcome.out.splitlines()
+    assert re.search(r"alpha=0\.3: m 1, \d+\.\d s, of which \d+\.\d s for the inputs$", first)
+    assert "for the inputs" not in second

@@ -179,6 +179,10 @@ REFUSED = [
     ("recipe=TIES", "recipe=TIES: there is no such recipe. Did you mean 'ties'"),
     ("recipe=ties density=0.5", "The method's 'density' is the recipe's hyperparameter 'k'."),
     ("recipe=slerp density=0.5", "'density' belongs to recipe=breadcrumbs"),
+    (
+        "recipe=linear 'weights=simplex(3)' sweep=random sweep.n=2 -m",
+        "No function of such values is called 'simplex'. They are drawn by interval(0,1)",
+    ),
     ("evaluator.name=none", "no evaluator is evaluator=none"),
     ("recipe=linear blocks.conv1.weight=0 'blocks.conv*=1'", "so conv1, conv* would not be used"),
     ("recipe=median blocks=GRAD_V", "so the preset GRAD_V would not be used"),

@@ -17,6 +17,7 @@ _HOME = re.compile(r"""(?:^|(?<=[\[,'" ]))~(?=/|$|[\],])""")
 _NOT_PLAIN = re.compile(r"[^\w./:@%+*?|-]", re.ASCII)
 _EXTRANEOUS = re.compile(r"^\w+ input '(?P<text>.+?)'(?: expecting|$)", re.DOTALL | re.MULTILINE)
 _NO_ALTERNATIVE = re.compile(r"at input '(?P<text>.+?)'$", re.DOTALL | re.MULTILINE)
+_CALL = re.compile(r"([A-Za-z_]\w*)\(.*\)")
 _LEXER = "LexerNoViableAltException: "
 KEY = re.compile(r"[A-Za-z_][\w$-]*(\.[\w$-]+)*", re.ASCII)
 """A key as Hydra reads it."""
@@ -102,6 +103,12 @@ def explain(error: OverrideParseException) -> str:
         message += "."
     if not equals or not _NAME.fullmatch(key):
         return f"{message}\nBefore the '=' stands the name of a key, such as alpha or models.base."
+    if function := _CALL.fullmatch(value.strip()):
+        return (
+            f"{message}\nNo function of such values is called '{function[1]}'. They are drawn by "
+            "interval(0,1), range(1,9,2), int(interval(1,8)) or tag(log,interval(0.01,1)), and a value for "
+            "each expert by 'weights.*=interval(0,1)'."
+        )
     corrected = next((w for w in _corrections(key, value) if w is not None), None)
     if corrected and len(corrected) <= _MAX_SHOWN:
         message += f"\nType: {shell_word(corrected)}"

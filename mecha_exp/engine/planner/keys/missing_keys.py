@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from mecha_exp.architectures import AdapterConfig, ModelConfig
+from mecha_exp.architectures.lora import other_kind
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion
 from mecha_exp.errors import some
@@ -129,4 +130,4 @@ class MissingKeys:
 def _why_missing(source: Source, keys: Sequence[str]) -> str:
     if isinstance(source, FiniteSource) and source.spoilt.issuperset(keys):
         return "Their values are not finite, so they count as missing."
-    return "Are these models of one architecture?"
+    return f"Are these models of one architecture?{other_kind(source.keys())}"
