@@ -198,6 +198,7 @@ def _describe(record: Record, point: Point, merged: Merged) -> None:
     fingerprints = {f"fingerprint/{n}": point.contents[point.files[m]] for m, n in point.names.items()}
     record.tags = {"signature": point.digest, **fingerprints, **merged.tags}
     record.signature, record.found = point.digest, merged.is_recalled
+    record.base = base_of(point)
     record.origin = asdict(point.origin)
     record.block_weights = block_weights(point.recipe, point.files.values())
     if merged.file:
@@ -226,7 +227,7 @@ def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> 
     run.seconds_of_inputs = time.perf_counter() - started
     scores, of_inputs = bench.measurements.normalised_scores(point, measured, inputs)
     record.metrics.update(scores)
-    record.base, record.expert_of = base_of(point), experts_of(point)
+    record.expert_of = experts_of(point)
     record.references = {name: m.numbers | of_inputs[name] for name, m in inputs.items()}
     rows = measured.rows(POINT, record.name, point.expert_set)
     rows += [part for name, m in inputs.items() for part in m.rows(INPUT, name, point.expert_set)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from mecha_exp.lab.points import EXPERTS_KEY
 from mecha_exp.report.results import Results
 from mecha_exp.report.settings import Setting
 from mecha_exp.runs.record import Record
@@ -21,8 +22,10 @@ def factor_columns(results: Results) -> dict[str, list[int | None]]:
     None where a point does not say. Empty where no point leaves experts or blocks out.
     """
     columns: dict[str, list[int | None]] = {}
-    for key, kind in KEYS.items():
-        groups = [_members(results, record, key) for record in results.records]
+    grouped = [(kind, [_members(results, r, key) for r in results.records]) for key, kind in KEYS.items()]
+    if EXPERTS_KEY in results.swept:
+        grouped.append(("expert", [_experts(record) for record in results.records]))
+    for kind, groups in grouped:
         players = _players(groups)
         for player in players:
             columns[f"{kind}/{player}"] = [None if g is None else int(player in g) for g in groups]
@@ -97,6 +100,12 @@ def _base(results: Results, settings: Sequence[Setting]) -> float | None:
     if len(common) != 1:
         return None
     return results.references.get(common.pop(), {}).get(results.metric or "")
+
+
+def _experts(record: Record) -> tuple[str, ...] | None:
+    """The inputs of a point but its base; None if it did not come to read any."""
+    names = (name.removeprefix(_INPUT) for name in record.parameters if name.startswith(_INPUT))
+    return tuple(name for name in names if name != record.base) or None
 
 
 def _members(results: Results, record: Record, key: str) -> tuple[str, ...] | None:

@@ -122,6 +122,18 @@ def test_each_expert_is_left_out_once(app, folder):
     }
 
 
+def test_lists_of_experts_have_a_column_for_each_expert(app, folder):
+    lists = ",".join(
+        f"[{','.join(str(DIGITS / f'{n}.safetensors') for n in names)}]" for names in (NAMES[:2], NAMES)
+    )
+
+    assert app("recipe=task_arithmetic", f"models.experts={lists}", "-m", *NONE[:2]).status == 0
+
+    table = rows(sweep_of(folder))
+    assert [[row[f"expert/{name}"] for name in NAMES] for row in table] == [["1", "1", "0"], ["1", "1", "1"]]
+    assert [row["experts"] for row in table] == ["2", "3"]
+
+
 def test_every_subset_of_a_size_is_a_point_with_each_set(app, folder, sets):
     words = ["sweep=experts", "sweep.size=2", "sweep.replicate=[experts]", sets]
 
