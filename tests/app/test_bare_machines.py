@@ -55,6 +55,7 @@ def test_few_open_files_are_enough_or_one_sentence_says_so(started, tmp_path, fi
     if done.returncode:
         assert "oo many" in done.stderr
         assert "ulimit -n" in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
+        said = done.stderr.strip().splitlines()
+        assert sum(not line.startswith("WARNING: ") for line in said) == 1, said  # the loop may not be cached
     else:
         assert list(tmp_path.glob("outputs/runs/*/model.safetensors"))
