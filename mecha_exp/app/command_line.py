@@ -33,7 +33,7 @@ from mecha_exp.app.search.space import MODE as SEARCH
 from mecha_exp.app.search.space import SearchedPoints, searched_points
 from mecha_exp.app.sweep.points import Points, parts_of, points_of
 from mecha_exp.app.words.blocks import BLOCKS
-from mecha_exp.app.words.each import ANY, expand_each
+from mecha_exp.app.words.each import expand_each, has_stars
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.lists import fit_lists
 from mecha_exp.app.words.quoting import explain
@@ -101,7 +101,7 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
         check_options(override, composer, problems)
     problems.raise_as(ConfigError)
     first = composer.compose([*map(_first_choice, chosen), *_hydra_settings(parsed)])
-    if any(ANY in override.key_or_group for override in parsed):
+    if any(map(has_stars, parsed)):
         names_below = partial(_names_below, parsed, first, composer)
         parsed = [parse_override(word) for word in expand_each(parsed, names_below)]
     overrides = fit_lists(parsed, first, composer.is_group)
@@ -193,11 +193,11 @@ def _require_variation(parsed: list[Override], config: DictConfig) -> None:
 
 def _names_below(parsed: Sequence[Override], first: DictConfig, composer: Composer, key: str) -> list[str]:
     """The names of what there is below `blocks` or `weights`, with the models of a command line."""
-    fixed = [override for override in parsed if ANY not in override.key_or_group]
-    models = _with_fixed_values(fixed, first, composer).models
+    words = fit_lists([o for o in parsed if not has_stars(o)], first, composer.is_group)
+    models = _with_fixed_values([parse_override(word) for word in words], first, composer).models
     if key == BLOCKS:
         return parts_of(models, "block")
-    return names_of([str(expert) for expert in models.experts])
+    return names_of([str(expert) for expert in models.experts or ()])
 
 
 def _with_fixed_values(parsed: Sequence[Override], config: DictConfig, composer: Composer) -> DictConfig:

@@ -177,14 +177,11 @@ class Measurements:
         return measured
 
     def of_inputs(self, point: Point) -> dict[str, Measured]:
-        """What the evaluators measure of each input, by its name; empty where one cannot be measured.
-
-        A VAE that the output brings is a part of a model, and not measured.
-        """
+        """What the evaluators measure of each input, by its name; empty where one cannot be measured."""
         return {
             point.names[node]: self._of_input(point, path, point.names[node])
             for node, path in point.files.items()
-            if node.merge_space == "weight" and node.source != point.vae and point.scoring.evaluations
+            if node.merge_space == "weight" and point.scoring.evaluations
         }
 
     def of_inputs_and_experts(self, point: Point) -> dict[str, Measured]:

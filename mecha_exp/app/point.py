@@ -28,7 +28,7 @@ from mecha_exp.graph.by_key import PATTERNS, ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call, models_of
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.signature import Signature, signature_of
-from mecha_exp.sources.search import find_model, folders_of, with_home
+from mecha_exp.sources.search import find_model, folders_of
 
 SECTIONS = (
     "models",
@@ -44,7 +44,7 @@ SECTIONS = (
 )
 """The groups of the configuration. All other top-level keys but `_NAMES` are hyperparameters."""
 _NAMES = ("name", "plugins", "rerun", "store", "hub", "data")
-_NOT_IN_THE_TENSORS = ("save", "path", "durable", "shard_size", "vae", "prune")
+_NOT_IN_THE_TENSORS = ("save", "path", "durable", "shard_size", "prune")
 """Output settings that do not change the tensors, or do it in the recipe."""
 UNMEASURED = Scoring((), None, DIRECTIONS[0], None, False)
 """The scoring of a point before `Workbench.sign` has looked up its evaluators."""
@@ -87,12 +87,6 @@ class Point:
         """The number of its set of experts in `models.sets`; None unless sets are replicates."""
         number = self.config["models"].get("set")
         return number if isinstance(number, int) else None
-
-    @property
-    def vae(self) -> str | None:
-        """The path of the VAE that takes the place of the models'; None if theirs stays."""
-        path = self.config["output"].get("vae")
-        return str(with_home(str(path))) if path else None
 
     @property
     def names_its_output(self) -> bool:
@@ -292,7 +286,9 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
     """
     options = _options(config["engine"], folders_of(config))
     output = config["output"]
-    recipe = _with_parts(build_filled(config, options.model_dirs, (*SECTIONS, *_NAMES)), output)
+    recipe = build_filled(config, options.model_dirs, (*SECTIONS, *_NAMES))
+    if output.get("prune"):
+        recipe = call("omit_component", recipe, component="ema")
     dtype = _output_dtype(output["dtype"])
     path, shard_size = None, _shard_size(output)
     if output["save"]:
@@ -301,16 +297,6 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
         path = Path(output["path"]).absolute() if output["path"] else default
     _check_quantize(output, path, shard_size)
     return Point(config, folder, recipe, options, path, dtype, shard_size)
-
-
-def _with_parts(recipe: Node, output: Mapping[str, Any]) -> Node:
-    """The recipe without EMA weights, and with another VAE, where the output asks for it."""
-    if output.get("prune"):
-        recipe = call("omit_component", recipe, component="ema")
-    if output.get("vae"):
-        rest = call("omit_component", recipe, component="vae")
-        recipe = call("fallback", rest, str(with_home(str(output["vae"]))))
-    return recipe
 
 
 def _reads_a_folder(recipe: Node, folders: Sequence[Path]) -> bool:

@@ -56,6 +56,7 @@ WORKS = [
     "recipe=linear weights=[1,1,1] weights.0=0.5,1 -m",
     "recipe=linear 'weights.0=interval(0,1)' sweep=random sweep.n=3 -m",
     "recipe=linear 'weights.*=0.5,1' weights.1=1 -m",
+    "recipe=linear models.experts=expert_0_3.safetensors 'weights.*=0.5,1' -m",
     "recipe=linear weights.0=0.5,1 weights=[1,1,1] -m",
     "recipe=linear 'weights.expert_*=interval(0,1)' sweep=random sweep.n=3 -m",
     "recipe=task_arithmetic 'blocks.conv*=interval(0,1)' blocks.conv2=0.1 sweep=latin sweep.n=3 -m",
@@ -123,6 +124,7 @@ REFUSED = [
     ("recipe=linear weights.expert_4=1", "no expert 'expert_4'. Did you mean 'expert_4_6'"),
     ("recipe=linear weights.x=1", "models.experts has no expert 'x'. Known: expert_0_3, expert_4_6"),
     ("recipe=linear 'weights.x*=0.5,1' -m", "weights.x*=0.5,1: no name is like it. Known: expert_0_3"),
+    ("recipe=linear models.experts=null 'weights.*=0.5,1' -m", "weights.*=0.5,1: no name is like it."),
     (
         "recipe=task_arithmetic 'blocks.x*=interval(0,1)' sweep=random sweep.n=2 -m",
         "blocks.x*=interval(0,1): no name is like it. Known: conv1, conv2",

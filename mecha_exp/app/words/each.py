@@ -17,6 +17,11 @@ ANY = "$"
 """What stands for `*` in a key."""
 
 
+def has_stars(override: Override) -> bool:
+    """Whether an override stands for each of several blocks or weights."""
+    return ANY in override.key_or_group and override.key_or_group.startswith(("blocks.", "weights."))
+
+
 def hide_stars(key: str) -> str | None:
     """A key with its stars written so that Hydra reads it; None if it has none, or more than stars.
 
@@ -43,7 +48,7 @@ def expand_each(overrides: Sequence[Override], names_below: Callable[[str], Sequ
     words: list[str] = []
     for override in overrides:
         word = str(override.input_line)
-        if ANY not in override.key_or_group:
+        if not has_stars(override):
             words.append(word)
             continue
         key, _, value = word.partition("=")
