@@ -23,7 +23,7 @@ from mecha_exp.runs.record import (
 )
 from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep
 from mecha_exp.tracking import Store
-from mecha_exp.tracking.mlflow_store import PARENT_TAG, SWEPT_TAG
+from mecha_exp.tracking.names import PARENT_TAG, SWEPT_TAG
 
 ARTIFACTS = (
     RUN_FILE,

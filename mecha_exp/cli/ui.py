@@ -16,7 +16,7 @@ from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.paths import TRACKING_URI
 from mecha_exp.terminal import stdout
 from mecha_exp.tracking.database import SQLITE, absolute_uri
-from mecha_exp.tracking.mlflow_store import last_comparison
+from mecha_exp.tracking.mlflow_client import last_comparison
 
 
 def main(arguments: list[str]) -> int:

@@ -1,5 +1,5 @@
-"""Tracking of runs by MLflow, which is imported only when runs are tracked."""
+"""Tracking of runs by MLflow, which is imported only where its client is needed."""
 
-from mecha_exp.tracking.mlflow_store import Store
+from mecha_exp.tracking.store import Store
 
 __all__ = ["Store"]

@@ -14,6 +14,7 @@ from mecha_exp.errors import TrackingError
 from mecha_exp.system.cache import private_folder, read_checksummed, write_checksummed
 
 SQLITE = "sqlite:///"
+ARTIFACTS_FOLDER = "mlartifacts"
 
 
 def absolute_uri(uri: str) -> str:
@@ -26,6 +27,13 @@ def absolute_uri(uri: str) -> str:
         raise TrackingError(f"tracking.uri={uri} names no file: write it as sqlite:///outputs/mlflow.db.")
     path.parent.mkdir(parents=True, exist_ok=True)
     return SQLITE + path.as_posix()
+
+
+def artifacts_beside(uri: str) -> str | None:
+    """The address of the folder for artifacts beside a database; None for a server, which decides it."""
+    if not uri.startswith(SQLITE):
+        return None
+    return (Path(uri.removeprefix(SQLITE)).parent / ARTIFACTS_FOLDER).as_uri()
 
 
 def create_database(database: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mecha_exp.tracking.mlflow_store import last_comparison
+from mecha_exp.tracking.mlflow_client import last_comparison
 
 COMMAND = ("recipe=ties", "alpha=0.3,0.5,0.7", "-m")
 NAMES = ["alpha=0.3", "alpha=0.5", "alpha=0.7"]

@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -13,9 +15,11 @@ from mecha_exp.app.tracking import log_run, log_sweep
 from mecha_exp.errors import TrackingError
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import Sweep
-from mecha_exp.tracking import Store
+from mecha_exp.tracking import Store, sqlite_tables
 from mecha_exp.tracking.database import absolute_uri, create_database
-from mecha_exp.tracking.mlflow_store import _is_abandoned, _numbering, _this_machine
+from mecha_exp.tracking.mlflow_client import ClientBackend
+from mecha_exp.tracking.processes import is_abandoned, numbering, this_machine
+from mecha_exp.tracking.sqlite_tables import TablesBackend
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +27,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tracking")
 
 
-@pytest.fixture(scope="module")
-def store(folder: Path) -> Store:
-    return Store(f"sqlite:///{(folder / 'outputs/mlflow.db').as_posix()}", "lab")
+@pytest.fixture(scope="module", params=["tables", "client"])
+def store(request: pytest.FixtureRequest, folder: Path) -> Store:
+    """A store of each kind, on one database: its tables written directly, and through MLflow's client."""
+    return store_of(folder / "outputs/mlflow.db", request.param)
+
+
+def store_of(database: Path, kind: str = "tables") -> Store:
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "client":
+            patch.setattr(sqlite_tables, "REVISIONS", frozenset())
+        store = Store(f"sqlite:///{database.as_posix()}", "lab")
+    assert type(store._backend) is {"tables": TablesBackend, "client": ClientBackend}[kind]
+    return store
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +174,11 @@ def test_an_address_without_a_file_is_said_at_once(uri):
         Store(uri, "lab")
 
 
-def test_runs_of_processes_that_are_gone_are_deleted(store, client, monkeypatch):
-    abandoned = client.create_run(store._experiment, tags={"logged_by": f"{_this_machine()}:{2**31 - 1}"})
-    alive = client.create_run(store._experiment, tags={"logged_by": f"{_this_machine()}:{os.getpid()}"})
-    elsewhere = client.create_run(store._experiment, tags={"logged_by": "another:1"})
+def test_runs_of_processes_that_are_gone_are_deleted(store, client):
+    lab = client.get_experiment_by_name("lab").experiment_id
+    abandoned = client.create_run(lab, tags={"logged_by": f"{this_machine()}:{2**31 - 1}"})
+    alive = client.create_run(lab, tags={"logged_by": f"{this_machine()}:{os.getpid()}"})
+    elsewhere = client.create_run(lab, tags={"logged_by": "another:1"})
 
     store.delete_abandoned()
 
@@ -175,7 +190,7 @@ def test_runs_of_processes_that_are_gone_are_deleted(store, client, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("process", "numbering", "age", "is_gone"),
+    ("process", "its_numbering", "age", "is_gone"),
     [
         (os.getpid(), "", 10_000, False),
         (2**31 - 1, "", 0, True),
@@ -185,10 +200,10 @@ def test_runs_of_processes_that_are_gone_are_deleted(store, client, monkeypatch)
     ],
     ids=["alive", "gone", "other numbers", "gone, other numbers", "long ago"],
 )
-def test_a_process_of_another_container_is_not_judged_by_its_number(process, numbering, age, is_gone):
-    place = f"{numbering or _numbering()}:{int(time.time()) - age}"
+def test_a_process_of_another_container_is_not_judged_by_its_number(process, its_numbering, age, is_gone):
+    place = f"{its_numbering or numbering()}:{int(time.time()) - age}"
 
-    assert _is_abandoned(f"{_this_machine()}:{process}:{place}") == is_gone
+    assert is_abandoned(f"{this_machine()}:{process}:{place}") == is_gone
 
 
 def test_a_run_is_logged_once(store, tmp_path):
@@ -234,3 +249,117 @@ def test_metrics_and_artifacts_are_added_to_a_run_that_has_ended(store, client, 
     assert run.data.metrics == {"accuracy": 0.5, "test/accuracy": 0.4}
     assert run.info.status == "FINISHED"
     assert (store.fetch(run_id, tmp_path / "fetched") / "table.csv").read_text() == "new"
+
+
+def log_everything(store: Store, folder: Path) -> None:
+    """Log a sweep with all that runs can have."""
+    (folder / "0/.hydra").mkdir(parents=True, exist_ok=True)
+    for name in ("table.csv", "0/.hydra/config.yaml"):
+        (folder / name).write_text(name)
+    parent = store.start("sweep", {"command": "x" * 9000, "folder": "it's"})
+    splits = {("digits", "validation"): "1" * 40, ("digits", "test"): "2", ("faces", "validation"): "2"}
+    numbers = {"nan": float("nan"), "inf": float("inf"), "low": float("-inf"), "half": 0.5, "a/": 1.0}
+    parameters = {"alpha": 0.3, "n": 3, "on": True, "long": "y" * 9000, **{f"p{i}": i for i in range(120)}}
+    files = [folder / "table.csv", folder / "0", folder / "0/.hydra/config.yaml"]
+    child = store.log("p", "FINISHED", (1000, 2000), parameters, numbers, {"why": "z"}, files, parent, splits)
+    store.log("alone", "FAILED", (1, 2), {}, {"half": 0.5}, {}, [], None, splits)
+    store.add(child, {"half": 0.25, "more": 1.0}, [])
+    store.delete(store.log("gone", "FINISHED", (1, 2), {}, {}, {}, [], parent))
+    store.finish(parent, "FINISHED", {"best/half": 0.5}, {"swept": "alpha", "command": "y"}, [])
+
+
+def contents(database: Path) -> dict[str, list[tuple[object, ...]]]:
+    """The rows of a database's tables, with a number for each id and for each moment of writing."""
+    with closing(sqlite3.connect(database)) as connection:
+        names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        tables = {name: connection.execute(f'SELECT * FROM "{name}"').fetchall() for name in names}
+    runs = {row[0]: f"run {row[1]}" for row in tables["runs"]}
+    known = {**runs, **{row[0]: f"dataset {row[2:4]}" for row in tables["datasets"]}}
+    known |= {row[0]: f"input {known[row[2]]} {known[row[4]]}" for row in tables["inputs"]}
+
+    def plain(cell: object) -> object:
+        if isinstance(cell, int) and cell > 1e12:
+            return "now"
+        text = str(cell)
+        for id_, name in known.items():
+            text = text.replace(id_, name)
+        return "logger" if text.startswith(f"{this_machine()}:") else text
+
+    return {name: sorted(tuple(map(plain, row)) for row in rows) for name, rows in tables.items()}
+
+
+def test_the_tables_are_written_as_mlflow_writes_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "files").mkdir()
+
+    written = {}
+    for kind in ("client", "tables"):
+        (tmp_path / "lab").mkdir()
+        log_everything(store_of(tmp_path / "lab/mlflow.db", kind), tmp_path / "files")
+        artifacts = sorted(path.name for path in (tmp_path / "lab/mlartifacts").glob("*/artifacts/**/*"))
+        written[kind] = {**contents(tmp_path / "lab/mlflow.db"), "artifacts": artifacts}
+        (tmp_path / "lab").rename(tmp_path / kind)
+
+    assert written["tables"] == written["client"]
+    assert len(written["tables"]["metrics"]) == 131 and len(written["tables"]["input_tags"]) == 6
+
+
+def test_a_value_that_is_logged_again_is_the_latest_one(store, client):
+    run_id = store.log("p", "FINISHED", (0, 1), {}, {"loss": 0.5}, {}, [])
+
+    store.add(run_id, {"loss": 0.4}, [])
+
+    assert client.get_run(run_id).data.metrics == {"loss": 0.4}
+
+
+def test_tables_of_another_revision_are_left_to_mlflow(tmp_path):
+    create_database(tmp_path / "mlflow.db")
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'older'")
+
+    assert sqlite_tables.open_tables(f"sqlite:///{tmp_path}/mlflow.db", "lab") is None
+    with pytest.raises(TrackingError, match="cannot be used"):  # MLflow says what to do with it
+        Store(f"sqlite:///{tmp_path}/mlflow.db", "lab")
+
+
+def test_artifacts_that_lie_elsewhere_are_left_to_mlflow(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    create_database(tmp_path / "mlflow.db")
+    MlflowClient(uri).create_experiment("remote", "s3://bucket/runs")
+
+    assert sqlite_tables.open_tables(uri, "remote") is None
+
+
+def test_an_experiment_that_was_deleted_is_said(tmp_path):
+    store = store_of(tmp_path / "mlflow.db")
+    client = MlflowClient(store.uri)
+    client.delete_experiment(client.get_experiment_by_name("lab").experiment_id)
+
+    with pytest.raises(TrackingError, match=r"experiment 'lab' of .* was deleted\. Name another with"):
+        store_of(tmp_path / "mlflow.db")
+
+
+def test_a_run_that_cannot_be_written_leaves_nothing(tmp_path):
+    store = store_of(tmp_path / "mlflow.db")
+
+    with pytest.raises(TrackingError, match="cannot be used"):
+        store.log("p", "no such status", (0, 1), {"alpha": 1}, {"acc": 0.5}, {}, [])
+
+    assert not any(contents(tmp_path / "mlflow.db")[table] for table in ("runs", "metrics", "params", "tags"))
+
+
+def test_two_processes_log_to_one_database(tmp_path):
+    code = """
+import sys
+from mecha_exp.tracking import Store
+store = Store(sys.argv[1], "lab")
+parent = store.start("sweep", {"command": "x"})
+for number in range(50):
+    store.log(str(number), "FINISHED", (0, 1), {"alpha": number}, {"acc": number}, {}, [], parent)
+print(len(store.runs_with("mlflow.parentRunId", parent)), "mlflow" in sys.modules)
+"""
+    create_database(tmp_path / "mlflow.db")  # by MLflow, if no other test has made one
+    command = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/mlflow.db"]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+
+    assert [process.communicate()[0].split() for process in processes] == [["50", "False"]] * 2

@@ -1,0 +1,116 @@
+"""What a tracking store is reached by: the entries of runs, and the interface of those that write them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from mecha_exp.errors import TrackingError
+
+CONFIG_FOLDER = "config"
+
+
+def now() -> int:
+    """The time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What is logged to a run at once, in names and values that MLflow accepts.
+
+    Attributes:
+        metrics: numbers by name.
+        time: of the metrics, in milliseconds since 1970. Of two values of one metric the later one counts.
+        parameters, tags: texts by name.
+        datasets: the digest of what each split was measured by, by evaluator and split.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    time: int = field(default_factory=now)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    datasets: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+class Backend(ABC):
+    """An experiment of a tracking store, with what is needed of MLflow's client."""
+
+    @abstractmethod
+    def start(self, name: str, tags: Mapping[str, str]) -> str:
+        """Create a run that goes on; returns its id."""
+
+    @abstractmethod
+    def log(
+        self, name: str, status: str, times: tuple[int, int], entries: Entries, artifacts: Sequence[Path]
+    ) -> str:
+        """Create a run that has ended; returns its id."""
+
+    @abstractmethod
+    def add(
+        self, run_id: str, entries: Entries, artifacts: Sequence[Path], status: str | None = None
+    ) -> None:
+        """Add entries and artifacts to a run, and end it if a status is given."""
+
+    @abstractmethod
+    def delete(self, run_id: str) -> None:
+        """Mark a run as deleted."""
+
+    @abstractmethod
+    def status(self, run_id: str) -> str | None:
+        """The status of a run; None if there is no such run, or it is deleted."""
+
+    @abstractmethod
+    def runs_with(self, tag: str, value: str) -> dict[str, str]:
+        """The status of each run whose tag has this value, by run id."""
+
+    @abstractmethod
+    def running(self, tag: str) -> dict[str, str]:
+        """The value of a tag, for each run that has it and goes on, by run id."""
+
+
+def local_folder(address: str) -> Path | None:
+    """The folder that an artifact address means on this machine; None if it is elsewhere.
+
+    >>> local_folder("s3://bucket/runs"), local_folder("/srv/runs")
+    (None, PosixPath('/srv/runs'))
+    """
+    if address.startswith("file:"):
+        return Path(url2pathname(urlsplit(address).path))
+    return None if ":" in address else Path(address)
+
+
+def place_of(artifact: Path) -> str | None:
+    """The folder of a run's artifacts in which a file belongs: `config` for those of Hydra."""
+    return CONFIG_FOLDER if artifact.parent.name == ".hydra" else None
+
+
+def copy_artifacts(artifacts: Sequence[Path], folder: Path) -> None:
+    """Copy files and folders into the folder of a run's artifacts; files of the same names are replaced."""
+    for path in artifacts:
+        target = folder / (place_of(path) or "")
+        target.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.rmtree(target / path.name, ignore_errors=True)
+            shutil.copytree(path, target / path.name)
+        else:
+            shutil.copyfile(path, target / path.name)
+
+
+@contextmanager
+def tracking_errors(uri: str) -> Iterator[None]:
+    """Turn every exception of MLflow or its database into a TrackingError."""
+    try:
+        yield
+    except TrackingError:
+        raise
+    except Exception as error:
+        message = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise TrackingError(f"the MLflow store {uri} cannot be used: {message}") from error

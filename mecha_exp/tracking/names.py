@@ -1,0 +1,46 @@
+"""The tags of runs, and names and values that MLflow accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PARENT_TAG = "mlflow.parentRunId"
+SWEPT_TAG = "swept"
+"""The tag of a sweep's run with the keys that differ between its points."""
+LOGGED_BY = "logged_by"
+"""The tag with the machine, the process and the time of logging: it tells a run that was abandoned."""
+HYPERPARAMETER = "hp/"
+"""The start of the metrics that repeat numeric parameters: MLflow searches and plots metrics as numbers."""
+MAX_VALUE, MAX_KEY, MAX_TAG, MAX_DIGEST = 6000, 250, 8000, 36
+
+
+def acceptable(text: str) -> str:
+    """A name that MLflow accepts: letters, digits and `_-. :/`, and no part that is empty or of dots alone.
+
+    >>> acceptable("weights/distance/.."), acceptable("a/"), acceptable("50 %")
+    ('weights/distance/__', 'a/_', '50 _')
+    """
+    plain = "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in text)[:MAX_KEY]
+    return "/".join("_" * max(len(part), 1) if not part.strip(".") else part for part in plain.split("/"))
+
+
+def metrics(values: Mapping[str, float]) -> dict[str, float]:
+    """Metrics by acceptable names."""
+    return {acceptable(name): float(value) for name, value in values.items()}
+
+
+def parameters(values: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters as texts that are not too long."""
+    return {acceptable(name): str(value)[:MAX_VALUE] for name, value in values.items()}
+
+
+def tags(values: Mapping[str, str]) -> dict[str, str]:
+    """Tags that are not too long."""
+    return {acceptable(name): value[:MAX_TAG] for name, value in values.items()}
+
+
+def hyperparameters(values: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among parameters, as metrics."""
+    numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {HYPERPARAMETER + name: float(value) for name, value in numbers.items()}

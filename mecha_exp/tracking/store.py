@@ -1,0 +1,133 @@
+"""Runs in an MLflow store: a local database or a server.
+
+A finished run is logged at once, from the files in its folder. So a run that could not be logged can be
+logged later, and no run stays half-logged when its process dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.tracking import names
+from mecha_exp.tracking.backend import Backend, Entries, tracking_errors
+from mecha_exp.tracking.database import SQLITE, absolute_uri, create_database
+from mecha_exp.tracking.mlflow_client import ClientBackend, make_client
+from mecha_exp.tracking.names import LOGGED_BY, PARENT_TAG
+from mecha_exp.tracking.processes import is_abandoned, this_process
+from mecha_exp.tracking.sqlite_tables import open_tables
+
+
+class Store:
+    """An experiment in an MLflow store, to which runs are logged.
+
+    Args:
+        uri: `sqlite:///path` (relative to the current folder; created when needed) or a server's address.
+        experiment: the MLflow experiment, created when needed.
+
+    Raises:
+        TrackingError: the store does not answer or cannot be used, from any method.
+    """
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        self.uri = absolute_uri(uri)
+        with tracking_errors(self.uri):
+            self._backend = _open(self.uri, experiment)
+
+    def start(self, name: str, tags: Mapping[str, str]) -> str:
+        """Create a parent run; returns its id."""
+        with tracking_errors(self.uri):
+            return self._backend.start(name, names.tags(tags))
+
+    def runs_with(self, tag: str, value: str) -> dict[str, str]:
+        """The status of each run whose tag has this value, by run id."""
+        with tracking_errors(self.uri):
+            return self._backend.runs_with(names.acceptable(tag), value)
+
+    def status(self, run_id: str) -> str | None:
+        """The status of a run; None if the store has no such run, or it was deleted."""
+        with tracking_errors(self.uri):
+            return self._backend.status(run_id)
+
+    def delete_abandoned(self) -> None:
+        """Delete runs that a process of this machine was logging when it was killed."""
+        with tracking_errors(self.uri):
+            for run_id, logged_by in self._backend.running(LOGGED_BY).items():
+                if is_abandoned(logged_by):
+                    self._backend.delete(run_id)
+
+    def fetch(self, run_id: str, folder: Path) -> Path:
+        """Copy a run's artifacts into a folder; returns their path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with tracking_errors(self.uri):
+            return Path(make_client(self.uri).download_artifacts(run_id, "", str(folder)))
+
+    def delete(self, run_id: str) -> None:
+        """Delete a run, such as one that was logged in part."""
+        with tracking_errors(self.uri):
+            self._backend.delete(run_id)
+
+    def finish(
+        self,
+        run_id: str,
+        status: str,
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        artifacts: Iterable[Path],
+    ) -> None:
+        """End a run with its last metrics, tags and artifacts."""
+        entries = Entries(names.metrics(metrics), tags=names.tags(tags))
+        with tracking_errors(self.uri):
+            self._backend.add(run_id, entries, _existing(artifacts), status)
+
+    def log(
+        self,
+        name: str,
+        status: str,
+        times: tuple[int, int],
+        parameters: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        artifacts: Iterable[Path],
+        parent: str | None = None,
+        datasets: Mapping[tuple[str, str], str] | None = None,
+    ) -> str:
+        """Log a finished run; returns its id. Numeric parameters are logged as metrics `hp/NAME`, too.
+
+        Args:
+            name: of the run.
+            status: `FINISHED` or `FAILED`.
+            times: start and end, in milliseconds since 1970.
+            parameters, metrics, tags: by name; long lists of parameters are sent in several batches.
+            artifacts: files and folders to copy to the store.
+            parent: the id of the sweep's run.
+            datasets: the digest of what each split was measured by, by evaluator and split.
+        """
+        entries = Entries(
+            names.metrics({**names.hyperparameters(parameters), **metrics}),
+            times[1],
+            names.parameters(parameters),
+            names.tags({**tags, **({PARENT_TAG: parent} if parent else {LOGGED_BY: this_process()})}),
+            {key: digest[: names.MAX_DIGEST] for key, digest in (datasets or {}).items()},
+        )
+        with tracking_errors(self.uri):
+            return self._backend.log(name, status, times, entries, _existing(artifacts))
+
+    def add(self, run_id: str, metrics: Mapping[str, float], artifacts: Iterable[Path]) -> None:
+        """Add metrics and artifacts to a run that has ended; files of the same names are replaced."""
+        with tracking_errors(self.uri):
+            self._backend.add(run_id, Entries(names.metrics(metrics)), _existing(artifacts))
+
+
+def _open(uri: str, experiment: str) -> Backend:
+    """Open an experiment: by the tables of a database where they are known, else by MLflow's client."""
+    if uri.startswith(SQLITE):
+        create_database(Path(uri.removeprefix(SQLITE)))
+        if tables := open_tables(uri, experiment):
+            return tables
+    return ClientBackend(uri, experiment)
+
+
+def _existing(artifacts: Iterable[Path]) -> list[Path]:
+    return [path for path in artifacts if path.exists()]
