@@ -16,8 +16,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import mlflow.tracking  # noqa: F401  so that no start has to
-
 from mecha_exp import cli
 from mecha_exp.app.sweep import summary
 from mecha_exp.report import CSV_FILE, Results

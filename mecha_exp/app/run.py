@@ -42,6 +42,7 @@ from mecha_exp.runs.record import (
     Record,
 )
 from mecha_exp.runs.sweep import Sweep
+from mecha_exp.system.write_errors import write_sentence
 from mecha_exp.terminal import as_typed, progress_bar, show_error, show_point
 from mecha_exp.tracking import Store
 
@@ -71,8 +72,12 @@ def run_point(
         run.fail(as_typed(str(error)), getattr(error, "evaluation", ""))
         show_error(f"{run.record.name}: {error}" if run.sweep else str(error))
     except Exception as error:  # in an evaluator or a method, or a bug: the traceback tells which
-        run.fail("".join(traceback.format_exception(error)))
-        log.error("%s failed\n%s", run.record.name, run.record.error)
+        if isinstance(error, OSError) and (sentence := write_sentence(error)):
+            run.fail(sentence)
+            show_error(f"{run.record.name}: {sentence}")
+        else:
+            run.fail("".join(traceback.format_exception(error)))
+            log.error("%s failed\n%s", run.record.name, run.record.error)
     run.store_failure()
     run.end()
     run.track()

@@ -55,6 +55,7 @@ NO_READER = 141
 def main() -> int:
     """Run the command line; returns the exit status."""
     skip_gc_at_exit()
+    logging.raiseExceptions = False  # a log that cannot be written is not worth a traceback
     with _interrupted_imports_end():
         try:
             status = _run()
@@ -118,6 +119,14 @@ def _run() -> int:
         from mecha_exp.terminal import show_error
 
         show_error(str(error))
+        return 1
+    except OSError as error:
+        from mecha_exp.system.write_errors import write_sentence
+        from mecha_exp.terminal import show_error
+
+        if (sentence := write_sentence(error)) is None:
+            raise
+        show_error(f"{sentence} What is done is kept, and the same command goes on.")
         return 1
     except KeyboardInterrupt:
         from mecha_exp.terminal import show_error

@@ -11,6 +11,7 @@ from typing import Any
 from mecha_exp.app.reproduction.comparison import Outcome
 from mecha_exp.app.reproduction.original import Original, read_original
 from mecha_exp.app.reproduction.remake import remake
+from mecha_exp.checkpoint import check_writable
 from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
 from mecha_exp.paths import OUTPUTS, TRACKING_URI
 from mecha_exp.plugins import load_plugins
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> int:
     """Merge a result again; returns 0 if the bytes are the same."""
     options = _parser().parse_args(arguments)
     load_plugins(options.plugin)
+    check_writable("new", 0)  # of the size of the model: /tmp may be a memory disk
     with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
         original = read_original(options.what, [options.folder], options.uri, Path(scratch))
         outcome = remake(

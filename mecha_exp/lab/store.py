@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import hashlib
 import io
 import json
@@ -32,6 +31,7 @@ from typing import Any
 from mecha_exp.errors import StoreError
 from mecha_exp.lab.content_hash import content_is
 from mecha_exp.system.atomic_write import atomic_write, atomic_write_text
+from mecha_exp.system.write_errors import cause_of, existing_folder
 
 VERSION = 1
 WEIGHTS = "weights/"
@@ -277,10 +277,10 @@ class ResultStore:
                     temporary.write_bytes(content)
             atomic_write_text(path, json.dumps(value, indent=1, ensure_ascii=False))
         except OSError as error:
-            cause = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+            cause = cause_of(error, existing_folder(path.absolute())) or error.strerror or str(error)
             raise StoreError(
                 f"the store {self.folder} cannot be written: {cause}. The result is in the run's folder, but "
-                "it will be computed again. Make room, or choose another folder with store=..."
+                "it will be computed again. Another folder is chosen with store=..."
             ) from error
 
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from mecha_exp.errors import TrackingError
+from mecha_exp.system.write_errors import write_sentence
 
 CONFIG_FOLDER = "config"
 
@@ -112,5 +113,6 @@ def tracking_errors(uri: str) -> Iterator[None]:
     except TrackingError:
         raise
     except Exception as error:
-        message = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise TrackingError(f"the MLflow store {uri} cannot be used: {message}") from error
+        sentence = write_sentence(error) if isinstance(error, OSError) else None
+        message = sentence or str(error).strip().partition("\n")[0] or type(error).__name__
+        raise TrackingError(f"the MLflow store {uri} cannot be used: {message.rstrip('.')}.") from error

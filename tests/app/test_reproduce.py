@@ -1,5 +1,6 @@
 """A result is made again from its folder, from MLflow, or from the model; what stands against it is said."""
 
+import errno
 import json
 import os
 import shutil
@@ -362,3 +363,16 @@ def test_a_plugin_that_is_lost_is_asked_for(app, inputs, outcome):
         "lost.py does not exist. If it lies elsewhere by now, name it by --plugin."
         in outcome(str(path.parent))[1]
     )
+
+
+def test_in_a_folder_that_cannot_be_written(app, inputs, outcome, monkeypatch):
+    app(*MERGE)
+
+    def read_only(**where: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("mecha_exp.checkpoint.transaction.space.tempfile.TemporaryFile", read_only)
+
+    status, found = outcome(str(only_run(inputs)))
+
+    assert (status, found) == (1, f"error: {inputs / 'new'} cannot be written: {inputs} is read-only.\n")

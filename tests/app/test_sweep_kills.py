@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from mecha_exp.tracking import Store
+from mlflow.tracking import MlflowClient
 
 REPOSITORY = Path(__file__).parents[2]
 POINTS = 30
@@ -41,13 +40,13 @@ def test_a_sweep_that_is_killed_again_and_again_gives_the_undisturbed_table(tmp_
     assert statuses == ["FINISHED"] * (POINTS + 1)
 
 
-@pytest.mark.skip(reason="takes longer than it was measured to take; run it by hand")
+@pytest.mark.parametrize("fault", ["kill", "full"])
 @pytest.mark.heavy
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_sweep_that_ends_at_any_call_goes_on_to_the_undisturbed_table(tmp_path: Path):
+def test_a_sweep_that_ends_at_any_call_goes_on_to_the_undisturbed_table(tmp_path: Path, fault: str):
     program = [sys.executable, str(REPOSITORY / "tests" / "sweep_crash_points.py")]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [*program, str(tmp_path), str(CALLS), "alpha=0.2,0.5", *COMMAND[2:]]
+    command = [*program, str(tmp_path), fault, str(CALLS), "alpha=0.2,0.5", *COMMAND[2:]]
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580, check=False)
 
@@ -58,6 +57,11 @@ def test_a_sweep_that_ends_at_any_call_goes_on_to_the_undisturbed_table(tmp_path
     for at in map(str, chosen):
         assert table(tmp_path / at) == undisturbed, at
         assert mlflow_statuses(tmp_path / at) == ["FINISHED"] * 3, at
+        said = (tmp_path / at / "output.txt").read_text()
+        assert "Traceback" not in said, at
+        first, second = (tmp_path / at / "status.txt").read_text().split()
+        assert ("the disk is full" in said) == (first == "1"), at  # the last calls ask for no room
+        assert (first == "77") == (fault == "kill") and second == "0", at
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -69,6 +73,6 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 def mlflow_statuses(folder: Path) -> list[str]:
-    store = Store(f"sqlite:///{folder / 'outputs' / 'mlflow.db'}", "mecha_exp")
-    found = store._client.search_runs([store._experiment], max_results=1000)
+    client = MlflowClient(f"sqlite:///{folder / 'outputs' / 'mlflow.db'}")
+    found = client.search_runs([client.get_experiment_by_name("mecha_exp").experiment_id], max_results=1000)
     return [run.info.status for run in found if run.data.tags.get("role") != "input"]

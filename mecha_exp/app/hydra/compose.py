@@ -30,6 +30,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 from mecha_exp.app.hydra.options import register_choices, register_presets
 from mecha_exp.app.words.quoting import explain
 from mecha_exp.errors import ConfigError
+from mecha_exp.system.write_errors import write_sentence
 
 CONFIG_MODULE = "mecha_exp.conf"
 CONFIG_NAME = "config"
@@ -153,16 +154,31 @@ def run_jobs(arguments: Sequence[str], batches: Iterable[Batch] | None, task: Ca
         arguments: the arguments of the command line, flags first.
         batches: the jobs of a sweep, in batches that are run one after another; None for one job.
         task: the function that is called with the configuration of each job.
+
+    Raises:
+        OSError: the disk is full, or the like.
     """
     flags = _flags_of(arguments)
     words = [*flags.overrides, f"hydra.mode={'RUN' if batches is None else 'MULTIRUN'}"]
     token = BATCHES.set(batches or ())
-    try:
+    unwritable: list[OSError] = []
+
+    def attempt() -> None:
         with hydra_of(flags) as ours:
-            run = ours.run if batches is None else ours.multirun
-            run_and_report(lambda: run(flags.config_name or CONFIG_NAME, task, words))
+            try:
+                run = ours.run if batches is None else ours.multirun
+                run(flags.config_name or CONFIG_NAME, task, words)
+            except OSError as error:  # Hydra would show a traceback
+                if write_sentence(error) is None:
+                    raise
+                unwritable.append(error)
+
+    try:
+        run_and_report(attempt)
     finally:
         BATCHES.reset(token)
+    if unwritable:
+        raise unwritable[0]
 
 
 def _flags_of(arguments: Sequence[str]) -> Namespace:

@@ -74,6 +74,8 @@ class OnePassLauncher(Launcher):
         returned = run_job(config, partial(self._run_point, point=point, result=result), self._context)
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         returned.cfg = returned.hydra_cfg = None  # as large as all else of the point
+        if isinstance(returned._return_value, OSError):
+            raise returned._return_value  # its record cannot be written, and none of the others
         return returned
 
 

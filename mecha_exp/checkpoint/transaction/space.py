@@ -1,6 +1,5 @@
 """Checks before the work that a file can be written, allocates its space, and explains write errors."""
 
-import contextlib
 import errno
 import os
 import shutil
@@ -11,6 +10,7 @@ from mecha_exp.checkpoint.positional import PositionalFile
 from mecha_exp.checkpoint.transaction.paths import PARTIAL, disk_bytes, sibling
 from mecha_exp.checkpoint.transaction.staging import anchor_of
 from mecha_exp.errors import CheckpointError
+from mecha_exp.system.write_errors import cause_of, existing_folder
 
 _NO_PREALLOCATION = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -51,7 +51,7 @@ def check_folder_writable(path: str | os.PathLike[str], nbytes: int) -> None:
 
 def _check_room(target: Path, nbytes: int) -> None:
     """Raise OSError unless there are `nbytes` for a file or folder, which can be made in its parent."""
-    folder = _existing_folder(target)
+    folder = existing_folder(target)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     with tempfile.TemporaryFile(dir=folder):
@@ -106,25 +106,5 @@ def lies_in_memory(descriptor: int) -> bool:
 
 def cannot_write(target: Path, nbytes: int, error: OSError) -> CheckpointError:
     """The error for a file that cannot be written, with the cause and the cure."""
-    folder = _existing_folder(target)
-    room = f"{nbytes / 1e9:,.3f} GB needed"
-    with contextlib.suppress(OSError):
-        room += f", {shutil.disk_usage(folder).free / 1e9:,.3f} GB free"
-    causes = {
-        errno.ENOSPC: f"the disk is full ({room}). Make room or choose another folder",
-        getattr(errno, "EDQUOT", -1): f"your disk quota is used up ({room})",
-        errno.EFBIG: f"the file is larger than its file system or 'ulimit -f' allows ({room})",
-        errno.EACCES: f"no permission to write in {folder}",
-        errno.EPERM: f"no permission to write in {folder}",
-        errno.EROFS: f"{folder} is read-only",
-        errno.ENOTDIR: f"{folder} is not a folder",
-        errno.EEXIST: f"{folder} is not a folder",
-        errno.ELOOP: "it is a symbolic link that leads back to itself",
-        errno.EMFILE: "too many files are open. Raise the limit with 'ulimit -n 4096'",
-    }
-    cause = causes.get(error.errno or 0, f"{error.strerror or error}")
+    cause = cause_of(error, existing_folder(target), nbytes) or f"{error.strerror or error}"
     return CheckpointError(f"{target} cannot be written: {cause}.")
-
-
-def _existing_folder(target: Path) -> Path:
-    return next(parent for parent in target.parents if os.path.lexists(parent))

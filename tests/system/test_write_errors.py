@@ -1,0 +1,37 @@
+"""A write that fails is said in one sentence, where it is the disk and not a bug."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from mecha_exp.system.write_errors import cause_of, write_sentence
+
+
+def error(number: int, file: Path | None = None) -> OSError:
+    return OSError(number, os.strerror(number), file and str(file))
+
+
+def test_the_file_the_cause_and_the_cure_are_said(tmp_path):
+    said = write_sentence(error(errno.ENOSPC, tmp_path / "new" / "table.csv"))
+
+    assert said is not None
+    assert said.startswith(f"{tmp_path / 'new' / 'table.csv'} cannot be written: the disk is full (")
+    assert said.endswith(" free). Make room or choose another folder.")
+    assert write_sentence(error(errno.EROFS, tmp_path / "x")) == (
+        f"{tmp_path / 'x'} cannot be written: {tmp_path} is read-only."
+    )
+    assert (write_sentence(error(errno.ENOSPC)) or "").startswith(
+        "a file cannot be written: the disk is full ("
+    )
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EPIPE, errno.ENOTDIR])
+def test_what_may_be_a_bug_is_not_explained_away(tmp_path, number):
+    assert write_sentence(error(number, tmp_path / "x")) is None
+
+
+def test_the_room_that_is_needed_is_said(tmp_path):
+    assert "(2.5 GB needed, " in (cause_of(error(errno.ENOSPC), tmp_path, 2_500_000_000) or "")
+    assert cause_of(error(errno.ENOENT), tmp_path) is None
