@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,12 +17,15 @@ from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.errors import LiveError
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -33,13 +38,17 @@ from mecha_exp.engine import Plan
 from mecha_exp.engine.ir.program import Program
 from mecha_exp.lab.content_hash import unread_bytes
 from mecha_exp.runs.record import Record, json_ready
-from mecha_exp.system.progress import SHOWN, LoggedProgress, human_bytes
+from mecha_exp.system.progress import LOG_SECONDS, SHOWN, LoggedProgress, human_bytes
 
 log = logging.getLogger(__name__)
 QUICKLY_READ = 100_000_000
 """Fewer bytes than this are hashed without a progress bar."""
 _UNLIMITED = 1 << 16
 """A width that no table reaches."""
+_LONG = 10
+"""Seconds that are left of a sweep that are part of a point's line."""
+QUICKLY_MEASURED = 1.0
+"""Seconds of a measurement that shows no progress."""
 _WORTH_SAYING = 0.5
 """Seconds of measuring inputs that are part of a point's line."""
 
@@ -87,8 +96,18 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
-def show_point(record: Record, number: int, points: int, seconds_of_inputs: float = 0) -> None:
-    """Print a line for a finished point of a sweep, with the time of inputs that were measured first."""
+def show_point(
+    record: Record, number: int, points: int, seconds_of_inputs: float = 0, seconds_left: float = 0
+) -> None:
+    """Print a line for a finished point of a sweep, with the time of inputs that were measured first.
+
+    Args:
+        record: of the point.
+        number: of the point, from 1.
+        points: of the sweep; 0 where a search decides it.
+        seconds_of_inputs: how long the inputs took that were measured before it.
+        seconds_left: for the points that are left.
+    """
     measured = record.metrics.get(record.metric or "")
     score = f"{record.metric} {measured:.4g}" if measured is not None else record.status.lower()
     if record.dropped is not None:
@@ -98,7 +117,8 @@ def show_point(record: Record, number: int, points: int, seconds_of_inputs: floa
     inputs = (
         f", of which {seconds_of_inputs:.1f} s for the inputs" if seconds_of_inputs >= _WORTH_SAYING else ""
     )
-    text = f"[{number}{total}] {record.name}: {score}, {seconds:.1f} s{inputs}"
+    left = f"; {spoken_time(seconds_left)} left" if seconds_left >= _LONG else ""
+    text = f"[{number}{total}] {record.name}: {score}, {seconds:.1f} s{inputs}{left}"
     stdout.print(text, markup=False, soft_wrap=True)
 
 
@@ -124,6 +144,85 @@ def byte_bar(work: str, total: int) -> Iterator[Callable[[str, int], None]]:
     with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(work, total=total, key="")
         yield lambda key, nbytes: bar.update(task, advance=nbytes, key=key[-SHOWN:])
+
+
+class MeasuringBars:
+    """The progress of measurements: bars on a terminal, else a line in the log every few seconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._began: dict[tuple[str, str], tuple[float, int]] = {}
+        self._logged = 0.0
+
+    def show(self, name: str, work: str, done: int, total: int) -> None:
+        """Show how many examples of a point or an input are measured; the first call for it starts its time.
+
+        Args:
+            name: of the point or the input.
+            work: what is counted, such as `documents`.
+            done, total: how many are measured, and how many there are.
+        """
+        with self._lock:
+            now = time.monotonic()
+            began, at_first = self._began.setdefault((name, work), (now, done))
+            if now - began < QUICKLY_MEASURED:
+                return
+            if sys.stderr.isatty():
+                self._draw(name, work, done, total)
+            elif done > at_first and now - self._logged >= LOG_SECONDS:
+                self._logged = now
+                left = (now - began) / (done - at_first) * (total - done)
+                log.info("%s: %d of %d %s, %s left", name, done, total, work, spoken_time(left))
+
+    def end(self, name: str) -> None:
+        """Take away what is shown of a point or an input."""
+        with self._lock:
+            self._began = {key: began for key, began in self._began.items() if key[0] != name}
+            if self._progress is not None and name in self._tasks:
+                self._progress.remove_task(self._tasks.pop(name))
+                if not self._tasks:
+                    self._progress.stop()
+                    self._progress = None
+
+    def _draw(self, name: str, work: str, done: int, total: int) -> None:
+        if self._progress is None:
+            text, count = TextColumn("{task.description}"), MofNCompleteColumn()
+            columns = (text, BarColumn(), count, TimeRemainingColumn())
+            self._progress = Progress(*columns, console=stderr, transient=True)
+            try:
+                self._progress.start()
+            except LiveError:  # the bar of a merge is there
+                self._progress = None
+                return
+        what = escape(f"measuring {name[-SHOWN:]}, {work}")
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(what, completed=done, total=total)
+        self._progress.update(self._tasks[name], description=what, completed=done, total=total)
+
+
+class Pace:
+    """How long the points of a sweep that are left will take, from those that this start has made."""
+
+    def __init__(self) -> None:
+        self._began, self._made = time.monotonic(), 0
+
+    def note(self, left: int) -> float:
+        """Note that one more point is made; returns the seconds for so many others."""
+        self._made += 1
+        return (time.monotonic() - self._began) / self._made * left
+
+
+def spoken_time(seconds: float) -> str:
+    """A time for people.
+
+    >>> spoken_time(42), spoken_time(1000), spoken_time(20000)
+    ('42 s', '17 min', '5.6 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 @contextmanager

@@ -69,3 +69,65 @@ def test_settings_of_the_engine_are_shown_as_they_are_typed(setting):
     assert terminal.as_typed(message) == f"say engine.{setting}=x, or engine.{setting}=y"
     assert terminal.as_typed(terminal.as_typed(message)) == terminal.as_typed(message)
     assert terminal.as_typed(f'EngineOptions({setting}="x")') == f'EngineOptions({setting}="x")'
+
+
+class Clock:
+    """A time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(terminal, "time", clock)
+    return clock
+
+
+def test_a_long_measurement_is_in_the_log_every_few_seconds(clock, monkeypatch, caplog):
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    bars = terminal.MeasuringBars()
+    with caplog.at_level("INFO"):
+        for done in range(0, 101, 10):
+            bars.show("alpha=0.3", "documents", done, 100)
+            clock.now += 3
+        bars.end("alpha=0.3")
+
+    assert caplog.messages[0] == "alpha=0.3: 10 of 100 documents, 27 s left"
+    assert caplog.messages[-1] == "alpha=0.3: 90 of 100 documents, 3 s left"
+    assert len(caplog.messages) == 5  # six seconds apart
+
+
+def test_measurements_side_by_side_have_a_bar_each(clock, monkeypatch):
+    output = io.StringIO()
+    output.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", output)
+    monkeypatch.setattr(terminal, "stderr", Console(file=output, force_terminal=True, width=100))
+    bars = terminal.MeasuringBars()
+    for done in (0, 2, 4):
+        for name in ("first", "second"):
+            bars.show(name, "rows", done, 4)
+        clock.now += 1
+    for name in ("first", "second", "never shown"):
+        bars.end(name)
+
+    assert "measuring first, rows" in output.getvalue() and "measuring second, rows" in output.getvalue()
+    assert "2/4" in output.getvalue()
+    assert bars._progress is None  # so that the next bar can be drawn
+
+
+def test_the_time_left_is_that_of_the_points_so_far(clock):
+    pace = terminal.Pace()
+    clock.now += 30
+    assert pace.note(99) == pytest.approx(30 * 99)
+    clock.now += 10
+    assert pace.note(98) == pytest.approx(20 * 98)
+
+
+@pytest.mark.parametrize(("seconds", "spoken"), [(42, "42 s"), (1000, "17 min"), (20000, "5.6 h")])
+def test_times_are_spoken(seconds, spoken):
+    assert terminal.spoken_time(seconds) == spoken

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from mecha_exp.app.batch import Merged
@@ -24,6 +25,7 @@ from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore, StoredEvaluation
 from mecha_exp.runs.outcomes import WHOLE, MeasuredOutcomes
 from mecha_exp.sources.search import find_model
+from mecha_exp.terminal import MeasuringBars
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class Measurements:
         self, store: ResultStore | None, write: Callable[..., None], *, is_fresh: bool = False
     ) -> None:
         self._store, self._write, self._is_fresh = store, write, is_fresh
+        self._bars = MeasuringBars()
         self._inputs: dict[tuple[str, str], Measurement | None] = {}
         self._started: dict[tuple[str, str], Future[Measurement]] = {}
         self._races = Races()
@@ -134,7 +137,8 @@ class Measurements:
         for evaluation in point.scoring.evaluations:
             key = (evaluation.key, point.digest)
             if key not in self._started and self._stored(*key) is None:
-                self._started[key] = point.scoring.start(evaluation, merged.model, point.context)
+                context = self._watched(point.context, *key)
+                self._started[key] = point.scoring.start(evaluation, merged.model, context)
 
     def end(self) -> None:
         """End the workers, and what they still measure."""
@@ -162,14 +166,15 @@ class Measurements:
                     raise MergeError("the model was not kept, so it cannot be measured. Use rerun=always.")
                 model = model if point.scoring.is_isolated else load_state_dict(model)
                 started = self._started.pop((evaluation.key, point.digest), None)
+                context = self._watched(point.context, evaluation.key, point.digest)
                 try:
                     measurement = (
-                        started.result()
-                        if started
-                        else point.scoring.measure_one(evaluation, model, point.context)
+                        started.result() if started else point.scoring.measure_one(evaluation, model, context)
                     )
                 except (EvaluationError, ConfigError) as error:
                     raise EvaluationError(str(error), evaluation.key) from error
+                finally:
+                    self._bars.end(context.name)
                 self._put(evaluation, measurement, point.digest)
             parts.append((evaluation, measurement))
         measured = Measured(parts)
@@ -259,13 +264,23 @@ class Measurements:
     def _measure_input(
         self, point: Point, evaluation: Evaluation, path: Path, context: Context, content: str
     ) -> Measurement | None:
+        context = self._watched(context, evaluation.key, content=content)
         try:
             measurement = point.scoring.measure_one(evaluation, path, context)
         except MechaError as error:
             log.warning("the input %s cannot be measured for comparison: %s", path, error)
             return None
+        finally:
+            self._bars.end(context.name)
         self._put(evaluation, measurement, content=content)
         return measurement
+
+    def _watched(self, context: Context, key: str, signature: str = "", *, content: str = "") -> Context:
+        """The context of a measurement that shows its progress and keeps its parts."""
+        kept = None
+        if self._store is not None and not self._is_fresh:
+            kept = self._store.partial(key, signature, content=content).absolute()
+        return replace(context, kept=kept, report=partial(self._bars.show, context.name))
 
     def _stored(self, key: str, signature: str = "", *, content: str = "") -> Measurement | None:
         if self._store is None or self._is_fresh:

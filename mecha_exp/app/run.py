@@ -83,7 +83,7 @@ def run_point(
     run.track()
     if run.sweep:
         number = int(HydraConfig.get().job.num) + 1
-        show_point(run.record, number, run.sweep.points, run.seconds_of_inputs)
+        show_point(run.record, number, run.sweep.points, run.seconds_of_inputs, run.seconds_left(number))
     return run.record.metrics.get(run.record.metric or "")
 
 
@@ -170,6 +170,11 @@ class _PointRun:
         """Write the record."""
         self.record.ended = _now()
         self.record.save(self.folder)
+
+    def seconds_left(self, number: int) -> float:
+        """How long the points after this one will take; 0 where nothing tells."""
+        left = max(self.sweep.points - number, 0) if self.sweep else 0
+        return self.bench.pace.note(left) if self.bench else 0
 
     def track(self) -> None:
         """Log the run; in a sweep it replaces the run that was in its folder before."""

@@ -29,6 +29,7 @@ from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.content_hash import content_of, size_of
 from mecha_exp.lab.store import ModelFile, ResultStore, StoredMerge
 from mecha_exp.system.machine import available_cores
+from mecha_exp.terminal import Pace
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Workbench:
         self._rerun = rerun
         self._scorings: dict[tuple[object, ...], Scoring] = {}
         self.measurements = Measurements(store, self._write, is_fresh=self.measures_again)
+        self.pace = Pace()
         self._is_warned = False
         self._warning = Lock()
 
@@ -155,6 +157,7 @@ class Workbench:
         """Forget what earlier commands of this process measured: files may have changed since."""
         self._scorings.clear()
         self.measurements.begin()
+        self.pace = Pace()
 
     def note_failure(self, point: Point, error: str, evaluation: str = "") -> None:
         """Store that a point or one of its evaluations failed, unless that is why it was not tried."""

@@ -1,11 +1,17 @@
-"""What an evaluator may know of the model that it measures, beside its weights."""
+"""What an evaluator may know of the model that it measures; measurements in parts, with progress."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Report = Callable[[str, int, int], None]
+"""Called with what is counted, how many of them are measured, and how many there are."""
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class Context:
             of the recipe: a saved model has the configuration and the tokenizer of the first. Of an input its
             own comes first, then the others.
         offline: whether nothing may be downloaded.
+        kept: the file in which `in_parts` keeps what is measured until all of it is; None keeps nothing.
+        report: shows progress.
     """
 
     name: str = ""
@@ -32,3 +40,70 @@ class Context:
     folder: Path | None = None
     inputs: Mapping[str, Path] = field(default_factory=dict)
     offline: bool = True
+    kept: Path | None = None
+    report: Report | None = field(default=None, compare=False, repr=False)
+
+    def in_parts(
+        self,
+        work: str,
+        parts: Sequence[Part],
+        measure: Callable[[Part], Sequence[float]],
+        count: Callable[[Part], int] | None = None,
+    ) -> list[list[float]]:
+        """Measure parts one after another, with progress; what an interrupted start has measured is recalled.
+
+        The results of a part must depend on that part, the model and the parameters alone: a start that
+        goes on measures the parts that are left, and they must be what they would have been.
+
+        Args:
+            work: what the parts consist of, such as `documents`; another word for each kind of parts.
+            parts: the batches of examples, in an order that is the same in each start.
+            measure: returns the numbers of a part, which are kept as float64.
+            count: the examples in a part; by default its length.
+
+        Returns:
+            the numbers of each part.
+        """
+        kept = _read(self.kept, work, len(parts))
+        counts = [count(part) if count else len(part) for part in parts]  # type: ignore[arg-type]
+        done, total = sum(counts[number] for number in kept), sum(counts)
+        self.show(work, done, total)
+        for number, part in enumerate(parts):
+            if number not in kept:
+                kept[number] = [float(value) for value in measure(part)]
+                _append(self.kept, {"work": work, "of": len(parts), "part": number, "values": kept[number]})
+                done += counts[number]
+                self.show(work, done, total)
+        return [kept[number] for number in range(len(parts))]
+
+    def show(self, work: str, done: int, total: int) -> None:
+        """Show how many of all examples are measured; `in_parts` does it by itself."""
+        if self.report:
+            self.report(work, done, total)
+
+    def without_report(self) -> Context:
+        """The context for another process."""
+        return replace(self, report=None)
+
+
+def _read(file: Path | None, work: str, parts: int) -> dict[int, list[float]]:
+    """The numbers of each part that is kept; lines that a kill has cut are left out."""
+    kept: dict[int, list[float]] = {}
+    if file is None or not file.is_file():
+        return kept
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError, TypeError, KeyError):
+            entry = json.loads(line)
+            if (entry["work"], entry["of"]) == (work, parts) and 0 <= entry["part"] < parts:
+                kept[int(entry["part"])] = [float(value) for value in entry["values"]]
+    return kept
+
+
+def _append(file: Path | None, entry: Mapping[str, Any]) -> None:
+    """Keep the numbers of a part. Where that fails, they are measured again after an interrupt."""
+    if file is None:
+        return
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as kept:
+            kept.write(json.dumps(entry) + "\n")

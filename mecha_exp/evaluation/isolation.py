@@ -77,9 +77,13 @@ class EvaluationProcess:
         file = nullcontext(model.absolute()) if isinstance(model, Path) else shared(model)
         try:
             with file as model_there, _time_limit(process, timeout, expired):
-                pickle.dump((name, dict(evaluation.parameters), context, model_there), process.stdin)
+                there = context and context.without_report()
+                pickle.dump((name, dict(evaluation.parameters), there, model_there), process.stdin)
                 process.stdin.flush()
-                kind, result = pickle.load(process.stdout)
+                while (answer := pickle.load(process.stdout))[0] == "progress":
+                    if context and context.report:
+                        context.report(*answer[1])
+                kind, result = answer
         except (EOFError, OSError, pickle.UnpicklingError):
             status = self.close()
             if expired.is_set():

@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +34,8 @@ def main(plugins: list[str]) -> int:
         except EOFError:
             return 0
         try:
+            if context is not None:
+                context = replace(context, report=lambda *done: _answer(answers, ("progress", done)))
             _answer(answers, ("result", _measure(name, parameters, context, model)))
         except MechaError as error:
             _answer(answers, ("error", str(error)))

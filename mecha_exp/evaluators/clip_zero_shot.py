@@ -136,7 +136,7 @@ def clip_zero_shot(
             check_width(task, heads[task], features.shape[1], f"{encoder.kind} of {folder.path}")
             return heads[task].logits(features)
 
-        return hits(sets, file, folder.config, batch_size, logits, places)
+        return hits(sets, file, folder.config, batch_size, logits, places, context)
 
 
 def _head(clip: Any, images: ImageSet, options: Options, texts: Path) -> Head:

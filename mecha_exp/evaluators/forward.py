@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from mecha_exp.checkpoint import open_stored
@@ -186,19 +188,28 @@ def forward(
     inputs = {name: _answers(_input(context, name, options)) for name in _references(context, options)}
     shares: dict[str, list[float]] = {name: [] for name in inputs}
     nats: dict[str, list[float]] = {name: [] for name in inputs}
+    rows = range(len(next(iter(batch.values()))))
     with _network(state_dict, context, options) as built:
-        for number, (ours, counts) in enumerate(batch_logits(built, batch, batch_size, output, data)):
-            for name, theirs in inputs.items():
-                there = theirs[number].to(ours.device)
+
+        def measure(part: range) -> list[float]:
+            chosen = {name: tensor[part.start : part.stop] for name, tensor in batch.items()}
+            [(ours, counts)] = batch_logits(built, chosen, batch_size, output, data)
+            answers = [theirs[part.start // batch_size].to(ours.device) for theirs in inputs.values()]
+            for name, there in zip(inputs, answers, strict=True):
                 if there.shape != ours.shape:
                     raise ConfigError(
                         f"the logits of '{name}' have shape {list(there.shape)}, and those of the model "
                         f"{list(ours.shape)}: they cannot be compared. Choose inputs with "
                         "evaluator.references."
                     )
-                share, divergence = compare(there, ours, counts)
-                shares[name] += share.tolist()
-                nats[name] += divergence.tolist()
+            compared = [compare(there, ours, counts) for there in answers]
+            return torch.stack([numbers for pair in compared for numbers in pair]).flatten().tolist()
+
+        parts = [rows[start : start + batch_size] for start in rows[::batch_size]]
+        for part in context.in_parts("rows", parts, measure):
+            for name, pair in zip(inputs, np.array(part).reshape(len(inputs), 2, -1), strict=True):
+                shares[name] += pair[0].tolist()
+                nats[name] += pair[1].tolist()
     divergences = {f"kl/{name}": sum(values) / len(values) for name, values in nats.items()}
     return Outcomes(shares, metrics={"kl": sum(divergences.values()) / len(divergences), **divergences})
 

@@ -160,7 +160,7 @@ def image_classification(
                 logits: Tensor = classifier(pixel_values=pixels).logits
                 return logits
 
-            return hits(sets, file, folder.config, batch_size, own, places)
+            return hits(sets, file, folder.config, batch_size, own, places, context)
     encoder, frozen = encoder_of(folder, projection), _heads(options, sets)
     places = _places(sets, options, lambda task: len(frozen[task].weight), folder)
     with network(folder, state_dict, encoder.kind, device=device, dtype=dtype) as tower:
@@ -170,4 +170,4 @@ def image_classification(
             check_width(task, frozen[task], features.shape[1], f"{encoder.kind} of {folder.path}")
             return frozen[task].logits(features)
 
-        return hits(sets, file, folder.config, batch_size, projected, places)
+        return hits(sets, file, folder.config, batch_size, projected, places, context)

@@ -188,7 +188,7 @@ def images(
     context = context or Context()
     options = {**locals()}
     shots, folder = shots_of(options), model_folder(context, options["model"])
-    arrays = _drawn(state_dict, shots, folder, options)
+    arrays = _drawn(state_dict, shots, folder, options, context)
     metrics: dict[str, float] = {}
     scores: list[NDArray[np.float64]] = []
     pictures, words = [_picture(array) for array in arrays], [shot.prompt for shot in shots]
@@ -212,7 +212,11 @@ def images(
 
 
 def _drawn(
-    state_dict: Mapping[str, Tensor], shots: Sequence[Shot], folder: ModelFolder, options: Options
+    state_dict: Mapping[str, Tensor],
+    shots: Sequence[Shot],
+    folder: ModelFolder,
+    options: Options,
+    context: Context,
 ) -> list[NDArray[np.uint8]]:
     """The pictures [height, width, 3] of a model."""
     sizes = {"width": options["width"], "height": options["height"], "negative_prompt": options["negative"]}
@@ -234,6 +238,7 @@ def _drawn(
                         "strengths, or, where the weights are float16, measure with evaluator.dtype=float32."
                     )
                 arrays.append((picture * 255).round().astype(np.uint8))
+                context.show("pictures", len(arrays), len(shots))
         finally:
             made.scheduler = own
     return arrays
@@ -259,7 +264,7 @@ def _of_input(path: Path, changed: int, frozen: _Frozen) -> list[NDArray[np.uint
     """The pictures of an input, made once."""
     with open_stored(path) as model:
         weights = {key: model.read(key) for key in model.keys()}
-    return _drawn(weights, frozen.shots, frozen.folder, frozen.options)
+    return _drawn(weights, frozen.shots, frozen.folder, frozen.options, Context())
 
 
 def _distance(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:

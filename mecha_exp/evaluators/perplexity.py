@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,9 +124,10 @@ def perplexity(
     nats = [0.0] * len(texts)
     built = network(folder, state_dict, KIND, device=device, dtype=dtype)
     with built as module, refuse_nan(module):
-        for start in range(0, len(pieces), batch_size):
-            for number, value in _nats(module, pieces[start : start + batch_size]):
-                nats[number] += value
+        batches = [pieces[start : start + batch_size] for start in range(0, len(pieces), batch_size)]
+        measured = context.in_parts("windows", batches, lambda batch: _nats(module, batch))
+    for (number, *_), value in zip(pieces, itertools.chain(*measured), strict=True):
+        nats[number] += value
     byte_counts = [len(text.encode()) for text in texts]
     mean_bytes = sum(byte_counts) / len(texts)
     total, words = sum(nats), sum(len(_SPACE.split(text)) for text in texts)
@@ -156,16 +158,18 @@ def windows(
         done = end
 
 
-def _nats(module: Any, batch: Sequence[tuple[int, list[int], list[int]]]) -> Iterator[tuple[int, float]]:
-    """The negative log-likelihood of the predicted tokens of each window, with the number of its document."""
+def _nats(module: Any, batch: Sequence[tuple[int, list[int], list[int]]]) -> list[float]:
+    """The negative log-likelihood of the predicted tokens of each window."""
     longest = max(len(inputs) for _, inputs, _ in batch)
     ids = torch.tensor([inputs + [inputs[-1]] * (longest - len(inputs)) for _, inputs, _ in batch])
     mask = torch.tensor([[1] * len(inputs) + [0] * (longest - len(inputs)) for _, inputs, _ in batch])
     logits = module(ids.to(module.device), attention_mask=mask.to(module.device), use_cache=False).logits
-    for row, (number, inputs, targets) in enumerate(batch):
+    nats = []
+    for row, (_, inputs, targets) in enumerate(batch):
         chosen = logits[row, len(inputs) - len(targets) : len(inputs)].float().log_softmax(dim=-1)
         wanted = torch.tensor(targets, device=chosen.device)
-        yield number, -float(chosen.gather(1, wanted[:, None]).double().sum())
+        nats.append(-float(chosen.gather(1, wanted[:, None]).double().sum()))
+    return nats
 
 
 def _lengths(folder: ModelFolder, length: int | None, stride: int | None) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -167,7 +166,9 @@ def text_classification(
             settings["pad_token_id"] = tokenizer.pad_token_id
         built = network(folder, {**state_dict, **head}, KIND, device=device, dtype=dtype, settings=settings)
         with built as module, refuse_nan(module):
-            logits = _logits(module, tokenizer, rows, options, _length(folder, tokenizer, options))
+            logits = _logits(
+                module, tokenizer, rows, options, _length(folder, tokenizer, options), task.name, outputs
+            )
         answers = logits[:, 0] if outputs == 1 else logits.argmax(axis=1)
         chosen = metrics_of(task, outputs)
         values = {metric: measured(metric, truth, answers, outputs) for metric in chosen}
@@ -182,17 +183,26 @@ def text_classification(
     return {"score": float(np.mean(list(scores.values()))), **by_task, **numbers}
 
 
-def _logits(module: Any, tokenizer: Any, rows: Rows, options: Options, length: int) -> NDArray[np.float64]:
-    """The logits [rows, outputs] of all examples."""
-    size, parts = options["batch_size"], []
-    for start in range(0, len(rows.texts), size):
-        pairs = None if rows.pairs is None else rows.pairs[start : start + size]
+def _logits(
+    module: Any, tokenizer: Any, rows: Rows, options: Options, length: int, task: str, outputs: int
+) -> NDArray[np.float64]:
+    """The logits [rows, outputs] of all examples of a task."""
+    size, context = options["batch_size"], options["context"]
+    places = range(len(rows.texts))
+    batches = [places[start : start + size] for start in places[::size]]
+
+    def measure(batch: range) -> list[float]:
+        chosen = slice(batch.start, batch.stop)
+        pairs = None if rows.pairs is None else rows.pairs[chosen]
         tokens = tokenizer(
-            rows.texts[start : start + size], pairs, truncation=True, max_length=length, padding=size > 1,
+            rows.texts[chosen], pairs, truncation=True, max_length=length, padding=size > 1,
             return_tensors="pt",
         )  # fmt: skip
-        parts.append(module(**tokens.to(module.device)).logits.double().cpu())
-    return torch.cat(parts).numpy()
+        logits = module(**tokens.to(module.device)).logits.double().cpu()
+        return logits.flatten().tolist()  # type: ignore[no-any-return]
+
+    measured = context.in_parts(f"rows of {task}", batches, measure)
+    return np.concatenate([np.array(part) for part in measured]).reshape(-1, outputs)
 
 
 def _names(task: Task, folder: ModelFolder) -> list[str]:

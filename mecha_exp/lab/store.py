@@ -236,6 +236,14 @@ class ResultStore:
         if measured.outcomes is not None:
             beside[_outcomes_file(path)] = measured.outcomes
         self._write(path, fields, beside)
+        partial = self.partial(key, signature, content=content)
+        for file in partial.parent.glob(f"{partial.name}*"):  # that of lm_eval is named after it
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+    def partial(self, key: str, signature: str = "", *, content: str = "") -> Path:
+        """The file that keeps the parts of a measurement until it is stored as a whole."""
+        return self._evaluation(key, signature, content).with_suffix(".partial")
 
     def sweep_folder(self, key: str) -> Path | None:
         """The folder of the sweep with a command, if it was started before and still exists."""

@@ -37,7 +37,7 @@ def environment(**more: str) -> dict[str, str]:
         ("numpy", "info methods ties"),
         pytest.param("torch.nn", "alpha=0.3 output=none", marks=pytest.mark.heavy),
         pytest.param("torch.library", "alpha=0.3 output=none", marks=pytest.mark.heavy),
-        pytest.param("mlflow.tracking", "alpha=0.3 output=none", marks=pytest.mark.heavy),
+        pytest.param("mecha_exp.tracking", "alpha=0.3 output=none", marks=pytest.mark.heavy),
     ],
 )
 def test_ctrl_c_in_an_import_ends_with_one_line(tmp_path: Path, module: str, words: str) -> None:

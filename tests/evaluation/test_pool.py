@@ -34,6 +34,11 @@ def dies(state_dict, *, mark: str):
         os._exit(7)
     return {"sum": float(state_dict["w"].sum())}
 
+@evaluator("test_pool_counts", metric="sum")
+def counts(state_dict, *, context):
+    values = context.in_parts("rows", [range(2), range(2, 5)], lambda part: [float(n) for n in part])
+    return {"sum": sum(map(sum, values))}
+
 @evaluator("test_pool_hangs", metric="sum")
 def hangs(state_dict):
     time.sleep(600)
@@ -166,3 +171,12 @@ def test_there_is_a_worker_a_device_and_each_sees_its_own_gpu(monkeypatch):
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert _environment(1, "cuda:1")["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+def test_progress_comes_from_the_workers(plugin: str):
+    shown: list[tuple[str, int, int]] = []
+    context = Context("a", report=lambda *done: shown.append(done))
+    read = read_scoring({"name": "test_pool_counts", "workers": 1}, SHAPES, plugins=[plugin])
+
+    assert read.measure(MODEL, context) == {"sum": 10.0}
+    assert shown == [("rows", 0, 5), ("rows", 2, 5), ("rows", 5, 5)]

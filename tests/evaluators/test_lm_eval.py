@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,29 @@ def test_logits_that_are_nan_are_an_error_for_that_model(llamas, word_task):
     with pytest.raises(EvaluationError, match="the evaluator 'lm_eval': the logits are NaN"):
         read.measure_one(read.evaluations[0], weights, context)
     assert measured(llamas[0], include_path=str(word_task())).metrics["score"] >= 0
+
+
+def test_a_start_that_goes_on_asks_for_what_is_left_and_gives_the_same_numbers(
+    llamas, word_task, tmp_path: Path
+):
+    read, weights, context = scoring(llamas[0], include_path=str(word_task()))
+    whole = read.measure_one(read.evaluations[0], weights, context)
+    shown: list[tuple[str, int, int]] = []
+
+    def report(*done: object) -> None:
+        shown.append(done)  # type: ignore[arg-type]
+        if len(shown) == 6:
+            raise KeyboardInterrupt
+
+    kept = replace(context, kept=tmp_path / "evaluation.partial", report=report)
+    with pytest.raises(KeyboardInterrupt):
+        read.measure_one(read.evaluations[0], weights, kept)
+    _, before, total = shown[-1]
+    gone_on = read.measure_one(read.evaluations[0], weights, kept)
+
+    assert gone_on.metrics == whole.metrics
+    assert gone_on.outcomes is not None and whole.outcomes is not None
+    assert {k: list(v) for k, v in gone_on.outcomes.values.items()} == {
+        k: list(v) for k, v in whole.outcomes.values.items()
+    }
+    assert before == 6 and shown[6:] == [("requests", n, total - 6) for n in range(1, total - 5)]

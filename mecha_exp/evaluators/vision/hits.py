@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mecha_exp.errors import EvaluationError
+from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, evaluator
 from mecha_exp.evaluators.common import ModelFolder
@@ -24,7 +25,7 @@ from mecha_exp.evaluators.vision.image_data import (
     image_set,
     task_paths,
 )
-from mecha_exp.evaluators.vision.pixels import check_batch_size, check_size, pixels_of
+from mecha_exp.evaluators.vision.pixels import Pixels, check_batch_size, check_size, pixels_of
 
 image_evaluator = partial(
     evaluator,
@@ -76,6 +77,7 @@ def hits(
     batch_size: int,
     logits: Callable[[str, Tensor], Tensor],
     places: Mapping[str, NDArray[np.int64]],
+    context: Context,
 ) -> Outcomes:
     """Which pictures are classified rightly, by task.
 
@@ -86,19 +88,24 @@ def hits(
         batch_size: pictures in a batch.
         logits: a function of a task and a batch of pixels to [pictures, outputs].
         places: by task, the output that stands for each class.
+        context: of the model.
 
     Raises:
         EvaluationError: a logit is NaN or infinite.
     """
     values, examples = {}, {}
     for task, images in sets.items():
-        chosen: list[NDArray[np.int64]] = []
-        for pixels in pixels_of(images, processor, batch_size).batches():
-            check_size(pixels, config, processor)
-            scores = logits(task, pixels)
+        pixels = pixels_of(images, processor, batch_size)
+
+        def chosen(batch: range, task: str = task, pixels: Pixels = pixels) -> list[float]:
+            tensor = pixels.batch(batch)
+            check_size(tensor, config, processor)
+            scores = logits(task, tensor)
             _check_finite(task, scores)
-            chosen.append(scores.argmax(dim=1).cpu().numpy())
-        values[task] = np.concatenate(chosen) == places[task][images.labels]
+            return scores.argmax(dim=1).tolist()
+
+        classes = context.in_parts(f"pictures of {task}", pixels.batches, chosen)
+        values[task] = np.concatenate(classes) == places[task][images.labels]
         examples[task] = list(images.examples)
     return Outcomes(values, examples=examples)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -55,27 +55,29 @@ class Pixels:
     images: ImageSet
     processor: Any
     batch_size: int
-    _kept: list[Tensor] = field(default_factory=list)
+    _kept: dict[range, Tensor] = field(default_factory=dict)
     _bytes: int = 0
 
-    def batches(self) -> Iterator[Tensor]:
-        """Iterate over float32 tensors of shape [pictures, channels, height, width].
+    @property
+    def batches(self) -> list[range]:
+        """The places of the pictures of each batch."""
+        places = range(len(self.images))
+        return [places[start : start + self.batch_size] for start in places[:: self.batch_size]]
+
+    def batch(self, places: range) -> Tensor:
+        """The float32 tensor [pictures, channels, height, width] of a batch.
 
         Raises:
             ConfigError: a picture cannot be read, or the processor does not take it.
         """
-        yield from self._kept
-        starts = range(len(self._kept) * self.batch_size, len(self.images), self.batch_size)
+        if places in self._kept:
+            return self._kept[places]
         with ThreadPoolExecutor(max(1, min(8, available_cores()))) as pool:
-            for start in starts:
-                places = range(start, min(start + self.batch_size, len(self.images)))
-                pictures = list(pool.map(self.images.opened, places))
-                batch = self._tensor(pictures)
-                is_next = start == len(self._kept) * self.batch_size
-                if is_next and self._bytes + batch.nbytes <= _KEPT_BYTES:
-                    self._kept.append(batch)
-                    self._bytes += batch.nbytes
-                yield batch
+            batch = self._tensor(list(pool.map(self.images.opened, places)))
+        if self._bytes + batch.nbytes <= _KEPT_BYTES:
+            self._kept[places] = batch
+            self._bytes += batch.nbytes
+        return batch
 
     def _tensor(self, pictures: list[Any]) -> Tensor:
         try:
