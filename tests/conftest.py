@@ -34,6 +34,18 @@ def log_level() -> Iterator[None]:
     logging.root.setLevel(before)
 
 
+@pytest.fixture(autouse=True)
+def evaluators_of_plugins() -> Iterator[None]:
+    """Evaluators of a test's plugins are gone after it: those of another test may have their names."""
+    from mecha_exp.evaluation import registry
+
+    before = set(registry._registry)
+    yield
+    for name in registry._registry.keys() - before:
+        if not registry._registry[name].score.__module__.startswith("mecha_exp."):
+            del registry._registry[name]
+
+
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[[str, StateDict], str]:
     """Writes a state dict to a safetensors file and returns its path."""

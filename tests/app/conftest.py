@@ -1,7 +1,7 @@
 """The application, run in this process in a folder of its own."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,18 +18,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def evaluators_of_plugins() -> Iterator[None]:
-    """Evaluators of a test's plugins are gone after it: those of another test may have their names."""
-    from mecha_exp.evaluation import registry
-
-    before = set(registry._registry)
-    yield
-    for name in registry._registry.keys() - before:
-        if not registry._registry[name].score.__module__.startswith("mecha_exp."):
-            del registry._registry[name]
 
 
 @pytest.fixture
