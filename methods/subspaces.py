@@ -134,3 +134,131 @@ def tsv_m(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed 
         return from_parts(n_average(*deltas), parts)
 
     return add_merged(base, models, scale, merge)
+
+
+def shared_out(rank: int, tasks: int, share: float) -> tuple[int, int]:
+    """The directions that all tasks have in common, and those that each has for itself; all are `rank`.
+
+    Their own are round((rank - floor(share rank)) / tasks), and at most floor(rank / tasks).
+    """
+    own = min(round((rank - int(rank * share)) / tasks), rank // tasks)
+    return rank - own * tasks, own
+
+
+@factor(elements=lambda shape: 2 * math.prod(shape))
+def common_and_own(*deltas: Delta, parts: Small, share: Parameter(float)) -> Return(Tensor, "param"):
+    """U, the mean of all S, and V^T of the directions in common and those of each task, made orthogonal.
+
+    Args:
+        deltas: the task vectors.
+        parts: `known_parts` of their sum.
+        share: of the directions that are in common.
+    """
+    if not parts:
+        return ()
+    u, s, vh = parts
+    common, own = shared_out(len(s), len(deltas), share)
+    basis = u[:, :common]
+    left, sizes, right = [basis], [s[:common]], [vh[:common].mT]
+    for delta in deltas if own else ():
+        matrix = delta.flatten(1)
+        part = singular_parts(matrix - basis @ (basis.mT @ matrix))
+        for stacked, vectors in zip((left, sizes, right), (part[0], part[1], part[2].mT), strict=True):
+            stacked.append(vectors[..., :own])
+    every = torch.cat(sizes)
+    known = every > s.max() * max(u.shape[0], vh.shape[1]) * torch.finfo(s.dtype).eps
+    frames = (_nearest_frame(torch.cat(side, 1)[:, known]) for side in (left, right))
+    first, second = frames
+    return first, every.mean(), second.mT
+
+
+@merge_method(register=False)
+def with_one_size(mean: Delta, parts: Small) -> Return(Tensor, "delta"):
+    """s U V^T; where there are no parts the mean."""
+    if not parts:
+        return mean.clone()
+    u, size, vh = parts
+    return (size * (u @ vh)).reshape(mean.shape)
+
+
+@merge_method(composite=True)
+def iso_cts(
+    base: Base,
+    *models: Experts,
+    common: Parameter(float, ge=0, le=1, help="share of the directions that all tasks have in common") = 0.8,
+    scale: Scale = 1.0,
+    variant: Decomposed = "paper",
+) -> Return(Tensor, "weight"):
+    """base + scale mean(S) U V^T, U S V^T being leading parts of the summed task vectors and of each task.
+
+    The sum gives the largest `common` of its directions. Each of N tasks gives its largest parts at right
+    angles to those, round((1 - common) rank / N) of them. All are made orthogonal, and get the mean of their
+    sizes. Other tensors get the mean of the task vectors. Needs whole tensors; the decompositions serve all
+    strengths of a sweep.
+    Variants: paper: matrices are the tensors of two axes, but for CLIP's text_projection. rows: tensors of
+    more axes too, as matrices of the rows of axis 0.
+    Agrees: the official code (variant=paper) where the parts that are kept have a size.
+    Differs: parts of no size are left out, and a task gets at most floor(rank / N) parts, where the official
+    code can ask for more than there are in a small matrix.
+    Source: Iso-CTS, Marczak et al. 2025, arXiv:2502.04959.
+    """
+
+    def merge(deltas: list[Node]) -> Node:
+        total = weighted_total(*deltas, weights=[1.0] * len(deltas))
+        parts = common_and_own(*deltas, parts=known_parts(total, variant=variant), share=common)
+        return with_one_size(n_average(*deltas), parts)
+
+    return add_merged(base, models, scale, merge)
+
+
+@factor(elements=lambda shape: math.prod(shape))
+def spectrum_cut(delta: Delta, eta: Parameter(float), variant: Parameter(str), **kwargs: Any) -> Return(
+    Tensor, "param"
+):
+    """The leading singular parts that hold eta percent of the nuclear norm, times what makes up for the rest.
+
+    Nothing for what is not decomposed; see `known_parts`.
+    """
+    parts = known_parts.__wrapped__(delta, variant, **kwargs)
+    if not parts:
+        return ()
+    u, s, vh = parts
+    held = s.cumsum(0)
+    if not held[-1:].sum() > 0:
+        return (torch.zeros_like(delta),)
+    kept = min(int(torch.searchsorted(held, held[-1] * eta / 100)) + 1, len(s))
+    return ((u[:, :kept] * (s[:kept] * (held[-1] / held[kept - 1])) @ vh[:kept]).reshape(delta.shape),)
+
+
+@merge_method(register=False)
+def mean_of_cuts(mean: Delta, *cuts: Small) -> Return(Tensor, "delta"):
+    """The mean of what `spectrum_cut` made of each delta; where it made nothing the mean of the deltas."""
+    if not cuts[0]:
+        return mean.clone()
+    return sum(cut for (cut,) in cuts) / len(cuts)
+
+
+@merge_method(composite=True)
+def star(
+    base: Base,
+    *models: Experts,
+    eta: Parameter(float, gt=0, le=100, help="percent of the nuclear norm that is kept") = 40.0,
+    scale: Scale = 1.0,
+    variant: Decomposed = "paper",
+) -> Return(Tensor, "weight"):
+    """base + scale mean_i t_i, t_i being task vector i cut to its leading singular parts and made up for it.
+
+    The fewest parts are kept that hold eta percent of the nuclear norm (the sum of the singular values), and
+    multiplied so that they have all of it. Other tensors get the mean of the task vectors. Needs whole
+    tensors; the decompositions serve all strengths of a sweep.
+    Variants: paper: matrices are the tensors of two axes, but for CLIP's text_projection. rows: tensors of
+    more axes too, as matrices of the rows of axis 0.
+    Agrees: the official code, which merges matrices only.
+    Source: STAR, Lee et al. 2025, arXiv:2502.10339.
+    """
+
+    def merge(deltas: list[Node]) -> Node:
+        cuts = [spectrum_cut(delta, eta=eta, variant=variant) for delta in deltas]
+        return mean_of_cuts(n_average(*deltas), *cuts)
+
+    return add_merged(base, models, scale, merge)

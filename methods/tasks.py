@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, RecipeError, Return, merge_method
+from mecha_exp.extensions.merge_methods import spread
 from mecha_exp.methods.linear import add_merged, combination, task_arithmetic
 from mecha_exp.methods.outliers import shares
-from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Weights
-from mecha_exp.methods.reductions import model_squared_norm
+from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Small, Weights
+from mecha_exp.methods.reductions import model_least_kept, model_squared_norm
 
 Threshold = Parameter(
     float, ge=0, help="lambda: an entry is a task's if it is at least lambda times what the others add to it"
@@ -22,12 +23,16 @@ def used_by(*deltas: Delta, index: Parameter(int), threshold: Parameter(float)) 
 
 
 @merge_method(elementwise=True, register=False)
-def used_by_several(*deltas: Delta, least: Parameter(float), threshold: Parameter(float)) -> Return(
+def used_by_several(*deltas: Delta, least: Parameter(float), thresholds: Parameter(list[float])) -> Return(
     Tensor, "delta"
 ):
     """The sum of the deltas where at least `least` of them have |d| >= threshold |sum - d|; 0 elsewhere."""
     total = sum(deltas)
-    users = sum((d.abs() >= threshold * (total - d).abs()).to(total.dtype) for d in deltas)
+    uses = [
+        (d.abs() >= threshold * (total - d).abs()).to(total.dtype)
+        for d, threshold in zip(deltas, thresholds, strict=True)
+    ]
+    users = sum(uses)
     return torch.where(users >= least, total, 0)
 
 
@@ -41,9 +46,10 @@ def tall_mask(
 ) -> Return(Tensor, "weight"):
     """base + scale t where |d_task| >= threshold |t - d_task|, t being the sum of the task vectors.
 
-    One sum and a bit for each entry and task hold nearly all that the fine-tuned models knew.
+    One sum and a bit for each entry and task hold nearly all that the fine-tuned models knew. A sweep over
+    `task` writes the models of all tasks in one pass, and the paper's threshold for each task is found by
+    sweeping it too.
     Agrees: the official code.
-    Differs: one threshold serves all tasks, where the paper finds one for each.
     Source: TALL masks, Wang et al. 2024, arXiv:2405.07813.
     """
     if task >= len(models):
@@ -57,19 +63,73 @@ def consensus(
     base: Base,
     *models: Experts,
     least: Parameter(int, ge=0, help="how many tasks must use an entry") = 2,
-    threshold: Threshold = 0.4,
+    threshold: Parameter(
+        list[float],
+        ge=0,
+        help="lambda: an entry is a task's if it is at least lambda times what the others add to it; one "
+        "number for all tasks, or a list of one for each",
+    ) = 0.4,
     scale: Scale = 1.0,
 ) -> Return(Tensor, "weight"):
     """base + scale t where at least `least` tasks use the entry, t being the sum of the task vectors.
 
     A task uses an entry if |d_i| >= threshold |t - d_i|. What one task alone uses (selfish weights) and what
-    none does is left at the base.
+    none does is left at the base. The paper finds a threshold for each task: `tall_mask` restores one task by
+    it.
     Agrees: the official code.
-    Differs: one threshold serves all tasks, where the paper finds one for each.
     Source: Consensus task arithmetic, Wang et al. 2024, arXiv:2405.07813.
     """
-    mask = {"least": least, "threshold": threshold}
+    mask = {"least": least, "thresholds": spread(threshold, len(models))}
     return add_merged(base, models, scale, lambda deltas: used_by_several(*deltas, **mask))
+
+
+@merge_method(elementwise=True, register=False)
+def thresholds_of(*numbers: Small) -> Return(Tensor, "param"):
+    """Numbers of the model as one vector."""
+    return torch.stack(numbers)
+
+
+@merge_method(elementwise=True, register=False)
+def mean_of_localised(*deltas: Delta, thresholds: Small, strict: Parameter(bool)) -> Return(Tensor, "delta"):
+    """The mean of the deltas whose entry reaches their threshold, or exceeds it; 0 where none does."""
+    total = count = torch.zeros_like(deltas[0])
+    for index, delta in enumerate(deltas):
+        size = delta.abs()
+        kept = size > thresholds[index] if strict else size >= thresholds[index]
+        total = total + torch.where(kept, delta, 0)
+        count = count + kept.to(total.dtype)
+    return torch.where(count > 0, total / count, 0)
+
+
+@merge_method(composite=True)
+def localize_and_stitch(
+    base: Base,
+    *models: Experts,
+    density: Parameter(
+        float, ge=0, le=1, help="fraction of each whole task vector that is localised, by magnitude"
+    ) = 0.05,
+    variant: Parameter(
+        str, choices=("paper", "official"), help="whether the entry at the threshold is kept"
+    ) = "paper",
+    scale: Scale = 1.0,
+) -> Return(Tensor, "weight"):
+    """base + scale d, of each entry the mean of the d_i that localise it: those of its largest magnitudes.
+
+    A task localises the floor(density n) largest entries of its whole task vector, n being the entries of the
+    model, without any data (dataless localisation). Thresholds are found in one more trip over the data.
+    Variants: paper: those entries, and what ties with the last. official: only what is larger than the last.
+    Agrees: the official code (variant=official) on the keys that it trains masks for, which leave out
+    embeddings, the last norm and the projection of the text.
+    Differs: with data the paper trains the masks.
+    Source: Localize-and-Stitch, He et al. 2024, arXiv:2408.13656.
+    """
+
+    def merge(deltas: list[Node]) -> Node:
+        counted = {"density": density, "variant": "paper"}
+        least = thresholds_of(*(model_least_kept(delta, **counted) for delta in deltas))
+        return mean_of_localised(*deltas, thresholds=least, strict=variant == "official")
+
+    return add_merged(base, models, scale, merge)
 
 
 @merge_method(composite=True)

@@ -92,16 +92,19 @@ WHOLE = {
     "extract_lycoris_lokr",
     "extract_lycoris_lora",
     "iso_c",
+    "iso_cts",
     "lora_delta",
     "randperm",
     "rebasin",
     "rotate",
     "smooth_add",
     "stack",
+    "star",
     "top_k_tensor_sum",
     "truncate_kronecker",
     "truncate_rank",
     "tsv_m",
+    "wudi",
 }
 """All other methods stream."""
 

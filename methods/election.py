@@ -1,0 +1,144 @@
+"""One delta that is elected from all, and what of it belongs to each task."""
+
+import torch
+from torch import Tensor
+
+from mecha_exp import Node, Parameter, RecipeError, Return, merge_method, reduction, whole_model
+from mecha_exp.methods.linear import add_merged
+from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Small
+from mecha_exp.methods.reductions import sum_of_magnitudes
+
+
+@merge_method(elementwise=True, register=False)
+def largest_entries(*deltas: Delta) -> Return(Tensor, "delta"):
+    """The entry of the largest magnitude; of equal ones that of the last delta."""
+    chosen = deltas[0]
+    for delta in deltas[1:]:
+        chosen = torch.where(delta.abs() >= chosen.abs(), delta, chosen)
+    return chosen
+
+
+@merge_method(composite=True)
+def magmax(base: Base, *models: Experts, scale: Scale = 0.5) -> Return(Tensor, "weight"):
+    """base + scale d, of each entry the d_i of the largest magnitude; of equal ones that of the last model.
+
+    Agrees: the official code.
+    Source: MagMax, Marczak et al. 2024, arXiv:2407.06322.
+    """
+    return add_merged(base, models, scale, lambda deltas: largest_entries(*deltas))
+
+
+def unified(deltas: tuple[Tensor, ...], zero_sum: float) -> Tensor:
+    """The largest magnitude among the entries with the sign of their sum, and that sign."""
+    total = sum(deltas)
+    sign = torch.where(total == 0, zero_sum, total.sign())
+    largest = torch.zeros_like(total)
+    for delta in deltas:
+        largest = torch.maximum(largest, torch.where(delta * sign > 0, delta.abs(), 0))
+    return sign * largest
+
+
+def of_task(deltas: tuple[Tensor, ...], index: int, zero_sum: float) -> Tensor:
+    """What of the unified delta has the sign of the delta `index`; 0 elsewhere."""
+    elected = unified(deltas, zero_sum)
+    return torch.where(deltas[index] * elected > 0, elected, 0)
+
+
+@merge_method(elementwise=True, register=False)
+def elected_entries(*deltas: Delta, zero_sum: Parameter(float)) -> Return(Tensor, "delta"):
+    """The unified delta; see `emr_unified`."""
+    return unified(deltas, zero_sum)
+
+
+@merge_method(elementwise=True, register=False)
+def elected_of_task(*deltas: Delta, index: Parameter(int), zero_sum: Parameter(float)) -> Return(
+    Tensor, "delta"
+):
+    """The unified delta where it has the sign of the delta `index`."""
+    return of_task(deltas, index, zero_sum)
+
+
+model_magnitudes = whole_model(sum_of_magnitudes)
+
+
+@reduction(sums=True, finish=lambda total, count, **_: torch.as_tensor(1 / count).double(), register=False)
+def share_of_entry(a: Model) -> Return(Tensor, "param"):
+    """1 / n, n being the entries of the tensor."""
+    return a.double()
+
+
+@reduction(sums=True, register=False)
+def weighted_magnitudes(a: Model, share: Small) -> Return(Tensor, "param"):
+    """The sum of the magnitudes times a number of their tensor."""
+    return a.double().abs() * share
+
+
+model_weighted_magnitudes = whole_model(weighted_magnitudes)
+
+
+@merge_method(elementwise=True, register=False)
+def over(a: Small, b: Small) -> Return(Tensor, "param"):
+    """a / b; 0 where b is 0."""
+    return torch.where(b > 0, a / b, 0)
+
+
+@merge_method(elementwise=True, register=False)
+def times(delta: Delta, factor: Small) -> Return(Tensor, "delta"):
+    """delta times a number of the model."""
+    return delta * factor
+
+
+Variant = Parameter(
+    str, choices=("paper", "official"), help="what a zero sum elects, and how keys count in the scales"
+)
+
+
+def _zero_sum(variant: str) -> float:
+    return 0.0 if variant == "paper" else -1.0
+
+
+@merge_method(composite=True)
+def emr_unified(base: Base, *models: Experts, variant: Variant = "paper", scale: Scale = 1.0) -> Return(
+    Tensor, "weight"
+):
+    """base + scale t: each entry has the sign of sum_i d_i and the largest magnitude of those that agree.
+
+    What EMR-Merging stores once for all tasks; `emr` makes a task's model of it.
+    Variants: as `emr`.
+    Agrees: the paper's formula (variant=paper), the official code (variant=official).
+    Source: EMR-Merging, Huang et al. 2024, arXiv:2405.17461.
+    """
+    return add_merged(base, models, scale, lambda x: elected_entries(*x, zero_sum=_zero_sum(variant)))
+
+
+@merge_method(composite=True)
+def emr(
+    base: Base,
+    *models: Experts,
+    task: Parameter(int, ge=0, help="which of the models is to be restored, from 0") = 0,
+    variant: Variant = "paper",
+    scale: Scale = 1.0,
+) -> Return(Tensor, "weight"):
+    """base + scale l t where t has the sign of d_task, t being the unified task vector of `emr_unified`.
+
+    l makes up for the magnitude: |d_task| over |t where it has that sign|, of the whole model, found in one
+    more trip over the data. A bit for each entry and a number for each task restore a model from t; a sweep
+    over `task` writes the models of all tasks in one pass.
+    Variants: paper: l is a ratio of sums over the model, and a zero sum elects no sign. official: each key
+    adds its mean to those sums, and a zero sum counts as negative.
+    Agrees: the paper's formula (variant=paper), the official code (variant=official).
+    Source: EMR-Merging, Huang et al. 2024, arXiv:2405.17461.
+    """
+    if task >= len(models):
+        raise RecipeError(f"task: {task} is not one of the {len(models)} models, which count from 0")
+
+    def merge(deltas: list[Node]) -> Node:
+        own = elected_of_task(*deltas, index=task, zero_sum=_zero_sum(variant))
+        if variant == "paper":
+            sizes = [model_magnitudes(part) for part in (deltas[task], own)]
+        else:
+            share = share_of_entry(deltas[task])
+            sizes = [model_weighted_magnitudes(part, share=share) for part in (deltas[task], own)]
+        return times(own, over(*sizes))
+
+    return add_merged(base, models, scale, merge)

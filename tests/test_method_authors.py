@@ -1,0 +1,358 @@
+"""Methods of 2024 to 2026 compute what their authors' code computes.
+
+Each formula is written out here in plain torch over whole task vectors, without anything of mecha_exp.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mecha_exp as m
+
+StateDict = dict[str, Tensor]
+Formula = Callable[[list[StateDict]], StateDict]
+
+SHAPES = {"matrix": (12, 30), "tall": (26, 10), "vector": (40,), "number": (), "kernel": (6, 5, 3, 3)}
+OPTIONS = m.EngineOptions(compute_dtype=torch.float64, workers=2, tile_size=64)
+
+
+def drawn(seed: int = 0, count: int = 4, shapes: dict[str, tuple[int, ...]] = SHAPES) -> list[StateDict]:
+    """A base and experts, whose differences are as small as those of fine-tuning."""
+    generator = torch.Generator().manual_seed(seed)
+    base = {key: torch.randn(shape, generator=generator).double() for key, shape in shapes.items()}
+    return [base] + [
+        {key: x + 0.01 * torch.randn(x.shape, generator=generator).double() for key, x in base.items()}
+        for _ in range(count - 1)
+    ]
+
+
+def task_vectors(models: Sequence[StateDict]) -> list[StateDict]:
+    return [{key: expert[key] - base for key, base in models[0].items()} for expert in models[1:]]
+
+
+def check(node: m.Node, models: Sequence[StateDict], merged: StateDict, scale: float = 0.7) -> None:
+    """Compare a merge with base + scale times a task vector."""
+    made = m.merge(node, options=OPTIONS)
+    for key, base in models[0].items():
+        expected = base + scale * merged[key]
+        torch.testing.assert_close(
+            made[key], expected, rtol=1e-9, atol=1e-9, msg=lambda text, k=key: f"{k}: {text}"
+        )
+
+
+def by_key(merge: Callable[[Tensor], Tensor]) -> Formula:
+    """A formula of the stacked task vectors of one key, for all keys."""
+    return lambda vectors: {key: merge(torch.stack([v[key] for v in vectors])) for key in vectors[0]}
+
+
+def flat(vectors: Sequence[StateDict]) -> Tensor:
+    return torch.stack([torch.cat([x.flatten() for x in vector.values()]) for vector in vectors])
+
+
+def unflat(vector: Tensor, like: StateDict) -> StateDict:
+    parts = vector.split([x.numel() for x in like.values()])
+    return {key: part.reshape(x.shape) for part, (key, x) in zip(parts, like.items(), strict=True)}
+
+
+def as_a_whole(merge: Callable[[Tensor], Tensor]) -> Formula:
+    """A formula of the flat task vectors of the model."""
+    return lambda vectors: unflat(merge(flat(vectors)), vectors[0])
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    return u @ vh
+
+
+def official_iso_cts(deltas: Tensor, fraction: float) -> Tensor:
+    if deltas.ndim != 3:
+        return deltas.mean(0)
+    tasks, rank = len(deltas), min(deltas.shape[1:])
+    specific = round((rank - int(rank * fraction)) / tasks) * tasks
+    common, each = rank - specific, specific // tasks
+    u, s, vh = torch.linalg.svd(deltas.sum(0), full_matrices=False)
+    u, s, vh = u[:, :common], s[:common], vh[:common]
+    parts = [torch.linalg.svd(delta - u @ u.T @ delta, full_matrices=False) for delta in deltas]
+    left = torch.cat([*(part[0][:, :each] for part in parts), u], 1)
+    sizes = torch.cat([*(part[1][:each] for part in parts), s])
+    right = torch.cat([*(part[2][:each] for part in parts), vh])
+    return orthogonal(left) @ torch.diag(sizes.mean().expand(rank)) @ orthogonal(right)
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5, 0.8, 1.0])
+def test_iso_cts_joins_common_directions_with_those_of_each_task(common):
+    models = drawn()
+
+    node = m.iso_cts(*models, common=common, scale=0.7)
+
+    check(node, models, by_key(lambda x: official_iso_cts(x, common))(task_vectors(models)))
+
+
+def test_iso_cts_with_everything_in_common_is_iso_c():
+    models = drawn(1)
+
+    made, expected = (m.merge(x, options=OPTIONS) for x in (m.iso_cts(*models, common=1.0), m.iso_c(*models)))
+
+    for key in SHAPES:
+        torch.testing.assert_close(made[key], expected[key])
+
+
+def test_a_matrix_with_fewer_directions_than_tasks_has_them_all_in_common():
+    models = drawn(2, 8, {"w": (2, 30)})
+
+    made, expected = (m.merge(x, options=OPTIONS) for x in (m.iso_cts(*models, common=0.1), m.iso_c(*models)))
+
+    torch.testing.assert_close(made["w"], expected["w"])
+
+
+def official_star(deltas: Tensor, eta: float) -> Tensor:
+    if deltas.ndim != 3:
+        return deltas.mean(0)
+    made = []
+    for delta in deltas:
+        u, s, vh = torch.linalg.svd(delta, full_matrices=False)
+        kept = int(torch.searchsorted(s.cumsum(0), s.sum() * eta / 100)) + 1
+        made.append(u[:, :kept] @ torch.diag(s[:kept] * s.sum() / s[:kept].sum()) @ vh[:kept])
+    return torch.stack(made).mean(0)
+
+
+@pytest.mark.parametrize("eta", [5.0, 40.0, 73.0])
+def test_star_cuts_spectra_and_keeps_their_nuclear_norm(eta):
+    models = drawn(3)
+
+    node = m.star(*models, eta=eta, scale=0.7)
+
+    check(node, models, by_key(lambda x: official_star(x, eta))(task_vectors(models)))
+
+
+def test_star_with_the_whole_nuclear_norm_is_the_mean():
+    models = drawn(4)
+
+    check(m.star(*models, eta=100.0, scale=0.7), models, by_key(lambda x: x.mean(0))(task_vectors(models)))
+
+
+def wudi_loss(merged: Tensor, deltas: Tensor) -> Tensor:
+    products = (merged - deltas) @ deltas.transpose(1, 2)
+    return (products.square() / deltas.square().sum((1, 2))[:, None, None]).sum()
+
+
+def official_wudi(deltas: Tensor, steps: int, rate: float) -> Tensor:
+    if deltas.ndim != 3:
+        return torch.zeros_like(deltas[0])
+    merged = torch.nn.Parameter(deltas.sum(0))
+    optimizer = torch.optim.Adam([merged], lr=rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        wudi_loss(merged, deltas).backward()
+        optimizer.step()
+    return merged.data
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(300, 1e-5), (40, 1e-3), (0, 1e-5)])
+def test_wudi_takes_the_steps_of_adam_that_autograd_takes(steps, rate):
+    models = drawn(5)
+
+    node = m.wudi(*models, steps=steps, rate=rate, scale=0.7)
+
+    check(node, models, by_key(lambda x: official_wudi(x, steps, rate))(task_vectors(models)))
+
+
+def test_the_closed_form_of_wudi_is_where_gradient_descent_ends():
+    models = drawn(6, 4, {"w": (5, 24)})  # 3 tasks with 5 rows each: not all of the 24 columns are seen
+    deltas = torch.stack([vector["w"] for vector in task_vectors(models)]) * 100
+
+    made = (m.merge(m.wudi(*models, solver="closed"), options=OPTIONS)["w"] - models[0]["w"]) * 100
+
+    merged = deltas.sum(0).requires_grad_()
+    for _ in range(20_000):
+        (slope,) = torch.autograd.grad(wudi_loss(merged, deltas), merged)
+        merged = (merged - 0.3 * slope).detach().requires_grad_()
+    torch.testing.assert_close(made, merged.detach(), rtol=1e-5, atol=1e-5)
+    assert wudi_loss(made, deltas) <= wudi_loss(merged, deltas) + 1e-12
+
+
+def test_other_tensors_get_the_mean_from_wudi_if_asked():
+    models = drawn(7)
+
+    made = m.merge(m.wudi(*models, others="mean"), options=OPTIONS)
+
+    mean = sum(vector["vector"] for vector in task_vectors(models)) / 3
+    torch.testing.assert_close(made["vector"], models[0]["vector"] + mean)
+
+
+def official_pcb(vectors: Tensor, ratio: float) -> Tensor:
+    """`PCB_merge` of the authors, on the flat task vectors."""
+    tasks, count = vectors.shape
+
+    def clamped(x: Tensor, below: float, above: float) -> Tensor:
+        ordered = x.sort(1).values
+        low, high = ordered[:, int(count * below)], ordered[:, int(count * (1 - above) - 1)]
+        return torch.minimum(torch.maximum(x, low[:, None]), high[:, None])
+
+    def spread_out(x: Tensor) -> Tensor:
+        low, high = x.min(1, keepdim=True).values, x.max(1, keepdim=True).values
+        return (x - low) / (high - low)
+
+    sizes = clamped(vectors.abs(), 1e-4, 1e-4)
+    score = torch.exp(tasks * spread_out(sizes) ** 2) * torch.tanh(vectors * vectors.sum(0))
+    shares = spread_out(clamped(score, 1 - ratio, 0))
+    return (vectors.sign() * sizes * shares).sum(0) / shares.sum(0).clamp(min=1e-12)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.1, 0.5, 1.0])
+def test_pcb_lets_the_entries_of_the_whole_model_compete(ratio):
+    models = drawn(8, shapes={**SHAPES, "large": (200, 150)})
+
+    node = m.pcb(*models, ratio=ratio, scale=0.7)
+
+    check(node, models, as_a_whole(lambda x: official_pcb(x, ratio))(task_vectors(models)))
+
+
+def test_magmax_takes_the_largest_change_of_each_entry():
+    models = drawn(9)
+
+    def largest(deltas: Tensor) -> Tensor:
+        return deltas.gather(0, deltas.abs().argmax(0, keepdim=True))[0]
+
+    check(m.magmax(*models), models, by_key(largest)(task_vectors(models)), scale=0.5)
+
+
+def test_of_equal_changes_magmax_takes_that_of_the_last_model():
+    models = [{"w": torch.tensor([x])} for x in (0.0, 2.0, -2.0, 1.0)]
+
+    assert m.merge(m.magmax(*models, scale=1.0))["w"].item() == -2
+
+
+def emr_parts(vectors: list[StateDict], zero_sum: float) -> tuple[StateDict, list[StateDict]]:
+    """The unified task vector, and what of it has the sign of each task."""
+    united: StateDict = {}
+    own: list[StateDict] = [{} for _ in vectors]
+    for key in vectors[0]:
+        deltas = torch.stack([vector[key] for vector in vectors])
+        total = deltas.mean(0)
+        sign = torch.where(total > 0, 1.0, torch.where(total < 0, -1.0, zero_sum)).double()
+        agree = deltas * sign > 0
+        united[key] = sign * (deltas.abs() * agree).amax(0)
+        for task, mask in zip(own, agree, strict=True):
+            task[key] = united[key] * mask
+    return united, own
+
+
+@pytest.mark.parametrize("task", [0, 1, 2])
+def test_emr_restores_a_task_by_its_signs_and_its_size(task):
+    models = drawn(10)
+    vectors = task_vectors(models)
+    united, own = emr_parts(vectors, 0.0)
+
+    def size(vector: StateDict, per_key: bool) -> float:
+        return sum(float(x.abs().mean() if per_key else x.abs().sum()) for x in vector.values())
+
+    paper, official = (size(vectors[task], k) / size(own[task], k) for k in (False, True))
+    check(m.emr_unified(*models, scale=0.7), models, united)
+    for variant, factor in (("paper", paper), ("official", official)):
+        node = m.emr(*models, task=task, variant=variant, scale=0.7)
+        check(node, models, {key: factor * x for key, x in own[task].items()})
+
+
+def test_a_zero_sum_elects_no_sign_in_the_paper_of_emr_and_minus_in_its_code():
+    base, up, down = ({"w": torch.tensor([x])} for x in (0.0, 1.0, -1.0))
+
+    made = [m.merge(m.emr_unified(base, up, down, variant=v))["w"].item() for v in ("paper", "official")]
+
+    assert made == [0, -1]
+
+
+def test_a_task_of_emr_that_is_not_there_is_an_error():
+    with pytest.raises(m.RecipeError, match="task: 3 is not one of the 3 models"):
+        m.merge(m.emr(*drawn(), task=3))
+
+
+def test_a_task_of_emr_by_block_has_no_scale_of_its_model():
+    models = [{f"{part}.{key}": x for part in "ab" for key, x in model.items()} for model in drawn()]
+
+    with pytest.raises(m.RecipeError, match="give one value for all keys"):
+        m.merge(m.emr(*models, task={"a.*": 0, "default": 1}), options=OPTIONS)
+
+
+def stitched(vectors: Tensor, density: float, strict: bool) -> Tensor:
+    least = vectors.abs().topk(int(density * vectors.shape[1]), dim=1).values[:, -1:]
+    masks = vectors.abs() > least if strict else vectors.abs() >= least
+    return (vectors * masks).sum(0) / masks.sum(0).clamp(min=1)
+
+
+@pytest.mark.parametrize("density", [0.01, 0.05, 0.6])
+def test_localize_and_stitch_keeps_the_largest_entries_of_whole_task_vectors(density):
+    models = drawn(11)
+
+    for variant in ("paper", "official"):
+        node = m.localize_and_stitch(*models, density=density, variant=variant, scale=0.7)
+        formula = as_a_whole(lambda x, v=variant: stitched(x, density, v == "official"))
+        check(node, models, formula(task_vectors(models)))
+
+
+def test_a_threshold_for_each_task_decides_who_uses_an_entry():
+    models = drawn(12)
+    thresholds = [0.2, 0.5, 1.5]
+
+    def formula(deltas: Tensor) -> Tensor:
+        others = (deltas.sum(0) - deltas).abs()
+        used = [d.abs() >= t * o for d, t, o in zip(deltas, thresholds, others, strict=True)]
+        return torch.where(sum(u.int() for u in used) >= 2, deltas.sum(0), 0)
+
+    check(
+        m.consensus(*models, threshold=thresholds, scale=0.7), models, by_key(formula)(task_vectors(models))
+    )
+
+
+# checkpoints of one run
+
+
+def run_of(*values: float) -> list[dict[str, Tensor]]:
+    return [{"w": torch.tensor([value], dtype=torch.float64)} for value in values]
+
+
+def merged_value(node: m.Node) -> float:
+    return m.merge(node, options=OPTIONS)["w"].item()
+
+
+def test_wise_ft_lies_between_the_base_and_the_model():
+    assert merged_value(m.wise_ft(*run_of(2.0, 6.0), alpha=0.25)) == 3
+
+
+def test_lawa_is_the_mean_of_the_last_checkpoints():
+    assert merged_value(m.lawa(*run_of(1, 2, 4, 8), last=2)) == 6
+    assert merged_value(m.lawa(*run_of(1, 2, 4, 8))) == 3.75
+    with pytest.raises(m.RecipeError, match="last: 5 checkpoints are asked for, and 4 are given"):
+        m.merge(m.lawa(*run_of(1, 2, 4, 8), last=5))
+
+
+def test_ema_moves_towards_each_checkpoint():
+    mean = 1.0
+    for value in (2.0, 4.0, 8.0):
+        mean = 0.7 * mean + 0.3 * value
+
+    assert merged_value(m.ema(*run_of(1, 2, 4, 8), decay=0.7)) == pytest.approx(mean)
+
+
+def test_wsm_is_the_run_with_smaller_steps():
+    values, rates = (1.0, 2.0, 4.0, 8.0), (0.9, 0.5, 0.2)
+    expected = 1.0 + 0.9 * 1 + 0.5 * 2 + 0.2 * 4
+
+    assert merged_value(m.wsm(*run_of(*values), decay=list(rates))) == pytest.approx(expected)
+    linear = [1 - i / 4 for i in (1, 2, 3)]
+    assert merged_value(m.wsm(*run_of(*values), decay=linear)) == pytest.approx(sum(values) / 4)
+
+
+@pytest.mark.parametrize(
+    ("decay", "message"),
+    [
+        ([0.5, 0.2], "2 numbers are given for 4 checkpoints. Give one, or 3"),
+        ([0.2, 0.5, 0.1], r"decay: \[0.2, 0.5, 0.1\] rises"),
+    ],
+)
+def test_a_decay_that_is_none_is_refused(decay: Any, message: str):
+    with pytest.raises(m.RecipeError, match=message):
+        m.merge(m.wsm(*run_of(1, 2, 4, 8), decay=decay))
