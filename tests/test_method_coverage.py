@@ -28,6 +28,7 @@ ELSEWHERE = {
     "extract_lycoris_lokr": "test_adapters",
     "extract_lycoris_lora": "test_adapters",
     "fallback": "test_parity_texts",
+    "fisher": "test_merging_with_data",
     "get_device": "test_plumbing",
     "get_dtype": "test_plumbing",
     "iso_cts": "test_method_authors",
@@ -48,9 +49,11 @@ ELSEWHERE = {
     "ramplus": "test_whole_model",
     "randperm": "test_symmetries",
     "rebasin": "test_symmetries",
+    "regmean": "test_merging_with_data",
     "select": "test_dictionaries_of_recipes",
     "stack": "test_plumbing",
     "star": "test_method_authors",
+    "statistics": "test_merging_with_data",
     "take_layers": "test_layers",
     "wise_ft": "test_method_authors",
     "wsm": "test_method_authors",
@@ -86,5 +89,5 @@ def test_every_method_that_gives_a_model_has_the_properties_tried():
 
     plumbing = {x.identifier for x in all_methods() if x.__wrapped__.__module__.endswith("methods.plumbing")}
     aside = test_method_properties.KEY_LESS | test_method_properties.OF_NETWORKS
-    aside |= test_method_properties.OF_ADAPTERS
+    aside |= test_method_properties.OF_ADAPTERS | test_method_properties.WITH_DATA
     assert tried == BUILT_IN - plumbing - aside

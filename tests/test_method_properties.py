@@ -35,11 +35,14 @@ OF_ADAPTERS = {
 }
 """Of files whose keys are not those of models: tests/test_adapters.py."""
 
+WITH_DATA = {"fisher", "regmean", "statistics"}
+"""Methods that read statistics from files: tests/calibration/test_merging_with_data.py."""
+
 METHODS = [
     method
     for method in all_methods()
     if method.__wrapped__.__module__.startswith(BUILTIN_METHODS)
-    and method.identifier not in KEY_LESS | OF_NETWORKS | OF_ADAPTERS
+    and method.identifier not in KEY_LESS | OF_NETWORKS | OF_ADAPTERS | WITH_DATA
     and not method.__wrapped__.__module__.endswith("plumbing")
 ]
 MASKS = [method for method in METHODS if method.signature.returned.spaces == ("param",)]

@@ -13,6 +13,7 @@ from mecha_exp.app.batch import Merged
 from mecha_exp.app.point import Point
 from mecha_exp.app.racing import Races, without_outcomes
 from mecha_exp.app.words.experts import names_of
+from mecha_exp.engine.planner.resolution import statistics_in
 from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError, MechaError, MergeError
 from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement
 from mecha_exp.evaluation.normalisation import find_experts, normalised
@@ -183,10 +184,11 @@ class Measurements:
 
     def of_inputs(self, point: Point) -> dict[str, Measured]:
         """What the evaluators measure of each input, by its name; empty where one cannot be measured."""
+        statistics = statistics_in(point.recipe)
         return {
             point.names[node]: self._of_input(point, path, point.names[node])
             for node, path in point.files.items()
-            if node.merge_space == "weight" and point.scoring.evaluations
+            if node.merge_space == "weight" and node not in statistics and point.scoring.evaluations
         }
 
     def of_inputs_and_experts(self, point: Point) -> dict[str, Measured]:

@@ -120,6 +120,13 @@ def _shapes() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def images_of(split: str, task: str) -> tuple[Tensor, Tensor]:
+    """The images of a split and a task, and their labels."""
+    images, labels, _ = _images(split)
+    places = _of_task(labels, task)
+    return images[places], labels[places]
+
+
 @lru_cache(maxsize=2)
 def _images(split: str) -> tuple[Tensor, Tensor, Tensor]:
     """The images of a split, their labels, and their rows in the source's data."""

@@ -64,7 +64,7 @@ def mini8(
             "evaluator=mini8 measures the encoder of examples/mini8 only, and this model has other keys or "
             "shapes. Use models=mini8, or another evaluator."
         )
-    heads, listed = _heads(), tasks()[split]
+    heads, listed = head_weights(), tasks()[split]
     chosen = {name: list(range(len(task.labels))) for name, task in listed.items()}
     chosen = chosen if examples is None else dict(examples)
     images = torch.cat([listed[name].images[places] for name, places in chosen.items()])
@@ -95,6 +95,6 @@ def _example_names(sources: tuple[str, ...]) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _heads() -> dict[str, Tensor]:
-    """The eight linear heads."""
+def head_weights() -> dict[str, Tensor]:
+    """The eight linear heads, by task: `digits.weight`, `digits.bias`."""
     return load(resources.files("mecha_exp.examples.mini8").joinpath("heads.safetensors").read_bytes())

@@ -12,11 +12,12 @@ from typing import Any
 from rich.markup import escape
 
 from mecha_exp.engine.ir.expansion import expand
+from mecha_exp.engine.planner.resolution import NEEDED, STATISTICS
 from mecha_exp.graph.literals import model
 from mecha_exp.graph.nodes import MergeNode, Node, walk
 from mecha_exp.method_api.method import Kind, MergeMethod, Reduction
 from mecha_exp.method_api.parameters import ParameterSpec
-from mecha_exp.method_api.registry import BUILTIN_METHODS
+from mecha_exp.method_api.registry import BUILTIN_METHODS, resolve_method
 from mecha_exp.terminal import make_table, stdout
 
 STREAMING = {
@@ -100,6 +101,8 @@ def _parameter(spec: ParameterSpec) -> dict[str, Any]:
 def _type(spec: ParameterSpec) -> str:
     if spec.is_model:
         return " or ".join(spec.spaces) if spec.spaces else "model"
+    if spec.name == STATISTICS:
+        return "statistics(...)"
     if spec.interface is list:
         return "number, or one for each model"
     names: dict[Any, str] = {bool: "true or false", int: "whole number", str: "word"}
@@ -133,6 +136,10 @@ def _streaming(method: MergeMethod) -> str:
         for spec in signature.parameters
         if spec.required and spec.is_model
     }
+    if method.identifier in NEEDED:
+        kind = min(NEEDED[method.identifier])
+        files = [model(f"{number}.stats.safetensors") for number in range(3)]
+        arguments[STATISTICS] = resolve_method(STATISTICS)(*files, kind=kind)
     node, problems = method.bind(arguments)
     if problems or node is None:
         return _streaming_of({method}) if method.kind is Kind.REDUCTION else "node"

@@ -206,8 +206,11 @@ def test_a_lora_is_added_to_the_base_at_a_strength_and_extracted(tmp_path: Path,
 NETWORKS = {"rebasin", "lora", "extract_lora"}
 """Recipes of models whose config says more than their keys do."""
 
+WITH_DATA = {"fisher", "regmean"}
+"""Recipes that need statistics: tests/calibration/test_merging_with_data.py."""
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in {*FORMULAS, *NETWORKS}])
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in {*FORMULAS, *NETWORKS, *WITH_DATA}])
 def test_a_recipe_names_every_hyperparameter_of_its_method_and_merges_the_demo(name: str, tmp_path: Path):
     recipe = composed(f"recipe={name}").recipe  # what the method computes, tests/test_parity.py says
     signature = resolve_method(recipe.method).signature

@@ -96,6 +96,7 @@ WHOLE = {
     "lora_delta",
     "randperm",
     "rebasin",
+    "regmean",
     "rotate",
     "smooth_add",
     "stack",
@@ -115,7 +116,9 @@ def test_it_says_how_a_method_streams():
     assert {name for name, said in memory.items() if said == "needs whole tensors"} == WHOLE
     assert memory["weighted_sum"] == "streams"
     assert memory["karcher"] == memory["ramplus_tl"] == "streams, after reductions"
-    assert memory["metagpt"] == memory["model_norm"] == "streams, after a trip over all keys"
+    assert (
+        memory["metagpt"] == memory["model_norm"] == memory["fisher"] == "streams, after a trip over all keys"
+    )
     assert memory["model_stock"] == memory["della"] == "streams, row by row"
 
 
@@ -146,7 +149,7 @@ OF_KNOWN_MODELS = {"balance_attention", "omit_component", "pick_component", "ran
 OF_LAYERS = {"take_layers"}
 
 
-@pytest.mark.parametrize("name", sorted(CALLS.keys() - OF_KNOWN_MODELS - OF_LAYERS - {"stack"}))
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - OF_KNOWN_MODELS - OF_LAYERS - {"stack", "statistics"}))
 def test_an_example_without_a_recipe_merges(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number, letter in enumerate(["a", "b", "c", "base"]):

@@ -16,7 +16,7 @@ from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint import TensorInfo, dtype_name, parse_dtype, torch_dtype
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
-from mecha_exp.engine.planner.resolution import layer_views
+from mecha_exp.engine.planner.resolution import STATISTICS, layer_views
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
@@ -122,7 +122,7 @@ class Binder:
             node = stack.pop()
             if isinstance(node, ModelNode) or node in self._sources:
                 models[node] = None
-            elif isinstance(node, MergeNode):
+            elif isinstance(node, MergeNode) and node.method.identifier != STATISTICS:
                 if (declared := self._declared(node)) is None:
                     stack.extend(reversed(node.children))
                 elif not models:

@@ -24,6 +24,7 @@ from mecha_exp.engine.planner.keys.missing_keys import MissingKeys
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
 from mecha_exp.engine.planner.meaning import config_digests
 from mecha_exp.engine.planner.plan import Job, Plan
+from mecha_exp.engine.planner.resolution import is_statistics
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import prefix_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
@@ -35,6 +36,7 @@ from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.lora import AdapterSource
 from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.source import Source
+from mecha_exp.sources.statistics import StatisticsSource
 
 
 @contextmanager
@@ -100,6 +102,7 @@ class _Planner:
         self._check_values(specialised)
         self._check_inputs(specialised)
         self._warn_of_unused_modules()
+        self._note_statistics(specialised)
         planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(specialised))
         plans = tuple(planner.plan(key, specialisation) for key, specialisation in specialised.items())
         planner.check_stacks()
@@ -152,7 +155,10 @@ class _Planner:
         checked: Mapping[str, Sequence[ModelNode]] | None = None
         for job in range(len(self._jobs)):
             self._check_missing(job, specialised, problems)
-            models = {key: specialisation.merged(job) for key, specialisation in specialised.items()}
+            models = {
+                key: tuple(model for model in specialisation.merged(job) if not is_statistics(model))
+                for key, specialisation in specialised.items()
+            }
             if models != checked:  # most points of a sweep read the same models
                 problems.add_all(checks.different_shapes(models, self._sources))
                 problems.add_all(checks.different_kinds(models, self._sources))
@@ -183,6 +189,26 @@ class _Planner:
                 self._warn(
                     f"{source.name}: {len(source.unused)} keys are left out, as '{model.config}' has nothing "
                     f"that they change: {some(source.unused, 5)}"
+                )
+
+    def _note_statistics(self, specialised: Mapping[str, Specialisation]) -> None:
+        """Say at how many keys there are no statistics, and where there are too few examples for them."""
+        for source in self._sources.values():
+            if not isinstance(source, StatisticsSource):
+                continue
+            without = [
+                key for key in specialised if key in source.unmeasured and source.is_arithmetic_at(key)
+            ]
+            if without:
+                self._warn(
+                    f"{source.name}: {len(without)} of {len(specialised)} keys have no {source.kind} and get "
+                    f"the mean of the models: {some(without, 3)}"
+                )
+            if few := source.short_of_rows():
+                key, rows, inputs = few[0]
+                self._warn(
+                    f"{source.name}: {len(few)} Gram matrices are of fewer rows than their layers have "
+                    f"inputs ('{key}': {rows:,} rows, {inputs:,} inputs). More examples would tell more."
                 )
 
     def _note_quantised(self, plans: Sequence[KeyPlan]) -> None:

@@ -21,6 +21,7 @@ from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.layers import LayersSource, Span
 from mecha_exp.sources.lora import AdapterSource
 from mecha_exp.sources.source import Source
+from mecha_exp.sources.statistics import FISHER, GRAM, StatisticsSource, fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,18 +32,38 @@ class ModelView(ModelNode):
         adapter: the config of the LoRA file whose differences these are.
         declared: the config that was declared for the file.
         span: the layers that are taken.
+        statistic: the kind of statistics of a model on data that are read.
     """
 
     adapter: str | None = None
     declared: str | None = None
     span: Span | None = None
+    statistic: str | None = None
 
     def identity(self) -> tuple[Any, ...]:
-        return (*super().identity(), self.adapter, self.declared, self.span)
+        return (*super().identity(), self.adapter, self.declared, self.span, self.statistic)
+
+
+NEEDED = {"fisher": {FISHER}, "regmean": {GRAM}}
+"""The kind of statistics that a method needs."""
+
+
+def statistics_in(*recipes: Node) -> set[Node]:
+    """The files of statistics that recipes read, which are not models."""
+    calls = (n for n in walk(*recipes) if isinstance(n, MergeNode) and n.method.identifier == STATISTICS)
+    return {child for call in calls for child in call.children if isinstance(child, ModelNode)}
+
+
+def is_statistics(model: ModelNode) -> bool:
+    """Whether what is read are statistics of a model, and not a model."""
+    return isinstance(model, ModelView) and model.statistic is not None
 
 
 TAKE_LAYERS = "take_layers"
 """The method that takes layers of a model."""
+
+STATISTICS = "statistics"
+"""The method that reads statistics of models, and the argument of the methods that need them."""
 
 
 def span_of(node: Node) -> Span | None:
@@ -102,7 +123,27 @@ class _Resolver:
         """The new node for a node whose children are resolved."""
         if not isinstance(node, MergeNode):
             return node
+        if node.method.identifier == STATISTICS:
+            return self._statistics(node)
+        _check_statistics(node, self._sources)
         return self._converted(self._implemented(node) if node.method.kind is Kind.INTERFACE else node)
+
+    def _statistics(self, node: MergeNode) -> MergeNode:
+        """The call on views of its files: one kind of statistics under the keys of their models."""
+        arguments = dict(node.arguments)
+        kind = arguments["kind"]
+        assert isinstance(kind, LiteralNode) and isinstance(kind.value, str)
+        views: list[Node] = []
+        for file in node.children:
+            if isinstance(file, LiteralNode):
+                continue
+            if not isinstance(file, ModelNode):
+                raise RecipeError(f"statistics: expected a file that calibrate wrote, got {file!r}.")
+            leaf = ModelView(file.source, file.space, None, statistic=kind.value)
+            if leaf not in self._sources:
+                self._sources[leaf] = StatisticsSource(self._sources[file], kind.value)
+            views.append(leaf)
+        return MergeNode(node.method, tuple((arguments | {"files": tuple(views)}).items()), node.space)
 
     # interfaces
 
@@ -199,3 +240,42 @@ def _called(method: MergeMethod, node: MergeNode) -> MergeNode:
             arguments[spec.name] = LiteralNode(spec.default)
     named = tuple((name, arguments[name]) for name in method.signature.names if name in arguments)
     return MergeNode(method, named, node.space)
+
+
+def _check_statistics(node: MergeNode, sources: Mapping[ModelNode, Source]) -> None:
+    """Check that the statistics which a call receives are those of its models, in their order.
+
+    Raises:
+        RecipeError: there are more or fewer than models, they are of another model, or a model is not read.
+    """
+    arguments = dict(node.arguments)
+    given, models = arguments.get(STATISTICS), arguments.get("models")
+    if not isinstance(given, MergeNode) or given.method.identifier != STATISTICS or models is None:
+        return
+    files = [child for child in given.children if isinstance(child, ModelView)]
+    models = models if isinstance(models, tuple) else (models,)
+    who = node.method.identifier
+    kinds = {sources[file].kind for file in files}  # type: ignore[attr-defined]
+    if kinds and NEEDED.get(who, kinds) != kinds:
+        needed, got = min(NEEDED[who]), min(kinds)
+        raise RecipeError(f"{who}: it needs the statistics {needed}, got {got}. Set kind: {needed}.")
+    if len(files) != len(models):
+        raise RecipeError(
+            f"{who}: statistics of {len(files)} models are given for {len(models)} models. Give one file for "
+            "each model, in the same order."
+        )
+    for place, (model, file) in enumerate(zip(models, files, strict=True)):
+        statistics = sources[file]
+        assert isinstance(statistics, StatisticsSource)
+        if not isinstance(model, ModelNode):
+            raise RecipeError(
+                f"{who}: models[{place}] is {model!r}, and {statistics.name} holds statistics of a model "
+                "that is read. Merge to a file first, and calibrate that."
+            )
+        if fingerprint(sources[model]) != statistics.header.fingerprint:
+            raise RecipeError(
+                f"{who}: {statistics.name} holds statistics of {statistics.header.model}, whose content is "
+                f"not that of models[{place}], {sources[model].name}. Give the files in the order of the "
+                f"models, or make them: python -m mecha_exp calibrate {sources[model].name} data=FILE "
+                f"kind={statistics.kind} output=FILE.safetensors"
+            )

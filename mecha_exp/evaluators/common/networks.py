@@ -191,7 +191,7 @@ class _Slot:
     def filled(self, load: Load, weights: Weights, device: torch.device) -> Iterator[nn.Module]:
         if self.module is None or self.places is None:
             module = load(weights)
-            self.places = _places(module, weights)
+            self.places = places_of(module, weights)
             self.module = module.to(device) if device.type != "cpu" else module
         else:
             module = self.module
@@ -222,8 +222,8 @@ def _slot(identity: str, device: str, shapes: frozenset[tuple[str, tuple[int, ..
     return _Slot()
 
 
-def _places(module: nn.Module, weights: Weights) -> dict[str, str] | None:
-    """The key of the state dict for each tensor of a loaded module; None where one was changed."""
+def places_of(module: nn.Module, weights: Weights) -> dict[str, str] | None:
+    """The key of the state dict for each tensor of a loaded module; None where the library changed one."""
     own = module.state_dict()
     places: dict[str, str] = {}
     prefix = f"{getattr(module, 'base_model_prefix', '')}."

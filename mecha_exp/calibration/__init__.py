@@ -1,0 +1,7 @@
+"""Statistics of models on data: `python -m mecha_exp calibrate` writes them, merges read them."""
+
+from mecha_exp.calibration.calibrate import Request, calibrate
+from mecha_exp.calibration.loading import load_subject
+from mecha_exp.calibration.subject import LABELS, Subject
+
+__all__ = ["LABELS", "Request", "Subject", "calibrate", "load_subject"]

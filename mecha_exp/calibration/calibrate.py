@@ -1,0 +1,202 @@
+"""Measures the statistics of a model on data, within a limit of memory, and goes on where it was stopped.
+
+The sums that fit into the memory are found in one trip over the examples, the others in further trips. After
+each chunk of examples the sums are written beside the output, so that the same command continues there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mecha_exp._version import __version__
+from mecha_exp.calibration.collectors import Collector, FisherCollector, collectors_of, looking
+from mecha_exp.calibration.partial import Partial
+from mecha_exp.calibration.subject import Subject
+from mecha_exp.checkpoint import StateDictSource, dtype_name
+from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
+from mecha_exp.errors import ConfigError
+from mecha_exp.sources.statistics import FISHER, GRAM, StatisticsHeader, fingerprint
+
+Advance = Callable[[int], None]
+"""Receives how many examples of how many trips were finished since the last call."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured.
+
+    Attributes:
+        kinds: of statistics: `fisher`, `gram`, `mean`, `norm`.
+        labels: whose Fisher information is measured; see `Subject.log_likelihoods`.
+        seed: of sampled labels.
+        memory: bytes that the sums of one trip may take.
+        chunk: examples after which the sums are written.
+        model, model_sha256, data, data_sha256: for the header.
+        settings: what else decides the numbers, for the header.
+    """
+
+    kinds: tuple[str, ...]
+    labels: str = "sampled"
+    seed: int = 0
+    memory: int = 2 << 30
+    chunk: int = 256
+    model: str = ""
+    model_sha256: str = ""
+    data: str = ""
+    data_sha256: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def calibrate(
+    subject: Subject,
+    stored: StateDictSource,
+    request: Request,
+    output: Path,
+    advance: Advance = lambda examples: None,
+) -> StatisticsHeader:
+    """Measure statistics and write them.
+
+    Args:
+        subject: the network with the weights of `stored`, and the examples.
+        stored: the model that the statistics are of.
+        request: what is measured.
+        output: a `.safetensors` file.
+        advance: is told of progress.
+
+    Returns:
+        the header of the file.
+
+    Raises:
+        ConfigError: there are no examples or labels, or nothing can be measured.
+        EvaluationError: a gradient or an input is NaN or infinite.
+    """
+    subject.check(request.labels)
+    collectors = [c for c in collectors_of(subject, request.kinds) if c.key in stored]
+    for kind in request.kinds:
+        if not any(c.kind == kind for c in collectors):
+            raise ConfigError(
+                f"kind={kind}: no layer of {type(subject.module).__name__} with a key of {stored.name} can "
+                "be measured. Gram matrices, means and norms are of linear and convolutional layers."
+            )
+    header = _header(subject, stored, request, collectors)
+    identity = json.dumps([asdict(header), request.memory], sort_keys=True)
+    with Partial(output, identity) as partial:
+        for group, trip in enumerate(trips_of(collectors, request.memory)):
+            if partial.has(group):
+                advance(len(subject.examples))
+                continue
+            _measure(subject, group, trip, request, partial, advance)
+            partial.finish(group, trip, len(subject.examples))
+            for collector in trip:
+                collector.free()
+        header = replace(header, rows=partial.rows)
+        _write(partial, header, output)
+    return header
+
+
+def trips_of(collectors: Sequence[Collector], memory: int) -> list[list[Collector]]:
+    """The collectors in groups whose sums fit into the memory; a larger one has a group of its own."""
+    trips: list[list[Collector]] = []
+    room = 0
+    for collector in collectors:
+        if not trips or collector.nbytes > room:
+            trips.append([])
+            room = memory
+        trips[-1].append(collector)
+        room -= collector.nbytes
+    return trips
+
+
+def _measure(
+    subject: Subject,
+    group: int,
+    trip: Sequence[Collector],
+    request: Request,
+    partial: Partial,
+    advance: Advance,
+) -> None:
+    """Add up one group over all examples, from where an earlier run has stopped."""
+    of_parameters = [c for c in trip if isinstance(c, FisherCollector)]
+    for parameter in subject.module.parameters():
+        parameter.requires_grad_(False)
+    for collector in of_parameters:
+        collector.parameter.requires_grad_(True)
+    done = partial.resume(group, trip)
+    advance(done)
+    with looking(trip):
+        for number in range(done, len(subject.examples)):
+            if of_parameters:
+                _add_gradients(subject, of_parameters, request, number)
+            else:
+                with torch.no_grad():
+                    subject.logits(subject.examples[number])
+            advance(1)
+            if (number + 1) % request.chunk == 0:
+                partial.save(group, trip, number + 1)
+
+
+def _add_gradients(
+    subject: Subject, collectors: Sequence[FisherCollector], request: Request, number: int
+) -> None:
+    parameters = [collector.parameter for collector in collectors]
+    terms = subject.log_likelihoods(number, request.labels, request.seed)
+    for place, (weight, value) in enumerate(terms):
+        gradients = torch.autograd.grad(
+            value, parameters, retain_graph=place + 1 < len(terms), allow_unused=True
+        )
+        for collector, gradient in zip(collectors, gradients, strict=True):
+            collector.add(gradient, weight, number)
+
+
+def _header(
+    subject: Subject, stored: StateDictSource, request: Request, collectors: Sequence[Collector]
+) -> StatisticsHeader:
+    measured = {kind: {c.key for c in collectors if c.kind == kind} for kind in request.kinds}
+    unmeasured = {
+        kind: {
+            key: (stored.info(key).dtype, list(stored.info(key).shape))
+            for key in stored.keys()
+            if key not in measured[kind]
+        }
+        for kind in request.kinds
+        if kind in (FISHER, GRAM)
+    }
+    return StatisticsHeader(
+        model=request.model or stored.name,
+        model_sha256=request.model_sha256,
+        fingerprint=fingerprint(stored),
+        data=request.data,
+        data_sha256=request.data_sha256,
+        count=len(subject.examples),
+        seed=request.seed,
+        labels=request.labels if FISHER in request.kinds else "",
+        kinds=tuple(request.kinds),
+        unmeasured=unmeasured,
+        settings={**subject.settings, **request.settings},
+        code=_code(),
+    )
+
+
+def _code() -> str:
+    """The version, and a hash of the modules that measure."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return f"{__version__} {digest.hexdigest()[:16]}"
+
+
+def _write(partial: Partial, header: StatisticsHeader, output: Path) -> None:
+    """Write the file key by key: it is complete, or does not exist."""
+    float32 = dtype_name(torch.float32)
+    laid_out = {name: (float32, shape) for name, (_, shape) in partial.places.items()}
+    with CheckpointWriter(output, laid_out, header.metadata()) as writer:
+        for name in laid_out:
+            writer.write(name, 0, partial.read(name).flatten())
+        writer.commit()

@@ -1,0 +1,210 @@
+"""What is added up over the examples: squared gradients of parameters, products of the inputs of layers.
+
+Everything is added in float64, in the order of the examples. A layer that is called several times for an
+example adds all its rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mecha_exp.calibration.subject import Subject
+from mecha_exp.errors import EvaluationError
+from mecha_exp.sources.statistics import FISHER, GRAM, MEAN, NORM
+
+Rows = Callable[[Tensor], Tensor]
+"""(input of a layer) -> the rows that its weight is applied to, [rows, inputs]."""
+
+
+class Collector(ABC):
+    """One statistic at one key.
+
+    Attributes:
+        kind, key: which and where.
+        total: the sum so far, in float64.
+        rows: how much it is of.
+    """
+
+    kind: str
+
+    def __init__(self, key: str, shape: Sequence[int]) -> None:
+        self.key = key
+        self.shape = tuple(shape)
+        self.total = torch.empty(0, dtype=torch.float64)
+        self.rows = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the sum."""
+        return 8 * torch.Size(self.shape).numel()
+
+    @property
+    def name(self) -> str:
+        """The key in the file."""
+        return f"{self.kind}/{self.key}"
+
+    def start(self) -> None:
+        """Begin with zeros."""
+        self.total = torch.zeros(self.shape, dtype=torch.float64)
+        self.rows = 0
+
+    @abstractmethod
+    def result(self, examples: int) -> Tensor:
+        """The statistic, in float32."""
+
+    def free(self) -> None:
+        """Let go of the sum."""
+        self.total = torch.empty(0, dtype=torch.float64)
+
+
+class FisherCollector(Collector):
+    """The diagonal Fisher information of a parameter: the mean over examples of its squared gradient."""
+
+    kind = FISHER
+
+    def __init__(self, key: str, parameter: nn.Parameter) -> None:
+        super().__init__(key, parameter.shape)
+        self.parameter = parameter
+
+    def add(self, gradient: Tensor | None, weight: float, number: int) -> None:
+        """Add the gradient of a log-likelihood of an example.
+
+        Raises:
+            EvaluationError: it is NaN or infinite.
+        """
+        if gradient is None:
+            return
+        squared = gradient.detach().double().square()
+        if not bool(squared.isfinite().all()):
+            raise EvaluationError(
+                f"the gradient of '{self.key}' is NaN or infinite at example {number}. Leave the example "
+                "out, or compute in float32: dtype=float32."
+            )
+        self.total += weight * squared.cpu()
+
+    def result(self, examples: int) -> Tensor:
+        return (self.total / examples).float()
+
+
+class InputCollector(Collector):
+    """A statistic of the inputs of a layer."""
+
+    def __init__(self, key: str, shape: Sequence[int], module: nn.Module, rows_of: Rows) -> None:
+        super().__init__(key, shape)
+        self.module = module
+        self._rows_of = rows_of
+
+    def look(self, module: nn.Module, arguments: Any) -> None:
+        """Add the input of a call of the layer."""
+        rows = self._rows_of(arguments[0].detach()).double().cpu()
+        if not bool(rows.isfinite().all()):
+            raise EvaluationError(
+                f"an input of the layer of '{self.key}' is NaN or infinite. Compute in float32: "
+                "dtype=float32."
+            )
+        self.rows += len(rows)
+        self.total += self.of_rows(rows)
+
+    @abstractmethod
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """What rows of inputs add."""
+
+    def result(self, examples: int) -> Tensor:
+        return (self.total / max(self.rows, 1)).float()
+
+
+class GramCollector(InputCollector):
+    """X^T X / rows of the inputs X of a layer."""
+
+    kind = GRAM
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        return rows.mT @ rows
+
+
+class MeanCollector(InputCollector):
+    """The mean of the inputs of a layer."""
+
+    kind = MEAN
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        return rows.sum(0)
+
+
+class NormCollector(InputCollector):
+    """The root mean square of each input of a layer."""
+
+    kind = NORM
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        return rows.square().sum(0)
+
+    def result(self, examples: int) -> Tensor:
+        return (self.total / max(self.rows, 1)).sqrt().float()
+
+
+def collectors_of(subject: Subject, kinds: Sequence[str]) -> list[Collector]:
+    """A collector for each statistic that is asked for and can be measured, in the order of the module.
+
+    Parameters that several layers share have Fisher information, but no statistics of inputs.
+    """
+    parameters = dict(subject.module.named_parameters())
+    found: list[Collector] = []
+    if FISHER in kinds:
+        floating = {name: p for name, p in parameters.items() if p.is_floating_point()}
+        found += [FisherCollector(subject.key_of(name), p) for name, p in floating.items()]
+    uses: dict[int, int] = {}
+    for module in subject.module.modules():
+        for parameter in module.parameters(recurse=False):
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    for name, module in subject.module.named_modules():
+        rows_of = _rows_of(module)
+        if rows_of is None or uses[id(module.weight)] > 1:
+            continue
+        key = subject.key_of(f"{name}.weight" if name else "weight")
+        inputs = module.weight[0].numel()
+        for kind, collector, shape in (
+            (GRAM, GramCollector, (inputs, inputs)),
+            (MEAN, MeanCollector, (inputs,)),
+            (NORM, NormCollector, (inputs,)),
+        ):
+            if kind in kinds:
+                found.append(collector(key, shape, module, rows_of))
+    return found
+
+
+def _rows_of(module: nn.Module) -> Rows | None:
+    """How the rows of a layer's input are found; None for what is not a matrix of its inputs."""
+    if type(module) is nn.Linear:
+        return lambda x: x.reshape(-1, x.shape[-1])
+    if type(module) is nn.Conv2d and module.groups == 1 and isinstance(module.padding, tuple):
+        if module.padding_mode != "zeros":
+            return None
+        return lambda x: _patches(module, x)
+    return None
+
+
+def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:
+    """The patches that the filters of a convolution see, [positions, channels * height * width]."""
+    assert not isinstance(module.padding, str)
+    batch = images if images.ndim == 4 else images[None]
+    columns = F.unfold(batch, module.kernel_size, module.dilation, module.padding, module.stride)
+    return columns.transpose(1, 2).reshape(-1, columns.shape[1])
+
+
+@contextmanager
+def looking(collectors: Sequence[Collector]) -> Iterator[None]:
+    """Have the collectors of inputs see what their layers receive."""
+    hooks = [c.module.register_forward_pre_hook(c.look) for c in collectors if isinstance(c, InputCollector)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,166 @@
+"""`python -m mecha_exp calibrate`: measure the statistics of a model on data, for merging with data."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mecha_exp.checkpoint import open_stored
+from mecha_exp.cli.arguments import add_models_dir, make_parser
+from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
+from mecha_exp.lab.content_hash import content_of
+from mecha_exp.sources.search import find_model
+from mecha_exp.sources.statistics import FISHER, GRAM, MEAN, NORM, StatisticsHeader
+from mecha_exp.system.progress import human_bytes
+from mecha_exp.terminal import stderr, stdout
+
+EXAMPLE = """\
+settings, as name=value:
+    data      texts: a .jsonl, .csv, .parquet or .txt file, or a folder; for a module what that takes
+    kind      fisher, gram, mean, norm, several with commas between them (default: fisher,gram)
+    output    a .safetensors file
+    labels    sampled (from the model, the default), true (of the data) or exact (every class of one label)
+    count     examples at most (default: all)
+    seed      of sampled labels (default: 0)
+    memory    bytes of sums at once; what does not fit is found in another trip over the data (default: 2 GiB)
+    module    digits, mini8, or FILE.py:function, a function of (state_dict, data) to a Subject
+    length, column, label, device, dtype   of texts: tokens at most, the columns, where it computes and how
+
+examples:
+    python -m mecha_exp calibrate models/math data=math.jsonl kind=fisher,gram output=math.stats.safetensors
+    python -m mecha_exp calibrate a.safetensors module=net.py:subject data=x.npz output=a.stats.safetensors
+"""
+
+KINDS = (FISHER, GRAM, MEAN, NORM)
+_OF_TEXTS: dict[str, Callable[[str], Any]] = {
+    "length": int, "column": str, "label": str, "device": str, "dtype": str,
+}  # fmt: skip
+_SETTINGS: dict[str, Callable[[str], Any]] = {
+    "data": str, "kind": str, "output": Path, "labels": str, "count": int, "seed": int, "memory": int,
+    "chunk": int, "module": str, **_OF_TEXTS,
+}  # fmt: skip
+FEW = 100
+"""Fewer examples than this are worth a warning."""
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, and write the file of statistics."""
+    options = _parser().parse_args(arguments)
+    given = _read(options.setting)
+    from mecha_exp.calibration import Request, calibrate, load_subject
+    from mecha_exp.calibration.loading import hash_of_data
+
+    path = find_model(options.model, options.models_dir)
+    kinds = _kinds(given.get("kind", f"{FISHER},{GRAM}"))
+    texts = {name: given[name] for name in _OF_TEXTS if name in given}
+    started = time.perf_counter()
+    with open_stored(path) as stored:
+        subject = load_subject(stored, given["data"], given.get("module"), given.get("count"), **texts)
+        limits = {name: given[name] for name in ("labels", "seed", "memory", "chunk") if name in given}
+        request = Request(
+            kinds,
+            model=str(options.model),
+            model_sha256=content_of(path),
+            data=given["data"],
+            data_sha256=hash_of_data(given["data"]),
+            settings={"module": given["module"]} if "module" in given else {},
+            **limits,
+        )
+        with _bar(len(subject.examples)) as advance:
+            header = calibrate(subject, stored, request, given["output"], advance)
+    _report(header, given["output"], time.perf_counter() - started)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "calibrate",
+        "Run a model on data, and write statistics of it that merges read beside the model: its diagonal "
+        "Fisher information (for recipe=fisher), the Gram matrices of the inputs of its layers (for "
+        "recipe=regmean). An interrupted calibration goes on where it was.",
+        EXAMPLE,
+    )
+    parser.add_argument("model", help="a file or a folder")
+    parser.add_argument("setting", nargs="*", metavar="NAME=VALUE", help="see below")
+    add_models_dir(parser, "where the model is looked for, after the current folder; may be repeated")
+    return parser
+
+
+def _read(words: Sequence[str]) -> dict[str, Any]:
+    """The settings, each of its type.
+
+    Raises:
+        ConfigError: every unknown name and wrong value, and what is missing.
+    """
+    given: dict[str, Any] = {}
+    problems = Problems()
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or name not in _SETTINGS:
+            problems.add(f"{brief(word)} is not a setting such as data=FILE.{did_you_mean(name, _SETTINGS)}")
+            continue
+        try:
+            given[name] = _SETTINGS[name](value)
+        except ValueError:
+            problems.add(f"{name}: expected a whole number, got {value}")
+            continue
+        if isinstance(given[name], int) and given[name] < (0 if name == "seed" else 1):
+            problems.add(f"{name}: expected a number above 0, got {value}")
+    problems.add_all(
+        f"{name}=... is missing. `python -m mecha_exp calibrate --help` has examples"
+        for name in ("data", "output")
+        if name not in given
+    )
+    labels = ("sampled", "true", "exact")
+    if given.get("labels", "sampled") not in labels:
+        problems.add(f"labels: expected {' or '.join(labels)}, got {given['labels']}")
+    if "output" in given and given["output"].suffix != ".safetensors":
+        problems.add(f"output: expected a .safetensors file, got {given['output']}")
+    problems.raise_as(ConfigError)
+    return given
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(dict.fromkeys(word.strip() for word in text.strip("[]").split(",") if word.strip()))
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"kind={kind}: expected {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}")
+    if not kinds:
+        raise ConfigError(f"kind: expected {', '.join(KINDS)}, or several of them.")
+    return kinds
+
+
+@contextmanager
+def _bar(examples: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar over the examples of a trip, which begins anew with the next trip."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("calibrating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task("examples", total=examples)
+
+        def advance(count: int) -> None:
+            if bar.tasks[0].finished:
+                bar.reset(task)
+            bar.update(task, advance=count)
+
+        yield advance
+
+
+def _report(header: StatisticsHeader, output: Path, seconds: float) -> None:
+    what = " and ".join(header.kinds)
+    size = human_bytes(output.stat().st_size)
+    text = f"{output}: {what} of {header.count:,} examples, {size}, in {seconds:.1f} s"
+    stdout.print(text, markup=False, soft_wrap=True)
+    if FISHER in header.kinds:
+        stdout.print(f"Fisher information of {header.labels} labels", markup=False)
+    if header.count < FEW:
+        stdout.print(f"warning: only {header.count} examples; a few hundred tell more", markup=False)

@@ -1,0 +1,27 @@
+"""Statistics of a model on data, as `calibrate` writes them: a file that merges read beside the model.
+
+The keys are `KIND/KEY`, KEY being the key of the model: `fisher/layer.weight` has the shape of the weight,
+`gram/layer.weight` is a matrix of its inputs. The header says which model and which data they are of.
+"""
+
+from mecha_exp.sources.statistics.header import (
+    FISHER,
+    GRAM,
+    MEAN,
+    METADATA,
+    NORM,
+    StatisticsHeader,
+    fingerprint,
+)
+from mecha_exp.sources.statistics.view import StatisticsSource
+
+__all__ = [
+    "FISHER",
+    "GRAM",
+    "MEAN",
+    "METADATA",
+    "NORM",
+    "StatisticsHeader",
+    "StatisticsSource",
+    "fingerprint",
+]

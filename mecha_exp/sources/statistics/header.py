@@ -1,0 +1,98 @@
+"""What statistics of a model on data are of, as the header of their file says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from mecha_exp.errors import CheckpointError
+from mecha_exp.sources.source import Source
+
+METADATA = "mecha_exp.statistics"
+"""The entry of a file's header that tells what the statistics are of."""
+
+FISHER, GRAM, MEAN, NORM = "fisher", "gram", "mean", "norm"
+
+_SAMPLED = 1 << 10  # bytes at both ends of each tensor
+
+
+@dataclass(frozen=True)
+class StatisticsHeader:
+    """What statistics are of.
+
+    Attributes:
+        model: the path of the model.
+        model_sha256: of its files.
+        fingerprint: see `fingerprint`.
+        data: the path or the name of the data.
+        data_sha256: of its files; empty where a name stands for it.
+        count: how many examples.
+        seed: of the labels that were sampled.
+        labels: for Fisher information `sampled`, `true` or `exact`.
+        kinds: of statistics.
+        rows: for each Gram matrix how many rows of inputs are in it.
+        unmeasured: for each kind the keys of the model without it, each with its dtype and shape.
+        settings: what else decides the numbers.
+        code: the version of mecha_exp and a hash of what computed them.
+    """
+
+    model: str
+    model_sha256: str
+    fingerprint: str
+    data: str
+    data_sha256: str
+    count: int
+    seed: int
+    labels: str
+    kinds: tuple[str, ...]
+    rows: Mapping[str, int] = field(default_factory=dict)
+    unmeasured: Mapping[str, Mapping[str, tuple[str, list[int]]]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
+
+    def metadata(self) -> dict[str, str]:
+        """The header of the file."""
+        return {METADATA: json.dumps(asdict(self))}
+
+    @staticmethod
+    def of(source: Source) -> StatisticsHeader:
+        """The header of an opened file.
+
+        Raises:
+            CheckpointError: it does not hold statistics.
+        """
+        try:
+            content = json.loads(source.metadata[METADATA])
+            names = {f.name for f in fields(StatisticsHeader)}
+            if not names >= content.keys():
+                raise ValueError(f"entries of another version: {sorted(content.keys() - names)}")
+            return StatisticsHeader(**{**content, "kinds": tuple(content["kinds"])})
+        except KeyError:
+            raise CheckpointError(
+                f"{source.name} does not hold statistics of a model on data. Make them: python -m mecha_exp "
+                "calibrate MODEL data=FILE kind=fisher,gram output=FILE.safetensors"
+            ) from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{source.name}: its header of statistics cannot be read: {error}"
+            ) from None
+
+
+def fingerprint(source: Source) -> str:
+    """A hash of a model's keys, dtypes and shapes, and of the first and last KiB of each tensor.
+
+    It tells models apart without reading them; the whole content is hashed by `calibrate` and by signatures.
+    """
+    digest = hashlib.sha256()
+    for key in sorted(source.keys()):
+        info = source.info(key)
+        digest.update(json.dumps([key, info.dtype, list(info.shape)]).encode())
+        for start in dict.fromkeys((0, max(info.nbytes - _SAMPLED, 0))):
+            part = bytearray(min(_SAMPLED, info.nbytes - start))
+            if part:
+                source.read_bytes_into(key, start, memoryview(part))
+            digest.update(part)
+    return digest.hexdigest()

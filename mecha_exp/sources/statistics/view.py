@@ -1,0 +1,86 @@
+"""One kind of statistics in a file, read under the keys of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from mecha_exp.checkpoint import TensorInfo, is_arithmetic
+from mecha_exp.checkpoint.dtypes import stored_bytes
+from mecha_exp.checkpoint.positional import FileRegion
+from mecha_exp.errors import CheckpointError
+from mecha_exp.sources.source import Source, SourceView
+from mecha_exp.sources.statistics.header import FISHER, GRAM, StatisticsHeader
+
+
+class StatisticsSource(SourceView):
+    """One kind of statistics under the keys of the model.
+
+    Fisher information is a model of its own: zeros stand for what was not measured. Of other kinds there are
+    only the keys that were measured.
+
+    Attributes:
+        header: what the statistics are of.
+        kind: which are seen.
+        unmeasured: the keys of the model without it.
+
+    Raises:
+        CheckpointError: the file does not hold this kind.
+    """
+
+    def __init__(self, original: Source, kind: str) -> None:
+        super().__init__(original)
+        self.header = StatisticsHeader.of(original)
+        self.kind = kind
+        if kind not in self.header.kinds:
+            raise CheckpointError(
+                f"{original.name} holds {' and '.join(self.header.kinds)} of {self.header.model}, and not "
+                f"{kind}. Calibrate with kind={kind}."
+            )
+        start = f"{kind}/"
+        self._measured = {key.removeprefix(start): key for key in original.keys() if key.startswith(start)}
+        self._zeros = {
+            key: _zeros(dtype, shape) for key, (dtype, shape) in self.header.unmeasured.get(kind, {}).items()
+        }
+        self.unmeasured = tuple(self._zeros)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self._original.metadata
+
+    def keys(self) -> Collection[str]:
+        return (self._measured | self._zeros).keys() if self.kind == FISHER else self._measured.keys()
+
+    def info(self, key: str) -> TensorInfo:
+        if key in self._measured:
+            return self._original.info(self._measured[key])
+        if key in self.keys():
+            return self._zeros[key]
+        raise self._unknown(key)
+
+    def is_arithmetic_at(self, key: str) -> bool:
+        """Whether the model's values are floating point at a key that was not measured."""
+        return is_arithmetic(self._zeros[key].dtype)
+
+    def short_of_rows(self) -> list[tuple[str, int, int]]:
+        """The Gram matrices of fewer rows than inputs: key, rows and inputs."""
+        if self.kind != GRAM:
+            return []
+        sizes = {key: self.info(key).shape[-1] for key in self.keys()}
+        return [
+            (key, rows, sizes[key])
+            for key, rows in self.header.rows.items()
+            if key in sizes and rows < sizes[key]
+        ]
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        if key in self._measured:
+            self._original.read_bytes_into(self._measured[key], start, view)
+        else:
+            view[:] = bytes(len(view))
+
+    def region(self, key: str) -> FileRegion | None:
+        return self._original.region(self._measured[key]) if key in self._measured else None
+
+
+def _zeros(dtype: str, shape: list[int]) -> TensorInfo:
+    return TensorInfo(dtype, tuple(shape), 0, stored_bytes(dtype, shape))

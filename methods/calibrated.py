@@ -1,0 +1,163 @@
+"""Merging with data: each model counts where statistics on its data say that it matters."""
+
+import torch
+from torch import Tensor
+
+from mecha_exp import MergeError, Node, Parameter, RecipeError, Return, StateDict, factor, merge_method
+from mecha_exp.extensions.merge_methods import spread
+from mecha_exp.methods.parameters import Small, Weight, Weights
+from mecha_exp.methods.reductions import model_norm
+
+Statistics = Parameter(Tensor, "param", help="of each model on its data, from files that calibrate wrote")
+
+
+@factor(elements=lambda shape, *, files: len(files), register=True)
+def statistics(
+    *files: Parameter(Tensor, help="of each model, in the order of the models: files that calibrate wrote"),
+    kind: Parameter(str, choices=("fisher", "gram"), help="which of the statistics in the files"),
+) -> Return(Tensor, "param"):
+    """One kind of statistics of several models, from files that `calibrate` wrote: for `fisher`, `regmean`.
+
+    Not a model by itself.
+    """
+    return torch.stack(files)
+
+
+def _of_each(node: Node, kind: str, models: int) -> list[Node]:
+    """The statistics of each model."""
+    call = dict(getattr(node, "arguments", ()))
+    files = call.get("files", ())
+    given = getattr(call.get("kind"), "value", None)
+    if given != kind or len(files) != models:
+        raise RecipeError(
+            f"statistics: expected statistics(..., kind={kind}) of {models} models, got {node!r}"
+        )
+    return list(files)
+
+
+def weighted_by(models: tuple[Tensor, ...], information: tuple[Tensor, ...], weights: list[Tensor]) -> Tensor:
+    """sum_i w_i model_i / sum_i w_i, and the mean of the models where no information is above 0."""
+    total = sum(weight * model for weight, model in zip(weights, models, strict=True))
+    share = sum(weights)
+    known = (sum(information) > 0) & (share > 0)
+    return torch.where(known, total / share, sum(models) / len(models))
+
+
+@merge_method(elementwise=True, register=False)
+def by_information(
+    *models_and_information: Parameter(Tensor),
+    weights: Weights,
+    floor: Parameter(float),
+    floored: Parameter(int),
+    norms: Small = 1.0,
+) -> Return(Tensor, "weight"):
+    """`weighted_by` of w_i max(F_i, floor) / norm_i, the floor being that of the first `floored` models.
+
+    The first half of the tensors are the models, the second half their F_i.
+    """
+    count = len(models_and_information) // 2
+    models, information = models_and_information[:count], models_and_information[count:]
+    scaled = [
+        (size.clamp_min(floor) if index < floored else size) * weights[index] / norms[index]
+        for index, size in enumerate(information)
+    ]
+    return weighted_by(models, information, scaled)
+
+
+@merge_method(elementwise=True, register=False)
+def above_zero(*norms: Small) -> Return(Tensor, "param"):
+    """Numbers as one vector; 0 counts as 1."""
+    return torch.stack([torch.where(norm > 0, norm, 1) for norm in norms])
+
+
+@merge_method(composite=True)
+def fisher(
+    *models: Weight,
+    statistics: Statistics,
+    weights: Weights = 1.0,
+    normalize: Parameter(
+        bool, help="divide each model's information by its norm over the whole model"
+    ) = True,
+    floor: Parameter(float, ge=0, help="information below it counts as it") = 1e-6,
+    favour_first: Parameter(bool, help="the floor is that of the first model alone, the target") = False,
+) -> Return(Tensor, "weight"):
+    """sum_i w_i F_i model_i / sum_i w_i F_i, F_i the diagonal Fisher information of model i on its data.
+
+    An entry counts as much as the outputs depend on it. Information is divided by its norm over all keys,
+    found in one more trip over the data. Entries of which no model has any get the mean of the models, and so
+    does what was not measured.
+    Agrees: the official code, with favour_first=true; its plain formula has normalize=false and floor=0.
+    Differs: the official code searches for the weights, and knows no entries without information.
+    Source: Fisher merging, Matena & Raffel 2021, arXiv:2111.09832.
+    """
+    information = _of_each(statistics, "fisher", len(models))
+    given = {"weights": spread(weights, len(models)), "floor": floor}
+    given["floored"] = 1 if favour_first else len(models)
+    ones = list(map(model_norm, information)) if normalize else [1.0] * len(models)
+    return by_information(*models, *information, norms=above_zero(*ones), **given)
+
+
+def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) -> Tensor:
+    """sum_i model_i G_i (sum_i G_i)^-1 by Cholesky in float64, for matrices of rows by inputs.
+
+    The off-diagonal entries of the G_i are multiplied by alpha. Inputs that are 0 in all data say nothing of
+    their columns, which get the mean of the models.
+
+    Raises:
+        MergeError: the sum is singular all the same.
+    """
+    wide = grams.double()
+    diagonals = wide.diagonal(dim1=1, dim2=2)
+    damped = alpha * wide + torch.diag_embed((1 - alpha) * diagonals)
+    total = damped.sum(0)
+    seen = total.diagonal() > 0
+    mean = sum(models) / len(models)
+    if not bool(seen.any()):
+        return mean
+    factor, failed = torch.linalg.cholesky_ex(total[seen][:, seen])
+    size = factor.diagonal()
+    if int(failed) or float(size.min() / size.max()) < SINGULAR:
+        raise MergeError(
+            f"regmean: the Gram matrices of '{key}' are singular in sum, so its inputs do not tell the "
+            "weights. Calibrate with more examples than the layer has inputs, or set alpha below 1."
+        )
+    right = sum(
+        model.flatten(1).double()[:, seen] @ gram[seen][:, seen]
+        for model, gram in zip(models, damped, strict=True)
+    )
+    made = mean.flatten(1).clone()
+    made[:, seen] = torch.cholesky_solve(right.mT, factor).mT.to(made.dtype)
+    return made.reshape(mean.shape)
+
+
+SINGULAR = 1e-7
+"""The ratio of the pivots of a Cholesky factor below which statistics in float32 are singular."""
+
+
+@merge_method
+def regmean(
+    *models: Parameter(StateDict[Tensor], "weight"),
+    statistics: Parameter(
+        StateDict[Tensor], "param", help="of each model on its data, from files that calibrate wrote"
+    ),
+    alpha: Parameter(
+        float, ge=0, le=1, help="what the off-diagonal entries of Gram matrices are multiplied by"
+    ) = 0.9,
+    **kwargs: object,
+) -> Return(Tensor, "weight"):
+    """sum_i model_i G_i (sum_i G_i)^-1 for layers with Gram matrices G_i of their inputs; else the mean.
+
+    The layer whose outputs are nearest to those of each model on its own data, in least squares. alpha damps
+    the entries of G_i beside the diagonal. Convolutions are matrices of filters by patches. Inputs that are 0
+    in all data leave the mean in their columns. Solved key by key in float64: memory is that of one layer.
+    Agrees: the official code, whose alpha is regmean_reduce_nondiag.
+    Source: RegMean, Jin et al. 2022, arXiv:2212.09849.
+    """
+    key = str(kwargs["key"])
+    tensors = [model[key] for model in models]
+    if key not in statistics:
+        return sum(tensors) / len(tensors)
+    grams = statistics[key]
+    if tensors[0].is_meta:
+        return tensors[0]
+    return solved_layer(tensors, grams, alpha, key)
