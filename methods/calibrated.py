@@ -3,10 +3,23 @@
 import torch
 from torch import Tensor
 
-from mecha_exp import MergeError, Node, Parameter, RecipeError, Return, StateDict, factor, merge_method
+from mecha_exp import (
+    MergeError,
+    Node,
+    Parameter,
+    RecipeError,
+    Return,
+    StateDict,
+    factor,
+    merge_method,
+    skip_key,
+)
 from mecha_exp.extensions.merge_methods import spread
 from mecha_exp.methods.parameters import Small, Weight, Weights
 from mecha_exp.methods.reductions import model_norm
+
+INPUTS_FIRST = " (inputs first)"
+"""The end of the key of a Gram matrix whose weight has the inputs on its first axis, as GPT-2's do."""
 
 Statistics = Parameter(Tensor, "param", help="of each model on its data, from files that calibrate wrote")
 
@@ -154,10 +167,15 @@ def regmean(
     Source: RegMean, Jin et al. 2022, arXiv:2212.09849.
     """
     key = str(kwargs["key"])
+    if key.endswith(INPUTS_FIRST):
+        skip_key(key)  # no key of a model, but of a Gram matrix
     tensors = [model[key] for model in models]
-    if key not in statistics:
+    turned = key + INPUTS_FIRST in statistics
+    if not turned and key not in statistics:
         return sum(tensors) / len(tensors)
-    grams = statistics[key]
+    grams = statistics[key + INPUTS_FIRST * turned]
     if tensors[0].is_meta:
         return tensors[0]
+    if turned:
+        return solved_layer([tensor.mT for tensor in tensors], grams, alpha, key).mT.contiguous()
     return solved_layer(tensors, grams, alpha, key)

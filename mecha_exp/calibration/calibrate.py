@@ -78,7 +78,7 @@ def calibrate(
         EvaluationError: a gradient or an input is NaN or infinite.
     """
     subject.check(request.labels)
-    collectors = [c for c in collectors_of(subject, request.kinds) if c.key in stored]
+    collectors = [c for c in collectors_of(subject, request.kinds) if c.model_key in stored]
     for kind in request.kinds:
         if not any(c.kind == kind for c in collectors):
             raise ConfigError(
@@ -158,7 +158,7 @@ def _add_gradients(
 def _header(
     subject: Subject, stored: StateDictSource, request: Request, collectors: Sequence[Collector]
 ) -> StatisticsHeader:
-    measured = {kind: {c.key for c in collectors if c.kind == kind} for kind in request.kinds}
+    measured = {kind: {c.model_key for c in collectors if c.kind == kind} for kind in request.kinds}
     unmeasured = {
         kind: {
             key: (stored.info(key).dtype, list(stored.info(key).shape))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.errors import EvaluationError
-from mecha_exp.sources.statistics import FISHER, GRAM, MEAN, NORM
+from mecha_exp.sources.statistics import FISHER, GRAM, INPUTS_FIRST, MEAN, NORM
 
 Rows = Callable[[Tensor], Tensor]
 """(input of a layer) -> the rows that its weight is applied to, [rows, inputs]."""
@@ -44,6 +44,11 @@ class Collector(ABC):
     def nbytes(self) -> int:
         """The bytes of the sum."""
         return 8 * torch.Size(self.shape).numel()
+
+    @property
+    def model_key(self) -> str:
+        """The key of the model."""
+        return self.key.removesuffix(INPUTS_FIRST)
 
     @property
     def name(self) -> str:
@@ -170,6 +175,8 @@ def collectors_of(subject: Subject, kinds: Sequence[str]) -> list[Collector]:
             continue
         key = subject.key_of(f"{name}.weight" if name else "weight")
         inputs = module.weight[0].numel()
+        if is_turned(module):
+            key, inputs = f"{key}{INPUTS_FIRST}", len(module.weight)
         for kind, collector, shape in (
             (GRAM, GramCollector, (inputs, inputs)),
             (MEAN, MeanCollector, (inputs,)),
@@ -180,9 +187,14 @@ def collectors_of(subject: Subject, kinds: Sequence[str]) -> list[Collector]:
     return found
 
 
+def is_turned(module: nn.Module) -> bool:
+    """Whether a layer is linear with the inputs on the first axis of its weight: `Conv1D` of transformers."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+
+
 def _rows_of(module: nn.Module) -> Rows | None:
     """How the rows of a layer's input are found; None for what is not a matrix of its inputs."""
-    if type(module) is nn.Linear:
+    if type(module) is nn.Linear or is_turned(module):
         return lambda x: x.reshape(-1, x.shape[-1])
     if type(module) is nn.Conv2d and module.groups == 1 and isinstance(module.padding, tuple):
         if module.padding_mode != "zeros":

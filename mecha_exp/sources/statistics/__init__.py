@@ -7,6 +7,7 @@ The keys are `KIND/KEY`, KEY being the key of the model: `fisher/layer.weight` h
 from mecha_exp.sources.statistics.header import (
     FISHER,
     GRAM,
+    INPUTS_FIRST,
     MEAN,
     METADATA,
     NORM,
@@ -18,6 +19,7 @@ from mecha_exp.sources.statistics.view import StatisticsSource
 __all__ = [
     "FISHER",
     "GRAM",
+    "INPUTS_FIRST",
     "MEAN",
     "METADATA",
     "NORM",

@@ -16,6 +16,9 @@ METADATA = "mecha_exp.statistics"
 
 FISHER, GRAM, MEAN, NORM = "fisher", "gram", "mean", "norm"
 
+INPUTS_FIRST = " (inputs first)"
+"""The end of a key of a Gram matrix whose layer has the inputs on the first axis of its weight."""
+
 _SAMPLED = 1 << 10  # bytes at both ends of each tensor
 
 
