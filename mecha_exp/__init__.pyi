@@ -50,6 +50,8 @@ from .evaluation import (
     Outcomes as Outcomes,
 )
 from .evaluation import evaluator as evaluator
+from .evaluation import logits_of as logits_of
+from .evaluation import loss as loss
 from .extensions import model_dirs as model_dirs
 from .graph.legacy_strengths import blocks as blocks
 from .graph.legacy_strengths import classes as classes

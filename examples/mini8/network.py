@@ -77,6 +77,12 @@ def features(state_dict: Mapping[str, Tensor], images: Tensor) -> Tensor:
         return torch.cat([network(portion) for portion in images.split(PORTION)])
 
 
+def differentiable_features(state_dict: Mapping[str, Tensor], images: Tensor) -> Tensor:
+    """Compute features `(n, WIDTH)` of images `(n, 8, 8)`, with gradients with respect to the weights."""
+    computed: Tensor = torch.func.functional_call(_skeleton(), dict(state_dict), (images,))
+    return computed
+
+
 @lru_cache(maxsize=1)
 def encoder_shapes() -> dict[str, tuple[int, ...]]:
     """The shape of every entry of the encoder's state dict."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mecha_exp.architectures import DEFAULT_CONVENTION
 from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint.folder import open_stored
 from mecha_exp.errors import MechaError
-from mecha_exp.graph.by_key import ByKey
+from mecha_exp.graph.by_key import ByKey, Value
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, walk
 from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import infos_of
@@ -20,16 +21,20 @@ from mecha_exp.sources.source import infos_of
 def block_weights(recipe: Node, files: Iterable[Path]) -> dict[str, dict[str, float]]:
     """The mean of each hyperparameter with values by key, over the keys of each block.
 
+    A hyperparameter with a list of numbers, such as the weights of the models, has one for each place in the
+    list: `weights.0`, `weights.1` and so on.
+
     Args:
         recipe: the graph.
         files: of its models, the first of which says what blocks there are.
     """
     values = {
-        name: child.value
+        part: value
         for node in walk(recipe)
         if isinstance(node, MergeNode)
         for name, child in node.arguments
         if isinstance(child, LiteralNode) and isinstance(child.value, ByKey)
+        for part, value in _parts(name, child.value, is_list=node.method.signature[name].interface is list)
     }
     first = next(iter(files), None)
     if not values or first is None:
@@ -39,6 +44,22 @@ def block_weights(recipe: Node, files: Iterable[Path]) -> dict[str, dict[str, fl
         name: _means(value, _anatomy(first, changed, value.convention or DEFAULT_CONVENTION))
         for name, value in values.items()
     }
+
+
+def _parts(name: str, value: ByKey, *, is_list: bool) -> list[tuple[str, ByKey]]:
+    """The values of a hyperparameter by name; of lists those of each place."""
+    listed = [v for v in value.values if isinstance(v, tuple)]
+    if not is_list or not listed:
+        return [(name, value)]
+
+    def at(place: int, whole: Value) -> Value:
+        return (whole[place] if place < len(whole) else None) if isinstance(whole, tuple) else whole
+
+    def part(place: int) -> ByKey:
+        patterns = tuple((selector, at(place, whole)) for selector, whole in value.patterns)
+        return replace(value, patterns=patterns, default=at(place, value.default))
+
+    return [(f"{name}.{place}", part(place)) for place in range(max(map(len, listed)))]
 
 
 def _means(value: ByKey, anatomy: Anatomy) -> dict[str, float]:

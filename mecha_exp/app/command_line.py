@@ -18,6 +18,7 @@ from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from mecha_exp.app.adaptive.points import MAKERS, AdaptivePoints
 from mecha_exp.app.checks.names import (
     check_distinct_outputs,
     check_names,
@@ -59,6 +60,7 @@ class CommandLine:
         left_out: hyperparameters with the recipes of the sweep that lack them.
         notes: remarks for the plan and the table.
         searched: the space of a search, whose `points` stand for those to come; None for other sweeps.
+        adaptive: the points that an adaptive sweep begins with; None for other sweeps.
     """
 
     typed: list[str]
@@ -71,6 +73,7 @@ class CommandLine:
     left_out: Mapping[str, Sequence[str]]
     notes: Sequence[str]
     searched: SearchedPoints | None = None
+    adaptive: AdaptivePoints | None = None
 
     @property
     def lists_points(self) -> bool:
@@ -78,9 +81,10 @@ class CommandLine:
         return _lists_points(self.config)
 
     def job(self, setting: Setting) -> list[str]:
-        """The overrides of a point of a search, from what it sets."""
-        assert self.searched is not None
-        return _job(self.searched.words_of(setting), self.points.parameters)
+        """The overrides of a point of a search or an adaptive sweep, from what it sets."""
+        known = self.searched or self.adaptive
+        assert known is not None
+        return _job(known.words_of(setting), self.points.parameters)
 
 
 def check(arguments: Sequence[str]) -> CommandLine:
@@ -120,7 +124,9 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
     if is_sweep:
         check_distinct_outputs(points, problems)
     problems.raise_as(ConfigError)
-    more = (sweep.left_out, sweep.notes, sweep if isinstance(sweep, SearchedPoints) else None)
+    searched = sweep if isinstance(sweep, SearchedPoints) else None
+    adaptive = sweep if isinstance(sweep, AdaptivePoints) else None
+    more = (sweep.left_out, sweep.notes, searched, adaptive)
     return CommandLine(typed, completed, is_sweep, sweep.swept, points[0], points, jobs, *more)
 
 
@@ -157,6 +163,10 @@ def _sweep(parsed: list[Override], first: DictConfig, composer: Composer) -> Poi
         raise ConfigError("sweep=search asks for its points itself: leave hydra/sweeper out.")
     if config.sweep.mode == SEARCH:
         return searched_points(parsed, config)
+    if config.sweep.mode in MAKERS:
+        if not _lists_points(config):
+            raise ConfigError(f"sweep={config.sweep.mode} makes its points itself: leave hydra/sweeper out.")
+        return MAKERS[config.sweep.mode](parsed, config)
     if _lists_points(config):
         _require_variation(parsed, config)
         return points_of(parsed, config)

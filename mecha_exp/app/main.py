@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from mecha_exp.app import command_line
+from mecha_exp.app.adaptive.points import AdaptiveSweep
 from mecha_exp.app.checks.race import check_race
 from mecha_exp.app.checks.unused import idle_experts
 from mecha_exp.app.command_line import CommandLine
-from mecha_exp.app.hydra.compose import run_jobs
+from mecha_exp.app.hydra.compose import Batch, run_jobs
 from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
 from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.run import run_point
-from mecha_exp.app.search.search import Search, search_of
+from mecha_exp.app.search.search import search_of
 from mecha_exp.app.sweep import summary
 from mecha_exp.app.sweep.folder import claimed_folder
 from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
@@ -70,6 +72,8 @@ def _show_plan_of_sweep(line: CommandLine) -> int:
     _say_what_is_left_out(line)
     if line.searched:
         stdout.print("A search chooses its points while it runs. A few of its space stand for them here.")
+    if line.adaptive:
+        stdout.print("The sweep makes more points while it runs. One stands for them here.")
     planned = plan_sweep(line.points, workbench(line.config.store, line.config.rerun))
     show_sweep_plan(planned, line.swept)
     return 1 if planned.failing else 0
@@ -166,16 +170,17 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     point, scoring = _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir))
     _check_evaluations(line, scoring)
     check_race(line, scoring)
-    search = _search(line, point, scoring, title)
-    sweep.points = search.trials if search else len(line.jobs) if line.lists_points else 0
+    adaptive = _adaptive(line, point, scoring, title)
+    sweep.points = adaptive.trials if adaptive else len(line.jobs) if line.lists_points else 0
     _say_what_is_left_out(line)
     with claimed_folder(line, bench) as folder:
-        if search:
-            search.check_folder(folder)
+        if adaptive:
+            adaptive.check_folder(folder)
         summary.begin(sweep, folder, tracking)
         good, reported, trouble, interrupted = False, False, None, False
+        failures: list[MechaError] = []
         try:
-            batches = search.batches(folder) if search else [line.jobs]
+            batches = _until_failure(adaptive.batches(folder), failures) if adaptive else [line.jobs]
             run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], batches, run_point)
             is_part = line.config.sweep.get("share") is not None  # the whole sweep chooses
             reported = is_part or report_chosen(sweep, folder, bench, tracking)
@@ -184,7 +189,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
         finally:
             bench.measurements.end()
             try:
-                good = summary.finish(sweep, folder, tracking) and reported
+                good = summary.finish(sweep, folder, tracking) and reported and not failures
             except TrackingError as error:
                 trouble = str(error)
     if interrupted:
@@ -192,11 +197,24 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     return _tracking_status(trouble, folder, line) or (0 if good else 1)
 
 
-def _search(line: CommandLine, point: Point, scoring: Scoring, title: str) -> Search | None:
-    """The search that a command line asks for; None for a sweep that lists its points."""
-    if line.searched is None:
-        return None
-    return search_of(line.searched.space, line.config, point, scoring, line.job, title)
+def _until_failure(batches: Iterator[Batch], failures: list[MechaError]) -> Iterator[Batch]:
+    """The batches of a sweep that makes its points while it runs, until it cannot make the next ones."""
+    try:
+        yield from batches
+    except MechaError as error:
+        show_error(str(error))
+        failures.append(error)
+
+
+def _adaptive(line: CommandLine, point: Point, scoring: Scoring, title: str) -> AdaptiveSweep | None:
+    """The search or the adaptive sweep that is asked for; None for a sweep that lists its points."""
+    if line.searched is not None:
+        return search_of(line.searched.space, line.config, point, scoring, line.job, title)
+    if line.adaptive is not None:
+        from mecha_exp.app.adaptive.gradient import learning_of
+
+        return learning_of(line.config, point, scoring, line.adaptive.begun, line.job)
+    return None
 
 
 def _title(line: CommandLine) -> str:

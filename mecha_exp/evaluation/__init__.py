@@ -1,6 +1,7 @@
 """Evaluators: functions from a state dict to numbers or outcomes, found by name."""
 
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.learning.registry import logits_of, loss
 from mecha_exp.evaluation.measurement import NORMALISED, Measurement
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Evaluator, all_evaluators, evaluator, find_evaluator
@@ -18,6 +19,8 @@ __all__ = [
     "all_evaluators",
     "evaluator",
     "find_evaluator",
+    "logits_of",
+    "loss",
     "nan_warning",
     "read_scoring",
     "wants_weight_stats",

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mecha_exp.errors import ConfigError, some
+from mecha_exp.evaluation.learning.registry import logits_of
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import evaluator
 from mecha_exp.evaluators.common.devices import one_thread
@@ -22,7 +23,7 @@ from mecha_exp.examples.digits.network import (  # type: ignore[import-not-found
     network_shapes,
 )
 
-__all__ = ["digits", "fits"]
+__all__ = ["digits", "digits_logits", "fits"]
 
 
 def fits(shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -94,6 +95,37 @@ def digits(
         examples={task: rows[chosen].numpy() for task, chosen in of_task.items()},
         metrics={"loss": F.cross_entropy(logits, labels).item()},
     )
+
+
+@logits_of("digits")
+def digits_logits(
+    state_dict: Mapping[str, Tensor],
+    *,
+    split: str = "validation",
+    examples: Mapping[str, list[int]] | None = None,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Compute logits of the demo's images with gradients, by the tasks of the experts.
+
+    Args:
+        state_dict: the weights, float32 on the CPU.
+        split: `validation` or `test`.
+        examples: the positions of the images to use, by task; None is all.
+
+    Returns:
+        Logits, float32 [images, 10], and labels, int64 [images], by task.
+    """
+    images, labels, _ = _images(split)
+    chosen = {task: _of_task(labels, task) for task in TASKS if examples is None or task in examples}
+    if examples is not None:
+        chosen = {task: rows[examples[task]] for task, rows in chosen.items()}
+    with torch.device("meta"):
+        network = DigitsNetwork()
+    with one_thread():
+        everything = torch.func.functional_call(
+            network, dict(state_dict), (images[torch.cat(list(chosen.values()))],)
+        )
+    parts = everything.split([len(rows) for rows in chosen.values()])
+    return {task: (part, labels[rows]) for part, (task, rows) in zip(parts, chosen.items(), strict=True)}
 
 
 def _of_task(labels: Tensor, task: str) -> Tensor:

@@ -10,18 +10,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mecha_exp.errors import ConfigError
+from mecha_exp.evaluation.learning.registry import logits_of
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import evaluator
 from mecha_exp.evaluators.common.devices import one_thread
 
 # mypy does not see the packages that live beside mecha_exp in the checkout.
 from mecha_exp.examples.mini8.network import (  # type: ignore[import-not-found, unused-ignore]
+    differentiable_features,
     encoder_shapes,
     features,
 )
 from mecha_exp.examples.mini8.tasks import tasks  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["fits", "mini8"]
+__all__ = ["fits", "mini8", "mini8_logits"]
 
 
 def fits(shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -82,6 +84,38 @@ def mini8(
         clusters={name: [sources[name][place] for place in places] for name, places in chosen.items()},
         examples={name: [names[name][place] for place in places] for name, places in chosen.items()},
     )
+
+
+@logits_of("mini8")
+def mini8_logits(
+    state_dict: Mapping[str, Tensor],
+    *,
+    split: str = "validation",
+    examples: Mapping[str, list[int]] | None = None,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Compute logits of mini8's images with gradients, task by task, each with its frozen head.
+
+    Args:
+        state_dict: the encoder's weights, float32 on the CPU.
+        split: `validation` or `test`.
+        examples: the positions of the images to use, by task; None is all.
+
+    Returns:
+        Logits, float32 [images, classes], and labels, int64 [images], by task.
+    """
+    heads, listed = _heads(), tasks()[split]
+    chosen = {name: list(range(len(task.labels))) for name, task in listed.items()}
+    chosen = chosen if examples is None else dict(examples)
+    images = torch.cat([listed[name].images[places] for name, places in chosen.items()])
+    with one_thread():
+        parts = differentiable_features(state_dict, images).split([len(places) for places in chosen.values()])
+        return {
+            name: (
+                F.linear(part, heads[f"{name}.weight"], heads[f"{name}.bias"]),
+                listed[name].labels[places],
+            )
+            for part, (name, places) in zip(parts, chosen.items(), strict=True)
+        }
 
 
 def _example_names(sources: tuple[str, ...]) -> list[str]:

@@ -29,7 +29,9 @@ BLOCK, EXPERT = "block", "expert"
 """The keys of the block, or the expert, that a point sets apart."""
 SUBSET_KEY, BLOCKS_KEY = "subset", "blocks_merged"
 """The keys of the experts, or the blocks, that a point merges where others are left out."""
-LABELS = (BLOCK, EXPERT, SUBSET_KEY, BLOCKS_KEY, SET_KEY)
+LEARNED_KEY, STEP_KEY = "learned", "step"
+"""The keys of what a point's weights were learned by, and after how many steps."""
+LABELS = (BLOCK, EXPERT, SUBSET_KEY, BLOCKS_KEY, SET_KEY, LEARNED_KEY, STEP_KEY)
 """Keys that only say what a point is: columns of tables, no hyperparameters."""
 
 

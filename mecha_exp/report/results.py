@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mecha_exp.lab.points import SET_KEY
+from mecha_exp.lab.points import LEARNED_KEY, SET_KEY
 from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, current, protocol_of
 from mecha_exp.report.settings import Setting
 from mecha_exp.runs.record import FAILED, RACE, RACE_EXAMPLES, Record
@@ -26,7 +26,7 @@ BLOCK_KEY = "block"
 """The key of a block ablation; the undisturbed point does not set it."""
 MISSING = "–"
 """The text of a missing value in a table."""
-METHOD_KEYS = ("recipe", "recipe.method")
+METHOD_KEYS = ("recipe", "recipe.method", LEARNED_KEY)
 """Swept keys that name methods; each method has a best setting."""
 _ABLATIONS = {
     "leave_one_block_out": "block left out",

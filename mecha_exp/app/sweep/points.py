@@ -64,7 +64,7 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
     Raises:
         ConfigError: a mode that cannot make points of this.
     """
-    axes = [_axis(o) for o in overrides if o.is_sweep_override()]
+    axes = [axis_of(o) for o in overrides if o.is_sweep_override()]
     fixed = [o for o in overrides if not o.is_sweep_override()]
     settings = config.sweep
     mode = _MODES.get(settings.mode)
@@ -96,7 +96,12 @@ def _lines(overrides: Sequence[Override]) -> list[str]:
     return [str(override.input_line) for override in overrides]
 
 
-def _axis(override: Override) -> Axis:
+def axis_of(override: Override) -> Axis:
+    """The axis of an override with several values.
+
+    Raises:
+        ConfigError: a range without two ascending bounds.
+    """
     key = override.get_key_element()
     if override.is_discrete_sweep():
         texts = tuple(lab.normalized(text) for text in override.sweep_string_iterator())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,13 @@ from mecha_exp.report.figures.curves import curves, dots
 from mecha_exp.report.figures.distance import distances
 from mecha_exp.report.figures.forest import forest
 from mecha_exp.report.figures.heat import heat_map
+from mecha_exp.report.figures.learning import learned_weights, learning_curves
 from mecha_exp.report.figures.parallel import parallel_coordinates
 from mecha_exp.report.figures.pareto import pareto_plot
 from mecha_exp.report.figures.search import MODE as SEARCH
 from mecha_exp.report.figures.search import search_progress
 from mecha_exp.report.figures.shapley import shapley_values
+from mecha_exp.report.learning import MODE as GRADIENT
 from mecha_exp.report.results import Results
 from mecha_exp.report.shapley import MODE as SHAPLEY
 from mecha_exp.runs.values import Value, is_numeric
@@ -54,7 +57,7 @@ def draw_figures(results: Results, folder: Path) -> list[Picture]:
     Nothing is drawn if no point has a metric or no key was swept.
     """
     drawn: list[Picture] = []
-    for name, caption, draw in _suitable(results):
+    for name, caption, draw in _suitable(results, folder):
         figure = draw(results)
         if figure is None:
             continue
@@ -69,7 +72,7 @@ def draw_block_values(weights: Mapping[str, Mapping[str, float]], name: str, pat
     block_values(weights, name).savefig(path, dpi=_DPI)
 
 
-def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
+def _suitable(results: Results, folder: Path) -> list[tuple[str, str, Draw]]:
     """The name, the caption and the function of each figure, the main one first."""
     keys = [key for key in results.keys if len(_values(results, key)) > 1]
     metric, ablation = results.metric, has_block_ablation(results)
@@ -83,6 +86,10 @@ def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
         chosen.append(
             ("shapley", f"What each {_players(results)} adds to {metric}: Shapley values", shapley_values)
         )
+        keys = []
+    if results.mode == GRADIENT:
+        what = f"The loss over the steps, and {metric} with the learned weights"
+        chosen.append(("learning", what, partial(learning_curves, folder=folder)))
         keys = []
     if results.mode == SEARCH:
         chosen.append(("search", f"The best {metric} so far, trial by trial", search_progress))
@@ -101,7 +108,11 @@ def _suitable(results: Results) -> list[tuple[str, str, Draw]]:
         chosen[first:] = reversed(chosen[first:])  # two numeric keys are clearest on a map
     chosen.append(("forest", "How far the settings lie from the best, with 95 % intervals", forest))
     chosen.append(("pareto", "The metrics against each other, with their Pareto front", pareto_plot))
-    chosen.append(("block-weights", "The weight that each block got", block_weights))
+    if results.mode == GRADIENT:
+        drawn = partial(learned_weights, folder=folder)
+        chosen.append(("weights", "The learned weight of each expert in each part", drawn))
+    else:
+        chosen.append(("block-weights", "The weight that each block got", block_weights))
     chosen.append(("distance", f"{metric} against how far the result is from its inputs", distances))
     return chosen
 

@@ -1,0 +1,1 @@
+"""Sweeps whose points follow from what was learned or measured before: learned weights, greedy soups."""

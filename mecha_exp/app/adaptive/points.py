@@ -1,0 +1,119 @@
+"""The points with which adaptive sweeps begin: they stand for those that follow while the sweep runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from mecha_exp.app.hydra.compose import Batch
+from mecha_exp.app.sweep.points import CONVENTION, Points, axis_of
+from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.lab import points as lab
+from mecha_exp.lab.points import LEARNED_KEY, STEP_KEY, Setting
+from mecha_exp.report.learning import MODE as GRADIENT
+from mecha_exp.report.learning import NOTHING
+
+EXPERT, KEY = "expert", "key"
+KINDS = (EXPERT, "component", "layer", "block", KEY)
+"""What has a weight for each expert: the whole model, its components, numbered layers, blocks or tensors."""
+
+
+class AdaptiveSweep(Protocol):
+    """A sweep whose points come in batches, each of which may follow from what the last ones gave."""
+
+    @property
+    def trials(self) -> int:
+        """How many points there are in all."""
+
+    def check_folder(self, folder: Path) -> None:
+        """Check that nothing in the folder contradicts the sweep."""
+
+    def batches(self, folder: Path) -> Iterator[Batch]:
+        """Yield the points in batches; one has run in `folder` when the next is requested."""
+
+
+@dataclass(frozen=True)
+class AdaptivePoints(Points):
+    """The points of an adaptive sweep that are known beforehand, and one like those that will follow.
+
+    Attributes:
+        begun: the points that are known.
+    """
+
+    begun: Sequence[Setting] = ()
+
+
+def gradient_points(overrides: Sequence[Override], config: DictConfig) -> AdaptivePoints:
+    """The points of `sweep=gradient`: those that are listed, and one with learned weights.
+
+    Raises:
+        ConfigError: the recipe or the settings do not allow to learn weights.
+    """
+    axes = [axis_of(o) for o in overrides if o.is_sweep_override()]
+    fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
+    _check_recipe([axis.key for axis in axes], config)
+    for kind in as_list(config.sweep.by):
+        if kind not in KINDS:
+            hint = did_you_mean(str(kind), KINDS)
+            raise ConfigError(f"sweep.by={kind}: there are no such parts to learn weights of.{hint}")
+    labels = {f"++{LEARNED_KEY}": NOTHING, f"++{STEP_KEY}": "0"}
+    begun = [{**labels, **setting} for setting in lab.grid(axes, GRADIENT)]
+    experts = OmegaConf.to_container(config.models.experts, resolve=True)
+    assert isinstance(experts, list)
+    like = learned_setting("entropy/expert", 1, lab.as_text([0.5] * len(experts)))
+    keys = [axis.key for axis in axes]
+    return AdaptivePoints([LEARNED_KEY, STEP_KEY, *keys], fixed, [*begun, like], begun=begun)
+
+
+def learned_setting(name: str, step: int, weights: str) -> Setting:
+    """What a point with learned weights sets.
+
+    Args:
+        name: of the descent, such as `entropy/block`.
+        step: after which the weights were kept.
+        weights: the hyperparameter as text.
+    """
+    return {f"++{LEARNED_KEY}": name, f"++{STEP_KEY}": str(step), "alpha": "1", "++weights": weights}
+
+
+def as_list(value: Any) -> list[Any]:
+    """A setting that is one value or a list, as a list."""
+    plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    return list(plain) if isinstance(plain, list) else [plain]
+
+
+def _check_recipe(swept: Sequence[str], config: DictConfig) -> None:
+    """Check that the recipe has weights of task vectors, and that nothing else is in their way."""
+    recipe = config.hydra.runtime.choices.get("recipe")
+    if several := [key for key in swept if key == "recipe" or key.partition(".")[0] in ("models", "sweep")]:
+        raise ConfigError(
+            f"sweep=gradient learns the weights of one recipe and one set of models, and {several[0]} has "
+            "several values. Start a sweep for each; `python -m mecha_exp table FOLDER FOLDER` joins them."
+        )
+    if "alpha" not in config or "weights" not in config:
+        raise ConfigError(
+            f"sweep=gradient learns a weight for each task vector, and recipe={recipe} has no 'alpha' and "
+            "'weights' for that. Use recipe=task_arithmetic."
+        )
+    if not OmegaConf.is_list(config.models.get("experts")) or not len(config.models.experts):
+        raise ConfigError("sweep=gradient learns the weights of experts: list them in models.experts=[...].")
+    if set(config.blocks) - {CONVENTION}:
+        raise ConfigError(
+            "sweep=gradient learns the weights itself (for each block with sweep.by=block), and 'blocks' "
+            "gives some another strength. Leave that out."
+        )
+    if config.sweep.get("replicate") or config.sweep.get("replicates"):
+        raise ConfigError(
+            "sweep=gradient learns for one set of experts and one seed: leave sweep.replicate and "
+            "sweep.replicates out, and start it once for each."
+        )
+
+
+Make = Callable[[Sequence[Override], DictConfig], AdaptivePoints]
+MAKERS: Mapping[str, Make] = {GRADIENT: gradient_points}
+"""What makes the points of each adaptive mode of the group `sweep`."""

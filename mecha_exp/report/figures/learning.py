@@ -1,0 +1,120 @@
+"""The figure of learned weights: the loss over the steps, and the metric of what was kept along the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mecha_exp.lab.points import LEARNED_KEY, STEP_KEY
+from mecha_exp.report.figures.style import (
+    COLOUR_MAP,
+    COLOURS,
+    SMALL,
+    line_style,
+    metric_label,
+    new_figure,
+    title,
+)
+from mecha_exp.report.learning import NOTHING, losses_by_step, weights_at
+from mecha_exp.report.results import Results
+from mecha_exp.report.table import shortened
+from mecha_exp.report.verdict import intervals
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WINDOWS = 25
+"""The loss is drawn as means of so many parts of the steps, since each step has other examples."""
+
+
+def learning_curves(results: Results, folder: Path) -> Figure | None:
+    """Draw the loss of each descent over its steps, and beside it the metric of the kept weights.
+
+    Args:
+        results: of the sweep.
+        folder: of the sweep, with `learning.csv`.
+
+    Returns:
+        None where nothing was learned.
+    """
+    losses = losses_by_step(folder)
+    if not losses:
+        return None
+    figure, (left, right) = new_figure(width=10, columns=2, sharey=False)
+    for number, (name, values) in enumerate(losses.items()):
+        _loss_line(left, name, values, number)
+        _metric_line(right, results, name, number)
+    best = [s.estimate(results.metric).mean for s in results.settings if s.values.get(LEARNED_KEY) == NOTHING]
+    best = [value for value in best if math.isfinite(value)]
+    if best:
+        level = min(best) if results.minimized else max(best)
+        right.axhline(level, color="dimgrey", linestyle=":", label="best of what was not learned")
+    left.set_ylabel("loss on validation, over its first value")
+    right.set_ylabel(metric_label(results))
+    for axes in (left, right):
+        axes.set_xlabel("step")
+    right.legend(loc="best", frameon=False, fontsize=SMALL)
+    title(left, results, "what is minimised")
+    title(right, results, "kept weights, with 95 % intervals over examples")
+    return figure
+
+
+def learned_weights(results: Results, folder: Path) -> Figure | None:
+    """Draw the weights of the best setting that was learned: a map of the model's parts by experts.
+
+    Args:
+        results: of the sweep.
+        folder: of the sweep, with `learned_weights.csv`.
+
+    Returns:
+        None where nothing was learned.
+    """
+    ranked = [s for s in results.ranked if s.values.get(LEARNED_KEY) not in (None, NOTHING)]
+    if not ranked:
+        return None
+    name, step = str(ranked[0].values[LEARNED_KEY]), ranked[0].values.get(STEP_KEY)
+    weights = weights_at(folder, name, step if isinstance(step, int) else 0)
+    if not weights:
+        return None
+    experts = list(next(iter(weights.values())))
+    rows = [[by_expert[expert] for expert in experts] for by_expert in weights.values()]
+    figure, (axes,) = new_figure(max(5.0, 2.5 + 0.6 * len(experts)), max(2.6, 1.8 + 0.2 * len(rows)))
+    image = axes.imshow(rows, aspect="auto", cmap=COLOUR_MAP, interpolation="nearest")
+    axes.set_xticks(range(len(experts)), [shortened(e, 18) for e in experts], rotation=45, ha="right")
+    stride = -(-len(rows) // 40)
+    parts = [shortened(part, 32) for part in weights]
+    axes.set_yticks(range(0, len(rows), stride), parts[::stride], fontsize=SMALL)
+    figure.colorbar(image, ax=axes, label="weight of the task vector")
+    title(axes, results, f"the best that was learned: {name}, step {step}")
+    return figure
+
+
+def _loss_line(axes: Axes, name: str, values: Sequence[float], number: int) -> None:
+    """Draw a loss as means of neighbouring steps, over its first mean."""
+    size = max(1, len(values) // _WINDOWS)
+    parts = [values[start : start + size] for start in range(0, len(values) - size + 1, size)]
+    means = [sum(part) / len(part) for part in parts]
+    places = [start * size + size / 2 for start in range(len(means))]
+    first = means[0] or 1.0
+    axes.plot(places, [mean / first for mean in means], color=COLOURS[number % len(COLOURS)], label=name)
+
+
+def _metric_line(axes: Axes, results: Results, name: str, number: int) -> None:
+    """Draw the metric of a descent's kept weights over their steps."""
+    metric, bounds = str(results.metric), intervals(results)
+    points = []
+    for setting in results.settings:
+        step, mean = setting.values.get(STEP_KEY), setting.estimate(metric).mean
+        if setting.values.get(LEARNED_KEY) == name and isinstance(step, int) and math.isfinite(mean):
+            points.append((step, mean, *bounds.get((setting.name, metric), (mean, mean))))
+    if not points:
+        return
+    steps, means, lows, highs = zip(*sorted(points), strict=True)
+    below = [max(0.0, mean - low) for mean, low in zip(means, lows, strict=True)]
+    above = [max(0.0, high - mean) for mean, high in zip(means, highs, strict=True)]
+    axes.errorbar(
+        steps, means, yerr=[below, above], label=name, capsize=2, elinewidth=1, **line_style(number)
+    )

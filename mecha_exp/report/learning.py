@@ -1,0 +1,35 @@
+"""What `sweep=gradient` leaves in its folder beside the points: losses by step, and learned weights."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+NOTHING = "nothing"
+"""The label of points whose weights were not learned."""
+MODE = "gradient"
+"""The mode of a sweep that learns weights."""
+LOSSES_FILE, WEIGHTS_FILE = "learning.csv", "learned_weights.csv"
+
+
+def losses_by_step(folder: Path) -> dict[str, list[float]]:
+    """The loss before each step of each descent, by its name; none where the file is missing."""
+    path = folder / LOSSES_FILE
+    losses: dict[str, list[float]] = {}
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                losses.setdefault(row["learned"], []).append(float(row["loss"]))
+    return losses
+
+
+def weights_at(folder: Path, learned: str, step: int) -> dict[str, dict[str, float]]:
+    """The weights of experts by part of the model, as a descent had them after a step; empty if unknown."""
+    path = folder / WEIGHTS_FILE
+    weights: dict[str, dict[str, float]] = {}
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if row["learned"] == learned and row["step"] == str(step):
+                    weights.setdefault(row["part"], {})[row["expert"]] = float(row["weight"])
+    return weights
