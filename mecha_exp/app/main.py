@@ -211,9 +211,9 @@ def _adaptive(line: CommandLine, point: Point, scoring: Scoring, title: str) -> 
     if line.searched is not None:
         return search_of(line.searched.space, line.config, point, scoring, line.job, title)
     if line.adaptive is not None:
-        from mecha_exp.app.adaptive.gradient import learning_of
+        from mecha_exp.app.adaptive.sweeps import adaptive_sweep
 
-        return learning_of(line.config, point, scoring, line.adaptive.begun, line.job)
+        return adaptive_sweep(line.config, point, scoring, line.adaptive, line.job)
     return None
 
 

@@ -31,7 +31,9 @@ SUBSET_KEY, BLOCKS_KEY = "subset", "blocks_merged"
 """The keys of the experts, or the blocks, that a point merges where others are left out."""
 LEARNED_KEY, STEP_KEY = "learned", "step"
 """The keys of what a point's weights were learned by, and after how many steps."""
-LABELS = (BLOCK, EXPERT, SUBSET_KEY, BLOCKS_KEY, SET_KEY, LEARNED_KEY, STEP_KEY)
+SOUP_KEY, TRIAL = "soup", "trial"
+"""The key of what a point of a greedy soup is, and its value where the point only tries an expert."""
+LABELS = (BLOCK, EXPERT, SUBSET_KEY, BLOCKS_KEY, SET_KEY, LEARNED_KEY, STEP_KEY, SOUP_KEY)
 """Keys that only say what a point is: columns of tables, no hyperparameters."""
 
 

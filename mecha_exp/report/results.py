@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mecha_exp.lab.points import LEARNED_KEY, SET_KEY
+from mecha_exp.lab.points import LEARNED_KEY, SET_KEY, SOUP_KEY
 from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, current, protocol_of
 from mecha_exp.report.settings import Setting
 from mecha_exp.runs.record import FAILED, RACE, RACE_EXAMPLES, Record
@@ -26,7 +26,7 @@ BLOCK_KEY = "block"
 """The key of a block ablation; the undisturbed point does not set it."""
 MISSING = "–"
 """The text of a missing value in a table."""
-METHOD_KEYS = ("recipe", "recipe.method", LEARNED_KEY)
+METHOD_KEYS = ("recipe", "recipe.method", LEARNED_KEY, SOUP_KEY)
 """Swept keys that name methods; each method has a best setting."""
 _ABLATIONS = {
     "leave_one_block_out": "block left out",
@@ -35,7 +35,7 @@ _ABLATIONS = {
 }
 _APART = (BLOCK_KEY, "expert")
 """The keys of what a point of an ablation sets apart; the undisturbed point sets none of them."""
-_BY_EXPERT = ("leave_one_expert_out", "experts", "subsets", "shapley")
+_BY_EXPERT = ("leave_one_expert_out", "experts", "subsets", "shapley", "greedy_soup")
 _FALLBACK_METRIC = "weights/relative_change/"
 
 
@@ -131,17 +131,17 @@ class Results:
 
     @cached_property
     def ranked(self) -> list[Setting]:
-        """The settings, the best first, then those without a finite value, then those that failed.
+        """The settings, the best first, then trials, those without a finite value, and those that failed.
 
         Of those that a race dropped, the one comes first that was measured on the most examples.
         """
 
-        def rank(setting: Setting) -> tuple[bool, bool, float]:
+        def rank(setting: Setting) -> tuple[bool, bool, bool, float]:
             mean = setting.estimate(self.metric).mean
             if math.isnan(mean):
                 examples = setting.estimate(RACE_EXAMPLES).mean if setting.dropped else 0.0
-                return not setting.finished, True, -examples
-            return not setting.finished, False, mean if self.minimized else -mean
+                return not setting.finished, True, setting.is_trial, -examples
+            return not setting.finished, False, setting.is_trial, mean if self.minimized else -mean
 
         return sorted(self.settings, key=rank)
 
@@ -194,7 +194,7 @@ class Results:
         key = None if self.dropped else next((key for key in METHOD_KEYS if key in self.keys), None)
         best: dict[Value, Setting] = {}
         for setting in self.ranked:
-            if setting.estimate(self.metric).count:
+            if setting.estimate(self.metric).count and not setting.is_trial:
                 best.setdefault(setting.values[key] if key else None, setting)
         return list(best.values())
 

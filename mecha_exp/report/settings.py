@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from mecha_exp.lab.points import SOUP_KEY, TRIAL
 from mecha_exp.runs.environment import differs_from_here
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.values import Value, as_text
@@ -82,6 +83,11 @@ class Setting:
     def dropped(self) -> bool:
         """Whether a race dropped a point, so that there is no number of the setting."""
         return any(record.dropped is not None for record in self.finished)
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it only tries an expert for a greedy soup, so that it is never chosen itself."""
+        return self.values.get(SOUP_KEY) == TRIAL
 
     @property
     def name(self) -> str:

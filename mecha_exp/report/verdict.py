@@ -113,7 +113,10 @@ def race_notes(results: Results) -> list[str]:
 
 
 def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
-    """A candidate for each finished point that no race dropped, in the order of the table."""
+    """A candidate for each finished point that can be chosen, in the order of the table.
+
+    Not those that a race dropped, nor the trials of a greedy soup.
+    """
     from mecha_exp.verdict import Candidate
 
     by_number = {model.point: model for model in models if model.role == POINT}
@@ -139,7 +142,7 @@ def _replicates(results: Results, setting: Setting) -> dict[str, Record]:
     That is their seed and their set of experts, and a number where these come again.
     """
     labelled: dict[str, Record] = {}
-    for record in setting.finished if not setting.dropped else ():
+    for record in () if setting.dropped or setting.is_trial else setting.finished:
         texts = {key: results.text(record, key) for key in REPLICATE_KEYS}
         label = ",".join(f"{_SOURCES.get(key, key)}={text}" for key, text in texts.items() if text)
         repeated = sum(known.partition(" ")[0] == label for known in labelled)

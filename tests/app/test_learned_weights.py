@@ -304,7 +304,7 @@ def test_a_loss_that_is_not_finite_is_an_error_with_a_cure(learn, folder, factor
             "sweep.by=blok: there are no such parts to learn weights of. Did you mean 'block'",
         ),
         (["+blocks.0=0.5"], "'blocks' gives some another strength. Leave that out"),
-        (["+sweep.replicates=3"], "learns for one set of experts and one seed"),
+        (["+sweep.replicates=3"], "sweep=gradient is for one set of experts and one seed"),
         (["models.experts=[]"], "learns the weights of experts: list them in models.experts"),
         (["sweep.steps=0"], "sweep.steps=0: expected a whole number, 1 or more"),
         (["sweep.checkpoints=x"], "sweep.checkpoints=x: expected a whole number, 1 or more"),

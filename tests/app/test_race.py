@@ -212,3 +212,16 @@ def test_a_race_that_cannot_be_is_refused_before_anything_is_merged(
 
     assert outcome.status == 1 and not passes_run
     assert message in " ".join(outcome.err.split())
+
+
+def test_halving_as_a_choice_of_points_is_a_race_by_halving(app, folder):
+    alphas = "alpha=" + ",".join(f"{i / 20:g}" for i in range(1, 19))
+    words = [word for word in SWEEP if word != "-m"]
+
+    assert app("sweep=halving", *words, alphas, "hydra.sweep.dir=short").status == 0
+    assert app(*SWEEP, alphas, "evaluator.race=halving", "hydra.sweep.dir=long", "store=null").status == 0
+
+    tables = [rows(folder / name) for name in ("short", "long")]
+    status = [{alpha: row["status"] for alpha, row in table.items()} for table in tables]
+    assert status[0] == status[1]
+    assert Counter(status[0].values())["DROPPED"] > 9

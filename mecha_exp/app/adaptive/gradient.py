@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.adaptive.coefficients import Coefficients
 from mecha_exp.app.adaptive.learning import Descent
-from mecha_exp.app.adaptive.points import as_list, learned_setting
+from mecha_exp.app.adaptive.points import AdaptivePoints, as_list, learned_setting
 from mecha_exp.app.adaptive.progress import Progress, file_of, write_tables
 from mecha_exp.app.adaptive.task_vectors import TaskVectors
 from mecha_exp.app.hydra.compose import Batch
@@ -175,7 +175,7 @@ def learning_of(
     config: DictConfig,
     point: Point,
     scoring: Scoring,
-    begun: Sequence[Setting],
+    known: AdaptivePoints,
     words: Callable[[Setting], list[str]],
 ) -> Learning:
     """The sweep that a configuration asks for.
@@ -184,7 +184,7 @@ def learning_of(
         config: of a point, with the settings of `sweep`.
         point: one of its points.
         scoring: what measures it.
-        begun: the points that are listed.
+        known: its points that are known beforehand.
         words: makes the overrides of a point from what it sets.
 
     Raises:
@@ -212,7 +212,7 @@ def learning_of(
             key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
             arguments = (loss, coefficients, start, rate, low, high, checkpoints, key)
             descents.append(Descent(f"{name}/{kind}", *arguments))
-    return Learning(experiment, descents, begun, words)
+    return Learning(experiment, descents, known.begun, words)
 
 
 def _followed(descent: Descent, vectors: TaskVectors, path: Path) -> Progress:

@@ -11,12 +11,13 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.hydra.compose import Batch
+from mecha_exp.app.sweep.experts import check_lists, experts_of, subset_point
 from mecha_exp.app.sweep.points import CONVENTION, Points, axis_of
+from mecha_exp.app.words.experts import names_of
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
-from mecha_exp.lab.points import LEARNED_KEY, STEP_KEY, Setting
-from mecha_exp.report.learning import MODE as GRADIENT
-from mecha_exp.report.learning import NOTHING
+from mecha_exp.lab.points import LEARNED_KEY, SOUP_KEY, STEP_KEY, SUBSET_KEY, Setting
+from mecha_exp.report.adaptive import GRADIENT, GREEDY_SOUP, NOTHING
 
 EXPERT, KEY = "expert", "key"
 KINDS = (EXPERT, "component", "layer", "block", KEY)
@@ -43,9 +44,11 @@ class AdaptivePoints(Points):
 
     Attributes:
         begun: the points that are known.
+        experts: the paths of all experts.
     """
 
     begun: Sequence[Setting] = ()
+    experts: Sequence[str] = ()
 
 
 def gradient_points(overrides: Sequence[Override], config: DictConfig) -> AdaptivePoints:
@@ -67,7 +70,7 @@ def gradient_points(overrides: Sequence[Override], config: DictConfig) -> Adapti
     assert isinstance(experts, list)
     like = learned_setting("entropy/expert", 1, lab.as_text([0.5] * len(experts)))
     keys = [axis.key for axis in axes]
-    return AdaptivePoints([LEARNED_KEY, STEP_KEY, *keys], fixed, [*begun, like], begun=begun)
+    return AdaptivePoints([LEARNED_KEY, STEP_KEY, *keys], fixed, [*begun, like], begun=begun, experts=experts)
 
 
 def learned_setting(name: str, step: int, weights: str) -> Setting:
@@ -107,13 +110,51 @@ def _check_recipe(swept: Sequence[str], config: DictConfig) -> None:
             "sweep=gradient learns the weights itself (for each block with sweep.by=block), and 'blocks' "
             "gives some another strength. Leave that out."
         )
+    _check_replicates(config)
+
+
+def soup_points(overrides: Sequence[Override], config: DictConfig) -> AdaptivePoints:
+    """The points of `sweep=greedy_soup` that are known beforehand: each expert alone, and all of them.
+
+    Raises:
+        ConfigError: there are fewer than two experts, or a key has several values.
+    """
+    if swept := [o.key_or_group for o in overrides if o.is_sweep_override()]:
+        raise ConfigError(
+            f"sweep=greedy_soup chooses experts for one value of each key, and {swept[0]} has several. "
+            "Start a sweep for each; `python -m mecha_exp table FOLDER FOLDER` joins them."
+        )
+    _check_replicates(config)
+    paths = experts_of(config)
+    check_lists(len(paths), config)
+    names = names_of(paths)
+    alone = [soup_setting("single", [i], names, paths) for i in range(len(paths))]
+    begun = [*alone, soup_setting("uniform", range(len(paths)), names, paths)]
+    fixed = [str(override.input_line) for override in overrides]
+    return AdaptivePoints([SOUP_KEY, SUBSET_KEY], fixed, begun, begun=begun, experts=paths)
+
+
+def soup_setting(kind: str, members: Sequence[int], names: Sequence[str], paths: Sequence[str]) -> Setting:
+    """What a point of a greedy soup sets.
+
+    Args:
+        kind: `single`, `uniform` (all experts), `trial` (never chosen), or `greedy` (what was chosen).
+        members: the places of the experts that it merges.
+        names: of all experts.
+        paths: of all experts.
+    """
+    return {f"++{SOUP_KEY}": kind, **subset_point(tuple(sorted(members)), names, paths)}
+
+
+def _check_replicates(config: DictConfig) -> None:
+    mode = config.sweep.mode
     if config.sweep.get("replicate") or config.sweep.get("replicates"):
         raise ConfigError(
-            "sweep=gradient learns for one set of experts and one seed: leave sweep.replicate and "
+            f"sweep={mode} is for one set of experts and one seed: leave sweep.replicate and "
             "sweep.replicates out, and start it once for each."
         )
 
 
 Make = Callable[[Sequence[Override], DictConfig], AdaptivePoints]
-MAKERS: Mapping[str, Make] = {GRADIENT: gradient_points}
+MAKERS: Mapping[str, Make] = {GRADIENT: gradient_points, GREEDY_SOUP: soup_points}
 """What makes the points of each adaptive mode of the group `sweep`."""

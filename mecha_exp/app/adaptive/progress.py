@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mecha_exp.app.adaptive.optimiser import Adam
 from mecha_exp.errors import ConfigError
-from mecha_exp.report.learning import LOSSES_FILE, WEIGHTS_FILE
+from mecha_exp.report.adaptive import LOSSES_FILE, WEIGHTS_FILE
 from mecha_exp.system.atomic_write import atomic_write_text
 
 Floats = NDArray[np.float64]

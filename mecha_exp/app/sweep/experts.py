@@ -24,9 +24,9 @@ def expert_points(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
     """
     paths, mode = experts_of(config), config.sweep.mode
     names = names_of(paths)
-    _check_lists(len(paths), config)
+    check_lists(len(paths), config)
     groups = _GROUPS[mode](names, config)
-    points = [_point(group, names, paths) for group in groups]
+    points = [subset_point(group, names, paths) for group in groups]
     if mode == "leave_one_expert_out":
         absent = [None, *reversed(names)]
         points = [{**({f"++{lab.EXPERT}": n} if n else {}), **p} for n, p in zip(absent, points, strict=True)]
@@ -65,7 +65,7 @@ def experts_of(config: DictConfig) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _point(group: Group, names: Sequence[str], paths: Sequence[str]) -> Setting:
+def subset_point(group: Group, names: Sequence[str], paths: Sequence[str]) -> Setting:
     """The point that merges the experts at these places."""
     return {
         f"++{SUBSET_KEY}": lab.as_text([names[i] for i in group]),
@@ -73,7 +73,7 @@ def _point(group: Group, names: Sequence[str], paths: Sequence[str]) -> Setting:
     }
 
 
-def _check_lists(count: int, config: DictConfig) -> None:
+def check_lists(count: int, config: DictConfig) -> None:
     """Refuse a list with a value for each expert, whose values would go to other experts.
 
     Raises:

@@ -18,8 +18,8 @@ from mecha_exp.report import (
     terminal_tables,
     write_all,
 )
+from mecha_exp.report.adaptive import FILES as ADAPTIVE_FILES
 from mecha_exp.report.factors import factor_notes
-from mecha_exp.report.learning import LOSSES_FILE, WEIGHTS_FILE
 from mecha_exp.report.shapley import shapley_notes
 from mecha_exp.report.verdict import concluded_results
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
@@ -98,7 +98,7 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
     if results.protocol:
         stdout.print(results.protocol, markup=False, soft_wrap=True)
     written = write_all(results, sweep.command, folder)
-    written += [path for path in map(folder.joinpath, (LOSSES_FILE, WEIGHTS_FILE)) if path.is_file()]
+    written += [path for path in map(folder.joinpath, ADAPTIVE_FILES) if path.is_file()]
     if collect_outcomes(sweep.finished_points(folder), folder / OUTCOMES_FILE):
         written.append(folder / OUTCOMES_FILE)
     failed = [r for r in results.records if r.status == FAILED]

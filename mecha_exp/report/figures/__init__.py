@@ -8,19 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mecha_exp.report.adaptive import GRADIENT, GREEDY_SOUP
 from mecha_exp.report.factors import KEYS
+from mecha_exp.report.figures.adaptive import learned_weights, learning_curves, soup_so_far
 from mecha_exp.report.figures.blocks import block_importance, block_values, block_weights, has_block_ablation
 from mecha_exp.report.figures.curves import curves, dots
 from mecha_exp.report.figures.distance import distances
 from mecha_exp.report.figures.forest import forest
 from mecha_exp.report.figures.heat import heat_map
-from mecha_exp.report.figures.learning import learned_weights, learning_curves
 from mecha_exp.report.figures.parallel import parallel_coordinates
 from mecha_exp.report.figures.pareto import pareto_plot
 from mecha_exp.report.figures.search import MODE as SEARCH
 from mecha_exp.report.figures.search import search_progress
 from mecha_exp.report.figures.shapley import shapley_values
-from mecha_exp.report.learning import MODE as GRADIENT
 from mecha_exp.report.results import Results
 from mecha_exp.report.shapley import MODE as SHAPLEY
 from mecha_exp.runs.values import Value, is_numeric
@@ -90,6 +90,9 @@ def _suitable(results: Results, folder: Path) -> list[tuple[str, str, Draw]]:
     if results.mode == GRADIENT:
         what = f"The loss over the steps, and {metric} with the learned weights"
         chosen.append(("learning", what, partial(learning_curves, folder=folder)))
+        keys = []
+    if results.mode == GREEDY_SOUP:
+        chosen.append(("soup", "The soup so far, expert by expert", partial(soup_so_far, folder=folder)))
         keys = []
     if results.mode == SEARCH:
         chosen.append(("search", f"The best {metric} so far, trial by trial", search_progress))

@@ -1,4 +1,4 @@
-"""What `sweep=gradient` leaves in its folder beside the points: losses by step, and learned weights."""
+"""What adaptive sweeps leave in their folders beside the points: losses, learned weights, choices."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 NOTHING = "nothing"
 """The label of points whose weights were not learned."""
-MODE = "gradient"
-"""The mode of a sweep that learns weights."""
+GRADIENT, GREEDY_SOUP = "gradient", "greedy_soup"
+"""The modes of sweeps that learn weights, and that choose experts one by one."""
 LOSSES_FILE, WEIGHTS_FILE = "learning.csv", "learned_weights.csv"
+CHOICES_FILE = "greedy_soup.csv"
+FILES = (LOSSES_FILE, WEIGHTS_FILE, CHOICES_FILE)
+"""Every file that such a sweep may leave."""
 
 
 def losses_by_step(folder: Path) -> dict[str, list[float]]:
@@ -21,6 +24,15 @@ def losses_by_step(folder: Path) -> dict[str, list[float]]:
             for row in csv.DictReader(file):
                 losses.setdefault(row["learned"], []).append(float(row["loss"]))
     return losses
+
+
+def choices(folder: Path) -> list[dict[str, str]]:
+    """The rows of a greedy soup's table: `expert`, `alone`, `tried`, `soup`, `p` and `kept`, as texts."""
+    path = folder / CHOICES_FILE
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def weights_at(folder: Path, learned: str, step: int) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The figure of learned weights: the loss over the steps, and the metric of what was kept along the way."""
+"""The figures of adaptive sweeps: losses over steps, learned weights, and what became of a greedy soup."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mecha_exp.lab.points import LEARNED_KEY, STEP_KEY
+from mecha_exp.report.adaptive import NOTHING, choices, losses_by_step, weights_at
 from mecha_exp.report.figures.style import (
     COLOUR_MAP,
     COLOURS,
@@ -17,7 +18,6 @@ from mecha_exp.report.figures.style import (
     new_figure,
     title,
 )
-from mecha_exp.report.learning import NOTHING, losses_by_step, weights_at
 from mecha_exp.report.results import Results
 from mecha_exp.report.table import shortened
 from mecha_exp.report.verdict import intervals
@@ -89,6 +89,40 @@ def learned_weights(results: Results, folder: Path) -> Figure | None:
     axes.set_yticks(range(0, len(rows), stride), parts[::stride], fontsize=SMALL)
     figure.colorbar(image, ax=axes, label="weight of the task vector")
     title(axes, results, f"the best that was learned: {name}, step {step}")
+    return figure
+
+
+def soup_so_far(results: Results, folder: Path) -> Figure | None:
+    """Draw the score of a greedy soup with each expert that was tried; hollow where it was not kept.
+
+    Args:
+        results: of the sweep.
+        folder: of the sweep, with `greedy_soup.csv`.
+
+    Returns:
+        None where nothing was tried.
+    """
+    rows = choices(folder)
+    if not rows:
+        return None
+    figure, (axes,) = new_figure(width=max(6.0, 2.5 + 0.6 * len(rows)))
+    tried = [float(row["tried"]) for row in rows]
+    kept = [row["kept"] == "true" for row in rows]
+    soup = [float(r["tried"] if is_kept else r["soup"]) for r, is_kept in zip(rows, kept, strict=True)]
+    places = range(len(rows))
+    axes.plot(places, soup, drawstyle="steps-post", color=COLOURS[0], linewidth=2, label="the soup so far")
+    alone = [float(row["alone"]) for row in rows]
+    axes.plot(places, alone, "x", color="dimgrey", label="the expert alone")
+    for is_kept, label in ((True, "with it: kept"), (False, "with it: not kept")):
+        chosen = [(place, tried[place]) for place in places if kept[place] == is_kept]
+        colour = COLOURS[0] if is_kept else "none"
+        if chosen:
+            x, y = zip(*chosen, strict=True)
+            axes.scatter(x, y, s=36, color=colour, edgecolors="black", label=label, zorder=3)
+    axes.set_xticks(places, [shortened(row["expert"], 18) for row in rows], rotation=45, ha="right")
+    axes.set_ylabel(metric_label(results))
+    axes.legend(loc="best", frameon=False, fontsize=SMALL)
+    title(axes, results, "experts in the order of their own scores")
     return figure
 
 

@@ -1,0 +1,238 @@
+"""`sweep=greedy_soup`: experts by validation, each kept only if the soup is better with it.
+
+Source: Model soups, Wortsman et al. 2022, arXiv:2203.05482, recipe 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from mecha_exp.app.adaptive.points import AdaptivePoints, soup_setting
+from mecha_exp.app.hydra.compose import Batch
+from mecha_exp.app.point import Point
+from mecha_exp.app.words.experts import names_of
+from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean
+from mecha_exp.evaluation import Outcomes, Scoring
+from mecha_exp.lab.points import TRIAL, Setting
+from mecha_exp.report.adaptive import CHOICES_FILE
+from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, read_outcomes
+from mecha_exp.runs.record import Record
+from mecha_exp.system.atomic_write import atomic_write_text
+from mecha_exp.terminal import stdout
+
+NOISE, PAPER = "noise", "paper"
+RULES = (NOISE, PAPER)
+_NUMBERED = "${hydra:job.num}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An expert that was tried, and whether it was kept.
+
+    Attributes:
+        expert: its name.
+        alone: its own score.
+        tried: the score of the soup with it.
+        soup: the score of the soup without it.
+        p: of the paired test of the two, two-sided; None by the paper's rule.
+        kept: whether it is in the soup.
+    """
+
+    expert: str
+    alone: float
+    tried: float
+    soup: float
+    p: float | None
+    kept: bool
+
+
+@dataclass(frozen=True)
+class GreedySoup:
+    """The sweep: each expert alone and all of them, then one trial after another, then what was chosen.
+
+    Attributes:
+        paths: of the experts.
+        rule: `noise` keeps an expert that is better in a paired test, `paper` one that is not worse.
+        level: below which the p-value of that test must lie.
+        metric, direction: of the evaluator.
+        split: the part of the data by which experts are chosen; `all` without splits.
+        begun: the points that are known beforehand.
+        words: makes the overrides of a point from what it sets.
+    """
+
+    paths: Sequence[str]
+    rule: str
+    level: float
+    metric: str
+    direction: str
+    split: str
+    begun: Sequence[Setting]
+    words: Callable[[Setting], list[str]]
+
+    @property
+    def trials(self) -> int:
+        """The number of points: the known ones, a trial for each expert but the first, and the soup."""
+        return len(self.begun) + len(self.paths)
+
+    def check_folder(self, folder: Path) -> None:
+        """Do nothing: what was chosen is found again from the records of the points."""
+
+    def batches(self, folder: Path) -> Iterator[Batch]:
+        """Yield the points in batches; the records of each tell what the next one is.
+
+        Raises:
+            EvaluationError: an expert was not measured, or has no outcomes for the test.
+        """
+        names = names_of(self.paths)
+        yield [self.words(setting) for setting in self.begun]
+        alone = [self._score(folder, number, name) for number, name in enumerate(names)]
+        sign = -1 if self.direction == "minimize" else 1
+        order = sorted(range(len(names)), key=lambda place: -sign * alone[place])
+        soup, current = [order[0]], order[0]  # the members, and the number of the point that has them
+        choices = [Choice(names[order[0]], alone[order[0]], alone[order[0]], math.nan, None, True)]
+        for number, place in enumerate(order[1:], len(self.begun)):
+            yield [self.words(soup_setting(TRIAL, [*soup, place], names, self.paths))]
+            choice = self._choice(folder, names[place], alone[place], current, number)
+            choices.append(choice)
+            _show(choice)
+            if choice.kept:
+                soup, current = [*soup, place], number
+            _write(choices, folder)
+        self._show_soup(choices)
+        yield [self.words(soup_setting("greedy", soup, names, self.paths))]
+
+    def _choice(self, folder: Path, expert: str, alone: float, soup: int, trial: int) -> Choice:
+        """Decide on an expert from the points of the soup without and with it."""
+        before, tried = self._score(folder, soup, "the soup"), self._score(folder, trial, f"+ {expert}")
+        gain = tried - before if self.direction == "maximize" else before - tried
+        if self.rule == PAPER:
+            return Choice(expert, alone, tried, before, None, gain >= 0)
+        p = p_value(self._outcomes(folder, soup), self._outcomes(folder, trial))
+        return Choice(expert, alone, tried, before, p, gain > 0 and p < self.level)
+
+    def _show_soup(self, choices: Sequence[Choice]) -> None:
+        """Print what the soup is made of, and what the paper's rule may have kept."""
+        members = ", ".join(choice.expert for choice in choices if choice.kept)
+        stdout.print(f"greedy soup of {members}", soft_wrap=True, markup=False)
+        sign = -1 if self.direction == "minimize" else 1
+        better = [c.expert for c in choices if not c.kept and sign * (c.tried - c.soup) > 0]
+        if better:
+            hint = f"better with {', '.join(better)}, within the noise: sweep.rule=paper keeps such"
+            stdout.print(hint, soft_wrap=True, markup=False)
+
+    def _score(self, folder: Path, number: int, name: str) -> float:
+        try:
+            record = Record.load(folder / str(number))
+        except ConfigError:
+            record = None
+        value = record.metrics.get(self.metric, math.nan) if record and record.finished else math.nan
+        if not math.isfinite(value):
+            raise EvaluationError(
+                f"sweep=greedy_soup: {name} has no {self.metric} (point {number}, see above), so nothing can "
+                "be compared with it. Mend that, or leave the expert out of models.experts, and start again."
+            )
+        return value
+
+    def _outcomes(self, folder: Path, number: int) -> Outcomes:
+        path = folder / str(number) / OUTCOMES_FILE
+        for part in read_outcomes(path) if path.is_file() else ():
+            if (part.role, part.metric, part.split) == (POINT, self.metric, self.split):
+                return part.outcomes
+        raise EvaluationError(
+            f"sweep.rule={NOISE}: the evaluator gives one {self.metric} for each model, and a test needs "
+            "outcomes by example (mecha_exp.Outcomes). Use sweep.rule=paper, which needs no test."
+        )
+
+
+def p_value(one: Outcomes, other: Outcomes) -> float:
+    """The two-sided p-value of the paired test of two models on the same examples; see `mecha_exp.verdict`.
+
+    Raises:
+        EvaluationError: they were not measured on the same examples.
+    """
+    from mecha_exp.verdict import Candidate
+    from mecha_exp.verdict.candidates import comparable
+    from mecha_exp.verdict.paired_tests import paired_p_values
+    from mecha_exp.verdict.panel import Panel
+
+    both, faults = comparable(
+        [Candidate("one", outcomes={WHOLE: one}), Candidate("other", outcomes={WHOLE: other})], WHOLE
+    )
+    if len(both) < 2:
+        raise EvaluationError(f"sweep=greedy_soup cannot compare two points: {' '.join(faults)}")
+    return float(paired_p_values(Panel.of(both, WHOLE), np.array([[0, 1]], dtype=np.intp))[0])
+
+
+def soup_of(
+    config: DictConfig,
+    point: Point,
+    scoring: Scoring,
+    known: AdaptivePoints,
+    words: Callable[[Setting], list[str]],
+) -> GreedySoup:
+    """The sweep that a configuration asks for.
+
+    Args:
+        config: of a point, with the settings of `sweep`.
+        point: one of its points.
+        scoring: what measures it.
+        known: its points that are known beforehand.
+        words: makes the overrides of a point from what it sets.
+
+    Raises:
+        ConfigError: anything that is wrong with it; nothing has been written then.
+    """
+    settings = config.sweep
+    if scoring.metric is None:
+        raise ConfigError(
+            "sweep=greedy_soup needs a metric to choose by: choose an evaluator with evaluator=..."
+        )
+    if settings.rule not in RULES:
+        raise ConfigError(
+            f"sweep.rule={settings.rule}: there is no such rule.{did_you_mean(str(settings.rule), RULES)}"
+        )
+    level = settings.level
+    if not isinstance(level, int | float) or isinstance(level, bool) or not 0 < level < 1:
+        raise ConfigError(f"sweep.level={level}: expected a level of the test between 0 and 1, such as 0.05.")
+    if OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"] != _NUMBERED:  # type: ignore[call-overload, index]
+        raise ConfigError(
+            "hydra.sweep.subdir: sweep=greedy_soup finds its points by their numbers. Leave it out."
+        )
+    split = scoring.selection_split or WHOLE
+    decided_by = (settings.rule, float(level), scoring.metric, scoring.direction, split)
+    return GreedySoup(known.experts, *decided_by, known.begun, words)
+
+
+def _show(choice: Choice) -> None:
+    test = "" if choice.p is None else f", p = {choice.p:.2g}"
+    what = "kept" if choice.kept else "not kept"
+    line = f"greedy soup + {choice.expert}: {choice.tried:.4g} against {choice.soup:.4g}{test}: {what}"
+    stdout.print(line, markup=False, soft_wrap=True)
+
+
+def _write(choices: Sequence[Choice], folder: Path) -> None:
+    """Write the table of choices, in the order in which experts were tried."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["expert", "alone", "tried", "soup", "p", "kept"])
+    for c in choices:
+        soup = "" if math.isnan(c.soup) else repr(c.soup)
+        writer.writerow(
+            [
+                c.expert,
+                repr(c.alone),
+                repr(c.tried),
+                soup,
+                "" if c.p is None else repr(c.p),
+                str(c.kept).lower(),
+            ]
+        )
+    atomic_write_text(folder / CHOICES_FILE, text.getvalue())
