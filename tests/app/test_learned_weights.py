@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 import weakref
 from importlib import import_module, resources
 from pathlib import Path
@@ -27,6 +30,7 @@ from mecha_exp.runs.outcomes import read_outcomes
 from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.source import infos_of
 
+REPOSITORY = Path(__file__).parents[2]
 PLUGIN = """
 from pathlib import Path
 from mecha_exp import evaluator, loss
@@ -371,3 +375,21 @@ def test_the_figure_has_the_loss_and_the_map_of_weights(app, folder):
 def _vectors(base, *experts) -> TaskVectors:
     sources = [MemorySource(InMemory(state)) for state in (base, *experts)]
     return TaskVectors(sources[0], tuple(sources[1:]), (False,) * len(experts), tuple(base), ())
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_learning_that_is_killed_again_and_again_gives_the_undisturbed_weights(tmp_path: Path):
+    program = [sys.executable, str(REPOSITORY / "tests" / "sweep_killing.py"), str(tmp_path), "0", "8"]
+    command = ["sweep=gradient", "recipe=task_arithmetic", "sweep.by=[expert,block]", "sweep.steps=300"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+
+    words = [*program, *command, "output=none", "tracking=none"]
+    subprocess.run(words, env=environment, check=True, timeout=400)
+
+    sweeps = [
+        next((tmp_path / name / "outputs" / "multiruns").iterdir()) for name in ("undisturbed", "disturbed")
+    ]
+    for name in ("learned_weights.csv", "learning.csv"):
+        assert (sweeps[0] / name).read_text() == (sweeps[1] / name).read_text()
+    assert [row["accuracy"] for row in rows(sweeps[0])] == [row["accuracy"] for row in rows(sweeps[1])]
