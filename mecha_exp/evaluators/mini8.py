@@ -103,7 +103,7 @@ def mini8_logits(
     Returns:
         Logits, float32 [images, classes], and labels, int64 [images], by task.
     """
-    heads, listed = _heads(), tasks()[split]
+    heads, listed = head_weights(), tasks()[split]
     chosen = {name: list(range(len(task.labels))) for name, task in listed.items()}
     chosen = chosen if examples is None else dict(examples)
     images = torch.cat([listed[name].images[places] for name, places in chosen.items()])
