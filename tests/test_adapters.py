@@ -524,7 +524,7 @@ def test_peft_names_are_named():
 
     with pytest.raises(
         m.RecipeError,
-        match=r"of no known model config\. These are names of PEFT or diffusers: convert",
+        match=r"of no known model config\. These are names of PEFT or diffusers: name the folder",
     ):
         m.convert(m.model(file), "sd1-ldm")
 

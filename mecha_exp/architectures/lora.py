@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
 from mecha_exp.architectures.config import DEFAULT_CONVENTION, ModelConfig
@@ -35,6 +35,12 @@ OF_MATRICES = (*LORA, *LOKR, *LOHA, "diff", ALPHA)
 OF_VECTORS, OF_BIASES = ("diff", "w_norm"), ("diff_b", "b_norm")
 """The suffixes in modules of other tensors: the difference itself."""
 FULL = (*OF_VECTORS, *OF_BIASES)
+
+LORA_DELTA = "lora_delta"
+"""The merge method that reads an adapter as a difference to a base."""
+
+PEFT_PREFIX = "base_model.model."
+"""What PEFT puts before the names of modules."""
 
 OTHERS = {
     "DoRA": ("dora_scale",),
@@ -227,6 +233,11 @@ def foreign(config: AdapterConfig, shapes: Mapping[str, Shape]) -> str:
     return f"{len(unknown)} keys are of no module of '{config.identifier}': {listed}.{other_kind(unknown)}"
 
 
+def is_peft(keys: Collection[str]) -> bool:
+    """Whether all keys are named as PEFT names those of an adapter."""
+    return bool(keys) and all(key.startswith(PEFT_PREFIX) for key in keys)
+
+
 def other_kind(keys: Iterable[str]) -> str:
     """A hint for keys of modules of a kind that cannot be read; otherwise an empty string."""
     ends = tuple((kind, f".{end}") for kind, named in OTHERS.items() for end in named)
@@ -235,7 +246,8 @@ def other_kind(keys: Iterable[str]) -> str:
         return ""
     if "PEFT" in kinds:
         return (
-            " These are names of PEFT or diffusers: convert the file to kohya's names first, as "
+            " These are names of PEFT or diffusers: name the folder of an adapter of PEFT, which has "
+            "adapter_config.json, convert another file to kohya's names first, as "
             "`convert_state_dict_to_kohya` of diffusers does, or merge it into its model with PEFT's "
             "`merge_and_unload`."
         )

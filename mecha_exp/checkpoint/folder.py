@@ -24,6 +24,12 @@ STEMS = ("model", "diffusion_pytorch_model", "pytorch_model")
 PIPELINE = "model_index.json"
 """The file that marks a pipeline of components, even where single-file checkpoints lie beside it."""
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file that marks a folder as an adapter of PEFT, and without which its tensors mean nothing."""
+
+ADAPTER_STEM = "adapter_model"
+"""The name of an adapter's weights, before `.safetensors` or `.bin`."""
+
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 
 _MAX_INDEX_BYTES = 100_000_000
@@ -56,8 +62,9 @@ def open_stored(path: Path) -> StateDictSource:
     """Open a model, whatever its format.
 
     A folder is a model (its weights: one file, or shards with an index) or a pipeline of components, whose
-    keys get the name of their sub-folder as a prefix: `unet.conv_in.weight`. A file is safetensors, an index
-    of shards (`*.index.json`) or a pickle.
+    keys get the name of their sub-folder as a prefix: `unet.conv_in.weight`. The folder of an adapter of PEFT
+    has the keys of its file, and its configuration among its `files`. A file is safetensors, an index of
+    shards (`*.index.json`) or a pickle.
 
     Raises:
         CheckpointError: naming the file, the cause and the cure.
@@ -104,7 +111,9 @@ def _open_folder(folder: Path) -> StateDictSource:
     try:
         for component in components:
             opened.append((component.prefix, open_stored(component.weights), None))
-        return JoinedModel(folder, opened)
+        is_adapter = components[0].weights.name.startswith(ADAPTER_STEM)
+        config = folder / ADAPTER_CONFIG
+        return JoinedModel(folder, opened, [config] if is_adapter and config.is_file() else [])
     except BaseException:
         for _, model, _ in opened:
             model.close()
@@ -171,8 +180,9 @@ def _require_present(index: Path, names: Mapping[str, object]) -> None:
 def _weights_in(folder: Path) -> Path | None:
     """Find the weights in a folder: a usual name, safetensors before pickles, or else the only file."""
     files = {entry.name for entry in folder.iterdir() if entry.is_file()}
+    stems = (*STEMS, ADAPTER_STEM) if ADAPTER_CONFIG in files else STEMS
     for suffix in FOLDER_SUFFIXES:
-        for stem in STEMS:
+        for stem in stems:
             for name in (stem + suffix, stem + suffix + INDEX):
                 if name in files:
                     return folder / name

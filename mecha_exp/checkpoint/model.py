@@ -137,15 +137,21 @@ class JoinedModel(StateDictSource):
     Args:
         path: the path of the whole, as the user named it.
         parts: each model with the prefix that its keys get, and the keys that count (None: all).
+        beside: files that decide what the tensors mean: they belong to the content.
     """
 
     def __init__(
-        self, path: Path, parts: Sequence[tuple[str, StateDictSource, Collection[str] | None]]
+        self,
+        path: Path,
+        parts: Sequence[tuple[str, StateDictSource, Collection[str] | None]],
+        beside: Sequence[Path] = (),
     ) -> None:
         self.path, self.name = path, str(path)
         self._models = [model for _, model, _ in parts]
-        self.files = tuple(file for model in self._models for file in model.files)
-        self.identity = tuple(item for model in self._models for item in model.identity or ())
+        self.files = (*(file for model in self._models for file in model.files), *beside)
+        self._beside = {file: _version(file) for file in beside}
+        of_models = (item for model in self._models for item in model.identity or ())
+        self.identity = (*of_models, *(item for version in self._beside.values() for item in version))
         self._origins: dict[str, tuple[StateDictSource, str]] = {}
         for prefix, model, selected in parts:
             for key in model.keys():
@@ -174,6 +180,11 @@ class JoinedModel(StateDictSource):
     def check_unchanged(self) -> None:
         for model in self._models:
             model.check_unchanged()
+        for file, version in self._beside.items():
+            if not file.is_file() or _version(file) != version:
+                raise CheckpointError(
+                    f"{file} changed while it was being read. Run again once it is at rest."
+                )
 
     def close(self) -> None:
         for model in self._models:
@@ -190,3 +201,9 @@ class JoinedModel(StateDictSource):
             return self._origins[key]
         except KeyError:
             raise self._unknown(key) from None
+
+
+def _version(file: Path) -> tuple[str | int, ...]:
+    """What changes when a file is changed or replaced."""
+    status = file.stat()
+    return str(file.resolve()), status.st_ino, status.st_size, status.st_mtime_ns

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from mecha_exp.architectures import Detection, ModelConfig, candidates, detect, resolve
 from mecha_exp.architectures.keys import HasShape
-from mecha_exp.architectures.lora import other_kind
+from mecha_exp.architectures.lora import LORA_DELTA, is_peft, other_kind
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, ParameterNode, models_of, walk
 from mecha_exp.method_api.method import MergeMethod
@@ -123,6 +123,9 @@ class ConfigInference:
     def _origin(self, node: Node) -> tuple[Node, str | None]:
         """The first node from this one downwards that decides the config, and the config it declares."""
         while isinstance(node, MergeNode):
+            if self._is_of_peft(node):
+                node = node.children[1]  # the adapter has the names of its base
+                continue
             if node.method.choose is not None:
                 return node, self.chosen(node).signature.returned.config
             below = [child for child in node.children if not self.is_constant(child)] or node.children
@@ -130,6 +133,11 @@ class ConfigInference:
                 break
             node = below[0]
         return node, node.declared_config
+
+    def _is_of_peft(self, node: MergeNode) -> bool:
+        """Whether a call of `lora_delta` reads an adapter of PEFT."""
+        adapter = node.children[0] if node.method.identifier == LORA_DELTA else None
+        return isinstance(adapter, ModelNode) and is_peft(self._keys_of(adapter))
 
     def _detected(self, model: ModelNode) -> ModelConfig:
         fits = self.fits(model)

@@ -13,6 +13,7 @@ from mecha_exp.checkpoint.quantisation import quantisation_of
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, some
 from mecha_exp.inspection.model_config import human_count
 from mecha_exp.inspection.recipe_tree import tree_of
+from mecha_exp.peft.describe import described, sentence
 from mecha_exp.recipe import deserialize
 from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.sources.quantised.view import OPTION, DequantisedSource, dequantised, with_plain_keys
@@ -71,6 +72,7 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
         "renamed": len(detection.renamed),
         "blocks": [block for block in config.blocks() if block in blocks],
         "recipe": model.metadata.get(METADATA_KEY),
+        "adapter": described(model),
         "anomalies": anomalies,
     }
 
@@ -143,7 +145,8 @@ def _nonfinite(model: StateDictSource) -> list[str]:
 def show_model(data: Mapping[str, Any]) -> None:
     """Print a model as tables."""
     sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
-    what = data["config"] or "of no known model config: its components and blocks are those of its names"
+    unknown = "of no known model config: its components and blocks are those of its names"
+    what = data["config"] or (sentence(data["adapter"]) if data["adapter"] else unknown)
     stdout.print(f"{data['path']}: {what}{f' ({sizes})' if sizes else ''}", markup=False, soft_wrap=True)
     rows = make_table("component", "keys", "parameters", "size", "dtypes")
     for name, part in data["components"].items():

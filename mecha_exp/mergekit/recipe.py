@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.checkpoint import dtype_name, is_arithmetic, torch_dtype
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems
 from mecha_exp.graph.nodes import ModelNode, Node, call, models_of
@@ -137,10 +139,15 @@ class _SliceBuilder:
         return node if dtype is None else node.to(dtype=dtype)
 
     def _leaf(self, reference: Reference) -> Node:
-        """A model, or the layers of it that the slice takes."""
-        model = ModelNode(self.models[reference].source)
-        span = self.spans.get(reference)
-        return model if span is None else call("take_layers", model, **dataclasses.asdict(span))
+        """A model, or the layers of it that the slice takes; with what its adapter adds to these."""
+        stored, span = self.models[reference], self.spans.get(reference)
+        model = ModelNode(stored.source)
+        parts: list[Node] = [model]
+        if stored.lora:
+            parts.append(call(LORA_DELTA, ModelNode(stored.lora), model))
+        if span is not None:
+            parts = [call("take_layers", part, **dataclasses.asdict(span)) for part in parts]
+        return reduce(operator.add, parts)
 
     def _arguments(self) -> Arguments:
         """The hyperparameters of the call: one value each, or a mapping of selectors to values."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import TensorInfo, open_stored
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
-from mecha_exp.errors import ConfigError, brief
+from mecha_exp.errors import CheckpointError, ConfigError, brief
+from mecha_exp.peft.config import config_of
 from mecha_exp.sources.layers import Layers
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import infos_of
@@ -25,12 +26,19 @@ class Reference:
     Attributes:
         path: a path, or a name on the hub.
         revision: on the hub; None is the newest.
+        lora: the adapter of PEFT that is added to it, or None.
     """
 
     path: str
     revision: str | None = None
+    lora: Reference | None = None
 
     def __str__(self) -> str:
+        return f"{self.place}+{self.lora}" if self.lora else self.place
+
+    @property
+    def place(self) -> str:
+        """The path with its revision, without the adapter."""
         return f"{self.path}@{self.revision}" if self.revision else self.path
 
 
@@ -38,31 +46,37 @@ def read_reference(config: Any, where: str) -> Reference:
     """Read the name of a model, as a string or as mergekit writes it in full.
 
     Raises:
-        ConfigError: it cannot be read, or names a LoRA or another architecture.
+        ConfigError: it cannot be read, or names another architecture.
     """
     if isinstance(config, Mapping) and "model" in config and config.keys() <= _WORDS:
         if config.get("override_architecture"):
             raise ConfigError(f"{where}.override_architecture: the keys of a model decide here. Remove it.")
-        _refuse_lora(config.get("lora"), where)
-        return read_reference(config["model"], f"{where}.model")
+        return _with_lora(
+            read_reference(config["model"], f"{where}.model"), config.get("lora"), f"{where}.lora"
+        )
     if isinstance(config, Mapping) and "path" in config and config.keys() <= {"path", "revision"}:
         return Reference(str(config["path"]), config.get("revision"))
     if not isinstance(config, str) or not config:
         raise ConfigError(f"{where}: expected the path or the name of a model, got {brief(config)}.")
-    name, _, lora = config.partition("+")
-    _refuse_lora(lora, where)
+    name, plus, lora = config.partition("+")
     path, _, revision = name.partition("@")
-    if not path or "@" in revision:
-        raise ConfigError(f"{where}: expected a model as PATH or ORG/NAME@REVISION, got {brief(config)}.")
-    return Reference(path, revision or None)
-
-
-def _refuse_lora(lora: Any, where: str) -> None:
-    if lora:
+    if not path or "@" in revision or (plus and not lora):
         raise ConfigError(
-            f"{where}: the adapter {brief(lora)} is of PEFT's format, which is not read here. Merge it into "
-            "its model first (peft: merge_and_unload, save_pretrained) and name that folder."
+            f"{where}: expected a model as PATH, ORG/NAME@REVISION or MODEL+ADAPTER, got {brief(config)}."
         )
+    return _with_lora(Reference(path, revision or None), lora, where)
+
+
+def _with_lora(model: Reference, lora: Any, where: str) -> Reference:
+    if not lora:
+        return model
+    adapter = read_reference(lora, where)
+    if model.lora or adapter.lora:
+        raise ConfigError(
+            f"{where}: a model has one adapter here, got {brief(str(model))} and {brief(str(adapter))}. Name "
+            "the model with each of them as an input of its own."
+        )
+    return replace(model, lora=adapter)
 
 
 @dataclass(frozen=True)
@@ -73,26 +87,43 @@ class StoredModel:
         source: its path in a recipe: that of the configuration, or of the snapshot in the hub's cache.
         path: its file or folder.
         infos: the dtype and the shape of every key.
+        lora: the path of its adapter in a recipe; empty without one.
     """
 
     source: str
     path: Path
     infos: Mapping[str, TensorInfo]
+    lora: str = ""
 
     @staticmethod
     def find(reference: Reference, folders: Sequence[Path], offline: bool) -> StoredModel:
-        """Find a model in a folder or in the hub's cache, and read its header.
+        """Find a model in a folder or in the hub's cache, and read its header and its adapter's.
 
         Raises:
-            CheckpointError: there is no such model, or its header cannot be read.
+            CheckpointError: there is no such model, its header cannot be read, or its adapter does not fit.
         """
-        path = find_model(str(reference), folders, offline)
+        source, path = _find(reference, folders, offline)
         with open_stored(path) as model:
             infos = infos_of(model)
-        is_found_by_name = path.as_posix().removesuffix(SUFFIX).endswith(str(reference).removesuffix(SUFFIX))
-        return StoredModel(str(reference) if is_found_by_name else str(path), path, infos)
+        if reference.lora is None:
+            return StoredModel(source, path, infos)
+        lora, adapter = _find(reference.lora, folders, offline)
+        with open_stored(adapter) as opened:
+            if config_of(opened) is None:
+                raise CheckpointError(
+                    f"{lora} is not an adapter of PEFT: it has no adapter_config.json. A model is an input "
+                    "of its own."
+                )
+        return StoredModel(source, path, infos, lora)
 
     @cached_property
     def layers(self) -> Layers:
         """Its layers; CheckpointError where they cannot be told."""
         return Layers.of(self.infos, self.source, self.path)
+
+
+def _find(reference: Reference, folders: Sequence[Path], offline: bool) -> tuple[str, Path]:
+    """The path of a model in a recipe, and on this machine."""
+    path = find_model(reference.place, folders, offline)
+    is_found_by_name = path.as_posix().removesuffix(SUFFIX).endswith(reference.place.removesuffix(SUFFIX))
+    return reference.place if is_found_by_name else str(path), path

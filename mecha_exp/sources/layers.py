@@ -102,21 +102,27 @@ class LayersSource(SourceView):
         layers: the layers of the original.
         span: those that are taken.
 
+    Args:
+        original: the source to read.
+        span: the layers that are taken.
+        keys: those of the original, where it has more than it lists.
+
     Raises:
         CheckpointError: its layers cannot be told, a layer is not there, or a key outside the layers is on
             no known side of them.
     """
 
-    def __init__(self, original: Source, span: Span) -> None:
+    def __init__(self, original: Source, span: Span, keys: Collection[str] | None = None) -> None:
         super().__init__(original)
-        self.layers = Layers.of(original.keys(), original.name, original.path)
+        keys = original.keys() if keys is None else keys
+        self.layers = Layers.of(keys, original.name, original.path)
         self.span = span
         if not 0 <= span.first < span.end <= self.layers.count:
             raise CheckpointError(
                 f"{original.name}: layers {span.first} to {span.end - 1} are asked for, and it has "
                 f"{self.layers.count}, numbered from 0."
             )
-        self._original_keys = renamed_keys(original.keys(), self.layers, span, original.name)
+        self._original_keys = renamed_keys(keys, self.layers, span, original.name)
 
     def keys(self) -> Collection[str]:
         return self._original_keys.keys()

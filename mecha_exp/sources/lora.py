@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from mecha_exp.architectures.lora import ALPHA
 from mecha_exp.architectures.lora_deltas import Deltas
-from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes, torch_dtype
+from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.sources.source import Source, SourceView, infos_of
@@ -18,49 +19,56 @@ CACHED_DELTAS = 4
 """How many of the largest differences the cache has room for: workers share the tiles of a few keys."""
 
 
-class AdapterSource(SourceView):
-    """A source with a model's keys, whose values are what a LoRA adds to the model's tensors.
+class DeltaSource(SourceView):
+    """A source with a model's keys, whose values are what an adapter adds to the model's tensors.
 
-    `keys()` are the keys that the LoRA changes. Any other key of the model reads as zeros. A difference is
-    computed as a whole, in float32 (float64 if the file holds float64), and cached.
+    `keys()` are the keys that the adapter changes. Any other key of the model reads as zeros. A difference is
+    computed as a whole, in float32 (float64 if one of the files has it), and cached.
 
     Attributes:
         unused: keys of modules that change nothing that the model has, such as a text encoder beside a UNet.
 
     Args:
+        original: the adapter.
+        dtype: of the differences.
+        changed: the keys that it changes.
         budget: the largest size of the cache in bytes.
-
-    Raises:
-        CheckpointError: the file has keys that belong to no module, modules that do not fit the model, or
-            factors of whole numbers.
     """
 
-    def __init__(self, original: Source, deltas: Deltas, budget: int) -> None:
-        infos = infos_of(original)
-        deltas.check({key: info.shape for key, info in infos.items()}, original.name)
-        _require_numbers(original.name, infos)
+    unused: Sequence[str] = ()
+
+    def __init__(self, original: Source, dtype: torch.dtype, changed: Collection[str], budget: int) -> None:
         super().__init__(original)
-        self._deltas = deltas
-        is_double = any(torch_dtype(info.dtype) == torch.float64 for info in infos.values())
-        self._dtype = torch.float64 if is_double else torch.float32
-        self._changed = dict.fromkeys(deltas.changed(infos))
-        self.unused = tuple(deltas.unused(infos))
+        self._dtype = dtype
+        self._changed = dict.fromkeys(changed)
         largest = max((self.info(key).nbytes for key in self._changed), default=0)
         self._cache = ByteCache(min(budget, CACHED_DELTAS * largest))
+
+    @abstractmethod
+    def all_keys(self) -> Collection[str]:
+        """The keys of the model that have a difference, be it zero."""
+
+    @abstractmethod
+    def _shape(self, key: str) -> tuple[int, ...]:
+        """The shape of a tensor of the model."""
+
+    @abstractmethod
+    def _delta(self, key: str) -> torch.Tensor:
+        """The difference to a tensor that the adapter changes."""
 
     def keys(self) -> Collection[str]:
         return self._changed.keys()
 
     def __contains__(self, key: object) -> bool:
-        return key in self._deltas
+        return key in self.all_keys()
 
     def info(self, key: str) -> TensorInfo:
-        dtype, shape = dtype_name(self._dtype), self._deltas.shape(key)
+        dtype, shape = dtype_name(self._dtype), self._shape(key)
         return TensorInfo(dtype, shape, 0, stored_bytes(dtype, shape))
 
     def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
         if key in self._changed:
-            delta = self._cache.get(key, lambda: self._delta(key))
+            delta = self._cache.get(key, lambda: self._delta(key).to(self._dtype).reshape(-1))
             out.copy_(delta[start : start + out.numel()])
         else:
             out.zero_()
@@ -73,14 +81,47 @@ class AdapterSource(SourceView):
     def region(self, key: str) -> FileRegion | None:
         return None
 
-    def _delta(self, key: str) -> torch.Tensor:
-        return self._deltas.delta(key, self._original.__contains__, self._read).to(self._dtype).reshape(-1)
-
     def _read(self, key: str) -> torch.Tensor:
+        """A tensor of the adapter, in the dtype of the differences."""
         return self._original.read(key).to(self._dtype)
 
 
-def _require_numbers(name: str, infos: Mapping[str, TensorInfo]) -> None:
+class AdapterSource(DeltaSource):
+    """The differences that a LoRA file makes to a model of a known config.
+
+    Raises:
+        CheckpointError: the file has keys that belong to no module, modules that do not fit the model, or
+            factors of whole numbers.
+    """
+
+    def __init__(self, original: Source, deltas: Deltas, budget: int) -> None:
+        infos = infos_of(original)
+        deltas.check({key: info.shape for key, info in infos.items()}, original.name)
+        require_numbers(original.name, infos)
+        self._deltas = deltas
+        self.unused = tuple(deltas.unused(infos))
+        super().__init__(original, dtype_of(infos), deltas.changed(infos), budget)
+
+    def all_keys(self) -> Collection[str]:
+        return [key for key in self._deltas.target.keys() if key in self._deltas]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._deltas
+
+    def _shape(self, key: str) -> tuple[int, ...]:
+        return self._deltas.shape(key)
+
+    def _delta(self, key: str) -> torch.Tensor:
+        return self._deltas.delta(key, self._original.__contains__, self._read)
+
+
+def dtype_of(*files: Mapping[str, TensorInfo]) -> torch.dtype:
+    """The dtype of differences: float64 where a file has it, else float32."""
+    infos = (info for infos in files for info in infos.values())
+    return torch.float64 if any(info.dtype == "F64" for info in infos) else torch.float32
+
+
+def require_numbers(name: str, infos: Mapping[str, TensorInfo]) -> None:
     """Refuse factors of whole numbers, which are codes whose scales are not in the file.
 
     Raises:

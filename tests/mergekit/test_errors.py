@@ -42,7 +42,7 @@ def said(config: str, **options: object) -> str:
         (TIES + "models: [{modle: a}]", "models[0]: unknown word 'modle'. Did you mean 'model'?"),
         (TIES + "models: [{parameters: {}}]", "models[0]: names no 'model'."),
         (TIES + "models: [{model: 3}]", "models[0].model: expected the path or the name of a model, got 3."),
-        (TIES + "models: [{model: a@b@c}]", "models[0].model: expected a model as PATH or ORG/NAME@REVISION"),
+        (TIES + "models: [{model: a@b@c}]", "models[0].model: expected a model as PATH, ORG/NAME@REVISION"),
         (TIES + "models: [{model: a}, {model: a}]", "models: a is there twice. An input is named once."),
         (f"merge_method: ties\n{A}", "models: ties needs a base model. Name it: base_model: ORG/MODEL"),
         (
@@ -116,8 +116,8 @@ def said(config: str, **options: object) -> str:
             "models: epsilon: one value for all models is supported, got [0.1, 0.2].",
         ),
         (
-            TIES + A.replace("a,", "a+b,"),
-            "models[0].model: the adapter 'b' is of PEFT's format, which is not read",
+            TIES + A.replace("a,", "a+,"),
+            "models[0].model: expected a model as PATH, ORG/NAME@REVISION or MODEL+ADAPTER, got 'a+'",
         ),
         (TIES + A + "tokenizer_source: union", "tokenizer_source: a union of vocabularies is not made here."),
         (TIES + A + "tokenizer: {}", "tokenizer.source: a union of vocabularies is not made here."),

@@ -22,6 +22,7 @@ from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.parameters import ParameterSpec
+from mecha_exp.peft.config import is_adapter
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import Source
@@ -120,6 +121,8 @@ class Binder:
         stack = list(reversed(nodes))
         while stack:
             node = stack.pop()
+            if is_adapter(self._sources.get(node)):
+                continue  # its keys are those of its base
             if isinstance(node, ModelNode) or node in self._sources:
                 models[node] = None
             elif isinstance(node, MergeNode) and node.method.identifier != STATISTICS:

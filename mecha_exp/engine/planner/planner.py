@@ -31,9 +31,10 @@ from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError,
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, models_of, walk
 from mecha_exp.method_api.paths import missing_paths
+from mecha_exp.peft.recipes import untied, with_bases
 from mecha_exp.recipe.templates import require_filled
 from mecha_exp.sources.inputs import open_sources
-from mecha_exp.sources.lora import AdapterSource
+from mecha_exp.sources.lora import DeltaSource
 from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.statistics import StatisticsSource
@@ -55,9 +56,13 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     with open_sources(models_of(*recipes), options.model_dirs) as stored:
         opened = require_plain(stored, options.on_quantised, options.memory_budget)
         _require_one_batch(recipes, opened, options)
-        inputs = prepare_inputs(recipes, opened, options)
+        expanded = with_bases(recipes, opened)
+        opened = untied(expanded.recipes, opened, options.on_tied)
+        inputs = prepare_inputs(expanded.recipes, opened, options)
+        inputs = replace(inputs, notices=(*map(Notice, expanded.lines), *inputs.notices))
         binder = Binder(inputs.sources, inputs.configs)
-        yield _Planner(tuple(_bind(job, binder) for job in jobs), options, inputs).plan()
+        whole = [replace(job, recipe=new) for job, new in zip(jobs, expanded.recipes, strict=True)]
+        yield _Planner(tuple(_bind(job, binder) for job in whole), options, inputs).plan()
 
 
 def _require_one_batch(
@@ -185,7 +190,7 @@ class _Planner:
     def _warn_of_unused_modules(self) -> None:
         """Warn of modules of a LoRA file for which the model's format has no tensor."""
         for model, source in self._sources.items():
-            if isinstance(source, AdapterSource) and source.unused:
+            if isinstance(source, DeltaSource) and source.unused:
                 self._warn(
                     f"{source.name}: {len(source.unused)} keys are left out, as '{model.config}' has nothing "
                     f"that they change: {some(source.unused, 5)}"

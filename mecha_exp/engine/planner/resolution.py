@@ -17,9 +17,11 @@ from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import Kind, MergeMethod
+from mecha_exp.peft.deltas import PeftDeltas
+from mecha_exp.peft.recipes import adapter_call
 from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.layers import LayersSource, Span
-from mecha_exp.sources.lora import AdapterSource
+from mecha_exp.sources.lora import AdapterSource, DeltaSource
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.statistics import FISHER, GRAM, StatisticsSource, fingerprint
 
@@ -33,15 +35,17 @@ class ModelView(ModelNode):
         declared: the config that was declared for the file.
         span: the layers that are taken.
         statistic: the kind of statistics of a model on data that are read.
+        base: the model that an adapter of PEFT is a difference to.
     """
 
     adapter: str | None = None
     declared: str | None = None
     span: Span | None = None
     statistic: str | None = None
+    base: ModelNode | None = None
 
     def identity(self) -> tuple[Any, ...]:
-        return (*super().identity(), self.adapter, self.declared, self.span, self.statistic)
+        return (*super().identity(), self.adapter, self.declared, self.span, self.statistic, self.base)
 
 
 NEEDED = {"fisher": {FISHER}, "regmean": {GRAM}}
@@ -125,6 +129,8 @@ class _Resolver:
             return node
         if node.method.identifier == STATISTICS:
             return self._statistics(node)
+        if (pair := adapter_call(node, self._sources)) is not None:
+            return self._peft_deltas(*pair)
         _check_statistics(node, self._sources)
         return self._converted(self._implemented(node) if node.method.kind is Kind.INTERFACE else node)
 
@@ -189,9 +195,20 @@ class _Resolver:
     def _some_layers(self, node: MergeNode, span: Span) -> Node:
         """A view of some layers of a model."""
         (model,) = (child for child in node.children if isinstance(child, ModelNode))
-        leaf = ModelView(model.source, model.space, None, declared=model.config, span=span)
+        base = model.base if isinstance(model, ModelView) else None
+        leaf = ModelView(model.source, model.space, None, declared=model.config, span=span, base=base)
         if leaf not in self._sources:
-            self._sources[leaf] = LayersSource(self._sources[model], span)
+            source = self._sources[model]
+            keys = source.all_keys() if isinstance(source, DeltaSource) else None
+            self._sources[leaf] = LayersSource(source, span, keys)
+        return leaf
+
+    def _peft_deltas(self, adapter: ModelNode, base: ModelNode) -> Node:
+        """A view of an adapter of PEFT as the differences that it makes to its base."""
+        fit = self._configs.only_fit(base)
+        leaf = ModelView(adapter.source, "delta", fit.identifier if fit else None, base=base)
+        if leaf not in self._sources:
+            self._sources[leaf] = PeftDeltas(self._sources[adapter], self._sources[base], self._budget)
         return leaf
 
     def _adapters_below(self, node: MergeNode, conversion: FormatConversion) -> MergeNode | None:

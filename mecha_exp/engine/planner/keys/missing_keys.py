@@ -16,7 +16,7 @@ from mecha_exp.conversion.lora import AdapterConversion
 from mecha_exp.errors import some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.sources.finite_keys import FiniteSource
-from mecha_exp.sources.lora import AdapterSource
+from mecha_exp.sources.lora import DeltaSource
 from mecha_exp.sources.source import Source
 
 SHOWN_KEYS = 10
@@ -109,7 +109,7 @@ class MissingKeys:
     def _is_lora(self, node: Node) -> bool:
         if isinstance(node, MergeNode):
             return isinstance(node.method, AdapterConversion)
-        return isinstance(node, ModelNode) and isinstance(self._sources[node], AdapterSource)
+        return isinstance(node, ModelNode) and isinstance(self._sources[node], DeltaSource)
 
     def _config_of(self, model: ModelNode) -> ModelConfig | None:
         """The only config that a model fits; None for LoRA files, which have no components."""

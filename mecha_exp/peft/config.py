@@ -1,0 +1,189 @@
+"""The configuration of a PEFT adapter, as far as it decides what its tensors add to a model."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
+from mecha_exp.errors import CheckpointError, Problems, brief
+from mecha_exp.sources.source import Source
+
+Number = TypeVar("Number", int, float)
+
+MAX_BYTES = 10_000_000
+"""Larger files are not read."""
+
+LORA = "LORA"
+
+REASONS = {
+    "IA3": "(IA)3 multiplies activations, so what it does is a factor of the weights and not a difference",
+    "ADALORA": "its ranks are masked by numbers that a merge does not have",
+    "LOHA": "its products of Hadamard are not read from PEFT's form; LyCORIS's form of it is",
+    "LOKR": "its products of Kronecker are not read from PEFT's form; LyCORIS's form of it is",
+    "OFT": "it rotates the weights, which is not a difference",
+    "BOFT": "it rotates the weights, which is not a difference",
+    "VERA": "its random matrices are shared by all layers and made by PEFT itself",
+    "PREFIX_TUNING": "it adds tokens and changes no weight",
+    "PROMPT_TUNING": "it adds tokens and changes no weight",
+    "P_TUNING": "it adds tokens and changes no weight",
+}
+"""Why adapters of other kinds cannot be read."""
+
+REFUSED = {
+    "target_parameters": "factors of single parameters, such as stacked experts, have a form of their own",
+    "trainable_token_indices": "rows of the embedding are replaced in a form of their own",
+    "layer_replication": "the adapter is for a model with layers of the base repeated",
+    "alora_invocation_tokens": "it is active only after certain tokens, so no weights do what it does",
+    "use_qalora": "its factors act on pooled inputs",
+    "use_bdlora": "its factors are of blocks",
+    "arrow_config": "it chooses between adapters by the input",
+    "kasa_config": "it changes the weights of the base",
+    "monteclora_config": "its weights are drawn at random",
+    "megatron_config": "its layers are split between machines",
+}
+"""Entries that say that an adapter does something else than adding products, and what."""
+
+PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""The values of `init_lora_weights` that leave the weights of the base as they are."""
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """What decides the differences that an adapter makes.
+
+    Attributes:
+        rank, alpha: of modules without an entry in the patterns.
+        rank_pattern, alpha_pattern: by the end of a module's name, a regular expression.
+        is_rank_stabilised: whether the scale is alpha / sqrt(rank) (rsLoRA) and not alpha / rank.
+        fan_in_fan_out: whether weights are stored as (inputs, outputs), as in GPT-2.
+        ties_embeddings: whether a change of the embedding is one of the output layer, too.
+        base: the name or path of the model that it was trained on; empty where it is not said.
+        content: all of it.
+    """
+
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    is_rank_stabilised: bool = False
+    fan_in_fan_out: bool = False
+    ties_embeddings: bool = False
+    base: str = ""
+    content: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module, by its name in the model."""
+        return _by_pattern(self.rank_pattern, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """The factor of a module's product: alpha / r, or alpha / sqrt(r)."""
+        alpha, rank = _by_pattern(self.alpha_pattern, module, self.alpha), self.rank_of(module)
+        return alpha / math.sqrt(rank) if self.is_rank_stabilised else alpha / rank
+
+
+def config_of(source: Source) -> PeftConfig | None:
+    """The configuration of an adapter's folder; None for any other source.
+
+    Raises:
+        CheckpointError: it cannot be read, or the adapter does more than adding to weights.
+    """
+    if source.path is None or not any(file.name == ADAPTER_CONFIG for file in source.files):
+        return None
+    return read_config(source.path)
+
+
+def is_adapter(source: Source | None) -> bool:
+    """Whether a source is the folder of an adapter of PEFT, one that can be read or not."""
+    return source is not None and any(file.name == ADAPTER_CONFIG for file in source.files)
+
+
+def read_config(folder: Path) -> PeftConfig:
+    """Read `adapter_config.json`; errors as of `config_of`."""
+    path = folder / ADAPTER_CONFIG
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise CheckpointError(f"{path} is too large for the configuration of an adapter.")
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not the configuration of an adapter: it is {brief(content)}.")
+    _check_kind(content, path)
+    return _parse(content, path)
+
+
+def _check_kind(content: Mapping[str, Any], path: Path) -> None:
+    """See that an adapter adds products to weights, and does nothing else."""
+    kind = str(content.get("peft_type") or "none").upper()
+    if kind != LORA:
+        reason = REASONS.get(kind, "only LoRA and DoRA are read")
+        raise CheckpointError(
+            f"{path}: peft_type {kind}: {reason}. Merge it into its model with PEFT first "
+            "(merge_and_unload, save_pretrained) and name that folder."
+        )
+    problems = Problems()
+    for entry, reason in REFUSED.items():
+        if content.get(entry):
+            problems.add(f"{path}: {entry}: {reason}. It cannot be read as differences.")
+    start = content.get("init_lora_weights", True)
+    if start not in PLAIN_STARTS:
+        problems.add(
+            f"{path}: init_lora_weights {start!r} changes the weights of the base when training starts, so "
+            "the factors are not a difference to them. Save it as a LoRA of the plain base with PEFT: "
+            "save_pretrained(path_initial_model_for_weight_conversion=...)."
+        )
+    problems.raise_as(CheckpointError)
+
+
+def _parse(content: Mapping[str, Any], path: Path) -> PeftConfig:
+    problems = Problems()
+
+    def number(entry: str, value: Any, whole: bool = False) -> float:
+        is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not is_number or (whole and value < 1):
+            expected = "a whole number of at least 1" if whole else "a number"
+            problems.add(f"{path}: {entry}: expected {expected}, got {brief(value)}.")
+            return 1
+        return value  # type: ignore[no-any-return]
+
+    def pattern(entry: str, whole: bool) -> dict[str, Any]:
+        given = content.get(entry) or {}
+        if not isinstance(given, dict):
+            problems.add(f"{path}: {entry}: expected numbers by the names of modules, got {brief(given)}.")
+            return {}
+        for expression in given:
+            try:
+                re.compile(expression)
+            except re.error as error:
+                problems.add(f"{path}: {entry}: {expression!r} is not a regular expression: {error}.")
+        return {name: number(f"{entry}.{name}", value, whole) for name, value in given.items()}
+
+    ranks, alphas = pattern("rank_pattern", True), pattern("alpha_pattern", False)
+    rank = number("r", content.get("r", 8), whole=True)
+    alpha = number("lora_alpha", content.get("lora_alpha", 8))
+    problems.raise_as(CheckpointError)
+    return PeftConfig(
+        int(rank),
+        alpha,
+        ranks,
+        alphas,
+        bool(content.get("use_rslora")),
+        bool(content.get("fan_in_fan_out")),
+        bool(content.get("ensure_weight_tying")),
+        str(content.get("base_model_name_or_path") or ""),
+        content,
+    )
+
+
+def _by_pattern(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
+    """The value of the first pattern that a module's name ends with; PEFT's rule."""
+    for expression, value in patterns.items():
+        if re.match(rf"(.*\.)?({expression})$", module):
+            return value
+    return default

@@ -1,0 +1,95 @@
+"""A PEFT adapter read as the differences that it makes to the tensors of its base."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+
+import torch
+
+from mecha_exp.checkpoint import is_arithmetic
+from mecha_exp.errors import CheckpointError
+from mecha_exp.peft.config import config_of
+from mecha_exp.peft.matching import HEADS, Matching
+from mecha_exp.sources.layers import config_beside
+from mecha_exp.sources.lora import DeltaSource, dtype_of, require_numbers
+from mecha_exp.sources.source import Source, infos_of
+
+EMBEDDINGS = (
+    "embed_tokens.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    "shared.weight",
+    "embed_in.weight",
+)
+_WITH_HEAD = ("ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
+
+
+class PeftDeltas(DeltaSource):
+    """The differences that a PEFT adapter makes to a model, in the names of the model's state dict.
+
+    Attributes:
+        config: of the adapter.
+        modules: by key of the model what changes it, in the order of the model.
+
+    Args:
+        adapter: its opened folder.
+        base: the model. Its tensors are read for DoRA and for whole tensors of the adapter.
+        budget: the largest size of the cache in bytes.
+
+    Raises:
+        CheckpointError: everything that cannot be read exactly; see `mecha_exp.peft.config` and `modules`.
+    """
+
+    def __init__(self, adapter: Source, base: Source, budget: int) -> None:
+        config = config_of(adapter)
+        if config is None:
+            raise CheckpointError(
+                f"{adapter.name} has no adapter_config.json: name the folder of the adapter."
+            )
+        self.config = config
+        self._infos, self._base, self._targets = infos_of(adapter), base, infos_of(base)
+        require_numbers(adapter.name, self._infos)
+        self.modules = Matching(adapter.name, config, self._infos, base.name, self._targets).modules()
+        _check_ties(adapter.name, self, base)
+        super().__init__(adapter, dtype_of(self._infos, self._targets), self.modules, budget)
+        self.files = tuple(dict.fromkeys((*adapter.files, *base.files)))
+        parts = (adapter.identity, base.identity)
+        self.identity = None if None in parts else (hashlib.sha256(json.dumps(parts).encode()).hexdigest(),)
+
+    def all_keys(self) -> Collection[str]:
+        return [key for key, info in self._targets.items() if is_arithmetic(info.dtype)]
+
+    def __contains__(self, key: object) -> bool:
+        info = self._targets.get(key) if isinstance(key, str) else None
+        return info is not None and is_arithmetic(info.dtype)
+
+    def check_unchanged(self) -> None:
+        self._original.check_unchanged()
+        self._base.check_unchanged()
+
+    def _shape(self, key: str) -> tuple[int, ...]:
+        return self._targets[key].shape
+
+    def _delta(self, key: str) -> torch.Tensor:
+        return self.modules[key].delta(self._read, lambda name: self._base.read(name).to(self._dtype))
+
+
+def _check_ties(name: str, adapter: PeftDeltas, base: Source) -> None:
+    """Refuse to change an embedding that its model uses as the output layer, too.
+
+    Trained with PEFT, the output layer keeps the values from before, unless `ensure_weight_tying` says that
+    both have one adapter.
+    """
+    changed = [key for key in adapter.modules if key.endswith(EMBEDDINGS)]
+    content = config_beside(base.path)
+    has_head = any(key.endswith(HEADS) for key in base.keys())
+    names = " ".join(map(str, content.get("architectures") or ()))
+    is_tied = content.get("tie_word_embeddings") and any(word in names for word in _WITH_HEAD)
+    if changed and is_tied and not has_head and not adapter.config.ties_embeddings:
+        raise CheckpointError(
+            f"{name}: it changes {changed[0]}, which {base.name} uses as its output layer, too (it is tied), "
+            "and the adapter leaves that as it was. on_tied=untie gives the result an output layer of its "
+            "own."
+        )

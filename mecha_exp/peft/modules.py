@@ -1,0 +1,220 @@
+"""The tensors of a PEFT adapter, sorted by the tensor of the model that they change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mecha_exp.architectures.lora import PEFT_PREFIX
+from mecha_exp.checkpoint import TensorInfo
+from mecha_exp.errors import CheckpointError, Problems, some
+
+A, B, BIAS = "lora_A.weight", "lora_B.weight", "lora_B.bias"
+OF_ROWS, OF_COLUMNS = "lora_embedding_A", "lora_embedding_B"
+"""The factors of an embedding: [rank, tokens] and [size, rank]."""
+MAGNITUDE = "lora_magnitude_vector"
+_SUFFIXES = {name: name for name in (A, B, BIAS, OF_ROWS, OF_COLUMNS, MAGNITUDE)}
+_SUFFIXES[f"{MAGNITUDE}.weight"] = MAGNITUDE
+_FACTOR = re.compile(rf"(?P<module>.+)\.(?P<suffix>{'|'.join(map(re.escape, _SUFFIXES))})")
+
+Shape = tuple[int, ...]
+Read = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Module:
+    """What an adapter has for one tensor of a model.
+
+    Attributes:
+        name: of the module in the adapter, without PEFT's prefix.
+        key: of the model's tensor.
+        factors: the keys of its factors in the adapter, by suffix.
+        whole: the key of a tensor that takes the place of the model's; empty without one.
+        scale: of the product.
+        is_transposed: whether the model's tensor is stored as (inputs, outputs).
+    """
+
+    name: str
+    key: str
+    factors: Mapping[str, str] = field(default_factory=dict)
+    whole: str = ""
+    scale: float = 1.0
+    is_transposed: bool = False
+
+    @property
+    def reads_base(self) -> bool:
+        """Whether the difference depends on the model's tensor."""
+        return bool(self.whole) or MAGNITUDE in self.factors
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether its factors are those of an embedding."""
+        return OF_ROWS in self.factors
+
+    def product(self, read: Read) -> Tensor:
+        """s B A in the shape of a linear or convolutional layer, s (B A)^T of an embedding.
+
+        Args:
+            read: (key of the adapter) -> its tensor.
+        """
+        if BIAS in self.factors:
+            return read(self.factors[BIAS]) * self.scale
+        if self.is_embedding:
+            rows, columns = read(self.factors[OF_ROWS]), read(self.factors[OF_COLUMNS])
+            made: Tensor = columns * self.scale @ rows
+            return made.mT
+        down, up = read(self.factors[A]), read(self.factors[B])
+        product: Tensor = (up.flatten(1) * self.scale @ down.flatten(1)).reshape(up.shape[0], *down.shape[1:])
+        return torch.t(product) if self.is_transposed else product
+
+    def delta(self, read: Read, base: Read) -> Tensor:
+        """The difference to the model's tensor; with magnitudes m of DoRA m (W + D) / ||W + D|| - W.
+
+        The norm is that of each output: over rows of a linear layer, over a kernel, over the tokens of an
+        embedding.
+
+        Args:
+            read, base: (key) -> the tensor of the adapter, and of the model.
+
+        Source: LoRA, Hu et al. 2021, arXiv:2106.09685; rsLoRA, Kalajdzievski 2023, arXiv:2312.03732; DoRA,
+        Liu et al. 2024, arXiv:2402.09353; PEFT 0.21 for the names.
+        """
+        if not self.reads_base:
+            return self.product(read)
+        before = base(self.key)
+        after = read(self.whole).to(before.dtype) if self.whole else before
+        if self.factors:
+            after = after + self.product(read)
+        if MAGNITUDE in self.factors:
+            after = self._with_magnitude(after, read(self.factors[MAGNITUDE]))
+        return after - before
+
+    def _with_magnitude(self, adapted: Tensor, magnitude: Tensor) -> Tensor:
+        outputs = adapted.ndim - 1 if self.is_embedding or self.is_transposed else 0
+        others = [axis for axis in range(adapted.ndim) if axis != outputs]
+        norm = torch.linalg.vector_norm(adapted, dim=others, keepdim=True, dtype=torch.float64)
+        factor = magnitude.double().reshape(norm.shape) / norm
+        scaled: Tensor = adapted * factor
+        return scaled.to(adapted.dtype)
+
+
+def sorted_modules(keys: Iterable[str], name: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """The factors of each module by suffix, and the whole tensors by their key in the model.
+
+    Raises:
+        CheckpointError: keys that are not PEFT's, or a module without one of its factors.
+    """
+    factors: dict[str, dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    unknown = []
+    for key in keys:
+        inner = key.removeprefix(PEFT_PREFIX)
+        if match := _FACTOR.fullmatch(inner):
+            factors.setdefault(match["module"], {})[_SUFFIXES[match["suffix"]]] = key
+        elif inner == key or "lora_" in inner:
+            unknown.append(key)
+        else:
+            whole[inner.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = key
+    problems = Problems()
+    if unknown:
+        problems.add(
+            f"{name}: {len(unknown)} keys are not those of a LoRA of PEFT: {some(unknown, 3)}. Expected "
+            f"{PEFT_PREFIX}MODULE.{A}, .{B} and their like."
+        )
+    for module, suffixes in factors.items():
+        pairs = [(A, B), (OF_ROWS, OF_COLUMNS)]
+        if not any(suffixes.keys() & {*pair} == {*pair} for pair in pairs):
+            problems.add(f"{name}: the module {module} has only {some(sorted(suffixes))}.")
+    problems.raise_as(CheckpointError)
+    return factors, whole
+
+
+def fault_of(module: Module, shapes: Mapping[str, Shape], rank: int, target: TensorInfo) -> str:
+    """What does not fit in a module, or an empty string.
+
+    Args:
+        shapes: of the tensors of the adapter, by suffix; of a whole tensor by an empty string.
+        rank: that the configuration says.
+        target: the tensor of the model.
+    """
+    made = _shape_of(module, shapes)
+    of_rank = {
+        f"{suffix} {list(shape)}": shape[axis]
+        for suffix, axis in ((A, 0), (B, 1), (OF_ROWS, 0), (OF_COLUMNS, 1))
+        if (shape := shapes.get(suffix)) and len(shape) > axis
+    }
+    if wrong := [described for described, size in of_rank.items() if size != rank]:
+        return f"its configuration says rank {rank}, and {some(wrong)} has another"
+    if made is not None and made != target.shape:
+        listed = some((f"{suffix} {list(shape)}" for suffix, shape in shapes.items() if suffix), 4)
+        return f"{listed} make a difference of shape {list(made)}, and {module.key} is {list(target.shape)}"
+    if "" in shapes and shapes[""] != target.shape:
+        return f"{module.whole} is {list(shapes[''])}, and {module.key} of the base {list(target.shape)}"
+    if (magnitude := shapes.get(MAGNITUDE)) is not None and made is not None:
+        outputs = made[-1] if module.is_embedding or module.is_transposed else made[0]
+        if torch.Size(magnitude).numel() != outputs:
+            return f"{MAGNITUDE} {list(magnitude)} does not have a number for each of {outputs} outputs"
+    return ""
+
+
+def _shape_of(module: Module, shapes: Mapping[str, Shape]) -> Shape | None:
+    """The shape of a module's product; None without factors."""
+    if BIAS in shapes:
+        return shapes[BIAS]
+    if OF_ROWS in shapes:
+        return (shapes[OF_ROWS][-1], shapes[OF_COLUMNS][0])
+    if A not in shapes:
+        return None
+    down, up = shapes[A], shapes[B]
+    return (down[-1], up[0]) if module.is_transposed else (up[0], *down[1:])
+
+
+def is_transposed(
+    name: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]], fan_in_fan_out: bool
+) -> bool | None:
+    """Whether the tensor of a linear module is stored as (inputs, outputs); None where that cannot be told.
+
+    Shapes tell, but for square tensors. There a module with the same last name decides, as all layers named
+    `c_proj` are of one class, and else the configuration, unless other shapes contradict it.
+
+    Args:
+        name: of the module.
+        shapes: of A, of B and of the model's tensor, by module.
+        fan_in_fan_out: what the configuration says.
+    """
+    known = {other: told for other, each in shapes.items() if (told := _told_by_shapes(*each)) is not None}
+    if name in known:
+        return known[name]
+    last = name.rpartition(".")[2]
+    namesakes = {told for other, told in known.items() if other.rpartition(".")[2] == last}
+    if len(namesakes) == 1:
+        return namesakes.pop()
+    return None if namesakes or (not fan_in_fan_out) in known.values() else fan_in_fan_out
+
+
+def _told_by_shapes(down: Shape, up: Shape, target: Shape) -> bool | None:
+    if len(target) != 2 or len(down) != 2 or down[-1] != up[0]:
+        return len(target) == 2 and target == (down[-1], up[0]) and target != (up[0], *down[1:])
+    return None
+
+
+def base_keys(names: Sequence[str], keys: Iterable[str], ending: str = "") -> dict[str, str]:
+    """The key of the model that each name of an adapter means; names without one are left out.
+
+    A model alone and the same model below a head differ in the first part of their keys, such as `model.` or
+    `transformer.`; an adapter for the one is read for the other.
+    """
+    known = set(keys)
+    firsts = dict.fromkeys(f"{key.partition('.')[0]}." for key in known)
+    found: dict[str, str] = {}
+    for name in names:
+        ways = ([name], [name.partition(".")[2]], [f"{first}{name}" for first in firsts])
+        matches = ([c for c in way if c and f"{c}{ending}" in known] for way in ways)
+        match = next(filter(None, matches), [])
+        if len(match) == 1:
+            found[name] = f"{match[0]}{ending}"
+    return found

@@ -1,0 +1,129 @@
+"""PEFT adapters in recipes: which base a bare adapter stands on, and what an adapter's delta is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mecha_exp.architectures.lora import LORA_DELTA
+from mecha_exp.errors import RecipeError
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call, models_of, walk
+from mecha_exp.graph.rewrite import rewrite
+from mecha_exp.peft.config import config_of, is_adapter
+from mecha_exp.sources.source import Source
+from mecha_exp.sources.vocabulary import VocabularyView
+
+AS_THEY_ARE = frozenset({LORA_DELTA})
+"""Methods that take an adapter itself and not the model that it stands for."""
+
+_TIED = {
+    "lm_head": ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"),
+    "embed_out": ("gpt_neox.embed_in.weight",),
+}
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """Recipes whose adapters are models.
+
+    Attributes:
+        recipes: the graphs.
+        lines: about each adapter the model that it was added to.
+    """
+
+    recipes: tuple[Node, ...]
+    lines: tuple[str, ...]
+
+
+def with_bases(recipes: Sequence[Node], sources: Mapping[ModelNode, Source]) -> Expanded:
+    """Replace each adapter that stands for a model by its base plus what it adds.
+
+    The base is the argument `base` of the call that takes the adapter, and otherwise the only model beside
+    the adapters of the recipe.
+
+    Raises:
+        RecipeError: nothing tells the base of an adapter.
+        CheckpointError: the configuration of an adapter cannot be read.
+    """
+    if not any(map(is_adapter, sources.values())):
+        return Expanded(tuple(recipes), ())
+    lines: dict[str, None] = {}
+    expanded = tuple(_expand(recipe, sources, lines) for recipe in recipes)
+    return Expanded(expanded, tuple(lines))
+
+
+def _expand(recipe: Node, sources: Mapping[ModelNode, Source], lines: dict[str, None]) -> Node:
+    models = [model for model in models_of(recipe) if not is_adapter(sources.get(model))]
+    only = models[0] if len(models) == 1 else None
+
+    def on_base(adapter: Node, base: Node | None) -> Node:
+        if not isinstance(adapter, ModelNode) or not is_adapter(sources.get(adapter)):
+            return adapter
+        base = base or only
+        if base is None:
+            config = config_of(sources[adapter])
+            trained = f" It was trained on {config.base}." if config and config.base else ""
+            raise RecipeError(
+                f"{adapter.source} is an adapter, and {len(models)} models of the recipe could be its base: "
+                f"say which one, as in `base + lora_delta(adapter, base)`.{trained}"
+            )
+        name = base.source if isinstance(base, ModelNode) else repr(base)
+        lines[f"{adapter.source} is an adapter: read as {name} with what it adds"] = None
+        return base + call(LORA_DELTA, adapter, base)
+
+    def replace(node: Node) -> Node:
+        if not isinstance(node, MergeNode) or node.method.identifier in AS_THEY_ARE:
+            return node
+        named = dict(node.arguments)
+        base = named.get("base")
+        base = base if isinstance(base, Node) and not is_adapter(sources.get(base)) else None  # type: ignore[call-overload]
+        new = {child: on_base(child, base) for child in node.children}
+        return node if all(a is b for a, b in new.items()) else node.with_children(new)
+
+    (expanded,) = rewrite([recipe], replace)
+    return on_base(expanded, None)
+
+
+def untied(
+    recipes: Sequence[Node], sources: Mapping[ModelNode, Source], on_tied: str
+) -> dict[ModelNode, Source]:
+    """The sources, with an output layer for tied bases whose adapters need one, if it is asked for."""
+    views = dict(sources)
+    if on_tied != "untie":
+        return views
+    for adapter, base in adapter_calls(recipes, sources):
+        for head, embeddings in _TIED.items():
+            key = next((k for k in embeddings if k in views[base]), None)
+            names = (f".{head}.", *(f".{k.removesuffix('.weight')}." for k in embeddings))
+            is_changed = any(name in f".{k}" for k in sources[adapter].keys() for name in names)
+            if key is not None and is_changed and f"{head}.weight" not in views[base]:
+                views[base] = VocabularyView(views[base], {f"{head}.weight": key})
+    return views
+
+
+def adapter_calls(
+    recipes: Sequence[Node], sources: Mapping[ModelNode, Source]
+) -> Iterator[tuple[ModelNode, ModelNode]]:
+    """Each adapter of PEFT that a recipe reads as a difference, with the model that it is a difference to."""
+    for node in walk(*recipes):
+        if (pair := adapter_call(node, sources)) is not None:
+            yield pair
+
+
+def adapter_call(node: Node, sources: Mapping[ModelNode, Source]) -> tuple[ModelNode, ModelNode] | None:
+    """The adapter and the base of a call of `lora_delta`; None for all other nodes.
+
+    Raises:
+        RecipeError: the base is a merge, whose tensors the difference may depend on.
+    """
+    if not isinstance(node, MergeNode) or node.method.identifier != LORA_DELTA:
+        return None
+    adapter, base = node.children
+    if not isinstance(adapter, ModelNode) or not is_adapter(sources.get(adapter)):
+        return None
+    if not isinstance(base, ModelNode):
+        raise RecipeError(
+            f"lora_delta: {adapter.source} is a difference to a model that is read, and its base is "
+            f"{base!r}. Name the model that it was trained on, and add the difference to the merge."
+        )
+    return adapter, base

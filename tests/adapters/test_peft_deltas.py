@@ -1,0 +1,207 @@
+"""Adapters of PEFT are differences to a base: the formulas, by hand."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft_tensors import HEAD, SHAPES, O, Q, lora, rand
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import mecha_exp as m
+from mecha_exp.engine import EngineOptions
+
+PREFIX = "base_model.model."
+Base = dict[str, Tensor]
+
+
+def product(tensors: Base, module: str, scale: float) -> Tensor:
+    a, b = (tensors[f"{PREFIX}{module}.lora_{x}.weight"] for x in "AB")
+    return scale * b @ a
+
+
+def merged(adapter: str, options: EngineOptions | None = None) -> Base:
+    base = m.model("base")
+    return dict(m.merge(base + m.lora_delta(adapter, base), options=options))
+
+
+def assert_changes(result: Base, base: Base, changed: dict[str, Tensor]) -> None:
+    assert result.keys() == base.keys()
+    for key, before in base.items():
+        expected = before + changed[key] if key in changed else before
+        torch.testing.assert_close(result[key], expected, rtol=1e-6, atol=1e-6)
+        assert key in changed or torch.equal(result[key], before)
+
+
+def test_alpha_over_the_rank_scales_the_product(base: Base, adapter: Callable[..., str]):
+    factors = lora(Q, O)
+    adapter("lora", factors)
+
+    assert_changes(merged("lora"), base, {f"{x}.weight": product(factors, x, 3.0) for x in (Q, O)})
+
+
+def test_patterns_and_rank_stabilisation_decide_the_scale(base: Base, adapter: Callable[..., str]):
+    factors = lora(Q, O) | lora("model.layers.1.q_proj", rank=4, seed=5)
+    adapter(
+        "lora",
+        factors,
+        use_rslora=True,
+        rank_pattern={"1.q_proj": 4},
+        alpha_pattern={"layers.0.q_proj": 10, "q_proj": 20},
+    )
+
+    scales = {Q: 10 / 2**0.5, O: 6 / 2**0.5, "model.layers.1.q_proj": 20 / 2}
+    assert_changes(merged("lora"), base, {f"{x}.weight": product(factors, x, s) for x, s in scales.items()})
+
+
+def test_whole_tensors_take_the_place_of_those_of_the_base(base: Base, adapter: Callable[..., str]):
+    whole = {f"{PREFIX}lm_head.weight": rand(20, 6, seed=3), f"{PREFIX}{Q}.base_layer.bias": rand(8, seed=4)}
+    adapter("lora", lora(O) | whole, modules_to_save=["lm_head"], bias="lora_only")
+
+    result = merged("lora")
+
+    torch.testing.assert_close(result["lm_head.weight"], whole[f"{PREFIX}lm_head.weight"])
+    torch.testing.assert_close(result[f"{Q}.bias"], whole[f"{PREFIX}{Q}.base_layer.bias"])
+    assert torch.equal(result[f"{Q}.weight"], base[f"{Q}.weight"])
+
+
+def test_a_bias_of_the_adapter_is_scaled_and_added(base: Base, adapter: Callable[..., str]):
+    factors = lora(Q) | {f"{PREFIX}{Q}.lora_B.bias": rand(8)}
+    adapter("lora", factors, lora_bias=True)
+
+    changed = {f"{Q}.weight": product(factors, Q, 3.0), f"{Q}.bias": 3.0 * rand(8)}
+    assert_changes(merged("lora"), base, changed)
+
+
+def test_the_factors_of_an_embedding_are_stored_the_other_way_round(base: Base, adapter: Callable[..., str]):
+    rows, columns = rand(2, 20), rand(6, 2)
+    inner = f"{PREFIX}model.embed_tokens."
+    adapter("lora", {f"{inner}lora_embedding_A": rows, f"{inner}lora_embedding_B": columns})
+
+    assert_changes(merged("lora"), base, {"model.embed_tokens.weight": 3.0 * (columns @ rows).T})
+
+
+def test_a_convolution_has_the_kernel_in_its_first_factor(base: Base, adapter: Callable[..., str]):
+    down, up = rand(2, 6, 3, 3), rand(4, 2, 1, 1)
+    inner = f"{PREFIX}model.conv."
+    adapter("lora", {f"{inner}lora_A.weight": down, f"{inner}lora_B.weight": up})
+
+    change = 3.0 * torch.einsum("or,rikl->oikl", up[:, :, 0, 0], down)
+    assert_changes(merged("lora"), base, {"model.conv.weight": change})
+
+
+def test_dora_gives_each_output_its_magnitude(base: Base, adapter: Callable[..., str]):
+    magnitude = rand(8).abs()
+    factors = lora(Q)
+    adapter("lora", factors | {f"{PREFIX}{Q}.lora_magnitude_vector": magnitude}, use_dora=True)
+
+    result = merged("lora")[f"{Q}.weight"]
+
+    torch.testing.assert_close(result.norm(dim=1), magnitude)
+    adapted = base[f"{Q}.weight"] + product(factors, Q, 3.0)
+    torch.testing.assert_close(result, adapted * (magnitude / adapted.norm(dim=1))[:, None])
+
+
+def test_square_tensors_are_read_as_the_configuration_says(base: Base, adapter: Callable[..., str]):
+    factors = lora(O)
+    adapter("conv1d", factors, fan_in_fan_out=True)
+
+    assert_changes(merged("conv1d"), base, {f"{O}.weight": product(factors, O, 3.0).T})
+
+
+def test_square_tensors_are_read_like_their_namesakes(
+    base: Base, adapter: Callable[..., str], tmp_path: Path
+):
+    names = ("h.0.attn.c_proj", "h.0.mlp.c_proj")
+    weights = {f"{names[0]}.weight": rand(6, 6), f"{names[1]}.weight": rand(9, 6)}
+    save_file(weights, tmp_path / "gpt.safetensors")
+    factors = {
+        f"{PREFIX}transformer.{name}.lora_{letter}.weight": rand(*shape)
+        for name, shapes in zip(names, (((2, 6), (6, 2)), ((2, 9), (6, 2))), strict=True)
+        for letter, shape in zip("AB", shapes, strict=True)
+    }
+    adapter("lora", factors)
+
+    result = m.merge(m.model("gpt") + m.lora_delta("lora", m.model("gpt")))
+
+    for name in names:
+        change = product(factors, f"transformer.{name}", 3.0).T
+        torch.testing.assert_close(result[f"{name}.weight"], weights[f"{name}.weight"] + change)
+
+
+def test_an_adapter_stands_for_the_base_with_what_it_adds(base: Base, adapter: Callable[..., str]):
+    factors = {"a": lora(Q), "b": lora(Q, O, seed=7)}
+    for name, tensors in factors.items():
+        adapter(name, tensors)
+
+    ties = m.merge(m.task_arithmetic("base", "a", "b", weights=[0.5, -0.25]))
+
+    change = 0.5 * product(factors["a"], Q, 3.0) - 0.25 * product(factors["b"], Q, 3.0)
+    torch.testing.assert_close(ties[f"{Q}.weight"], base[f"{Q}.weight"] + change, rtol=1e-5, atol=1e-6)
+    half = m.merge(m.weighted_sum("base", "a", alpha=0.5))
+    expected = base[f"{Q}.weight"] + 0.5 * product(factors["a"], Q, 3.0)
+    torch.testing.assert_close(half[f"{Q}.weight"], expected)
+
+
+def test_differences_of_adapters_are_added_exactly(base: Base, adapter: Callable[..., str]):
+    factors = {"a": lora(Q), "b": lora(Q, O, seed=7)}
+    for name, tensors in factors.items():
+        adapter(name, tensors)
+    node = m.model("base")
+
+    total = m.merge(0.7 * m.lora_delta("a", node) - m.lora_delta("b", node))
+
+    change = {x: -product(factors["b"], x, 3.0) for x in (Q, O)}
+    change[Q] = change[Q] + 0.7 * product(factors["a"], Q, 3.0)
+    assert total.keys() == {f"{Q}.weight", f"{O}.weight"}
+    for module, expected in change.items():
+        torch.testing.assert_close(total[f"{module}.weight"], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_values_by_block_are_those_of_the_base(base: Base, adapter: Callable[..., str]):
+    factors = lora(Q, "model.layers.1.q_proj")
+    adapter("lora", factors)
+    node = m.model("base")
+    alpha = {"model.layers.1.*": 0.0, "default": 1.0}
+
+    result = m.merge(m.add_difference(node, m.lora_delta("lora", node), alpha=alpha))
+
+    assert_changes(dict(result), base, {f"{Q}.weight": product(factors, Q, 3.0)})
+
+
+def test_a_tied_base_gets_an_output_layer_where_that_is_asked_for(
+    base: Base, adapter: Callable[..., str], tmp_path: Path
+):
+    save_file(
+        {k: v for k, v in base.items() if k != "lm_head.weight"}, tmp_path / "base" / "model.safetensors"
+    )
+    config = tmp_path / "base" / "config.json"
+    config.write_text(config.read_text().replace("false", "true"))
+    factors = lora(HEAD)
+    adapter("head", factors)
+    inner = f"{PREFIX}model.embed_tokens."
+    rows = {f"{inner}lora_embedding_A": rand(2, 20), f"{inner}lora_embedding_B": rand(6, 2)}
+    adapter("rows", rows)
+
+    with pytest.raises(m.CheckpointError, match=r"it changes lm_head, and base has no such .* on_tied=untie"):
+        merged("head")
+    with pytest.raises(
+        m.CheckpointError, match=r"it changes model\.embed_tokens\.weight, which base uses as"
+    ):
+        merged("rows")
+    untied = EngineOptions(on_tied="untie")
+    embedding = base["model.embed_tokens.weight"]
+    head = merged("head", untied)
+    torch.testing.assert_close(head["lm_head.weight"], embedding + product(factors, HEAD, 3.0))
+    assert torch.equal(head["model.embed_tokens.weight"], embedding)
+    assert torch.equal(merged("rows", untied)["lm_head.weight"], embedding)
+
+
+def test_a_merged_adapter_is_a_folder_like_its_base(base: Base, adapter: Callable[..., str], tmp_path: Path):
+    adapter("lora", lora(Q))
+
+    m.merge(m.weighted_sum("base", "lora", alpha=1.0), tmp_path / "whole")
+
+    assert (tmp_path / "whole" / "config.json").exists()
+    assert load_file(tmp_path / "whole" / "model.safetensors").keys() == SHAPES.keys()
