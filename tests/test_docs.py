@@ -35,11 +35,17 @@ def blocks(language: str, *marks: pytest.MarkDecorator) -> list[object]:
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The models and configurations of mergekit that the examples name, in the current folder."""
+    """The models, adapters and configurations of mergekit that the examples name, in the current folder."""
     for seed, name in enumerate(("base", "a", "b", "c")):
         torch.manual_seed(seed)
         tensors = {f"{part}.{i}.weight": torch.randn(4, 4) for part in ("encoder", "decoder") for i in (0, 1)}
         save_file(tensors, tmp_path / f"{name}.safetensors")
+    for name in ("math", "code"):
+        (tmp_path / name).mkdir()
+        layer = "base_model.model.encoder.0.lora"
+        factors = {f"{layer}_A.weight": torch.randn(2, 4), f"{layer}_B.weight": torch.randn(4, 2)}
+        save_file(factors, tmp_path / name / "adapter_model.safetensors")
+        (tmp_path / name / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
     page = (REPOSITORY / "docs" / "mergekit.md").read_text(encoding="utf-8")
     for match in BLOCK.finditer(page):
         if match[1] == "yaml":

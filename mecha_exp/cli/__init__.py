@@ -14,6 +14,7 @@ from types import FrameType
 from mecha_exp.system.imports import collect_seldom, import_without_gc, skip_gc_at_exit
 
 VERBS = (
+    "adapters",
     "calibrate",
     "clean",
     "compose",

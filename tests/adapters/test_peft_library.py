@@ -125,3 +125,53 @@ def test_pissa_is_refused_since_it_changes_the_base(tmp_path: Path):
 
     with pytest.raises(m.CheckpointError, match="init_lora_weights 'pissa' changes the weights of the base"):
         m.merge(base + m.lora_delta(str(tmp_path / "adapter_0"), base))
+
+
+def adapted(folder: Path) -> Any:
+    """The base in PEFT with two adapters, `one` and `two`."""
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
+    model = peft.PeftModel.from_pretrained(loaded, folder / "adapter_0", adapter_name="one")
+    model.load_adapter(folder / "adapter_1", adapter_name="two")
+    return model
+
+
+@pytest.mark.parametrize(("combination", "rank"), [("cat", None), ("svd", 3)])
+@pytest.mark.parametrize("weights", [[0.7, 0.4], [0.7, -0.4]])
+def test_merged_adapters_are_those_of_add_weighted_adapter(
+    combination: str, rank: int | None, weights: list[float], tmp_path: Path
+):
+    """PEFT 0.21 takes negative weights for both; its svd keeps one rank for all modules, as ours does."""
+    for seed in (0, 1):
+        trained(llama(), tmp_path, seed, target_modules=["q_proj", "down_proj"], r=4 + seed)
+    model = adapted(tmp_path)
+    model.add_weighted_adapter(["one", "two"], weights, "sum", combination_type=combination, svd_rank=rank)
+    model.set_adapter("sum")
+    theirs = model.merge_and_unload(adapter_names=["sum"]).state_dict()
+
+    names = [str(tmp_path / f"adapter_{seed}") for seed in (0, 1)]
+    m.merge_adapters(names, tmp_path / "sum", weights, rank)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    ours = peft.PeftModel.from_pretrained(loaded, tmp_path / "sum").merge_and_unload().state_dict()
+    base = m.model(str(tmp_path / "base"))
+    read = m.merge(base + m.lora_delta(str(tmp_path / "sum"), base))
+
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(read[key], ours[key], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [gpt2, bert])
+def test_peft_loads_what_was_merged(make: Any, tmp_path: Path):
+    targets = {gpt2: ["c_attn", "c_proj"], bert: ["query", "word_embeddings"]}[make]
+    for seed in (0, 1):
+        trained(make(), tmp_path, seed, target_modules=targets, rank_pattern={targets[0]: 2 + seed})
+    base = m.model(str(tmp_path / "base"))
+    names = [str(tmp_path / f"adapter_{seed}") for seed in (0, 1)]
+    m.merge_adapters(names, tmp_path / "sum", [1.0, -0.5])
+
+    loaded = type(make()).from_pretrained(tmp_path / "base")
+    theirs = peft.PeftModel.from_pretrained(loaded, tmp_path / "sum").merge_and_unload().state_dict()
+
+    first, second = (m.lora_delta(name, base) for name in names)
+    for key, tensor in m.merge(base + first - 0.5 * second).items():
+        torch.testing.assert_close(theirs[key], tensor, rtol=1e-5, atol=2e-6)

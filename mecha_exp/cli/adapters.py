@@ -1,0 +1,72 @@
+"""`python -m mecha_exp adapters`: merge adapters of PEFT into one adapter."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mecha_exp.cli.arguments import add_models_dir, make_parser
+from mecha_exp.peft.merging import MergedAdapter, merge_adapters
+from mecha_exp.terminal import make_table, stdout
+
+EXAMPLE = """\
+examples:
+    python -m mecha_exp adapters math code -o both           concatenated: no error, ranks add up
+    python -m mecha_exp adapters math code --weights 1 -0.3 -o both --rank 16
+"""
+
+SHOWN_MODULES = 3
+"""How many modules with the largest errors are named."""
+
+
+def main(arguments: list[str]) -> int:
+    """Merge adapters, and say what the rank costs."""
+    options = _parser().parse_args(arguments)
+    weights = options.weights if len(options.weights) != 1 else options.weights[0]
+    merged = merge_adapters(
+        options.adapters, options.output, weights, options.rank, model_dirs=options.models_dir
+    )
+    _show(merged, options.rank)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "adapters",
+        "Merge adapters of PEFT into one: the weighted sum of what they add to their base. Without a rank "
+        "their factors are concatenated, which costs no error.",
+        EXAMPLE,
+    )
+    parser.add_argument("adapters", nargs="+", metavar="ADAPTER", help="a folder with adapter_config.json")
+    parser.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="FOLDER", help="the merged adapter"
+    )
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        type=float,
+        default=[1.0],
+        metavar="W",
+        help="one for all, or one for each adapter, of either sign (default: 1)",
+    )
+    parser.add_argument(
+        "--rank", type=int, metavar="R", help="of each module; the error that it costs is shown"
+    )
+    add_models_dir(parser, "where the adapters are looked for, after the current folder; may be repeated")
+    return parser
+
+
+def _show(merged: MergedAdapter, rank: int | None) -> None:
+    ranks = sorted(set(merged.ranks.values()))
+    spread = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+    line = f"{merged.path}: {len(merged.ranks)} modules of rank {spread}, relative error {merged.error:.3g}"
+    stdout.print(line, markup=False, soft_wrap=True)
+    if rank is not None and merged.error:
+        worst = sorted(merged.errors, key=lambda name: -merged.errors[name])[:SHOWN_MODULES]
+        listed = ", ".join(f"{name} {merged.errors[name]:.3g}" for name in worst)
+        stdout.print(f"the largest: {listed}", markup=False, soft_wrap=True)
+    if merged.error_at:
+        table = make_table("rank", "relative error")
+        for other, error in merged.error_at.items():
+            table.add_row(str(other), f"{error:.3g}")
+        stdout.print(table)
