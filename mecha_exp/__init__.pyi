@@ -73,6 +73,9 @@ from .graph.literals import (
 )
 from .graph.nodes import Node as Node
 from .graph.spaces import MergeSpaceSymbol as MergeSpaceSymbol
+from .in_torch import eager as eager
+from .in_torch import load_into as load_into
+from .in_torch import merge_modules as merge_modules
 from .mergekit.recipe import from_mergekit as from_mergekit
 from .method_api.decorators import factor as factor
 from .method_api.decorators import merge_method as merge_method

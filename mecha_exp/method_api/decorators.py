@@ -192,7 +192,7 @@ def whole_model(method: Reduction, identifier: str | None = None, *, register: b
         raise RecipeError(
             f"{name}: '{method.identifier}' has several rounds, or is of the whole model already"
         )
-    arguments = (method.__wrapped__, name, method.rounds, method.finish, method.sums, method.rank)
+    arguments = (method.function, name, method.rounds, method.finish, method.sums, method.rank)
     wide = Reduction(*arguments)
     wide.of_model = True
     wide.__doc__ = f"As `{method.identifier}`, over all keys of the model, in one more trip over the data."

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ from mecha_exp.method_api.binding import MethodSignature, read_signature
 
 if TYPE_CHECKING:
     from mecha_exp.architectures import ModelConfig
+
+_IN_TORCH = "mecha_exp.in_torch"
 
 RowLength = Callable[[tuple[int, ...]], int]
 """(shape) -> the number of consecutive elements that are a row of a tensor."""
@@ -73,7 +76,9 @@ class MergeMethod:
         columns: (shape) -> the number of consecutive elements that are a row; None without rows.
         depends: the files and folders that the function reads.
         variables: the names of environment variables that it reads.
-        __wrapped__: the function of tensors, or a class with `__call__`.
+        function: the function that was declared, or a class with `__call__`: of tensors, and of a composite
+            of nodes.
+        __wrapped__: the function of tensors; for a composite it computes its graph (see `in_torch.eager`).
     """
 
     def __init__(
@@ -88,7 +93,8 @@ class MergeMethod:
         if inspect.isclass(function) and "__call__" not in vars(function):
             raise RecipeError(f"{identifier}: a class of a merge method needs a method `__call__`")
         functools.update_wrapper(self, function, updated=())
-        self.__wrapped__ = function
+        self.function = function
+        self.__wrapped__ = _of_tensors(self) if kind is Kind.COMPOSITE else function
         self.identifier = identifier
         self.kind = kind
         self.signature: MethodSignature = read_signature(function)
@@ -103,14 +109,14 @@ class MergeMethod:
 
     def instantiate(self) -> Callable[..., Any]:
         """The callable for tensors: the function, or a new object of the class."""
-        wrapped: Any = self.__wrapped__
-        function: Callable[..., Any] = wrapped() if isinstance(wrapped, type) else wrapped
+        declared: Any = self.function
+        function: Callable[..., Any] = declared() if isinstance(declared, type) else declared
         return function
 
     @property
     def map_keys(self) -> Callable[[Any], None] | None:
         """The function that maps each key of the result to keys of the arguments; see `key_map`."""
-        function: Callable[[Any], None] | None = getattr(self.__wrapped__, "map_keys", None)
+        function: Callable[[Any], None] | None = getattr(self.function, "map_keys", None)
         return function
 
     def _check(self) -> None:
@@ -151,6 +157,19 @@ class MergeMethod:
 
     def __repr__(self) -> str:
         return f"<merge method '{self.identifier}' ({self.kind.value})>"
+
+
+def _of_tensors(method: MergeMethod) -> Callable[..., Any]:
+    """The function of tensors of a composite, which says what it does by a graph of nodes.
+
+    What computes the graph lies above this layer, and is imported by name.
+    """
+
+    @functools.wraps(method.function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return importlib.import_module(_IN_TORCH).eager(method)(*args, **kwargs)
+
+    return called
 
 
 class Reduction(MergeMethod):

@@ -64,5 +64,5 @@ def conversions() -> list[MergeMethod]:
 
 
 def _origin(method: MergeMethod) -> str:
-    function = method.__wrapped__
+    function = method.function
     return f"{function.__module__}.{function.__qualname__}"

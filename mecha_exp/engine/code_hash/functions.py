@@ -76,7 +76,7 @@ def source_modules(function: Callable[..., Any] | MergeMethod) -> list[types.Mod
 @functools.cache
 def reach(function: Callable[..., Any] | MergeMethod) -> Reach:
     """Follow all names from a function, a class or a merge method."""
-    inner = function.__wrapped__ if isinstance(function, MergeMethod) else function
+    inner = function.function if isinstance(function, MergeMethod) else function
     walk = _Walk(getattr(inner, "__module__", None) or "builtins")
     walk.encode(function)
     return Reach("\n".join(walk.lines), tuple(walk.modules.values()), walk.data, walk.root)
@@ -153,7 +153,7 @@ class _Walk:
         given = [f"{name}={self._or_name(getattr(method, name, None))}" for name in more]
         given += ["of_model"] if getattr(method, "of_model", False) else []
         given += [self.encode(m) for m in sorted(method.implementations, key=lambda m: m.identifier)]
-        return f"{method.kind.value} {self._code_of(method.__wrapped__)} {' '.join(given)}"
+        return f"{method.kind.value} {self._code_of(method.function)} {' '.join(given)}"
 
     def _code_of(self, wrapped: Any) -> str:
         """The function or the class of a merge method, which is looked into wherever it is defined."""

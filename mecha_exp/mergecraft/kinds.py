@@ -1,0 +1,82 @@
+"""The kinds of models that are given and given back: modules, pipelines, state dicts, and names."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mecha_exp.checkpoint import round_to
+from mecha_exp.errors import ConfigError, RecipeError, brief
+from mecha_exp.sources import search_path
+from mecha_exp.sources.search import find_model
+
+
+def parameters_of(model: Any, **keywords: Any) -> dict[str, Tensor]:
+    """The tensors that are merged: of a module and of a pipeline its parameters that are not frozen.
+
+    Raises:
+        RecipeError: it is not a model of any kind.
+    """
+    if isinstance(model, str | os.PathLike):
+        model = pipeline_of(os.fspath(model), **keywords)
+    module = module_of(model)
+    if module is not None:
+        return {key: value.detach() for key, value in module.named_parameters() if value.requires_grad}
+    if isinstance(model, Mapping):
+        return {key: tensor.detach() for key, tensor in model.items()}
+    raise RecipeError(
+        f"cannot merge {brief(model)} of type {type(model).__name__}. Give torch modules, transformers "
+        "pipelines, state dicts, or names of models."
+    )
+
+
+def module_of(model: Any) -> nn.Module | None:
+    """The module that a model is, or that a pipeline has; None for all else."""
+    if isinstance(model, nn.Module):
+        return model
+    inner = getattr(model, "model", None)
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def with_values(model: Any, values: Mapping[str, Tensor], **keywords: Any) -> Any:
+    """The same kind of model with other values: a copy, or the pipeline of a name.
+
+    Parameters that are frozen, or that `values` does not have, are those of the model.
+    """
+    if isinstance(model, str | os.PathLike):
+        made = pipeline_of(os.fspath(model), **keywords)
+    elif isinstance(model, Mapping):
+        return values
+    else:
+        made = copy.deepcopy(model)
+    module = module_of(made)
+    if module is None:
+        raise RecipeError(f"cannot write into {brief(model)} of type {type(model).__name__}.")
+    with torch.no_grad():
+        for key, parameter in module.named_parameters():
+            if key in values:
+                parameter.copy_(round_to(values[key], parameter.dtype))
+    return made
+
+
+def pipeline_of(name: str, task: str | None = None, **_: Any) -> Any:
+    """The transformers pipeline of a model on this machine: a folder, or a name in the hub's cache.
+
+    Raises:
+        ConfigError: transformers is not installed.
+        CheckpointError: the model is not there; the message says how to fetch it.
+    """
+    folder = find_model(name, search_path.get_all(), offline=True)
+    try:
+        from transformers import pipeline
+    except ImportError:
+        raise ConfigError(
+            "a model by its name is loaded with transformers, which is not installed: "
+            "pip install transformers"
+        ) from None
+    return pipeline(task, model=str(folder), device="cpu")
