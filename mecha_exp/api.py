@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from safetensors.torch import save_file
 
 from mecha_exp.checkpoint import dtype_name
 from mecha_exp.conversion.shortest_path import convert
 from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
+from mecha_exp.engine.constants import config_of_constants, constants, with_models
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.report import About
 from mecha_exp.engine.runtime.context import Progress
-from mecha_exp.errors import ConfigError, MergeError, RecipeError
+from mecha_exp.errors import ConfigError, MergeError, RecipeError, some
 from mecha_exp.graph.literals import as_node
-from mecha_exp.graph.nodes import Node
+from mecha_exp.graph.nodes import Node, models_of
 from mecha_exp.graph.spaces import checked_spaces
 from mecha_exp.system.memory import peak_memory
 from mecha_exp.system.progress import LoggedProgress, merge_summary, tqdm_progress
@@ -127,6 +129,10 @@ def merge(
         on_nonfinite=_choice(omit_non_finite_inputs, "skip", "keep"),
     )
     target: Path | dict[str, torch.Tensor] = Path(output) if is_file else {}  # type: ignore[arg-type]
+    if (config := config_of_constants(node)) is not None:
+        node = with_models(node, config)
+        if not models_of(node):
+            return _constants(constants(node, config, options), target, output, output_device)
     job = Job(node, target, parse_output_dtype(output_dtype if dtype is None else dtype), caches=cache or {})
     with plan([job], options) as planned, _progress(planned, tqdm) as progress:
         if not planned.layouts[0] and not allow_empty_merge:
@@ -209,6 +215,21 @@ def _progress(planned: Plan, tqdm: Callable[..., Any] | None) -> AbstractContext
     if tqdm is None:
         return nullcontext(LoggedProgress(planned.bytes_read))
     return tqdm_progress(tqdm, planned.bytes_read)
+
+
+def _constants(
+    values: Mapping[str, Any], target: Any, output: Any, device: str | torch.device | None
+) -> Path | StateDictOutput:
+    """Deliver the values of a recipe without models; words stay words, and have no place in a file."""
+    merged: dict[str, Any] = {
+        key: value if isinstance(value, str) else torch.as_tensor(value) for key, value in values.items()
+    }
+    if not isinstance(target, Path):
+        return _to_output(merged, output, device)
+    if words := [key for key, value in merged.items() if isinstance(value, str)]:
+        raise RecipeError(f"{some(words, 3)} are words, which a file of tensors does not hold.")
+    save_file({key: tensor.contiguous() for key, tensor in merged.items()}, target)
+    return target
 
 
 def _warn(report: MergeReport, unwanted: Container[About]) -> None:

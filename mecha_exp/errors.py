@@ -3,6 +3,7 @@
     MechaError
     ├── ConfigError        the configuration: an unknown name, a wrong type, a value out of range
     ├── RecipeError        the graph: merge spaces, arguments, the .mecha text
+    │   └── ArgumentError  the arguments of a merge method; a TypeError, too
     ├── CheckpointError    a file: missing, corrupt, a key or a shape that does not fit
     ├── MergeError         the merge itself: not finite, out of memory, a method that failed
     ├── StoreError         the store of results: a full disk, a newer format
@@ -40,6 +41,10 @@ class ConfigError(MechaError):
 
 class RecipeError(MechaError):
     """An invalid recipe graph, or an invalid `.mecha` text."""
+
+
+class ArgumentError(RecipeError, TypeError):
+    """Invalid arguments of a merge method."""
 
 
 class CheckpointError(MechaError):

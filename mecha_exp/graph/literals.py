@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
-from mecha_exp.errors import RecipeError, brief
+from mecha_exp.errors import RecipeError, brief, some
 from mecha_exp.graph.by_key import CONVENTION, DEFAULT, ByKey, by_key
 from mecha_exp.graph.legacy_strengths import Strengths
 from mecha_exp.graph.nodes import InMemory, Literal, LiteralNode, ModelNode, Node, call
@@ -61,6 +61,9 @@ def _what_is_meant(value: Any) -> str:
     """A hint for what is given in place of models; empty for all else."""
     if hasattr(value, "state_dict"):
         return " The state dict of a module is module.state_dict()."
+    if isinstance(value, Mapping) and any(isinstance(v, torch.Tensor) for v in value.values()):
+        others = some([str(key) for key, v in value.items() if not isinstance(v, torch.Tensor)], 3)
+        return f" A state dict has tensors alone, and {others} are not: torch.tensor(2.0) for 2.0."
     if hasattr(value, "components"):
         return " A pipeline has one for each of its models: pipeline.unet.state_dict()."
     if isinstance(value, list | tuple) and all(isinstance(v, Mapping | Node | str | PurePath) for v in value):
@@ -130,16 +133,19 @@ def model(
 
 
 def literal(value: Any, config: Any = None, merge_space: str | None = None) -> Node:
-    """A number, a list of numbers, a tensor, or a mapping of key patterns to numbers.
+    """A number, a list of numbers, a tensor, a mapping of key patterns to numbers, or of keys to tensors.
 
     Args:
         value: the value.
         config: the model config whose keys a mapping has; a merge space may stand here too.
-        merge_space: None is `param`, a hyperparameter.
+        merge_space: None is `param`, a hyperparameter; of keys with tensors `weight`, a model in memory.
 
     >>> literal({"conv*": 0.3, "default": 0.7})
     """
-    config, merge_space = config_and_space(config, merge_space or "param")
+    config, merge_space = config_and_space(config, merge_space)
+    if isinstance(value, Mapping) and value and all(isinstance(v, torch.Tensor) for v in value.values()):
+        return ModelNode(InMemory(value), merge_space or "weight", config)
+    merge_space = merge_space or "param"
     if isinstance(value, Mapping) and any(isinstance(v, Node) for v in value.values()):
         return node_by_key(value, config)
     node = as_node(value, model=False)

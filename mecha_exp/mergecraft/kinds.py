@@ -44,7 +44,7 @@ def module_of(model: Any) -> nn.Module | None:
 
 
 def with_values(model: Any, values: Mapping[str, Tensor], **keywords: Any) -> Any:
-    """The same kind of model with other values: a copy, or the pipeline of a name.
+    """A copy of a model with other values, or the pipeline of a name with them.
 
     Parameters that are frozen, or that `values` does not have, are those of the model.
     """

@@ -7,7 +7,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,8 +62,20 @@ def read_declaration(function: Callable[..., Any], owner: str) -> Declaration:
     returned = declared.return_annotation
     if not isinstance(returned, Declared):
         returned = Declared(returned)
+    if is_state_dict(returned.interface):
+        returned = _of_several_keys(function, returned)
     _check_symbol(specs, returned, owner)
     return Declaration(tuple(specs), returned, tile, "state" in declared.parameters, wants_key)
+
+
+def _of_several_keys(function: Callable[..., Any], returned: Declared) -> Declared:
+    """The declaration of each value of a method that returns a dictionary of them."""
+    if not hasattr(function, "map_keys"):
+        raise RecipeError(
+            "a merge method returns the value of one key: write Return(Tensor), not a StateDict. A class "
+            "with map_keys returns a dictionary."
+        )
+    return replace(returned, interface=next(iter(typing.get_args(returned.interface)), torch.Tensor))
 
 
 def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:

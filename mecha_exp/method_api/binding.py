@@ -144,6 +144,7 @@ class MethodSignature(Declaration):
                 problems.append(f"{spec.name}: {what}")
             return None
         value = _without_path(named[spec.name]) if spec.interface is Path else named[spec.name]
+        value = _as_declared(spec, value)
         if spec.optional and not spec.required and (value is None or value is as_node(None)):
             return None
         if spec.variadic:
@@ -202,6 +203,18 @@ def read_signature(function: Callable[..., Any]) -> MethodSignature:
     """
     declaration = read_declaration(function, getattr(function, "__name__", "merge method"))
     return MethodSignature(**vars(declaration))
+
+
+def _as_declared(spec: ParameterSpec, value: Any) -> Any:
+    """A number as the declared type where no digit is lost: 2.0 as 2, a tensor of one number as that."""
+    if spec.interface not in (int, float):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _as_declared(spec, each) for name, each in value.items()}
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    is_whole = isinstance(value, float) and value.is_integer()
+    return int(value) if spec.interface is int and is_whole else value
 
 
 def _as_path(value: Any) -> Any:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from mecha_exp.errors import RecipeError
+from mecha_exp.errors import ArgumentError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
 from mecha_exp.method_api.binding import MethodSignature, read_signature
 
@@ -139,15 +139,15 @@ class MergeMethod:
         """A node that calls this method.
 
         Raises:
-            RecipeError: every mistake in the arguments.
+            ArgumentError: every mistake in the arguments.
         """
         try:
             named = self.signature.by_name(args, kwargs)
         except RecipeError as error:
-            raise RecipeError(f"{self.identifier}: {error}") from None
+            raise ArgumentError(f"{self.identifier}: {error}") from None
         node, problems = self.bind(named)
         if node is None:
-            raise RecipeError("; ".join(f"{self.identifier}: {p}" for p in problems))
+            raise ArgumentError("; ".join(f"{self.identifier}: {p}" for p in problems))
         return node
 
     def bind(self, named: Mapping[str, Any]) -> tuple[MergeNode | None, list[str]]:

@@ -111,19 +111,16 @@ def Return(interface: Any, merge_space: Any = None, model_config: Any = None) ->
     """Declare the result of a merge method.
 
     Args:
-        interface: `torch.Tensor`, a scalar type, or a `TypeVar` that a parameter has too.
+        interface: `torch.Tensor`, a scalar type, or a `TypeVar` that a parameter has too; a `StateDict` of
+            one of these where a class with `map_keys` makes several keys at once.
         merge_space: one space, or the `MergeSpaceSymbol` of a parameter; None: that of the parameters without
             one. A model config may be passed here too.
         model_config: the model config of the result's keys, or its identifier.
 
     Raises:
-        RecipeError: it is a `StateDict` (methods return one key at a time), or has several spaces.
+        RecipeError: it has several spaces.
     """
     declared = _declared(interface, merge_space, model_config)
-    if is_state_dict(interface):
-        raise RecipeError(
-            "a merge method returns the value of one key: write Return(Tensor), not a StateDict"
-        )
     if declared.symbol is None and declared.spaces and len(declared.spaces) > 1:
         raise RecipeError(
             f"Return: what is returned is of one merge space, not of {', '.join(declared.spaces)}. "

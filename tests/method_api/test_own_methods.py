@@ -385,10 +385,15 @@ def test_a_symbol_stands_for_one_merge_space():
             return a
 
 
+def whole_dictionary(a: Parameter(Tensor)) -> Return(StateDict[Tensor]):
+    """What a method does not return."""
+    return {"a": a}
+
+
 @pytest.mark.parametrize(
     ("declare", "said"),
     [
-        (lambda: Return(StateDict[Tensor]), "write Return(Tensor), not a StateDict"),
+        (lambda: merge_method(register=False)(whole_dictionary), "write Return(Tensor), not a StateDict"),
         (lambda: Return(Tensor, ("weight", "delta")), "is of one merge space, not of weight, delta"),
         (lambda: merge_method(register=False, is_conversion=True), "must be registered"),
         (lambda: merge_method(elementwise=True, register=False)(crossed.__wrapped__), "is not elementwise"),

@@ -60,7 +60,7 @@ def problems(call) -> str:
         ({"alpha": {"conv": True}}, "blend: alpha: expected a number, got True"),
         ({"weights": [0.5, "x"]}, "blend: weights: expected a number, got 'x'"),
         ({"rounds": 0}, "blend: rounds: 0 is out of range (0, inf)"),
-        ({"rounds": 1.0}, "blend: rounds: expected a whole number, got 1.0"),
+        ({"rounds": 1.5}, "blend: rounds: expected a whole number, got 1.5"),
         ({"rounds": torch.ones(2)}, "blend: rounds: expected a whole number, got a tensor"),
         ({"rounds": model(A)}, "blend: rounds: expected a whole number, got model 'a.safetensors'"),
         ({"exact": 1}, "blend: exact: expected true or false, got 1"),

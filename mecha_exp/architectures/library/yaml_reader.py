@@ -146,6 +146,8 @@ class _Reader(FieldReader):
             "aliases": self._aliases,
             "optional": self._optional,
         }
+        if _is_of_keys(value, readers):
+            value = {"keys": value}
         fields = self.fields(value, where, readers)
         if "layout" not in fields and not fields.get("keys"):
             self.wrong(where, "it needs 'keys', or a 'layout' that has them")
@@ -289,3 +291,10 @@ class _Reader(FieldReader):
             if name not in self._sizes:
                 hint = did_you_mean(name, self._sizes) or " Add it under 'sizes'."
                 self.wrong(where, f"there is no size {name!r}", hint)
+
+
+def _is_of_keys(value: Any, readers: Readers) -> bool:
+    """Whether a component is written as in sd-mecha: its keys and no word around them."""
+    entries = value.values() if isinstance(value, Mapping) else ()
+    are_keys = all(isinstance(entry, Mapping) and "shape" in entry for entry in entries)
+    return bool(entries) and are_keys and not any(word in readers for word in value)

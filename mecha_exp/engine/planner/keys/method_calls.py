@@ -72,6 +72,8 @@ def result_at(result: Any, relation: KeyRelation, key: str, node: MergeNode) -> 
 
 
 def _as_tensor(spec: Any, value: Any, dtype: torch.dtype) -> Any:
-    """A tensor, if a number is passed where a tensor is declared; any other value as it is."""
+    """A tensor or a float, if a number is passed where one is declared; any other value as it is."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if spec.interface is float and is_number:
+        return float(value)
     return torch.tensor(value, dtype=dtype) if spec.interface is torch.Tensor and is_number else value
