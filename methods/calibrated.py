@@ -119,26 +119,27 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
     Raises:
         MergeError: the sum is singular all the same.
     """
-    wide = grams.double()
-    diagonals = wide.diagonal(dim1=1, dim2=2)
-    damped = alpha * wide + torch.diag_embed((1 - alpha) * diagonals)
-    total = damped.sum(0)
-    seen = total.diagonal() > 0
+    total = torch.zeros_like(grams[0], dtype=torch.float64)
+    right = torch.zeros_like(models[0].flatten(1), dtype=torch.float64)
+    for model, gram in zip(models, grams, strict=True):
+        damped = gram.double() * alpha
+        damped.diagonal().copy_(gram.diagonal())
+        total += damped
+        right += model.flatten(1).double() @ damped
     mean = sum(models) / len(models)
+    seen = total.diagonal() > 0
     if not bool(seen.any()):
         return mean
-    factor, failed = torch.linalg.cholesky_ex(total[seen][:, seen])
+    if not bool(seen.all()):
+        total, right = total[seen][:, seen], right[:, seen]
+    factor, failed = torch.linalg.cholesky_ex(total)
     size = factor.diagonal()
     if int(failed) or float(size.min() / size.max()) < SINGULAR:
         raise MergeError(
             f"regmean: the Gram matrices of '{key}' are singular in sum, so its inputs do not tell the "
             "weights. Calibrate with more examples than the layer has inputs, or set alpha below 1."
         )
-    right = sum(
-        model.flatten(1).double()[:, seen] @ gram[seen][:, seen]
-        for model, gram in zip(models, damped, strict=True)
-    )
-    made = mean.flatten(1).clone()
+    made = mean.flatten(1)
     made[:, seen] = torch.cholesky_solve(right.mT, factor).mT.to(made.dtype)
     return made.reshape(mean.shape)
 

@@ -29,6 +29,7 @@ from mecha_exp.engine.planner.keys.key_graph import ArgumentView, KeyGraph
 from mecha_exp.engine.planner.keys.method_calls import call_method, result_at
 from mecha_exp.engine.planner.keys.relations import Relations
 from mecha_exp.engine.planner.keys.stacked_experts import Stacks, doubt
+from mecha_exp.engine.planner.resolution import STATISTICS
 from mecha_exp.errors import MergeError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.method_api.key_map import KeyRelation
@@ -116,6 +117,8 @@ class StateDictCalls:
             return specialised.value
         if isinstance(specialised, ModelNode):
             return self._read(specialised, key, dtype)
+        if isinstance(specialised, MergeNode) and specialised.method.identifier == STATISTICS:
+            return self._compute(specialised, key, dtype)  # large, and read at one key alone
         return self._cache.get((specialised, key, dtype), lambda: self._compute(specialised, key, dtype))
 
     def run(self, node: MergeNode, key: str, dtype: torch.dtype | None = None) -> Any:
