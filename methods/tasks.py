@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, RecipeError, Return, merge_method
-from mecha_exp.extensions.merge_methods import spread
-from mecha_exp.methods.linear import add_merged, combination, task_arithmetic
+from mecha_exp.extensions.merge_methods import is_constant, spread
+from mecha_exp.methods.linear import add_merged, add_scaled, combination, deltas_to, task_arithmetic
 from mecha_exp.methods.outliers import shares
-from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Small, Weights
+from mecha_exp.methods.parameters import Base, Delta, Experts, KeptShares, Scale, Small, Weights
 from mecha_exp.methods.reductions import model_least_kept, model_squared_norm
+from mecha_exp.methods.ties import TIES, keep_largest, model_surplus_of_signs
 
 Threshold = Parameter(
     float, ge=0, help="lambda: an entry is a task's if it is at least lambda times what the others add to it"
@@ -130,6 +131,68 @@ def localize_and_stitch(
         return mean_of_localised(*deltas, thresholds=least, strict=variant == "official")
 
     return add_merged(base, models, scale, merge)
+
+
+@merge_method(elementwise=True, register=False)
+def total_of_elected(
+    *deltas: Delta, weights: Weights, zero_sum: Parameter(str) = "none", majority: Small = 0.0
+) -> Return(Tensor, "delta"):
+    """sum_i weights_i d_i over the deltas whose sign is that of their unweighted sum, entry by entry.
+
+    A zero sum elects no sign (none), or plus where `majority` is above 0 and else minus (majority).
+    """
+    votes = sum(deltas)
+    if zero_sum == "majority":
+        votes = torch.where(votes == 0, torch.where(majority > 0, 1.0, -1.0), votes)
+    sign = votes.sign()
+    return sum(
+        torch.where((delta.sign() == sign) & (delta != 0), delta, 0) * weight
+        for delta, weight in zip(deltas, weights, strict=True)
+    )
+
+
+@merge_method(composite=True, register=False)
+def elected_total(
+    base: Base,
+    *models: Experts,
+    weights: Weights = 1.0,
+    density: KeptShares = 0.2,
+    variant: Parameter(str, choices=("paper", "official")) = "paper",
+) -> Return(Tensor, "delta"):
+    """sum_i weights_i e_i, the merged task vector of `elected_task_arithmetic`."""
+    deltas, switches = deltas_to(base, models), TIES[variant]
+    kept = keep_largest(deltas, density, variant, switches.ties_kept, switches.trim)
+    each = spread(weights, len(models))
+    if switches.zero_sum != "majority":
+        return total_of_elected(*kept, weights=each)
+    surplus = model_surplus_of_signs(*kept, weights=[1.0] * len(models), elect=switches.elect)
+    return total_of_elected(*kept, weights=each, zero_sum="majority", majority=surplus)
+
+
+@merge_method(composite=True)
+def elected_task_arithmetic(
+    base: Base,
+    *models: Experts,
+    weights: Weights = 1.0,
+    density: KeptShares = 0.2,
+    scale: Scale = 1.0,
+    variant: Parameter(str, choices=("paper", "official"), help="who trims and elects: see `ties`") = "paper",
+) -> Return(Tensor, "weight"):
+    """base + scale sum_i weights_i e_i, e_i being the entries of task vector i that TIES would merge.
+
+    The task vectors are trimmed to their floor(density n) largest entries, and e_i keeps the entries whose
+    sign is that of the sum of all. Weights have no vote in that sum, unlike those of `ties`, so the result is
+    linear in them: they can be learned, as AdaMerging++ does.
+    Variants: paper: trims each tensor, and a zero sum elects no sign. official: trims the whole model, one
+    entry more is kept, and a zero sum elects the sign that most entries of the model have.
+    Agrees: the official code of AdaMerging++ (variant=official).
+    Source: AdaMerging++, Yang et al. 2024, arXiv:2310.02575; trimmed and elected as in TIES-Merging,
+    arXiv:2306.01708.
+    """
+    if is_constant(scale, 0):
+        return base
+    total = elected_total(base, *models, weights=weights, density=density, variant=variant)
+    return add_scaled(base, total, scale)
 
 
 @merge_method(composite=True)

@@ -151,6 +151,20 @@ def tall_mask(base: Array, *x: Array, task: int, threshold: float) -> Array:
     return base + 0.7 * np.where(uses(deltas, threshold)[task], sum(deltas), 0)
 
 
+def elected(base: Array, *x: Array, density: float, weights: Sequence[float]) -> Array:
+    """Trim each task vector, elect a sign for each entry, and add what agrees with its weight."""
+    deltas = []
+    for model in x:
+        delta = model - base
+        kept = max(int(density * delta.size), 1)
+        least = np.sort(abs(delta).ravel())[-kept]
+        deltas.append(np.where(abs(delta) >= least, delta, 0))
+    sign = np.sign(sum(deltas))
+    return base + 0.7 * sum(
+        w * np.where((np.sign(d) == sign) & (d != 0), d, 0) for w, d in zip(weights, deltas, strict=True)
+    )
+
+
 CASES: dict[str, tuple[Recipe, Formula]] = {
     "sum_twice": (
         lambda x: m.sum_twice(*x[:3], alpha=0.3, beta=-0.4),
@@ -226,6 +240,14 @@ CASES: dict[str, tuple[Recipe, Formula]] = {
     "consensus of all": (
         lambda x: m.consensus(*x, least=3, threshold=0.3, scale=0.7),
         lambda key, x: consensus(*x, least=3, threshold=0.3),
+    ),
+    "elected_task_arithmetic": (
+        lambda x: m.elected_task_arithmetic(*x, density=0.4, weights=[0.5, 1, -2], scale=0.7),
+        lambda key, x: elected(*x, density=0.4, weights=(0.5, 1, -2)),
+    ),
+    "elected_task_arithmetic of all": (
+        lambda x: m.elected_task_arithmetic(*x, density=1.0, scale=0.7),
+        lambda key, x: elected(*x, density=1.0, weights=(1, 1, 1)),
     ),
     "tall_mask": (
         lambda x: m.tall_mask(*x, task=1, threshold=0.6, scale=0.7),

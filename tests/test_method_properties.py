@@ -204,6 +204,7 @@ SYMMETRIC = [
     "star",
     "tsv_m",
     "consensus",
+    "elected_task_arithmetic",
     "lines",
     "wudi",
     "pcb",

@@ -487,3 +487,37 @@ def test_the_code_of_a_number_of_the_model_is_not_that_of_a_tensor():
     assert code_hash(m.whole_model(squared_norm)) == code_hash(m.model_squared_norm)
     assert code_hash(m.model_squared_norm) != code_hash(squared_norm)
     assert code_hash(m.model_kth_magnitude) != code_hash(kth_magnitude)
+
+
+def test_elected_task_arithmetic_is_that_of_adamergings_code():
+    """Flat vectors: trimmed at the int((1 - K) d)-th magnitude, zero sums by the majority of signs."""
+    generator = torch.Generator().manual_seed(5)
+    shapes = {"a": (7, 5), "b": (11,), "c": (2, 3, 4)}
+
+    def drawn() -> dict[str, torch.Tensor]:
+        return {
+            key: torch.randint(-3, 4, shape, generator=generator)
+            + torch.rand(shape, generator=generator) / 64
+            for key, shape in shapes.items()
+        }
+
+    base, *experts = ({key: tensor.double() for key, tensor in drawn().items()} for _ in range(4))
+    for key in shapes:  # sums of zero
+        experts[1][key][0] = 2 * base[key][0] - experts[0][key][0]
+        experts[2][key][0] = base[key][0]
+    weights = [0.3, 0.9, 0.5]
+
+    merged = m.merge(
+        m.elected_task_arithmetic(base, *experts, weights=weights, density=0.4, variant="official")
+    )
+
+    flat = torch.stack([torch.cat([(e[key] - base[key]).flatten() for key in shapes]) for e in experts])
+    count = flat.shape[1]
+    least = flat.abs().kthvalue(count - int(count * 0.4), dim=1, keepdim=True).values
+    flat = torch.where(flat.abs() >= least, flat, 0)
+    sign = flat.sum(0).sign()
+    sign[sign == 0] = sign.sum().sign()
+    selected = flat * torch.where(sign > 0, flat > 0, flat < 0)
+    expected = sum(weight * vector for weight, vector in zip(weights, selected, strict=True))
+    got = torch.cat([(merged[key] - base[key]).flatten() for key in shapes])
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)

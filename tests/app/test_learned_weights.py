@@ -246,6 +246,24 @@ def test_the_same_seed_learns_the_same_from_validation_alone(app, folder, no_fig
     assert sum(on_test) == 2, "the best that was learned, and the best of the others"
 
 
+def test_entries_that_ties_would_merge_get_weights_too(learn, folder):
+    states = {"base": [0.0, 0.0], "a": [1.0, 0.2], "b": [-0.1, 0.7]}
+    for name, pair in states.items():
+        save_file({key: torch.tensor(pair) for key in (FIRST, SECOND)}, folder / f"{name}.safetensors")
+
+    outcome = learn(
+        "recipe=elected_task_arithmetic", "density=1", "sweep.by=key", "sweep.checkpoints=1", "sweep.high=2"
+    )
+
+    assert outcome.status == 0, outcome.err
+    sweep = sweep_of(folder)
+    # of a both entries have the elected sign; of b the second one
+    learned = weights(sweep, "test_quadratic/key", 200)
+    for key, (x, y) in {FIRST: (0.3, 0.8), SECOND: (0.6, 0.4)}.items():
+        assert learned[key] == pytest.approx([x, (y - 0.2 * x) / 0.7], abs=5e-3)
+    assert not (sweep / "task_vectors").exists()
+
+
 def test_listed_points_are_measured_beside_what_is_learned(learn, folder):
     outcome = learn("alpha=0.2,0.4", "sweep.steps=10", "sweep.checkpoints=2")
 

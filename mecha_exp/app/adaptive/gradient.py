@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,10 +31,17 @@ from mecha_exp.evaluation.learning.losses import bound_loss
 from mecha_exp.graph.by_key import by_key
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call
 from mecha_exp.lab.points import Setting
+
+# mypy does not see the packages that live beside mecha_exp in the checkout.
+from mecha_exp.methods.tasks import elected_total  # type: ignore[import-not-found, unused-ignore]
 from mecha_exp.sources.source import infos_of
 from mecha_exp.terminal import stdout
 
-METHOD = "task_arithmetic"
+PLAIN, ELECTED = "task_arithmetic", "elected_task_arithmetic"
+METHODS = (PLAIN, ELECTED)
+"""The methods that are linear in their weights: of task vectors, and of those that TIES would merge."""
+VECTORS = "task_vectors"
+"""The folder in that of the sweep for task vectors that have to be made; it is gone at the end."""
 Floats = NDArray[np.float64]
 
 
@@ -45,11 +53,15 @@ class Experiment:
         point: a point of the sweep, with the engine's options.
         base: the base.
         experts: the experts, in the order of their weights.
+        method: one of `METHODS`.
+        settings: the other arguments of the method.
     """
 
     point: Point
     base: ModelNode
     experts: tuple[ModelNode, ...]
+    method: str
+    settings: Mapping[str, Any]
 
     @classmethod
     def of(cls, point: Point) -> Experiment:
@@ -61,13 +73,16 @@ class Experiment:
         node = point.recipe
         arguments: Mapping[str, Any] = dict(node.arguments) if isinstance(node, MergeNode) else {}
         models = arguments.get("models", ())
-        is_ours = isinstance(node, MergeNode) and node.method.identifier == METHOD
-        if not is_ours or not all(isinstance(m, ModelNode) for m in (arguments["base"], *models)):
+        method = node.method.identifier if isinstance(node, MergeNode) else ""
+        if method not in METHODS or not all(isinstance(m, ModelNode) for m in (arguments["base"], *models)):
             raise ConfigError(
                 "sweep=gradient learns the weights of base + sum of weight (expert - base), of files. Use "
-                "recipe=task_arithmetic with models.base and models.experts."
+                "recipe=task_arithmetic, or recipe=elected_task_arithmetic (AdaMerging++), with models.base "
+                "and models.experts."
             )
-        return cls(point, arguments["base"], tuple(models))
+        given = ("base", "models", "weights", "scale")
+        settings = {name: value for name, value in arguments.items() if name not in given}
+        return cls(point, arguments["base"], tuple(models), method, settings)
 
     @property
     def names(self) -> list[str]:
@@ -78,13 +93,48 @@ class Experiment:
         """The recipe with these weights, as a point has it."""
         weights = coefficients.weights(values)
         given = weights if isinstance(weights, list) else by_key(weights)
-        return call(METHOD, self.base, *self.experts, weights=given, scale=1.0)
+        return call(self.method, self.base, *self.experts, weights=given, scale=1.0, **self.settings)
+
+    @property
+    def identity(self) -> list[str]:
+        """What is merged beside the weights, as texts: methods, settings, and the contents of the models."""
+        contents = [self.point.contents[self.point.files[m]] for m in (self.base, *self.experts)]
+        return [self.method, *(f"{k}={v!r}" for k, v in self.settings.items()), *contents]
 
     @contextmanager
-    def opened(self) -> Iterator[TaskVectors]:
-        """The task vectors, opened as the engine opens them."""
-        with plan([self.point.job({})], self.point.options) as planned:
-            yield TaskVectors.of(self.base, self.experts, planned.sources)
+    def opened(self, folder: Path) -> Iterator[TaskVectors]:
+        """The task vectors, opened as the engine opens them.
+
+        Those of which entries were chosen are made in one pass, as files of differences in float32.
+
+        Args:
+            folder: of the sweep.
+        """
+        if self.method == PLAIN:
+            with plan([self.point.job({})], self.point.options) as planned:
+                yield TaskVectors.of(self.base, self.experts, planned.sources)
+            return
+        vectors = folder / VECTORS
+        try:
+            made = self._made_vectors(vectors)
+            recipe = call(PLAIN, self.base, *made, weights=[1.0] * len(made), scale=1.0)
+            with plan([Job(recipe, {})], self.point.options) as planned:
+                yield TaskVectors.of(self.base, made, planned.sources)
+        finally:
+            shutil.rmtree(vectors, ignore_errors=True)
+
+    def _made_vectors(self, folder: Path) -> tuple[ModelNode, ...]:
+        """Write the entries of each task vector that are merged; weights of 0 leave the other experts out."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{place}.safetensors" for place in range(len(self.experts))]
+        jobs = []
+        for place, path in enumerate(paths):
+            alone = [float(other == place) for other in range(len(paths))]
+            recipe = elected_total(self.base, *self.experts, weights=alone, **self.settings)
+            jobs.append(Job(recipe, path, torch.float32, durable=False))
+        with plan(jobs, self.point.options) as planned:
+            run_plan(planned)
+        return tuple(ModelNode(str(path.absolute()), "delta") for path in paths)
 
     def coefficients(self, kinds: Sequence[str]) -> dict[str, Coefficients]:
         """What has weights, for each kind; reads headers only."""
@@ -156,7 +206,7 @@ class Learning:
     def _learned(self, folder: Path) -> dict[str, Progress]:
         """The progress of each descent at its end."""
         learned = {}
-        with self.experiment.opened() as vectors:
+        with self.experiment.opened(folder) as vectors:
             for descent in self.descents:
                 self.experiment.check_merge(descent.coefficients, vectors)
                 learned[descent.name] = _followed(descent, vectors, file_of(folder, descent.name))
@@ -204,11 +254,10 @@ def learning_of(
     low, high, rate = _numbers(settings)
     start = _start(settings.start, len(experiment.experts), low, high)
     checkpoints = _checkpoints(settings)
-    contents = [point.contents[point.files[model]] for model in (experiment.base, *experiment.experts)]
     descents = []
     for name, loss in losses.items():
         for kind, coefficients in experiment.coefficients([str(k) for k in as_list(settings.by)]).items():
-            decides = [loss.key, kind, start.tolist(), rate, low, high, checkpoints, contents]
+            decides = [loss.key, kind, start.tolist(), rate, low, high, checkpoints, experiment.identity]
             key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
             arguments = (loss, coefficients, start, rate, low, high, checkpoints, key)
             descents.append(Descent(f"{name}/{kind}", *arguments))
