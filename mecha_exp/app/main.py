@@ -17,7 +17,7 @@ from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
 from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.run import run_point
-from mecha_exp.app.search.search import search_of
+from mecha_exp.app.search.search import checked_reference, search_of
 from mecha_exp.app.sweep import summary
 from mecha_exp.app.sweep.folder import claimed_folder
 from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
@@ -171,6 +171,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     _check_evaluations(line, scoring)
     check_race(line, scoring)
     adaptive = _adaptive(line, point, scoring, title)
+    sweep.reference = checked_reference(line.config.sweep.get("reference"), scoring)
     sweep.points = adaptive.trials if adaptive else len(line.jobs) if line.lists_points else 0
     _say_what_is_left_out(line)
     with claimed_folder(line, bench) as folder:

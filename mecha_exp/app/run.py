@@ -227,6 +227,7 @@ def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> 
     record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
     record.metric, record.direction, record.units = scoring.metric, scoring.direction, scoring.units
     record.evaluations, record.directions = scoring.keys, scoring.directions
+    record.objectives = dict(scoring.objectives)
     record.split, record.report_split = scoring.selection_split, scoring.report_split
     if scoring.race:
         _note_race(record, scoring, measured)

@@ -77,7 +77,8 @@ def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace
     notes = [*factor_notes(results), *shapley_notes(results), *results.notes]
     if options.json:
         where = {"folder": str(folders[0])} if len(folders) == 1 else {"folders": [str(f) for f in folders]}
-        verdict = {"verdict": verdict_data(results)} if results.verdict else {}
+        data = verdict_data(results)
+        verdict = {"verdict": data} if data else {}
         shown = {"rows": _rows(results), "notes": notes, **verdict}
         print_json({"title": results.title, **where, **shown})
     elif options.csv:

@@ -100,6 +100,11 @@ class Outcomes:
             for task in self.values
         )
 
+    def of_task(self, task: str) -> Outcomes:
+        """The outcomes of one task alone, whose mean is the metric of that task."""
+        values, examples, clusters = self.values[task], self.examples[task], self.clusters[task]
+        return Outcomes.checked_before({task: values}, {task: examples}, {task: clusters})
+
     def means(self, metric: str) -> dict[str, float]:
         """The numbers of the outcomes: `metric` (macro mean), `metric/TASK`, and the further metrics."""
         by_task = {task: float(array.mean()) for task, array in self.values.items()}

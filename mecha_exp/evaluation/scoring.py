@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,8 @@ class Scoring:
             timeout in one.
         devices: of the workers, in turn.
         race: how the points of a sweep race; None if all of them are measured whole.
+        objectives: the metrics that are traded off against each other, `metric` first, each with its
+            direction; empty where there is one.
     """
 
     evaluations: tuple[Evaluation, ...]
@@ -111,6 +113,7 @@ class Scoring:
     workers: int = 0
     devices: tuple[str, ...] = ()
     race: RaceSettings | None = None
+    objectives: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def units(self) -> dict[str, str]:
@@ -119,7 +122,9 @@ class Scoring:
 
     @property
     def directions(self) -> dict[str, str]:
-        """Whether more is better of the main metric, and of that of each further evaluator."""
+        """Whether more is better of the objectives, or of the main metric and of each further evaluator's."""
+        if self.objectives:
+            return dict(self.objectives)
         main = {} if self.metric is None else {self.metric: self.direction}
         return main | {e.metric: e.evaluator.direction for e in self.evaluations[1:] if e.metric not in main}
 
@@ -204,18 +209,17 @@ def load_state_dict(model: Model) -> Mapping[str, Tensor]:
 
 
 def nan_warning(scoring: Scoring, measured: Mapping[str, float]) -> str | None:
-    """A warning if the main metric is NaN or infinite, else None.
+    """A warning if the main metric, or another objective, is NaN or infinite, else None.
 
     Raises:
-        EvaluationError: no evaluator returned the main metric.
+        EvaluationError: no evaluator returned it.
     """
-    if scoring.metric is None:
-        return None
-    if scoring.metric not in measured:
-        hint = did_you_mean(scoring.metric, measured)
-        message = f"evaluator.metric={scoring.metric}: no evaluator returned it.{hint}"
-        raise EvaluationError(message, "evaluator.metric")
-    value = measured[scoring.metric]
-    if math.isfinite(value):
-        return None
-    return f"{scoring.metric} is {value}: this point is listed last and never counts as the best"
+    for metric in scoring.objectives or filter(None, [scoring.metric]):
+        if metric not in measured:
+            hint = did_you_mean(metric, measured)
+            message = f"evaluator.metric={metric}: no evaluator returned it.{hint}"
+            raise EvaluationError(message, "evaluator.metric")
+        value = measured[metric]
+        if not math.isfinite(value):
+            return f"{metric} is {value}: this point is listed last and never counts as the best"
+    return None

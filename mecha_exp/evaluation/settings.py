@@ -61,13 +61,15 @@ def read_scoring(
             _ = evaluations[-1].key  # raises if a file that it reads does not exist
         except ConfigError as error:
             problems.add(error)
-    metric, direction = _main_metric(settings, evaluations, problems)
+    metrics = _metrics(settings, evaluations, problems)
+    metric, direction = next(iter(metrics.items()), (None, DIRECTIONS[1]))
     timeout = settings.get("timeout")
     if timeout is not None and (isinstance(timeout, bool | str) or not timeout > 0):
         problems.add(f"evaluator.timeout: expected seconds above 0, or null for any time, got {timeout!r}.")
     workers, devices = read_workers(settings.get("workers"), settings.get("devices"), problems)
     main = evaluations[0].evaluator if evaluations else None
-    race = None if problems else read_race(settings, main, metric, problems)
+    named = metric if len(metrics) < 2 else ",".join(metrics)
+    race = None if problems else read_race(settings, main, named, problems)
     if rest and not evaluations and not problems:
         hint = did_you_mean(next(iter(rest)), SETTINGS)
         problems.add(f"evaluator.{next(iter(rest))}: no evaluator takes it.{hint}")
@@ -75,7 +77,8 @@ def read_scoring(
     problems.raise_as(ConfigError)
     stats = wants_weight_stats(settings)
     measured_in = (timeout, stats, tuple(plugins), workers, devices)
-    scoring = Scoring(tuple(evaluations), metric, direction, *measured_in, race)
+    objectives = metrics if len(metrics) > 1 else {}
+    scoring = Scoring(tuple(evaluations), metric, direction, *measured_in, race, objectives)
     return _with_split(scoring, settings.get(SPLIT))
 
 
@@ -95,25 +98,48 @@ def _requests(settings: Mapping[str, Any], rest: Mapping[str, Any]) -> list[dict
     return [request for request in requests if request["name"] is not None]
 
 
-def _main_metric(
+def _metrics(
     settings: Mapping[str, Any], evaluations: Sequence[Evaluation], problems: Problems
-) -> tuple[str | None, str]:
-    """The metric that the configuration names, or the main evaluator's own, and its direction."""
-    main = evaluations[0].evaluator if evaluations else None
-    metric, direction = settings.get("metric"), settings.get("direction")
-    if direction is not None and direction not in DIRECTIONS:
-        hint = did_you_mean(str(direction), DIRECTIONS)
-        problems.add(f"evaluator.direction: unknown direction '{direction}'.{hint}")
-    if metric is None or (main and metric == main.metric):
-        return (main.metric if main else None), direction or (main.direction if main else DIRECTIONS[1])
+) -> dict[str, str]:
+    """The metrics that points are chosen by, with directions: the named ones, or the evaluator's own."""
+    named, directions = settings.get("metric"), settings.get("direction")
+    for direction in _listed(directions):
+        if direction is not None and direction not in DIRECTIONS:
+            hint = did_you_mean(str(direction), DIRECTIONS)
+            problems.add(f"evaluator.direction: unknown direction '{direction}'.{hint}")
+    if named is None and not evaluations:
+        return {}
+    metrics = [evaluations[0].evaluator.metric] if named is None else _listed(named)
+    given = _listed(directions) if isinstance(directions, list | tuple) else [directions] * len(metrics)
+    if not metrics or len(set(map(str, metrics))) < len(metrics):
+        problems.add(f"evaluator.metric={named}: expected the names of different metrics, as in [a,b].")
+        return {}
+    if len(given) != len(metrics):
+        problems.add(
+            f"evaluator.direction={directions}: expected a direction for each of "
+            f"{', '.join(map(str, metrics))}."
+        )
+        return {}
+    pairs = zip(metrics, given, strict=True)
+    return {str(metric): _direction(str(metric), given, evaluations, problems) for metric, given in pairs}
+
+
+def _listed(value: Any) -> list[Any]:
+    """The values of a list, or one alone."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _direction(metric: str, given: Any, evaluations: Sequence[Evaluation], problems: Problems) -> str:
+    """Whether more of a metric is better: as the configuration says, or its evaluator, or its mean's."""
     owners = {e.prefix + e.evaluator.metric: e.evaluator.direction for e in evaluations}
-    if direction is None and metric not in owners:
-        near = f" Did you mean '{nearest(str(metric), owners)[0]}'?" if nearest(str(metric), owners) else ""
+    known = next((d for owner, d in owners.items() if f"{metric}/".startswith(f"{owner}/")), None)
+    if given is None and known is None:
+        near = f" Did you mean '{nearest(metric, owners)[0]}'?" if nearest(metric, owners) else ""
         problems.add(
             f"evaluator.metric={metric}: say whether more of it is better: evaluator.direction=maximize or "
             f"minimize.{near} The main metrics are {some(owners) or 'none'}."
         )
-    return metric, direction or owners.get(metric, DIRECTIONS[0])
+    return str(given or known or DIRECTIONS[0])
 
 
 def _bound(evaluator: Evaluator, request: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

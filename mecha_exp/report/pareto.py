@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mecha_exp.report.results import Results
+from mecha_exp.report.settings import Setting
 
 COLUMN = "pareto"
 MARK = "^"
@@ -10,16 +11,31 @@ MARK = "^"
 
 
 def objectives(results: Results) -> dict[str, str]:
-    """Whether more is better (`maximize`) of each evaluator's main metric; empty where there is one alone."""
+    """Whether more is better (`maximize`) of the objectives, or of each evaluator's main metric.
+
+    Empty where there is one alone.
+    """
     if results.chosen:
         return {}
+    if results.objectives:
+        return dict(results.objectives)
     declared = {metric: better for record in results.finished for metric, better in record.directions.items()}
     measured = {metric: better for metric, better in declared.items() if metric in results.metrics}
     return measured if len(measured) > 1 else {}
 
 
 def front(results: Results) -> list[str]:
-    """The names of the settings on the front; empty where there is no second metric.
+    """The names of the settings on the front; empty where there is no second metric."""
+    return [setting.name for setting in front_settings(results)]
+
+
+def chosen_settings(results: Results) -> list[Setting]:
+    """The settings that are reported: the front of several objectives, or else the best of each method."""
+    return front_settings(results) if results.objectives else results.chosen_settings
+
+
+def front_settings(results: Results) -> list[Setting]:
+    """The settings on the front; empty where there is no second metric.
 
     A setting's metrics are means over its replicates. One with a metric that is not finite is never on it.
     """
@@ -32,15 +48,14 @@ def front(results: Results) -> list[str]:
     is_best = pareto_front(
         means, {m: "maximize" if d == "maximize" else "minimize" for m, d in directions.items()}
     )
-    return [setting.name for setting, on_front in zip(results.settings, is_best, strict=True) if on_front]
+    return [setting for setting, on_front in zip(results.settings, is_best, strict=True) if on_front]
 
 
 def front_column(results: Results) -> list[bool] | None:
     """Whether each point's setting is on the front; None where there is none."""
     if not objectives(results):
         return None
-    best = set(front(results))
-    on_front = {id(r) for setting in results.settings if setting.name in best for r in setting.records}
+    on_front = {id(record) for setting in front_settings(results) for record in setting.records}
     return [id(record) in on_front for record in results.records]
 
 

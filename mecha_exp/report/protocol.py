@@ -55,13 +55,14 @@ def protocol_of(records: Iterable[Record]) -> str | None:
     if not measured:
         return None
     record = measured[0]
+    metric = ", ".join(record.objectives) or record.metric
     if record.split is None or record.report_split is None:
         part = f" ({record.split})" if record.split else ""
-        return f"{record.metric}: chosen and reported on the same data{part}"
+        return f"{metric}: chosen and reported on the same data{part}"
     if not any(r.reported for r in measured):
-        return f"{record.metric}: sorted on {record.split}; nothing was measured on {record.report_split}"
+        return f"{metric}: sorted on {record.split}; nothing was measured on {record.report_split}"
     reported = f"{record.report_split}/{record.metric} is that of the chosen points and the inputs"
-    return f"{record.metric}: sorted and chosen on {record.split}; {reported}"
+    return f"{metric}: sorted and chosen on {record.split}; {reported}"
 
 
 def _evaluation_of(record: Record, metric: str) -> str | None:

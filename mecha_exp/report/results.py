@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -53,7 +53,10 @@ class Results:
         shown: the metrics to show, instead of the evaluators' metrics.
         better: the direction of `chosen`.
         remarks: on the sweep as a whole.
-        verdict: on the settings; None where there is none, or where they are grouped by other keys.
+        verdict: on the settings; None where there is none, where there are several objectives, or where they
+            are grouped by other keys.
+        by_objective: the verdict on each of several objectives, for its intervals.
+        reference: the reference point of the hypervolume of several objectives; empty for the worst values.
 
     Raises:
         ConfigError: a metric of one name was measured by two evaluations.
@@ -69,6 +72,8 @@ class Results:
     better: str | None = None
     remarks: Sequence[str] = ()
     verdict: Verdict | None = None
+    by_objective: Mapping[str, Verdict] = field(default_factory=dict)
+    reference: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         """Check that the points were measured alike."""
@@ -89,6 +94,11 @@ class Results:
         """Whether more of the main metric is better."""
         declared = (r.direction for r in self.finished if r.metric and r.metric == self.metric)
         return "maximize" if (self.better or next(declared, "minimize")) == "maximize" else "minimize"
+
+    @cached_property
+    def objectives(self) -> dict[str, str]:
+        """The metrics that are traded off, with their directions; empty where one alone decides."""
+        return {} if self.chosen else next((r.objectives for r in self.finished if r.objectives), {})
 
     @cached_property
     def judged(self) -> bool:
@@ -152,8 +162,8 @@ class Results:
 
     @cached_property
     def best_setting(self) -> Setting | None:
-        """The setting with the best mean, or None if it is not known which direction is better."""
-        if not self.judged or math.isnan(self.ranked[0].estimate(self.metric).mean):
+        """The setting with the best mean; None of several objectives, or where no direction is known."""
+        if not self.judged or self.objectives or math.isnan(self.ranked[0].estimate(self.metric).mean):
             return None
         return self.ranked[0]
 
@@ -252,8 +262,10 @@ class Results:
     def metrics(self) -> list[str]:
         """The names of the metrics: the main one, on how many examples, where it is reported, the others."""
         names = dict.fromkeys(m for r in self.records for m in r.metrics)
-        reported = {f"{r.report_split}/{self.metric}" for r in self.finished if r.reported}
-        first = [m for m in (self.metric, RACE_EXAMPLES, *sorted(reported)) if m in names]
+        main = [*self.objectives] or [self._metric]
+        splits = {r.report_split for r in self.finished if r.reported}
+        reported = [f"{split}/{metric}" for metric in main for split in sorted(map(str, splits))]
+        first = [m for m in (*main, RACE_EXAMPLES, *reported) if m in names]
         return [*first, *(m for m in names if m not in first)]
 
     @cached_property
@@ -339,4 +351,6 @@ def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
         ended: whether the sweep is known to have ended: then a point without a record has failed.
     """
     records = current(sweep.all_records(folder, ended=ended))
-    return Results(sweep.title, sweep.swept, records, mode=sweep.mode, remarks=sweep.notes)
+    return Results(
+        sweep.title, sweep.swept, records, mode=sweep.mode, remarks=sweep.notes, reference=sweep.reference
+    )

@@ -272,8 +272,8 @@ def _style(row: Row) -> str | None:
 
 
 def _with_room(results: Results, listed: Sequence[Row], metrics: Sequence[str], room: int) -> list[Row]:
-    """The rows with intervals beside the main metric, on each split, or without if these do not fit."""
-    shown = [m for m in metrics if m == results.metric or m.endswith(f"/{results.metric}")]
+    """The rows with intervals beside the main metrics, on each split, or as many as fit."""
+    main = [*results.objectives] or [str(results.metric)]
 
     def limited(row: Row, names: Sequence[str]) -> Row:
         estimates = [
@@ -282,10 +282,14 @@ def _with_room(results: Results, listed: Sequence[Row], metrics: Sequence[str], 
         ]
         return replace(row, estimates=estimates)
 
-    wide = [limited(row, shown) for row in listed]
-    columns = [number for number, metric in enumerate(metrics) if metric in shown]
-    needed = sum(_width([estimate_text(row.estimates[n]) for row in wide]) + 1 for n in columns) + 2
-    return wide if needed <= room else [limited(row, []) for row in listed]
+    for named in dict.fromkeys((tuple(main), (main[0],))):
+        shown = [m for m in metrics if any(f"/{m}".endswith(f"/{metric}") for metric in named)]
+        wide = [limited(row, shown) for row in listed]
+        columns = [number for number, metric in enumerate(metrics) if metric in shown]
+        needed = sum(_width([estimate_text(row.estimates[n]) for row in wide]) + 1 for n in columns) + 2
+        if needed <= room:
+            return wide
+    return [limited(row, []) for row in listed]
 
 
 def _how_many_fit(metrics: Sequence[str], listed: Sequence[Row], room: int) -> int:

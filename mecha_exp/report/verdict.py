@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.lab.points import SET_KEY
 from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, Results, results_of
+from mecha_exp.report.search.front import front_data, front_sentences
 from mecha_exp.report.settings import Setting
 from mecha_exp.runs.environment import are_mixed
 from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, numbered, outcomes_so_far
@@ -38,7 +39,11 @@ _IN_WORDS = {"seed": "seeds", SET_KEY: "sets of experts"}
 def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
     """The results of a sweep so far with their verdict; arguments as for `results_of`."""
     results = results_of(sweep, folder, ended=ended)
-    return replace(results, verdict=_read_and_conclude(results, sweep, folder))
+    if not results.objectives:
+        return replace(results, verdict=_read_and_conclude(results, sweep, folder))
+    alone = {m: replace(results, chosen=m, better=better) for m, better in results.objectives.items()}
+    verdicts = {metric: _read_and_conclude(part, sweep, folder) for metric, part in alone.items()}
+    return replace(results, by_objective={m: verdict for m, verdict in verdicts.items() if verdict})
 
 
 def _read_and_conclude(results: Results, sweep: Sweep, folder: Path) -> Verdict | None:
@@ -179,8 +184,15 @@ def inputs_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Candida
 
 
 def _of_metric(model: ModelOutcomes | None, results: Results) -> Mapping[str, Outcomes]:
-    """The outcomes of the main metric by split."""
-    return model.by_metric.get(str(results.metric), {}) if model else {}
+    """The outcomes of the main metric by split; those of a task where the metric is its mean."""
+    metric, measured = str(results.metric), model.by_metric if model else {}
+    for mean, by_split in measured.items():
+        if metric == mean:
+            return by_split
+        task = metric.removeprefix(f"{mean}/")
+        if task != metric and all(task in outcomes.values for outcomes in by_split.values()):
+            return {split: outcomes.of_task(task) for split, outcomes in by_split.items()}
+    return {}
 
 
 def _numbers(results: Results, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -236,26 +248,30 @@ def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) ->
 
 def write_verdict(results: Results, path: Path) -> bool:
     """Write `verdict.json`, or remove it where there is no verdict; returns whether it was written."""
-    if results.verdict is None:
+    data = verdict_data(results)
+    if not data:
         path.unlink(missing_ok=True)
         return False
-    write_json(path, verdict_data(results))
+    write_json(path, data)
     return True
 
 
 def verdict_data(results: Results) -> dict[str, object]:
-    """The content of `verdict.json`; empty without a verdict."""
+    """The content of `verdict.json`: the verdict, or the front of several objectives; empty without any."""
     if results.verdict is None:
-        return {}
+        return front_data(results)
     from mecha_exp.verdict import as_json, sentence
 
     return {"sentence": sentence(results.verdict), **as_json(results.verdict)}
 
 
 def conclusion(results: Results) -> list[str]:
-    """The sentence of the verdict, then one for each thing that limits it; nothing without a verdict."""
+    """The sentence of the verdict, then one for each thing that limits it; nothing without a verdict.
+
+    Of several objectives it is their front.
+    """
     if results.verdict is None:
-        return []
+        return front_sentences(results)
     from mecha_exp.verdict import sentence
 
     first = sentence(results.verdict)
@@ -268,15 +284,15 @@ def intervals(results: Results) -> dict[tuple[str, str], tuple[float, float]]:
     Several files of one name have none: the table has one line for them, and the verdict knows each alone.
     """
     bounds = {}
-    scores = results.verdict.scores if results.verdict else ()
-    names = {score.point for score in scores}
-    for score in scores:
-        if numbered(score.point, 2) in names:
-            continue
-        metric = f"{prefix(results, score.split)}{results.metric}"
-        bounds[score.point, metric] = score.overall.ci95
-        for task, estimate in score.tasks.items():
-            bounds[score.point, f"{metric}/{task}"] = estimate.ci95
+    for verdict in filter(None, (results.verdict, *results.by_objective.values())):
+        names = {score.point for score in verdict.scores}
+        for score in verdict.scores:
+            if numbered(score.point, 2) in names:
+                continue
+            metric = f"{prefix(results, score.split)}{verdict.metric}"
+            bounds[score.point, metric] = score.overall.ci95
+            for task, estimate in score.tasks.items():
+                bounds[score.point, f"{metric}/{task}"] = estimate.ci95
     return {key: ends for key, ends in bounds.items() if ends[0] == ends[0]}
 
 
@@ -292,6 +308,7 @@ def footnotes(results: Results, *, has_intervals: bool, has_spreads: bool) -> li
     if verdict and verdict.tied:
         tests = "paired tests at 5 % after Holm's correction"
         lines.append(f"{TIED} the data cannot tell it from the best ({BEST}) in {tests}")
+    verdict = verdict or next(iter(results.by_objective.values()), None)
     if has_intervals and verdict:
         over = " and ".join(["examples", *_varied(results)]) if verdict.examples else _SEEDS_ALONE
         lines.append(f"[low, high] 95 % interval over {over}")

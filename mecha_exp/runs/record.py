@@ -57,7 +57,8 @@ class Record:
         metrics: measured numbers by name; see the documentation for the names.
         tags: commit, versions, signature.
         metric, direction: the evaluator's main metric, and whether more of it is better.
-        directions: the same of each evaluator's main metric, the first included.
+        directions: the same of each evaluator's main metric, the first included, or of the objectives.
+        objectives: the metrics that are traded off, where there are several, each with its direction.
         references: the metrics of each input.
         base: the name of the input that is the base.
         expert_of: the name of the input that is the expert of a task, where the configuration names it.
@@ -91,6 +92,7 @@ class Record:
     metric: str | None = None
     direction: str = "maximize"
     directions: dict[str, str] = field(default_factory=dict)
+    objectives: dict[str, str] = field(default_factory=dict)
     references: dict[str, dict[str, float]] = field(default_factory=dict)
     base: str | None = None
     expert_of: dict[str, str] = field(default_factory=dict)

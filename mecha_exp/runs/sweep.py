@@ -51,6 +51,7 @@ class Sweep:
         tracked_in: the store and the experiment of the MLflow run.
         notes: remarks for the table.
         input_runs: the ids of the MLflow runs of the inputs, by their names.
+        reference: the reference point of the hypervolume of several objectives; empty for the worst values.
     """
 
     title: str
@@ -64,6 +65,7 @@ class Sweep:
     tracked_in: str = ""
     notes: list[str] = field(default_factory=list)
     input_runs: dict[str, str] = field(default_factory=dict)
+    reference: list[float] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         """Write `sweep.json`."""

@@ -74,11 +74,11 @@ SPACES = {
 def searched(space: Space, sampler: Sampler, count: int, batch: int, score) -> list[Trial]:
     trials: list[Trial] = []
     while len(trials) < count:
-        asked = next_trials(space, sampler, "minimize", trials, min(batch, count - len(trials)))
+        asked = next_trials(space, sampler, ["minimize"], trials, min(batch, count - len(trials)))
         written = json.loads(
             json.dumps([asdict(trial) for trial in asked])
         )  # as a start after a kill reads it
-        trials += [Trial(t["parameters"], t["state"], score(t["parameters"])) for t in written]
+        trials += [Trial(t["parameters"], t["state"], (score(t["parameters"]),)) for t in written]
     return trials
 
 
@@ -108,8 +108,8 @@ def test_the_size_of_a_space_counts_what_each_recipe_has():
 
 
 def test_a_database_that_breaks_in_the_middle_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    stored = open_storage(f"sqlite:///{tmp_path}/a.db", "one", SPACES["line"], "minimize")
-    trials = [Trial({"a": 0.5, "b": 0.0}, {}, 1.0), Trial({"a": 0.25, "b": 0.5}, {}, None)]
+    stored = open_storage(f"sqlite:///{tmp_path}/a.db", "one", SPACES["line"], ["minimize"])
+    trials = [Trial({"a": 0.5, "b": 0.0}, {}, (1.0,)), Trial({"a": 0.25, "b": 0.5}, {}, None)]
     stored.write(trials[:1])
     with sqlite3.connect(tmp_path / "a.db") as database:
         database.execute("DROP TABLE trials")
@@ -132,7 +132,7 @@ def wins(blocks: int, trials: int, seeds: range) -> int:
         chance = random.Random(seed)
         score = partial(sphere, best=[chance.uniform(0.2, 0.8) for _ in range(blocks)])
         found = [
-            min(t.value or 0 for t in searched(space, Sampler(name, seed), trials, 20, score))
+            min(t.values[0] for t in searched(space, Sampler(name, seed), trials, 20, score))
             for name in ("cmaes", "random")
         ]
         won += found[0] < found[1]

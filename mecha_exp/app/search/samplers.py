@@ -83,11 +83,14 @@ def require_optuna() -> None:
         raise ConfigError(f"sweep=search needs Optuna 4 or newer, not {optuna.__version__}: {how}")
 
 
-def checked_sampler(name: Any, seed: Any, options: Mapping[str, Any], space: Space) -> Sampler:
+def checked_sampler(
+    name: Any, seed: Any, options: Mapping[str, Any], space: Space, objectives: int = 1
+) -> Sampler:
     """The sampler that a configuration asks for.
 
     Raises:
-        ConfigError: an unknown name or option, a seed that is not a number, a sampler for another space.
+        ConfigError: an unknown name or option, a seed that is not a number, a sampler for another space or
+            for one objective.
     """
     if name not in SAMPLERS:
         hint = did_you_mean(str(name), SAMPLERS) or f" They are {', '.join(SAMPLERS)}."
@@ -104,11 +107,25 @@ def checked_sampler(name: Any, seed: Any, options: Mapping[str, Any], space: Spa
         raise ConfigError(
             "sweep.sampler=cmaes needs cmaes, which is not installed: pip install 'mecha_exp[search]'."
         )
+    if objectives > 1 and name not in (several := _for_several_objectives()):
+        raise ConfigError(
+            f"sweep.sampler={name} searches for one objective, and evaluator.metric names {objectives}. "
+            f"Choose one of {', '.join(several)}."
+        )
     _check_options(name, options)
     sampler = Sampler(name, seed, dict(options))
     with quiet_optuna():
         sampler.make(0)
     return sampler
+
+
+def _for_several_objectives() -> list[str]:
+    """The samplers that trade off several objectives; `gp` does since Optuna 4.4."""
+    import optuna
+
+    major, minor = (int(part) for part in optuna.__version__.split(".")[:2])
+    lacking = {"cmaes"} if (major, minor) >= (4, 4) else {"cmaes", "gp"}
+    return [name for name in SAMPLERS if name not in lacking]
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Search:
         sampler: what chooses the trials.
         trials: how many there are in all.
         batch: how many are asked for at a time.
-        metric, direction: of the evaluator.
+        objectives: the metrics that decide, each with its direction.
         enqueued: the parameters of the first trials.
         words: makes the overrides of a point from what it sets.
         stored: the study in the storage that was asked for; None for a file in the sweep's folder.
@@ -49,8 +49,7 @@ class Search:
     sampler: Sampler
     trials: int
     batch: int
-    metric: str
-    direction: str
+    objectives: Mapping[str, str]
     enqueued: Sequence[Parameters]
     words: Callable[[Setting], list[str]]
     stored: StoredStudy | None
@@ -73,30 +72,34 @@ class Search:
         if trials:
             yield self._batch(trials)
             trials = self._measured(trials, folder, 0)
-        stored = self.stored or open_study_file(folder, self.title, self.space, self.direction)
+        stored = self.stored or open_study_file(folder, self.title, self.space, self._directions)
         stored.write(trials)
         while (start := len(trials)) < self.trials:
             count = min(self.batch, self.trials - start)
-            asked = next_trials(self.space, self.sampler, self.direction, trials, count, self.enqueued)
+            asked = next_trials(self.space, self.sampler, self._directions, trials, count, self.enqueued)
             write_trials(folder, self.space, [*trials, *asked])
             yield self._batch(asked)
             trials = [*trials, *self._measured(asked, folder, start)]
             stored.write(trials)
+
+    @property
+    def _directions(self) -> list[str]:
+        return list(self.objectives.values())
 
     def _batch(self, trials: Sequence[Trial]) -> Batch:
         return [self.words(self.space.setting(trial.parameters)) for trial in trials]
 
     def _measured(self, trials: Sequence[Trial], folder: Path, first: int) -> list[Trial]:
         """The trials with the values in the records of their points."""
-        return [replace(t, value=self._value(folder / str(first + i))) for i, t in enumerate(trials)]
+        return [replace(t, values=self._values(folder / str(first + i))) for i, t in enumerate(trials)]
 
-    def _value(self, folder: Path) -> float | None:
+    def _values(self, folder: Path) -> tuple[float, ...] | None:
         try:
             record = Record.load(folder)
         except ConfigError:  # the point left no record
             return None
-        value = record.metrics.get(self.metric) if record.finished else None
-        return value if value is not None and math.isfinite(value) else None
+        values = tuple(record.metrics.get(metric, math.nan) for metric in self.objectives)
+        return values if record.finished and all(map(math.isfinite, values)) else None
 
 
 def search_of(
@@ -123,7 +126,7 @@ def search_of(
     settings = config.sweep
     if OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"] != _NUMBERED:  # type: ignore[call-overload, index]
         raise ConfigError("hydra.sweep.subdir: a search finds its points by their numbers. Leave it out.")
-    metric = _checked_metric(settings.direction, scoring)
+    objectives = _checked_objectives(settings.direction, scoring)
     trials = _count("sweep.trials", settings.trials)
     if trials > space.size:
         raise ConfigError(
@@ -134,29 +137,63 @@ def search_of(
     options = OmegaConf.to_container(settings.options or OmegaConf.create({}), resolve=True)
     if not isinstance(options, dict):
         raise ConfigError("sweep.options: expected a mapping, as in sweep.options={n_startup_trials:20}.")
-    sampler = checked_sampler(settings.sampler, settings.seed, {str(k): v for k, v in options.items()}, space)
+    named = {str(key): value for key, value in options.items()}
+    sampler = checked_sampler(settings.sampler, settings.seed, named, space, len(objectives))
     enqueued = _enqueued(settings.enqueue, space, trials)
     batch = _batch_size(settings.batch, trials, point)
     url, name = settings.storage, str(config.name or title)
-    stored = None if url is None else open_storage(str(url), name, space, scoring.direction)
-    return Search(space, sampler, trials, batch, metric, scoring.direction, enqueued, words, stored, name)
+    stored = None if url is None else open_storage(str(url), name, space, list(objectives.values()))
+    return Search(space, sampler, trials, batch, objectives, enqueued, words, stored, name)
 
 
-def _checked_metric(direction: Any, scoring: Scoring) -> str:
-    """The metric that is searched for, after a check of its direction."""
+def _checked_objectives(direction: Any, scoring: Scoring) -> dict[str, str]:
+    """The metrics that decide, after a check of their directions."""
     if scoring.metric is None:
         raise ConfigError(
             "sweep=search needs a metric as its objective: choose an evaluator with evaluator=..."
         )
-    if direction is None or direction == scoring.direction:
-        return scoring.metric
-    if direction not in DIRECTIONS:
-        hint = did_you_mean(str(direction), DIRECTIONS)
-        raise ConfigError(f"sweep.direction={direction}: expected {' or '.join(DIRECTIONS)}.{hint}")
-    raise ConfigError(
-        f"sweep.direction={direction} looks for the worst {scoring.metric}, whose evaluator says "
-        f"{scoring.direction}. Leave sweep.direction out."
-    )
+    objectives = dict(scoring.objectives) or {scoring.metric: scoring.direction}
+    if direction is None:
+        return objectives
+    given = list(direction) if OmegaConf.is_list(direction) else [direction] * len(objectives)
+    if len(given) != len(objectives):
+        raise ConfigError(
+            f"sweep.direction={direction}: expected a direction for each of {', '.join(objectives)}. Leave "
+            "it out, since it only checks those of the evaluator."
+        )
+    for asked, (metric, better) in zip(given, objectives.items(), strict=True):
+        if asked not in DIRECTIONS:
+            hint = did_you_mean(str(asked), DIRECTIONS)
+            raise ConfigError(f"sweep.direction={direction}: expected {' or '.join(DIRECTIONS)}.{hint}")
+        if asked != better:
+            raise ConfigError(
+                f"sweep.direction={direction} looks for the worst {metric}, whose evaluator says {better}. "
+                "Leave sweep.direction out."
+            )
+    return objectives
+
+
+def checked_reference(value: Any, scoring: Scoring) -> list[float]:
+    """The reference point of the hypervolume, a number for each objective; empty for the worst values.
+
+    Raises:
+        ConfigError: there is one objective, or it is not a number for each.
+    """
+    if value is None:
+        return []
+    numbers = list(value) if OmegaConf.is_list(value) else []
+    if not scoring.objectives:
+        raise ConfigError(
+            f"sweep.reference={value}: one metric has no hypervolume. Name several with "
+            "evaluator.metric=[a,b], or leave it out."
+        )
+    is_point = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+    if not is_point or len(numbers) != len(scoring.objectives):
+        raise ConfigError(
+            f"sweep.reference={value}: expected a number for each of {', '.join(scoring.objectives)}, as in "
+            f"[{','.join('0' for _ in scoring.objectives)}]."
+        )
+    return [float(number) for number in numbers]
 
 
 def _count(key: str, value: Any) -> int:

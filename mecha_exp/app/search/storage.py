@@ -34,7 +34,7 @@ class StoredStudy:
         self._space, self._study = space, study
         with quiet_optuna():
             trials = study.get_trials(deepcopy=False)
-        self._written = {(t.user_attrs.get(_POINT), t.values[0] if t.values else None) for t in trials}
+        self._written = {(t.user_attrs.get(_POINT), tuple(t.values) if t.values else None) for t in trials}
         self._is_broken = False
 
     def write(self, trials: Sequence[Trial]) -> None:
@@ -42,30 +42,30 @@ class StoredStudy:
         try:
             with quiet_optuna():
                 for number, trial in enumerate(trials):
-                    if (number, trial.value) not in self._written and not self._is_broken:
+                    if (number, trial.values) not in self._written and not self._is_broken:
                         self._study.add_trial(frozen_trial(self._space, trial, user_attrs={_POINT: number}))
-                        self._written.add((number, trial.value))
+                        self._written.add((number, trial.values))
         except Exception as error:  # of a database, of any kind
             self._is_broken = True
             log.warning("the study is not written any more: %s", error)
 
 
-def open_storage(url: str, name: str, space: Space, direction: str) -> StoredStudy:
+def open_storage(url: str, name: str, space: Space, directions: Sequence[str]) -> StoredStudy:
     """Open or make the study of a name in a database, or in a journal file.
 
     Args:
         url: of a database, as SQLAlchemy has them, or the path of a journal file.
         name: of the study.
         space: what is searched.
-        direction: `maximize` or `minimize`.
+        directions: `maximize` or `minimize`, for each objective.
 
     Raises:
         ConfigError: it cannot be reached, or has another study of that name.
     """
-    return _open(lambda: _storage(url), url, name, space, direction)
+    return _open(lambda: _storage(url), url, name, space, directions)
 
 
-def open_study_file(folder: Path, name: str, space: Space, direction: str) -> StoredStudy:
+def open_study_file(folder: Path, name: str, space: Space, directions: Sequence[str]) -> StoredStudy:
     """Open or make the study file in a sweep's folder, which this process alone uses.
 
     A file that a kill has left in the middle of a line is made anew, and its lock goes.
@@ -73,31 +73,35 @@ def open_study_file(folder: Path, name: str, space: Space, direction: str) -> St
     path = folder / STUDY_FILE
     path.with_name(f"{STUDY_FILE}.lock").unlink(missing_ok=True)
     try:
-        return _open(lambda: _storage(str(path)), str(path), name, space, direction)
+        return _open(lambda: _storage(str(path)), str(path), name, space, directions)
     except ConfigError:
         path.unlink(missing_ok=True)
-        return _open(lambda: _storage(str(path)), str(path), name, space, direction)
+        return _open(lambda: _storage(str(path)), str(path), name, space, directions)
 
 
 def _open(
-    make: Callable[[], optuna.storages.BaseStorage], url: str, name: str, space: Space, direction: str
+    make: Callable[[], optuna.storages.BaseStorage],
+    url: str,
+    name: str,
+    space: Space,
+    directions: Sequence[str],
 ) -> StoredStudy:
     import optuna
 
     try:
         with quiet_optuna():
             study = optuna.create_study(
-                storage=make(), study_name=name, direction=direction, load_if_exists=True
+                storage=make(), study_name=name, directions=directions, load_if_exists=True
             )
             trials, described = study.get_trials(deepcopy=False), study.user_attrs.get(_SPACE)
             if described is None and not trials:
                 described = json.dumps(space.description)
                 study.set_user_attr(_SPACE, described)
-            directions = [d.name.lower() for d in study.directions]
+            stored = [d.name.lower() for d in study.directions]
     except Exception as error:  # of a database, of any kind
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"sweep.storage={url} cannot be reached: {reason}") from None
-    if described != json.dumps(space.description) or directions != [direction]:
+    if described != json.dumps(space.description) or stored != list(directions):
         raise ConfigError(
             f"sweep.storage={url}: its study '{name}' searches another space, or for another direction. Give "
             "this search another name with name=..., or choose another storage."

@@ -29,7 +29,7 @@ _SEQUENCE_STATE = "sequence"
 def next_trials(
     space: Space,
     sampler: Sampler,
-    direction: str,
+    directions: Sequence[str],
     earlier: Sequence[Trial],
     count: int,
     enqueued: Sequence[Parameters] = (),
@@ -39,13 +39,13 @@ def next_trials(
     Args:
         space: what is searched; it has at least `count` points beside the earlier ones.
         sampler: by name.
-        direction: `maximize` or `minimize`.
+        directions: `maximize` or `minimize`, for each objective.
         earlier: all trials so far, with their values.
         count: how many trials to ask for.
         enqueued: the parameters, some or all, of the first trials of the search.
     """
     with quiet_optuna():
-        study = _study(space, sampler, direction, earlier)
+        study = _study(space, sampler, directions, earlier)
         for parameters in enqueued[len(earlier) : len(earlier) + count]:
             study.enqueue_trial(parameters)
         taken = {_identity(space, trial.parameters) for trial in earlier}
@@ -62,22 +62,24 @@ def frozen_trial(space: Space, trial: Trial, **attributes: Any) -> optuna.trial.
     import optuna
 
     by_key = {d.key: d for d in space.dimensions}
-    state = optuna.trial.TrialState.FAIL if trial.value is None else optuna.trial.TrialState.COMPLETE
+    state = optuna.trial.TrialState.FAIL if trial.values is None else optuna.trial.TrialState.COMPLETE
     return optuna.trial.create_trial(
         state=state,
-        value=trial.value,
+        values=trial.values,
         params=trial.parameters,
         distributions={key: _distribution(by_key[key]) for key in trial.parameters},
         **attributes,
     )
 
 
-def _study(space: Space, sampler: Sampler, direction: str, trials: Sequence[Trial]) -> optuna.Study:
+def _study(
+    space: Space, sampler: Sampler, directions: Sequence[str], trials: Sequence[Trial]
+) -> optuna.Study:
     import optuna
 
     storage = optuna.storages.InMemoryStorage()
     made = sampler.make(len(trials))
-    study = optuna.create_study(storage=storage, study_name=_NAME, sampler=made, direction=direction)
+    study = optuna.create_study(storage=storage, study_name=_NAME, sampler=made, directions=directions)
     for trial in trials:
         state = {key: value for key, value in trial.state.items() if key != _SEQUENCE_STATE}
         study.add_trial(frozen_trial(space, trial, system_attrs=state))

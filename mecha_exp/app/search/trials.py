@@ -23,12 +23,12 @@ class Trial:
     Attributes:
         parameters: its values by key.
         state: what Optuna's sampler keeps of it, such as the distribution of CMA-ES.
-        value: of the metric; None before it has run, and where it failed.
+        values: of the objectives; None before it has run, and where it failed.
     """
 
     parameters: Parameters
     state: Mapping[str, Any] = field(default_factory=dict)
-    value: float | None = None
+    values: tuple[float, ...] | None = None
 
 
 def read_trials(folder: Path, space: Space) -> list[Trial]:

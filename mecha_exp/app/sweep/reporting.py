@@ -15,6 +15,7 @@ from mecha_exp.app.batch import Merged, merge_points
 from mecha_exp.app.point import Point, prepare
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError, TrackingError
+from mecha_exp.report.pareto import chosen_settings
 from mecha_exp.report.results import results_of
 from mecha_exp.runs.files import FILES, add_files, add_files_of_input
 from mecha_exp.runs.outcomes import (
@@ -62,7 +63,7 @@ def report_chosen(sweep: Sweep, folder: Path, bench: Workbench, tracking: Tracki
         whether all could be measured.
     """
     results = results_of(sweep, folder, ended=True)
-    chosen = {id(record) for setting in results.chosen_settings for record in setting.finished}
+    chosen = {id(record) for setting in chosen_settings(results) for record in setting.finished}
     by_signature = {record.signature for record in results.finished if id(record) in chosen}
     pending, good = [], True
     for path, record in sweep.records(folder).items():

@@ -17,7 +17,7 @@ from mecha_exp.report.figures.distance import distances
 from mecha_exp.report.figures.forest import forest
 from mecha_exp.report.figures.heat import heat_map
 from mecha_exp.report.figures.parallel import parallel_coordinates
-from mecha_exp.report.figures.pareto import pareto_plot
+from mecha_exp.report.figures.pareto import hypervolume, pareto_plot
 from mecha_exp.report.figures.search import MODE as SEARCH
 from mecha_exp.report.figures.search import search_progress
 from mecha_exp.report.figures.shapley import shapley_values
@@ -94,7 +94,11 @@ def _suitable(results: Results, folder: Path) -> list[tuple[str, str, Draw]]:
     if results.mode == GREEDY_SOUP:
         chosen.append(("soup", "The soup so far, expert by expert", partial(soup_so_far, folder=folder)))
         keys = []
-    if results.mode == SEARCH:
+    if results.objectives:
+        front = f"{' and '.join(results.objectives)}: filled settings are on the Pareto front"
+        chosen += [("pareto", front, pareto_plot)]
+        chosen.append(("hypervolume", "The volume that settings dominate, one after another", hypervolume))
+    elif results.mode == SEARCH:
         chosen.append(("search", f"The best {metric} so far, trial by trial", search_progress))
     first = len(chosen)
     numeric = [key for key in keys if is_numeric(_values(results, key))]
@@ -110,7 +114,8 @@ def _suitable(results: Results, folder: Path) -> list[tuple[str, str, Draw]]:
     if len(numeric) == 2 and len(keys) == 2:
         chosen[first:] = reversed(chosen[first:])  # two numeric keys are clearest on a map
     chosen.append(("forest", "How far the settings lie from the best, with 95 % intervals", forest))
-    chosen.append(("pareto", "The metrics against each other, with their Pareto front", pareto_plot))
+    if not results.objectives:
+        chosen.append(("pareto", "The metrics against each other, with their Pareto front", pareto_plot))
     if results.mode == GRADIENT:
         drawn = partial(learned_weights, folder=folder)
         chosen.append(("weights", "The learned weight of each expert in each part", drawn))

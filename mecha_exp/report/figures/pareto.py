@@ -1,4 +1,4 @@
-"""Two metrics of a sweep against each other, with the Pareto front of all."""
+"""Two metrics of a sweep against each other with their Pareto front, and the volume that it dominates."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mecha_exp.report.figures.style import COLOURS, SMALL, new_figure, title
 from mecha_exp.report.pareto import front, objectives
 from mecha_exp.report.results import Results
+from mecha_exp.report.search.front import front_of
 from mecha_exp.report.table import distinct
 
 if TYPE_CHECKING:
@@ -42,4 +43,20 @@ def pareto_plot(results: Results) -> Figure | None:
     for metric, label in ((across, axes.set_xlabel), (up, axes.set_ylabel)):
         label(f"{metric} ({'more' if directions[metric] == 'maximize' else 'less'} is better)")
     title(axes, results, f"filled: the Pareto front of {len(directions)} metrics")
+    return figure
+
+
+def hypervolume(results: Results) -> Figure | None:
+    """Draw the hypervolume of the objectives after each setting, in their order; None without several."""
+    front = front_of(results)
+    if front is None:
+        return None
+    figure, (axes,) = new_figure()
+    axes.plot(range(len(front.volumes)), front.volumes, drawstyle="steps-post", color=COLOURS[0], linewidth=2)
+    axes.set_xlabel("setting")
+    axes.set_ylabel("hypervolume")
+    axes.set_ylim(bottom=0)
+    axes.locator_params(axis="x", integer=True)
+    at = ", ".join(f"{metric}={value:.4g}" for metric, value in front.reference.items())
+    title(axes, results, f"over the reference point {at}")
     return figure
