@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 from mecha_exp.app import command_line
@@ -17,7 +16,8 @@ from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
 from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.run import run_point
-from mecha_exp.app.search.search import checked_reference, search_of
+from mecha_exp.app.search.search import Search
+from mecha_exp.app.search.settings import checked_reference, search_of
 from mecha_exp.app.sweep import summary
 from mecha_exp.app.sweep.folder import claimed_folder
 from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
@@ -170,7 +170,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     point, scoring = _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir))
     _check_evaluations(line, scoring)
     check_race(line, scoring)
-    adaptive = _adaptive(line, point, scoring, title)
+    adaptive = _adaptive(line, point, scoring, title, bench)
     sweep.reference = checked_reference(line.config.sweep.get("reference"), scoring)
     sweep.points = adaptive.trials if adaptive else len(line.jobs) if line.lists_points else 0
     _say_what_is_left_out(line)
@@ -179,18 +179,17 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
             adaptive.check_folder(folder)
         summary.begin(sweep, folder, tracking)
         good, reported, trouble, interrupted = False, False, None, False
-        failures: list[MechaError] = []
         try:
-            batches = _until_failure(adaptive.batches(folder), failures) if adaptive else [line.jobs]
+            batches = adaptive.batches(folder) if adaptive else [Batch(line.jobs)]
             run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], batches, run_point)
-            is_part = line.config.sweep.get("share") is not None  # the whole sweep chooses
-            reported = is_part or report_chosen(sweep, folder, bench, tracking)
+            is_part = line.config.sweep.get("share") is not None or _lacks_points(sweep, folder, adaptive)
+            reported = is_part or report_chosen(sweep, folder, bench, tracking)  # the whole sweep chooses
         except KeyboardInterrupt:
             interrupted = True
         finally:
             bench.measurements.end()
             try:
-                good = summary.finish(sweep, folder, tracking) and reported and not failures
+                good = summary.finish(sweep, folder, tracking) and reported
             except TrackingError as error:
                 trouble = str(error)
     if interrupted:
@@ -198,24 +197,27 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     return _tracking_status(trouble, folder, line) or (0 if good else 1)
 
 
-def _until_failure(batches: Iterator[Batch], failures: list[MechaError]) -> Iterator[Batch]:
-    """The batches of a sweep that makes its points while it runs, until it cannot make the next ones."""
-    try:
-        yield from batches
-    except MechaError as error:
-        show_error(str(error))
-        failures.append(error)
-
-
-def _adaptive(line: CommandLine, point: Point, scoring: Scoring, title: str) -> AdaptiveSweep | None:
+def _adaptive(
+    line: CommandLine, point: Point, scoring: Scoring, title: str, bench: Workbench
+) -> AdaptiveSweep | None:
     """The search or the adaptive sweep that is asked for; None for a sweep that lists its points."""
     if line.searched is not None:
-        return search_of(line.searched.space, line.config, point, scoring, line.job, title)
+        return search_of(line.searched.space, line.config, point, scoring, line.job, title, bench.sign)
     if line.adaptive is not None:
         from mecha_exp.app.adaptive.sweeps import adaptive_sweep
 
         return adaptive_sweep(line.config, point, scoring, line.adaptive, line.job)
     return None
+
+
+def _lacks_points(sweep: Sweep, folder: Path, adaptive: AdaptiveSweep | None) -> bool:
+    """Whether a folder has a part of a shared search, which a note of the sweep says then."""
+    lacking = adaptive.collect(folder) if isinstance(adaptive, Search) else None
+    if lacking is None:
+        return False
+    sweep.points = 0  # whatever is there is all
+    sweep.notes.append(lacking)
+    return True
 
 
 def _title(line: CommandLine) -> str:

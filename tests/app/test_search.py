@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from sweep_folders import overrides, records, rows, sweep_of
 
-from mecha_exp.app.search.storage import STUDY_FILE
+from mecha_exp.app.search.study_file import STUDY_FILE
 
 optuna = pytest.importorskip("optuna", minversion="4")
 

@@ -2,7 +2,6 @@
 
 import json
 import random
-import sqlite3
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 from mecha_exp.app.search.samplers import SAMPLERS, Sampler
 from mecha_exp.app.search.space import Dimension, Space, dimension_of
-from mecha_exp.app.search.storage import open_storage
 from mecha_exp.app.search.study import next_trials
+from mecha_exp.app.search.study_file import STUDY_FILE, open_study_file
 from mecha_exp.app.search.trials import Trial
 from mecha_exp.app.words.quoting import parse
 
@@ -107,12 +106,14 @@ def test_the_size_of_a_space_counts_what_each_recipe_has():
     assert SPACES["finite"].size == 6 and SPACES["line"].size == float("inf")
 
 
-def test_a_database_that_breaks_in_the_middle_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    stored = open_storage(f"sqlite:///{tmp_path}/a.db", "one", SPACES["line"], ["minimize"])
+def test_a_study_file_that_breaks_in_the_middle_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    stored = open_study_file(tmp_path, "one", SPACES["line"], ["minimize"])
     trials = [Trial({"a": 0.5, "b": 0.0}, {}, (1.0,)), Trial({"a": 0.25, "b": 0.5}, {}, None)]
     stored.write(trials[:1])
-    with sqlite3.connect(tmp_path / "a.db") as database:
-        database.execute("DROP TABLE trials")
+    (tmp_path / STUDY_FILE).unlink()
+    (tmp_path / STUDY_FILE).mkdir()
 
     stored.write(trials)
     stored.write(trials)

@@ -200,8 +200,9 @@ class Learning:
         Raises:
             MechaError: the weights cannot be learned.
         """
-        yield [self.words(setting) for setting in self.begun]
-        yield [self.words(setting) for setting in self._settings(self._learned(folder))]
+        yield Batch([self.words(setting) for setting in self.begun])
+        learned = self._settings(self._learned(folder))
+        yield Batch([self.words(setting) for setting in learned], first=len(self.begun))
 
     def _learned(self, folder: Path) -> dict[str, Progress]:
         """The progress of each descent at its end."""

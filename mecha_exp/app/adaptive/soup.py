@@ -92,14 +92,14 @@ class GreedySoup:
             EvaluationError: an expert was not measured, or has no outcomes for the test.
         """
         names = names_of(self.paths)
-        yield [self.words(setting) for setting in self.begun]
+        yield Batch([self.words(setting) for setting in self.begun])
         alone = [self._score(folder, number, name) for number, name in enumerate(names)]
         sign = -1 if self.direction == "minimize" else 1
         order = sorted(range(len(names)), key=lambda place: -sign * alone[place])
         soup, current = [order[0]], order[0]  # the members, and the number of the point that has them
         choices = [Choice(names[order[0]], alone[order[0]], alone[order[0]], math.nan, None, True)]
         for number, place in enumerate(order[1:], len(self.begun)):
-            yield [self.words(soup_setting(TRIAL, [*soup, place], names, self.paths))]
+            yield Batch([self.words(soup_setting(TRIAL, [*soup, place], names, self.paths))], number)
             choice = self._choice(folder, names[place], alone[place], current, number)
             choices.append(choice)
             _show(choice)
@@ -107,7 +107,8 @@ class GreedySoup:
                 soup, current = [*soup, place], number
             _write(choices, folder)
         self._show_soup(choices)
-        yield [self.words(soup_setting("greedy", soup, names, self.paths))]
+        chosen = self.words(soup_setting("greedy", soup, names, self.paths))
+        yield Batch([chosen], first=self.trials - 1)
 
     def _choice(self, folder: Path, expert: str, alone: float, soup: int, trial: int) -> Choice:
         """Decide on an expert from the points of the soup without and with it."""

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +30,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 
 from mecha_exp.app.hydra.options import register_choices, register_presets
 from mecha_exp.app.words.quoting import explain
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.system.write_errors import write_sentence
 
 CONFIG_MODULE = "mecha_exp.conf"
@@ -37,8 +38,18 @@ CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 
 
-Batch = Sequence[Sequence[str]]
-"""The overrides of each of the points that are run together."""
+@dataclass(frozen=True)
+class Batch:
+    """Points that are run together.
+
+    Attributes:
+        jobs: the overrides of each.
+        first: the number of the first one; those of the others follow.
+    """
+
+    jobs: Sequence[Sequence[str]]
+    first: int = 0
+
 
 BATCHES: ContextVar[Iterable[Batch]] = ContextVar("BATCHES", default=())
 """The batches of the sweep that is running; a batch has run when the next one is requested."""
@@ -156,29 +167,30 @@ def run_jobs(arguments: Sequence[str], batches: Iterable[Batch] | None, task: Ca
         task: the function that is called with the configuration of each job.
 
     Raises:
+        MechaError: asking for the next batch did.
         OSError: the disk is full, or the like.
     """
     flags = _flags_of(arguments)
     words = [*flags.overrides, f"hydra.mode={'RUN' if batches is None else 'MULTIRUN'}"]
+    failures: list[Exception] = []
+
+    def run() -> None:
+        start = ours.run if batches is None else ours.multirun
+        try:
+            start(flags.config_name or CONFIG_NAME, task, words)
+        except (MechaError, OSError) as error:  # which Hydra would report as a bug, with its traceback
+            if isinstance(error, OSError) and write_sentence(error) is None:
+                raise
+            failures.append(error)
+
     token = BATCHES.set(batches or ())
-    unwritable: list[OSError] = []
-
-    def attempt() -> None:
-        with hydra_of(flags) as ours:
-            try:
-                run = ours.run if batches is None else ours.multirun
-                run(flags.config_name or CONFIG_NAME, task, words)
-            except OSError as error:  # Hydra would show a traceback
-                if write_sentence(error) is None:
-                    raise
-                unwritable.append(error)
-
     try:
-        run_and_report(attempt)
+        with hydra_of(flags) as ours:
+            run_and_report(run)
     finally:
         BATCHES.reset(token)
-    if unwritable:
-        raise unwritable[0]
+    if failures:
+        raise failures[0]
 
 
 def _flags_of(arguments: Sequence[str]) -> Namespace:

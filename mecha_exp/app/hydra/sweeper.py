@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 
-from mecha_exp.app.hydra.compose import BATCHES, Batch
+from mecha_exp.app.hydra.compose import BATCHES
 
 
 class LabSweeper(BasicSweeper):
@@ -17,28 +19,19 @@ class LabSweeper(BasicSweeper):
     batch by batch. So they are not composed once more to check them.
     """
 
-    _batches: Iterator[Batch]
-    _batch: Batch
-
-    def split_arguments(  # type: ignore[override]
-        self, overrides: list[Override], max_batch_size: int | None
-    ) -> list[list[list[str]]]:
-        """Begin with the first batch, whose jobs have the overrides of the command line already."""
-        self._batches = (
-            part
-            for batch in BATCHES.get()
-            for part in self.split_overrides_to_chunks([list(job) for job in batch], max_batch_size)
-        )
-        return []
-
-    def is_done(self) -> bool:
-        """Whether no batch is left; requests the next one."""
-        self._batch = next(self._batches, ())
-        return not self._batch
-
-    def get_job_batch(self) -> Batch:
-        """The overrides of each job of the next batch."""
-        return self._batch
-
-    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Do nothing: names were checked before the start, and each job reports the errors of its point."""
+    def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
+        """Launch the jobs of each batch under their numbers; a batch has run when the next is requested."""
+        assert self.config is not None and self.launcher is not None
+        folder = Path(str(self.config.hydra.sweep.dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.config, folder / "multirun.yaml")
+        returned: list[Sequence[JobReturn]] = []
+        for batch in BATCHES.get():
+            size = self.max_batch_size or len(batch.jobs)
+            for start in range(0, len(batch.jobs), size):
+                jobs = batch.jobs[start : start + size]
+                results = self.launcher.launch(jobs, initial_job_idx=batch.first + start)
+                for result in results:
+                    _ = result.return_value  # raises if Hydra could not run the job
+                returned.append(results)
+        return returned

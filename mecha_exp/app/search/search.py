@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from mecha_exp.app.batch import MOST_POINTS, plan_batches
 from mecha_exp.app.hydra.compose import Batch
-from mecha_exp.app.point import Point
-from mecha_exp.app.search.samplers import Sampler, checked_sampler, require_optuna
+from mecha_exp.app.search.samplers import Sampler
+from mecha_exp.app.search.shared import Entry, SharedStudy, Values
 from mecha_exp.app.search.space import Parameters, Space
-from mecha_exp.app.search.storage import StoredStudy, open_storage, open_study_file
 from mecha_exp.app.search.study import next_trials
-from mecha_exp.app.search.trials import Trial, read_trials, write_trials
-from mecha_exp.errors import ConfigError, did_you_mean
-from mecha_exp.evaluation import Scoring
-from mecha_exp.evaluation.registry import DIRECTIONS
+from mecha_exp.app.search.study_file import open_study_file
+from mecha_exp.app.search.trials import TRIALS_FILE, Trial, read_trials, write_trials
+from mecha_exp.errors import ConfigError
 from mecha_exp.lab.points import Setting
-from mecha_exp.runs.record import Record
+from mecha_exp.runs.record import RUN_FILE, Record
 
-_NUMBERED = "${hydra:job.num}"
-BATCHES = 10
-"""How many batches `sweep.batch=auto` makes at least: a sampler learns between batches only."""
+_MODELS = ("model", "model.safetensors", "*.mecha-*")
+"""What is large in the folder of a run, and stays where it is."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +35,8 @@ class Search:
         objectives: the metrics that decide, each with its direction.
         enqueued: the parameters of the first trials.
         words: makes the overrides of a point from what it sets.
-        stored: the study in the storage that was asked for; None for a file in the sweep's folder.
-        title: the name of the study in that file.
+        shared: the study in the storage that was asked for; None for one in the sweep's folder.
+        title: the name of the study.
     """
 
     space: Space
@@ -52,7 +46,7 @@ class Search:
     objectives: Mapping[str, str]
     enqueued: Sequence[Parameters]
     words: Callable[[Setting], list[str]]
-    stored: StoredStudy | None
+    shared: SharedStudy | None
     title: str
 
     def check_folder(self, folder: Path) -> None:
@@ -61,39 +55,61 @@ class Search:
         Raises:
             ConfigError: it has.
         """
-        read_trials(folder, self.space)
+        if read_trials(folder, self.space) and self.shared is not None:
+            raise ConfigError(
+                f"{folder / TRIALS_FILE} has the trials of a search without sweep.storage. Choose another "
+                "folder with hydra.sweep.dir=..., or delete that file."
+            )
 
     def batches(self, folder: Path) -> Iterator[Batch]:
         """Yield the points of the search in batches; one has run in `folder` when the next is requested.
 
         The trials that an earlier start has asked for come first. Those of them that have run are found.
+
+        Raises:
+            StoreError: the storage of a shared study does not answer any more.
         """
+        return self._batches(folder) if self.shared is None else self._shared_batches(folder, self.shared)
+
+    def _batches(self, folder: Path) -> Iterator[Batch]:
         trials = read_trials(folder, self.space)[: self.trials]
         if trials:
-            yield self._batch(trials)
+            yield self._batch(trials, 0)
             trials = self._measured(trials, folder, 0)
-        stored = self.stored or open_study_file(folder, self.title, self.space, self._directions)
+        stored = open_study_file(folder, self.title, self.space, [*self.objectives.values()])
         stored.write(trials)
         while (start := len(trials)) < self.trials:
-            count = min(self.batch, self.trials - start)
-            asked = next_trials(self.space, self.sampler, self._directions, trials, count, self.enqueued)
+            asked = self._ask(trials, min(self.batch, self.trials - start))
             write_trials(folder, self.space, [*trials, *asked])
-            yield self._batch(asked)
+            yield self._batch(asked, start)
             trials = [*trials, *self._measured(asked, folder, start)]
             stored.write(trials)
 
-    @property
-    def _directions(self) -> list[str]:
-        return list(self.objectives.values())
+    def _shared_batches(self, folder: Path, study: SharedStudy) -> Iterator[Batch]:
+        with study.at_work():
+            entries = study.resume(folder, self.trials)
+            while True:
+                for run in _in_runs(entries):
+                    yield self._batch([entry.trial for entry in run], run[0].number)
+                measured = {e.number: self._values(folder / str(e.number)) for e in entries}
+                if measured:
+                    study.tell(measured, folder)
+                entries = study.claim(folder, self.trials, self.batch, self._ask, self._untold)
+                if not entries:
+                    return
 
-    def _batch(self, trials: Sequence[Trial]) -> Batch:
-        return [self.words(self.space.setting(trial.parameters)) for trial in trials]
+    def _ask(self, trials: Sequence[Trial], count: int) -> list[Trial]:
+        directions = [*self.objectives.values()]
+        return next_trials(self.space, self.sampler, directions, trials, count, self.enqueued)
+
+    def _batch(self, trials: Sequence[Trial], first: int) -> Batch:
+        return Batch([self.words(self.space.setting(trial.parameters)) for trial in trials], first)
 
     def _measured(self, trials: Sequence[Trial], folder: Path, first: int) -> list[Trial]:
         """The trials with the values in the records of their points."""
         return [replace(t, values=self._values(folder / str(first + i))) for i, t in enumerate(trials)]
 
-    def _values(self, folder: Path) -> tuple[float, ...] | None:
+    def _values(self, folder: Path) -> Values | None:
         try:
             record = Record.load(folder)
         except ConfigError:  # the point left no record
@@ -101,123 +117,53 @@ class Search:
         values = tuple(record.metrics.get(metric, math.nan) for metric in self.objectives)
         return values if record.finished and all(map(math.isfinite, values)) else None
 
+    def _untold(self, entry: Entry) -> Values | None:
+        """What a process has measured of a trial before it died, where its folder can be seen."""
+        folder = Path(entry.folder) / str(entry.number)
+        return self._values(folder) if self._is_of(entry, folder) else None
 
-def search_of(
-    space: Space,
-    config: DictConfig,
-    point: Point,
-    scoring: Scoring,
-    words: Callable[[Setting], list[str]],
-    title: str,
-) -> Search:
-    """The search that a configuration asks for.
+    def _is_of(self, entry: Entry, folder: Path) -> bool:
+        """Whether a folder has the record of a trial."""
+        try:
+            overrides = {word.lstrip("+") for word in Record.load(folder).overrides}
+        except ConfigError:
+            return False
+        setting = self.space.setting(entry.trial.parameters)
+        return all(f"{key.lstrip('+')}={text}" in overrides for key, text in setting.items())
 
-    Args:
-        space: what is searched.
-        config: of a point, with the settings of `sweep`.
-        point: one of its points.
-        scoring: what measures it.
-        words: makes the overrides of a point from what it sets.
-        title: of the sweep.
+    def collect(self, folder: Path) -> str | None:
+        """Copy the runs of other processes into a sweep's folder, once all trials of a shared study have run.
 
-    Raises:
-        ConfigError: anything that is wrong with it; nothing has been written then.
-    """
-    settings = config.sweep
-    if OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"] != _NUMBERED:  # type: ignore[call-overload, index]
-        raise ConfigError("hydra.sweep.subdir: a search finds its points by their numbers. Leave it out.")
-    objectives = _checked_objectives(settings.direction, scoring)
-    trials = _count("sweep.trials", settings.trials)
-    if trials > space.size:
-        raise ConfigError(
-            f"sweep.trials={trials}, and the space has only {space.size:.0f} points. Run them all with "
-            f"sweep=grid -m, or ask for sweep.trials={space.size:.0f} at most."
-        )
-    require_optuna()
-    options = OmegaConf.to_container(settings.options or OmegaConf.create({}), resolve=True)
-    if not isinstance(options, dict):
-        raise ConfigError("sweep.options: expected a mapping, as in sweep.options={n_startup_trials:20}.")
-    named = {str(key): value for key, value in options.items()}
-    sampler = checked_sampler(settings.sampler, settings.seed, named, space, len(objectives))
-    enqueued = _enqueued(settings.enqueue, space, trials)
-    batch = _batch_size(settings.batch, trials, point)
-    url, name = settings.storage, str(config.name or title)
-    stored = None if url is None else open_storage(str(url), name, space, list(objectives.values()))
-    return Search(space, sampler, trials, batch, objectives, enqueued, words, stored, name)
+        One process does that, the last one. Saved models stay where they are.
+
+        Returns:
+            None where the folder has all trials now; else a sentence on what it lacks, and why.
+        """
+        if self.shared is None:
+            return None
+        entries = self.shared.entries(self.trials)
+        others = [entry for entry in entries if entry.folder != str(folder.absolute())]
+        total = f"{len(entries) - len(others)} of {self.trials} trials of the study '{self.title}' ran here"
+        if not self.shared.closes(folder, self.trials):
+            return f"{total}. The process that ends last has the table of all of them."
+        for entry in others:
+            if self._is_of(entry, run := Path(entry.folder) / str(entry.number)):
+                ignored = shutil.ignore_patterns(*_MODELS)
+                shutil.copytree(run, folder / run.name, ignore=ignored, dirs_exist_ok=True)
+        missing = [e for e in others if not (folder / str(e.number) / RUN_FILE).is_file()]
+        if not missing:
+            return None
+        places = ", ".join(dict.fromkeys(entry.folder for entry in missing))
+        return f"{total}, and {len(missing)} in folders that cannot be seen from here: {places}."
 
 
-def _checked_objectives(direction: Any, scoring: Scoring) -> dict[str, str]:
-    """The metrics that decide, after a check of their directions."""
-    if scoring.metric is None:
-        raise ConfigError(
-            "sweep=search needs a metric as its objective: choose an evaluator with evaluator=..."
-        )
-    objectives = dict(scoring.objectives) or {scoring.metric: scoring.direction}
-    if direction is None:
-        return objectives
-    given = list(direction) if OmegaConf.is_list(direction) else [direction] * len(objectives)
-    if len(given) != len(objectives):
-        raise ConfigError(
-            f"sweep.direction={direction}: expected a direction for each of {', '.join(objectives)}. Leave "
-            "it out, since it only checks those of the evaluator."
-        )
-    for asked, (metric, better) in zip(given, objectives.items(), strict=True):
-        if asked not in DIRECTIONS:
-            hint = did_you_mean(str(asked), DIRECTIONS)
-            raise ConfigError(f"sweep.direction={direction}: expected {' or '.join(DIRECTIONS)}.{hint}")
-        if asked != better:
-            raise ConfigError(
-                f"sweep.direction={direction} looks for the worst {metric}, whose evaluator says {better}. "
-                "Leave sweep.direction out."
-            )
-    return objectives
-
-
-def checked_reference(value: Any, scoring: Scoring) -> list[float]:
-    """The reference point of the hypervolume, a number for each objective; empty for the worst values.
-
-    Raises:
-        ConfigError: there is one objective, or it is not a number for each.
-    """
-    if value is None:
-        return []
-    numbers = list(value) if OmegaConf.is_list(value) else []
-    if not scoring.objectives:
-        raise ConfigError(
-            f"sweep.reference={value}: one metric has no hypervolume. Name several with "
-            "evaluator.metric=[a,b], or leave it out."
-        )
-    is_point = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-    if not is_point or len(numbers) != len(scoring.objectives):
-        raise ConfigError(
-            f"sweep.reference={value}: expected a number for each of {', '.join(scoring.objectives)}, as in "
-            f"[{','.join('0' for _ in scoring.objectives)}]."
-        )
-    return [float(number) for number in numbers]
-
-
-def _count(key: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{key}={value}: expected a whole number, 1 or more.")
-    return value
-
-
-def _batch_size(value: Any, trials: int, point: Point) -> int:
-    """The number of trials in a batch; `auto` is a tenth of all, and no more than a pass holds."""
-    if value != "auto":
-        return _count("sweep.batch", value)
-    most = max(1, min(MOST_POINTS, -(-trials // BATCHES)))
-    batches, _ = plan_batches([replace(point) for _ in range(most)])
-    return len(batches[0].points) if batches else most
-
-
-def _enqueued(value: Any, space: Space, trials: int) -> list[Parameters]:
-    points = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value or []
-    if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-        raise ConfigError("sweep.enqueue: expected points, as in sweep.enqueue=[{alpha:0.5},{alpha:1}].")
-    if len(points) > trials:
-        raise ConfigError(f"sweep.enqueue has {len(points)} points, and sweep.trials={trials} is fewer.")
-    try:
-        return [space.parameters(point) for point in points]
-    except ConfigError as error:
-        raise ConfigError(f"sweep.enqueue: {error}") from None
+def _in_runs(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Trials in runs whose numbers follow each other."""
+    run: list[Entry] = []
+    for entry in entries:
+        if run and entry.number != run[-1].number + 1:
+            yield run
+            run = []
+        run.append(entry)
+    if run:
+        yield run

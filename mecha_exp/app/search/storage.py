@@ -1,120 +1,137 @@
-"""The study as a file or in a database, written behind the search, for `optuna-dashboard` and others."""
+"""Opens the storage of a study that several processes share: SQLite, PostgreSQL, or a journal file."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mecha_exp.app.search.locks import FileLocks, Locks, PostgresLocks
 from mecha_exp.app.search.samplers import quiet_optuna
+from mecha_exp.app.search.shared import SharedStudy
 from mecha_exp.app.search.space import Space
-from mecha_exp.app.search.study import frozen_trial
-from mecha_exp.app.search.trials import Trial
 from mecha_exp.errors import ConfigError
 
 if TYPE_CHECKING:
     import optuna
 
-log = logging.getLogger(__name__)
-
-STUDY_FILE = "study.log"
-"""The study in the sweep's folder, a journal of Optuna's."""
-_SPACE, _POINT = "mecha_exp_space", "point"
+_IDENTITY = "mecha_exp_identity"
+_KINDS = "SQLite (sqlite:///FILE), PostgreSQL (postgresql+psycopg://...), or a journal file (a path)"
 
 
-class StoredStudy:
-    """A study in a storage of Optuna's, which receives each trial when it has run.
-
-    Nothing is read from it, so a search does not depend on it: an error while it is written is a warning.
-    """
-
-    def __init__(self, space: Space, study: optuna.Study) -> None:
-        self._space, self._study = space, study
-        with quiet_optuna():
-            trials = study.get_trials(deepcopy=False)
-        self._written = {(t.user_attrs.get(_POINT), tuple(t.values) if t.values else None) for t in trials}
-        self._is_broken = False
-
-    def write(self, trials: Sequence[Trial]) -> None:
-        """Add the trials that are not in it."""
-        try:
-            with quiet_optuna():
-                for number, trial in enumerate(trials):
-                    if (number, trial.values) not in self._written and not self._is_broken:
-                        self._study.add_trial(frozen_trial(self._space, trial, user_attrs={_POINT: number}))
-                        self._written.add((number, trial.values))
-        except Exception as error:  # of a database, of any kind
-            self._is_broken = True
-            log.warning("the study is not written any more: %s", error)
-
-
-def open_storage(url: str, name: str, space: Space, directions: Sequence[str]) -> StoredStudy:
-    """Open or make the study of a name in a database, or in a journal file.
+def open_shared(
+    url: str, name: str, space: Space, directions: Sequence[str], identity: Mapping[str, object]
+) -> SharedStudy:
+    """Open or make the study of a name in a storage.
 
     Args:
         url: of a database, as SQLAlchemy has them, or the path of a journal file.
         name: of the study.
         space: what is searched.
         directions: `maximize` or `minimize`, for each objective.
+        identity: what two searches of one study have in common beside their space, as JSON has it, in words.
 
     Raises:
-        ConfigError: it cannot be reached, or has another study of that name.
+        ConfigError: it cannot be reached, is of another kind, or has another study of that name.
     """
-    return _open(lambda: _storage(url), url, name, space, directions)
-
-
-def open_study_file(folder: Path, name: str, space: Space, directions: Sequence[str]) -> StoredStudy:
-    """Open or make the study file in a sweep's folder, which this process alone uses.
-
-    A file that a kill has left in the middle of a line is made anew, and its lock goes.
-    """
-    path = folder / STUDY_FILE
-    path.with_name(f"{STUDY_FILE}.lock").unlink(missing_ok=True)
+    shown = _without_password(url)
+    described = {"space": space.description, "direction": list(directions), **identity}
     try:
-        return _open(lambda: _storage(str(path)), str(path), name, space, directions)
-    except ConfigError:
-        path.unlink(missing_ok=True)
-        return _open(lambda: _storage(str(path)), str(path), name, space, directions)
-
-
-def _open(
-    make: Callable[[], optuna.storages.BaseStorage],
-    url: str,
-    name: str,
-    space: Space,
-    directions: Sequence[str],
-) -> StoredStudy:
-    import optuna
-
-    try:
-        with quiet_optuna():
-            study = optuna.create_study(
-                storage=make(), study_name=name, directions=directions, load_if_exists=True
-            )
-            trials, described = study.get_trials(deepcopy=False), study.user_attrs.get(_SPACE)
-            if described is None and not trials:
-                described = json.dumps(space.description)
-                study.set_user_attr(_SPACE, described)
-            stored = [d.name.lower() for d in study.directions]
+        make, locks, mend = _parts(url, name)
+        with quiet_optuna(), locks.exclusive():
+            mend()
+            study, known = _opened(make(), name, directions, json.dumps(described))
+        locks.leave()
     except Exception as error:  # of a database, of any kind
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"sweep.storage={url} cannot be reached: {reason}") from None
-    if described != json.dumps(space.description) or stored != list(directions):
+        raise ConfigError(f"sweep.storage={shown} cannot be reached: {reason}") from None
+    if known != json.dumps(described):
         raise ConfigError(
-            f"sweep.storage={url}: its study '{name}' searches another space, or for another direction. Give "
-            "this search another name with name=..., or choose another storage."
+            f"sweep.storage={shown}: its study '{name}' searches another {_differing(known, described)}. "
+            "Give this search another name with name=..., or choose another storage."
         )
-    return StoredStudy(space, study)
+    return SharedStudy(space, study, locks, shown, mend)
 
 
-def _storage(url: str) -> optuna.storages.BaseStorage:
+def _opened(
+    storage: optuna.storages.BaseStorage, name: str, directions: Sequence[str], identity: str
+) -> tuple[optuna.Study, str | None]:
+    """The study of a name, made if there is none, and what it says of itself."""
+    import optuna
+
+    names = [study.study_name for study in storage.get_all_studies()]
+    if name in names:
+        study = optuna.load_study(study_name=name, storage=storage)
+        known = study.user_attrs.get(_IDENTITY)
+        if known is not None or study.get_trials(deepcopy=False):
+            return study, known
+    study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+    study.set_user_attr(_IDENTITY, identity)
+    return study, identity
+
+
+def _differing(known: str | None, described: Mapping[str, object]) -> str:
+    """In what a study differs from a search, in words."""
+    before = json.loads(known) if known else {}
+    differing = [key for key, value in described.items() if before.get(key) != value]
+    return " and another ".join(differing[:2])
+
+
+def _parts(
+    url: str, name: str
+) -> tuple[Callable[[], optuna.storages.BaseStorage], Locks, Callable[[], None]]:
+    """What makes the storage, its locks, and what mends it after a kill."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    if "://" in url:
-        return optuna.storages.RDBStorage(url)
-    if not Path(url).absolute().parent.is_dir():
-        raise OSError(f"there is no folder {Path(url).absolute().parent}")
-    return optuna.storages.JournalStorage(JournalFileBackend(url))
+    if "://" not in url:
+        path = _in_a_folder(Path(url))
+        make = lambda: optuna.storages.JournalStorage(JournalFileBackend(str(path)))  # noqa: E731
+        return make, FileLocks(path), lambda: _mend_journal(path)
+    import sqlalchemy
+
+    address = sqlalchemy.make_url(url)
+    kind = address.get_backend_name()
+    if kind == "postgresql":
+        engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)
+        return lambda: optuna.storages.RDBStorage(url), PostgresLocks(engine, name), lambda: None
+    if kind != "sqlite" or not address.database or address.database == ":memory:":
+        raise ValueError(f"a study is kept in {_KINDS}")
+    path = _in_a_folder(Path(address.database))
+    return lambda: optuna.storages.RDBStorage(f"sqlite:///{path}"), FileLocks(path), lambda: None
+
+
+def _in_a_folder(path: Path) -> Path:
+    """A path as an absolute one, whose folder exists."""
+    if not path.absolute().parent.is_dir():
+        raise OSError(f"there is no folder {path.absolute().parent}")
+    return path.absolute()
+
+
+def _mend_journal(path: Path) -> None:
+    """Remove what a kill leaves of a write: Optuna's own lock, and the beginning of a line.
+
+    Whoever calls this holds the lock under which alone we write.
+    """
+    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return
+    if content and not content.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+def _without_password(url: str) -> str:
+    """An address as it is shown."""
+    if "://" not in url:
+        return url
+    import sqlalchemy
+
+    try:
+        address: Any = sqlalchemy.make_url(url)
+    except sqlalchemy.exc.ArgumentError:
+        return url
+    return str(address.render_as_string(hide_password=True))

@@ -58,11 +58,12 @@ def next_trials(
 
 
 def frozen_trial(space: Space, trial: Trial, **attributes: Any) -> optuna.trial.FrozenTrial:
-    """A trial that has run, in Optuna's form; `attributes` go to `create_trial`."""
+    """A trial in Optuna's form; `attributes` go to `create_trial`. One without values has failed, or runs."""
     import optuna
 
     by_key = {d.key: d for d in space.dimensions}
-    state = optuna.trial.TrialState.FAIL if trial.values is None else optuna.trial.TrialState.COMPLETE
+    states = optuna.trial.TrialState
+    state = states.RUNNING if trial.running else states.FAIL if trial.values is None else states.COMPLETE
     return optuna.trial.create_trial(
         state=state,
         values=trial.values,

@@ -24,11 +24,13 @@ class Trial:
         parameters: its values by key.
         state: what Optuna's sampler keeps of it, such as the distribution of CMA-ES.
         values: of the objectives; None before it has run, and where it failed.
+        running: whether a process is to run it, or does.
     """
 
     parameters: Parameters
     state: Mapping[str, Any] = field(default_factory=dict)
     values: tuple[float, ...] | None = None
+    running: bool = False
 
 
 def read_trials(folder: Path, space: Space) -> list[Trial]:

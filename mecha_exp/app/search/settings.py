@@ -1,0 +1,151 @@
+"""Reads the settings of `sweep=search`, and says what is wrong with them before anything is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from mecha_exp.app.batch import MOST_POINTS, plan_batches
+from mecha_exp.app.point import Point
+from mecha_exp.app.search.samplers import checked_sampler, require_optuna
+from mecha_exp.app.search.search import Search
+from mecha_exp.app.search.space import Parameters, Space
+from mecha_exp.app.search.storage import open_shared
+from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.evaluation import Scoring
+from mecha_exp.evaluation.registry import DIRECTIONS
+from mecha_exp.lab.points import Setting
+
+_NUMBERED = "${hydra:job.num}"
+BATCHES = 10
+"""How many batches `sweep.batch=auto` makes at least: a sampler learns between batches only."""
+
+
+def search_of(
+    space: Space,
+    config: DictConfig,
+    point: Point,
+    scoring: Scoring,
+    words: Callable[[Setting], list[str]],
+    title: str,
+    sign: Callable[[Point], Point],
+) -> Search:
+    """The search that a configuration asks for.
+
+    Args:
+        space: what is searched.
+        config: of a point, with the settings of `sweep`.
+        point: one of its points.
+        scoring: what measures it.
+        words: makes the overrides of a point from what it sets.
+        title: of the sweep.
+        sign: computes the signature of a point.
+
+    Raises:
+        ConfigError: anything that is wrong with it; nothing has been written then.
+    """
+    settings = config.sweep
+    if OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"] != _NUMBERED:  # type: ignore[call-overload, index]
+        raise ConfigError("hydra.sweep.subdir: a search finds its points by their numbers. Leave it out.")
+    objectives = _checked_objectives(settings.direction, scoring)
+    trials = _count("sweep.trials", settings.trials)
+    if trials > space.size:
+        raise ConfigError(
+            f"sweep.trials={trials}, and the space has only {space.size:.0f} points. Run them all with "
+            f"sweep=grid -m, or ask for sweep.trials={space.size:.0f} at most."
+        )
+    require_optuna()
+    options = OmegaConf.to_container(settings.options or OmegaConf.create({}), resolve=True)
+    if not isinstance(options, dict):
+        raise ConfigError("sweep.options: expected a mapping, as in sweep.options={n_startup_trials:20}.")
+    named = {str(key): value for key, value in options.items()}
+    sampler = checked_sampler(settings.sampler, settings.seed, named, space, len(objectives))
+    enqueued = _enqueued(settings.enqueue, space, trials)
+    batch = _batch_size(settings.batch, trials, point)
+    url, name = settings.storage, str(config.name or title)
+    shared = None
+    if url is not None:
+        identity = {"metric": list(objectives), "evaluator": scoring.keys, "merge": sign(point).digest}
+        shared = open_shared(str(url), name, space, list(objectives.values()), identity)
+    return Search(space, sampler, trials, batch, objectives, enqueued, words, shared, name)
+
+
+def _checked_objectives(direction: Any, scoring: Scoring) -> dict[str, str]:
+    """The metrics that decide, after a check of their directions."""
+    if scoring.metric is None:
+        raise ConfigError(
+            "sweep=search needs a metric as its objective: choose an evaluator with evaluator=..."
+        )
+    objectives = dict(scoring.objectives) or {scoring.metric: scoring.direction}
+    if direction is None:
+        return objectives
+    given = list(direction) if OmegaConf.is_list(direction) else [direction] * len(objectives)
+    if len(given) != len(objectives):
+        raise ConfigError(
+            f"sweep.direction={direction}: expected a direction for each of {', '.join(objectives)}. Leave "
+            "it out, since it only checks those of the evaluator."
+        )
+    for asked, (metric, better) in zip(given, objectives.items(), strict=True):
+        if asked not in DIRECTIONS:
+            hint = did_you_mean(str(asked), DIRECTIONS)
+            raise ConfigError(f"sweep.direction={direction}: expected {' or '.join(DIRECTIONS)}.{hint}")
+        if asked != better:
+            raise ConfigError(
+                f"sweep.direction={direction} looks for the worst {metric}, whose evaluator says {better}. "
+                "Leave sweep.direction out."
+            )
+    return objectives
+
+
+def checked_reference(value: Any, scoring: Scoring) -> list[float]:
+    """The reference point of the hypervolume, a number for each objective; empty for the worst values.
+
+    Raises:
+        ConfigError: there is one objective, or it is not a number for each.
+    """
+    if value is None:
+        return []
+    numbers = list(value) if OmegaConf.is_list(value) else []
+    if not scoring.objectives:
+        raise ConfigError(
+            f"sweep.reference={value}: one metric has no hypervolume. Name several with "
+            "evaluator.metric=[a,b], or leave it out."
+        )
+    is_point = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+    if not is_point or len(numbers) != len(scoring.objectives):
+        raise ConfigError(
+            f"sweep.reference={value}: expected a number for each of {', '.join(scoring.objectives)}, as in "
+            f"[{','.join('0' for _ in scoring.objectives)}]."
+        )
+    return [float(number) for number in numbers]
+
+
+def _count(key: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{key}={value}: expected a whole number, 1 or more.")
+    return value
+
+
+def _batch_size(value: Any, trials: int, point: Point) -> int:
+    """The number of trials in a batch; `auto` is a tenth of all, and no more than a pass holds."""
+    if value != "auto":
+        return _count("sweep.batch", value)
+    most = max(1, min(MOST_POINTS, -(-trials // BATCHES)))
+    batches, _ = plan_batches([replace(point) for _ in range(most)])
+    return len(batches[0].points) if batches else most
+
+
+def _enqueued(value: Any, space: Space, trials: int) -> list[Parameters]:
+    points = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value or []
+    if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+        raise ConfigError("sweep.enqueue: expected points, as in sweep.enqueue=[{alpha:0.5},{alpha:1}].")
+    if len(points) > trials:
+        raise ConfigError(f"sweep.enqueue has {len(points)} points, and sweep.trials={trials} is fewer.")
+    try:
+        return [space.parameters(point) for point in points]
+    except ConfigError as error:
+        raise ConfigError(f"sweep.enqueue: {error}") from None

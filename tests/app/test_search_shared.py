@@ -1,0 +1,306 @@
+"""Several processes search one study: a journal file, SQLite, PostgreSQL; killed and started again."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from sweep_folders import records, rows, sweep_of
+
+from mecha_exp.app.search.locks import FileLocks
+from mecha_exp.app.search.shared import SharedStudy
+from mecha_exp.app.search.space import Dimension, Space
+from mecha_exp.app.search.storage import open_shared
+from mecha_exp.app.search.trials import Trial
+from mecha_exp.errors import ConfigError, StoreError
+
+optuna = pytest.importorskip("optuna", minversion="4")
+
+REPOSITORY = Path(__file__).parents[2]
+SPACE = Space((Dimension("a", low=0, high=1),), {"": {"a": "0"}})
+INPUTS = {"base": (0.0, 0.0), "a": (1.0, 0.0), "b": (0.0, 1.0)}
+PLUGIN = """
+import time
+from pathlib import Path
+from mecha_exp import evaluator
+
+@evaluator("test_distance", metric="distance", direction="minimize")
+def distance(state_dict):
+    x, y = state_dict["w"].tolist()
+    time.sleep(0.01)
+    with Path("measured.txt").open("a") as file:
+        print(x, y, file=file)
+    return {"distance": (x - 0.3) ** 2 + (y - 0.8) ** 2}
+"""
+
+
+def opened(url: str, **identity: object) -> SharedStudy:
+    return open_shared(url, "one", SPACE, ["minimize"], identity)
+
+
+def ask(trials, count):
+    return [Trial({"a": (len(trials) + i) / 100}) for i in range(count)]
+
+
+def untold(entry):
+    return None
+
+
+@pytest.fixture(params=["study.log", "sqlite:///study.db"])
+def url(request: pytest.FixtureRequest, folder: Path) -> str:
+    return request.param
+
+
+def test_two_processes_never_have_the_same_trial_nor_more_than_all(url, folder):
+    first, second = opened(url), opened(url)
+    with first.at_work(), second.at_work():
+        ours = first.claim(folder / "x", 10, 4, ask, untold)
+        theirs = second.claim(folder / "y", 10, 4, ask, untold)
+        rest = first.claim(folder / "x", 10, 4, ask, untold)
+        assert second.claim(folder / "y", 10, 4, ask, untold) == []
+        assert [[e.number for e in part] for part in (ours, theirs, rest)] == [
+            [0, 1, 2, 3], [4, 5, 6, 7], [8, 9],
+        ]  # fmt: skip
+
+        first.tell({e.number: (float(e.number),) for e in (*ours, *rest)}, folder / "x")
+        assert not first.closes(folder / "x", 10)
+        second.tell({4: (4.0,), 5: None, 6: (6.0,), 7: (7.0,)}, folder / "y")
+        assert second.closes(folder / "y", 10) and not first.closes(folder / "x", 10)
+
+    values = [entry.trial.values for entry in opened(url).entries(10)]
+    assert values == [None if n == 5 else (float(n),) for n in range(10)]
+
+
+def test_the_trials_of_a_dead_process_are_taken_over_and_what_it_had_measured_is_not_run(url, folder):
+    dead, alive = opened(url), opened(url)
+    with dead.at_work():
+        dead.claim(folder / "x", 4, 4, ask, untold)
+    with alive.at_work():
+        left = alive.claim(folder / "y", 4, 4, ask, lambda entry: (0.5,) if entry.number == 1 else None)
+        assert [entry.number for entry in left] == [0, 2, 3]
+        dead.tell({0: (9.0,)}, folder / "x")  # it was only slow to say so
+        alive.tell({0: (1.0,), 2: (2.0,), 3: (3.0,)}, folder / "y")
+
+    assert [e.trial.values for e in alive.entries(4)] == [(1.0,), (0.5,), (2.0,), (3.0,)]
+
+
+def test_a_failed_trial_that_is_run_again_has_its_new_value(url, folder):
+    study = opened(url)
+    with study.at_work():
+        study.claim(folder / "x", 1, 1, ask, untold)
+        study.tell({0: None}, folder / "x")
+        study.tell({0: (2.0,)}, folder / "x")
+        assert [entry.trial.values for entry in study.resume(folder / "x", 1)] == [(2.0,)]
+
+
+def test_a_journal_that_a_kill_left_in_the_middle_of_a_line_goes_on(folder):
+    study = opened("study.log")
+    with study.at_work():
+        study.claim(folder / "x", 2, 2, ask, untold)
+    Path("study.log.lock").symlink_to("study.log")  # Optuna's own, of the process that was killed
+    with Path("study.log").open("a") as file:
+        file.write('{"op_code": 4, "wor')
+
+    again = opened("study.log")
+    with again.at_work():
+        assert [entry.number for entry in again.claim(folder / "y", 2, 2, ask, untold)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("identity", "what"),
+    [({"merge": "x", "evaluator": {}}, "merge"), ({"merge": "m", "evaluator": {"": "k"}}, "evaluator")],
+)
+def test_a_study_of_other_merges_is_refused(url, folder, identity, what):
+    opened(url, merge="m", evaluator={})
+
+    with pytest.raises(
+        ConfigError, match=f"its study 'one' searches another {what}. Give this search another"
+    ):
+        opened(url, **identity)
+
+
+def test_a_study_that_somebody_else_has_begun_is_refused(folder):
+    study = optuna.create_study(storage="sqlite:///study.db", study_name="one")
+    study.add_trial(optuna.trial.create_trial(value=1.0))
+
+    with pytest.raises(ConfigError, match="its study 'one' searches another space"):
+        opened("sqlite:///study.db")
+
+
+@pytest.mark.parametrize("url", ["mysql://me:secret@host/x", "sqlite://", "oracle://x"])
+def test_a_storage_without_locks_of_ours_is_refused_and_no_password_is_shown(folder, url):
+    with pytest.raises(ConfigError, match="cannot be reached: a study is kept in SQLite") as raised:
+        opened(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_database_that_breaks_in_the_middle_ends_the_search_in_our_words(folder):
+    study = opened("sqlite:///study.db")
+    with study.at_work():
+        Path("study.db").write_bytes(b"not a database" * 100)
+        with pytest.raises(StoreError, match=r"does not answer any more: .*the same command goes on"):
+            study.claim(folder, 2, 2, ask, untold)
+
+
+def test_a_process_waits_for_the_one_that_is_in(folder):
+    import threading
+
+    order, locks = [], [FileLocks(folder / "s"), FileLocks(folder / "s")]
+
+    def enter() -> None:
+        with locks[1].exclusive():
+            order.append("second")
+
+    with locks[0].exclusive():
+        waiting = threading.Thread(target=enter)
+        waiting.start()
+        waiting.join(0.3)
+        order.append("first")
+    waiting.join(10)
+    assert order == ["first", "second"]
+
+
+@pytest.fixture
+def words(folder: Path) -> list[str]:
+    """The words of a search of the weights of two experts."""
+    for name, pair in INPUTS.items():
+        save_file({"w": torch.tensor(pair)}, folder / f"{name}.safetensors")
+    (folder / "plugin.py").write_text(PLUGIN)
+    experts = f"models.experts=[{folder}/a.safetensors,{folder}/b.safetensors]"
+    return [
+        *("sweep=search", "sweep.trials=20", "sweep.batch=3", "name=one", "output=none", "tracking=none"),
+        *(f"models.base={folder}/base.safetensors", experts, f"plugins=[{folder}/plugin.py]"),
+        *("recipe=task_arithmetic", "alpha=1", "evaluator.name=test_distance"),
+        *("weights.0=interval(0,1)", "weights.1=interval(0,1)"),
+    ]
+
+
+def measured(folder: Path) -> list[str]:
+    """The lines of all processes on what was measured, without those of the inputs."""
+    inputs = {f"{x} {y}" for x, y in INPUTS.values()}
+    lines = [line for file in folder.glob("*/measured.txt") for line in file.read_text().splitlines()]
+    return [line for line in lines if line not in inputs]
+
+
+def shared(folder: Path, url: str, words: list[str], kills: int, seed: int = 0) -> None:
+    """Two processes search together; checks that they end with exactly the trials that were asked for."""
+    program = [sys.executable, str(REPOSITORY / "tests" / "search_sharing.py"), str(folder), str(seed)]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [*program, str(kills), "2", *words, f"sweep.storage={url}"]
+    subprocess.run(command, env=environment, check=True, timeout=400)
+
+    study = optuna.load_study(study_name="one", storage=storage_of(url))
+    assert sorted(trial.user_attrs["point"] for trial in study.trials) == list(range(20))
+    assert all(trial.state.name == "COMPLETE" for trial in study.trials)
+    lines = measured(folder)
+    assert len(set(lines)) == 20 and (kills or len(lines) == 20)
+    tables = [
+        len(rows(sweep)) for sweep in folder.glob("*/outputs/multiruns/*") if (sweep / "sweep.csv").exists()
+    ]
+    assert max(tables) == 20
+
+
+def storage_of(url: str):
+    if "://" in url:
+        return url
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(url))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+@pytest.mark.heavy
+@pytest.mark.parametrize("kills", [0, 8])
+@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+def test_two_processes_end_with_exactly_the_trials_that_were_asked_for(folder, words, kind, kills):
+    url = f"{folder}/study.log" if kind == "journal" else f"sqlite:///{folder}/study.db"
+    shared(folder, url, words, kills)
+
+
+@pytest.fixture
+def postgres(tmp_path: Path) -> Iterator[str]:
+    """The address of a database: MECHA_EXP_POSTGRES, or that of a server that runs for the test."""
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    pytest.importorskip("psycopg")
+    if url := os.environ.get("MECHA_EXP_POSTGRES"):
+        if "one" in optuna.get_all_study_names(url):
+            optuna.delete_study(study_name="one", storage=url)
+        yield url
+        return
+    initdb = shutil.which("initdb")
+    if initdb is None or os.geteuid() == 0:
+        pytest.skip("needs PostgreSQL's initdb and pg_ctl, and a user that is not root")
+    data, sockets = tmp_path / "data", tmp_path / "sockets"
+    sockets.mkdir()
+    subprocess.run([initdb, "-D", data, "-A", "trust", "-U", "mecha"], check=True, capture_output=True)
+    options = f"-k {sockets} -c listen_addresses=''"
+    subprocess.run(["pg_ctl", "-D", data, "-o", options, "-w", "start"], check=True, capture_output=True)
+    try:
+        yield str(
+            sqlalchemy.URL.create(
+                "postgresql+psycopg", "mecha", database="postgres", query={"host": str(sockets)}
+            ).render_as_string()
+        )
+    finally:
+        subprocess.run(["pg_ctl", "-D", data, "-m", "immediate", "stop"], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections of Optuna's
+@pytest.mark.parametrize("kills", [0, 8])
+def test_two_processes_share_a_study_in_postgresql(folder, words, postgres, kills):
+    shared(folder, postgres, words, kills)
+
+
+def test_a_single_process_has_the_whole_table_and_goes_on(folder, words, app, no_figures):
+    words = [word for word in words if not word.startswith(("tracking=", "sweep.trials="))]
+    first = app(*words, "sweep.trials=4", "sweep.storage=study.log")
+    assert first.status == 0, first.err
+    assert len(rows(sweep_of(folder))) == 4
+
+    more = app(*words, "sweep.trials=6", "sweep.storage=study.log")
+
+    assert more.status == 0 and "4 of 4 points are there already" in more.out, more.err
+    assert len(records(sweep_of(folder))) == 6 and not (sweep_of(folder) / "trials.json").exists()
+    numbers = [trial.user_attrs["point"] for trial in optuna.load_study(
+        study_name="one", storage=storage_of("study.log")
+    ).trials]  # fmt: skip
+    assert numbers == list(range(6))
+
+
+def test_a_process_that_comes_late_reports_nothing_and_the_whole_is_in_another_folder(
+    folder, words, app, no_figures
+):
+    words = [word for word in words if not word.startswith(("tracking=", "sweep.trials="))]
+    words += ["sweep.trials=4", "sweep.storage=study.log"]
+    app(*words, "hydra.sweep.dir=x")
+    late = app(*words, "hydra.sweep.dir=y")
+
+    assert late.status == 0, late.err
+    assert "0 of 4 trials of the study 'one' ran here" in " ".join(late.out.split())
+    assert json.loads((folder / "y" / "sweep.json").read_text())["points"] == 0
+
+
+def test_what_others_ran_is_in_the_table_of_the_last_one(folder, words, app, no_figures):
+    words = [word for word in words if not word.startswith(("tracking=", "sweep.trials="))]
+    storage = "sweep.storage=study.log"
+    app(*words, "sweep.trials=3", storage, "hydra.sweep.dir=x")
+    outcome = app(*words, "sweep.trials=5", storage, "hydra.sweep.dir=y")
+
+    assert outcome.status == 0, outcome.err
+    assert len(rows(folder / "y")) == 5
+    assert {path.parent.name for path in (folder / "x").glob("*/run.json")} == {"0", "1", "2"}
+
+
+def test_a_folder_of_a_search_without_storage_is_refused(folder, words, app, no_figures):
+    words = [word for word in words if not word.startswith(("tracking=", "sweep.trials="))]
+    app(*words, "sweep.trials=2", "hydra.sweep.dir=x")
+    outcome = app(*words, "sweep.trials=2", "hydra.sweep.dir=x", "sweep.storage=study.log")
+
+    assert outcome.status != 0
+    assert "has the trials of a search without sweep.storage" in " ".join(outcome.err.split())
