@@ -211,8 +211,14 @@ def _adaptive(
 
 
 def _lacks_points(sweep: Sweep, folder: Path, adaptive: AdaptiveSweep | None) -> bool:
-    """Whether a folder has a part of a shared search, which a note of the sweep says then."""
-    lacking = adaptive.collect(folder) if isinstance(adaptive, Search) else None
+    """Whether a folder has a part of a shared search, which a note of the sweep says then.
+
+    Of a search it notes, too, which trials were drawn at random.
+    """
+    if not isinstance(adaptive, Search):
+        return False
+    lacking = adaptive.collect(folder)
+    sweep.at_random = adaptive.at_random(folder)
     if lacking is None:
         return False
     sweep.points = 0  # whatever is there is all

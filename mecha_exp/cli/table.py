@@ -18,6 +18,7 @@ from mecha_exp.report.export import write_csv
 from mecha_exp.report.factors import factor_notes
 from mecha_exp.report.join import joined
 from mecha_exp.report.results import results_of
+from mecha_exp.report.search.notes import search_notes
 from mecha_exp.report.shapley import shapley_notes
 from mecha_exp.report.verdict import concluded_results, verdict_data
 from mecha_exp.runs.query import find_sweep, short_folder
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace) -> None:
-    notes = [*factor_notes(results), *shapley_notes(results), *results.notes]
+    notes = [*factor_notes(results), *shapley_notes(results), *search_notes(results), *results.notes]
     if options.json:
         where = {"folder": str(folders[0])} if len(folders) == 1 else {"folders": [str(f) for f in folders]}
         data = verdict_data(results)

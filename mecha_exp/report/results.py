@@ -56,6 +56,7 @@ class Results:
         verdict: on the settings; None where there is none, where there are several objectives, or where they
             are grouped by other keys.
         by_objective: the verdict on each of several objectives, for its intervals.
+        at_random: the identities (`id`) of the points that a search drew at random.
         reference: the reference point of the hypervolume of several objectives; empty for the worst values.
 
     Raises:
@@ -73,6 +74,7 @@ class Results:
     remarks: Sequence[str] = ()
     verdict: Verdict | None = None
     by_objective: Mapping[str, Verdict] = field(default_factory=dict)
+    at_random: frozenset[int] = frozenset()
     reference: Sequence[float] = ()
 
     def __post_init__(self) -> None:
@@ -351,6 +353,14 @@ def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
         ended: whether the sweep is known to have ended: then a point without a record has failed.
     """
     records = current(sweep.all_records(folder, ended=ended))
+    numbers = [path.name for path in sweep.records(folder)] if sweep.at_random else []
+    drawn = {n for n, name in enumerate(numbers) if name.isdecimal() and int(name) in sweep.at_random}
     return Results(
-        sweep.title, sweep.swept, records, mode=sweep.mode, remarks=sweep.notes, reference=sweep.reference
+        sweep.title,
+        sweep.swept,
+        records,
+        mode=sweep.mode,
+        remarks=sweep.notes,
+        at_random=frozenset(id(record) for n, record in enumerate(records) if n in drawn),
+        reference=sweep.reference,
     )

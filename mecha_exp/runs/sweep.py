@@ -52,6 +52,7 @@ class Sweep:
         notes: remarks for the table.
         input_runs: the ids of the MLflow runs of the inputs, by their names.
         reference: the reference point of the hypervolume of several objectives; empty for the worst values.
+        at_random: the numbers of the points that a search drew at random.
     """
 
     title: str
@@ -66,6 +67,7 @@ class Sweep:
     notes: list[str] = field(default_factory=list)
     input_runs: dict[str, str] = field(default_factory=dict)
     reference: list[float] = field(default_factory=list)
+    at_random: list[int] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         """Write `sweep.json`."""

@@ -191,8 +191,9 @@ def measured(folder: Path) -> list[str]:
 def shared(folder: Path, url: str, words: list[str], kills: int, seed: int = 0) -> None:
     """Two processes search together; checks that they end with exactly the trials that were asked for."""
     program = [sys.executable, str(REPOSITORY / "tests" / "search_sharing.py"), str(folder), str(seed)]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [*program, str(kills), "2", *words, f"sweep.storage={url}"]
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [*program, str(kills), "2", *words, f"sweep.storage='{url}'"]
     subprocess.run(command, env=environment, check=True, timeout=400)
 
     study = optuna.load_study(study_name="one", storage=storage_of(url))

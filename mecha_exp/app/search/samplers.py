@@ -36,6 +36,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gp": {"warn_independent_sampling": False},
     "qmc": {"warn_independent_sampling": False, "warn_asynchronous_seeding": False, "scramble": True},
 }
+_STARTUP: Mapping[str, tuple[str, int]] = {
+    "tpe": ("n_startup_trials", 10),
+    "gp": ("n_startup_trials", 10),
+    "cmaes": ("n_startup_trials", 1),
+    "nsga2": ("population_size", 50),
+    "nsga3": ("population_size", 50),
+}
+"""The option that says how many trials a sampler draws at random before it learns, and Optuna's default."""
 _NEEDED_NUMBERS = {"cmaes": 2, "qmc": 1}
 """The fewest keys with numbers that a sampler works on; it would draw all others at random."""
 _SIMPLE = (bool, int, float, str)
@@ -66,6 +74,13 @@ class Sampler:
         except Exception as error:  # of any kind: what Optuna says of its options
             raise ConfigError(f"sweep.options: {self.name} does not take them: {error}") from None
         return sampler
+
+    def draws_at_random(self, completed: int) -> bool:
+        """Whether it draws the next trial at random, after so many that have values."""
+        if self.name not in _STARTUP:
+            return self.name == "random"
+        option, default = _STARTUP[self.name]
+        return completed < int(self.options.get(option, default))
 
 
 def require_optuna() -> None:

@@ -12,7 +12,7 @@ from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.search.samplers import Sampler
 from mecha_exp.app.search.shared import Entry, SharedStudy, Values
 from mecha_exp.app.search.space import Parameters, Space
-from mecha_exp.app.search.study import next_trials
+from mecha_exp.app.search.study import AT_RANDOM, next_trials
 from mecha_exp.app.search.study_file import open_study_file
 from mecha_exp.app.search.trials import TRIALS_FILE, Trial, read_trials, write_trials
 from mecha_exp.errors import ConfigError
@@ -130,6 +130,14 @@ class Search:
             return False
         setting = self.space.setting(entry.trial.parameters)
         return all(f"{key.lstrip('+')}={text}" in overrides for key, text in setting.items())
+
+    def at_random(self, folder: Path) -> list[int]:
+        """The numbers of the trials that were drawn at random, and not by what the sampler has learned."""
+        if self.shared is not None:
+            entries = self.shared.entries(self.trials)
+            return [entry.number for entry in entries if entry.trial.state.get(AT_RANDOM)]
+        trials = read_trials(folder, self.space)[: self.trials]
+        return [number for number, trial in enumerate(trials) if trial.state.get(AT_RANDOM)]
 
     def collect(self, folder: Path) -> str | None:
         """Copy the runs of other processes into a sweep's folder, once all trials of a shared study have run.

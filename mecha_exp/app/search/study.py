@@ -24,6 +24,9 @@ _ATTEMPTS = 20
 _LISTED = 10_000
 """The size of the largest finite space whose points are listed to draw one of them."""
 _SEQUENCE_STATE = "sequence"
+AT_RANDOM = "at_random"
+"""The entry of a trial's state that says that it was drawn at random."""
+_OURS = (_SEQUENCE_STATE, AT_RANDOM)
 
 
 def next_trials(
@@ -48,12 +51,16 @@ def next_trials(
         study = _study(space, sampler, directions, earlier)
         for parameters in enqueued[len(earlier) : len(earlier) + count]:
             study.enqueue_trial(parameters)
+        is_random = sampler.draws_at_random(sum(trial.values is not None for trial in earlier))
         taken = {_identity(space, trial.parameters) for trial in earlier}
         asked: list[Trial] = []
         for number in range(len(earlier), len(earlier) + count):
             trial, parameters = _ask(study, space, taken, f"{sampler.seed} {number}")
             taken.add(_identity(space, parameters))
-            asked.append(Trial(parameters, _state(study, trial.number, sampler)))
+            state = _state(study, trial.number, sampler)
+            if is_random and number >= len(enqueued):
+                state[AT_RANDOM] = True
+            asked.append(Trial(parameters, state))
         return asked
 
 
@@ -82,7 +89,7 @@ def _study(
     made = sampler.make(len(trials))
     study = optuna.create_study(storage=storage, study_name=_NAME, sampler=made, directions=directions)
     for trial in trials:
-        state = {key: value for key, value in trial.state.items() if key != _SEQUENCE_STATE}
+        state = {key: value for key, value in trial.state.items() if key not in _OURS}
         study.add_trial(frozen_trial(space, trial, system_attrs=state))
     for key, value in (trials[-1].state.get(_SEQUENCE_STATE, {}) if trials else {}).items():
         storage.set_study_system_attr(storage.get_study_id_from_name(_NAME), key, value)

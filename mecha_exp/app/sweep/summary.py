@@ -20,6 +20,7 @@ from mecha_exp.report import (
 )
 from mecha_exp.report.adaptive import FILES as ADAPTIVE_FILES
 from mecha_exp.report.factors import factor_notes
+from mecha_exp.report.search.notes import search_notes
 from mecha_exp.report.shapley import shapley_notes
 from mecha_exp.report.verdict import concluded_results
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
@@ -107,7 +108,7 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         for record in failed:
             reason = printable(_last_line(record.error))
             stdout.print(f"  {escape(record.name)}: {escape(reason)}", soft_wrap=True)
-    for note in [*factor_notes(results), *shapley_notes(results), *results.notes]:
+    for note in [*factor_notes(results), *shapley_notes(results), *search_notes(results), *results.notes]:
         stdout.print(note, markup=False, soft_wrap=True)
     stdout.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
     if folder / VERDICT_FILE in written:

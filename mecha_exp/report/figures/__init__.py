@@ -16,12 +16,13 @@ from mecha_exp.report.figures.curves import curves, dots
 from mecha_exp.report.figures.distance import distances
 from mecha_exp.report.figures.forest import forest
 from mecha_exp.report.figures.heat import heat_map
+from mecha_exp.report.figures.landscape import contours, importance_bars, slices
 from mecha_exp.report.figures.parallel import parallel_coordinates
 from mecha_exp.report.figures.pareto import hypervolume, pareto_plot
-from mecha_exp.report.figures.search import MODE as SEARCH
 from mecha_exp.report.figures.search import search_progress
 from mecha_exp.report.figures.shapley import shapley_values
 from mecha_exp.report.results import Results
+from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.shapley import MODE as SHAPLEY
 from mecha_exp.runs.values import Value, is_numeric
 
@@ -100,6 +101,9 @@ def _suitable(results: Results, folder: Path) -> list[tuple[str, str, Draw]]:
         chosen.append(("hypervolume", "The volume that settings dominate, one after another", hypervolume))
     elif results.mode == SEARCH:
         chosen.append(("search", f"The best {metric} so far, trial by trial", search_progress))
+        chosen.append(("importance", f"How much each key decides {metric}", importance_bars))
+        chosen.append(("slices", f"{metric} over each key", slices))
+        chosen.append(("contours", f"{metric} over the two keys that decide most", contours))
     first = len(chosen)
     numeric = [key for key in keys if is_numeric(_values(results, key))]
     words = [key for key in keys if key not in numeric]

@@ -12,9 +12,6 @@ from mecha_exp.report.verdict import intervals
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MODE = "search"
-"""The mode of a sweep that searches."""
-
 
 def search_progress(results: Results) -> Figure | None:
     """Draw each trial over its number, and the best so far with its 95 % interval where there is one."""

@@ -16,6 +16,7 @@ from mecha_exp.report.page.data import has_curves, page_data, plotly_packed
 from mecha_exp.report.page.links import links_to_files
 from mecha_exp.report.page.verdict import choice, compared, task_table
 from mecha_exp.report.results import Results
+from mecha_exp.report.search.notes import search_notes
 from mecha_exp.report.shapley import shapley_notes
 from mecha_exp.report.table import Row, estimate_text, page_footnotes, rows
 from mecha_exp.report.verdict import conclusion
@@ -45,7 +46,7 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
         results=results,
         data=data,
         library=library if data else None,
-        notes=[*factor_notes(results), *shapley_notes(results), *results.notes],
+        notes=[*factor_notes(results), *shapley_notes(results), *search_notes(results), *results.notes],
         command=shlex.join(command),
         points=len(results.records),
         best=_best_setting(results),

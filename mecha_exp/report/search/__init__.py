@@ -4,4 +4,5 @@ front.py        the Pareto front of several objectives, its members and its hype
 hypervolume.py  the volume that settings dominate, trial by trial
 gain.py         what a search gained over its trials at random, and whether that is more than chance
 importance.py   how much each key decides, with the estimator that says so
+notes.py        their sentences below a table
 """

@@ -3,7 +3,7 @@
 All functions take plain values: columns of a table, or a dictionary of coalitions.
 """
 
-from mecha_exp.verdict.why.anova import Effects, functional_anova, importances
+from mecha_exp.verdict.why.anova import Effects, functional_anova, importances, importances_at_the_top
 from mecha_exp.verdict.why.components import variance_shares
 from mecha_exp.verdict.why.shapley import EXACT_PLAYERS, coalitions, shapley
 
@@ -13,6 +13,7 @@ __all__ = [
     "coalitions",
     "functional_anova",
     "importances",
+    "importances_at_the_top",
     "shapley",
     "variance_shares",
 ]

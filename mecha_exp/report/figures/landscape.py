@@ -1,0 +1,151 @@
+"""The landscape of a search: its metric over each key, and over the two keys that decide most."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from mecha_exp.report.figures.style import (
+    COLOUR_MAP,
+    COLOURS,
+    SMALL,
+    metric_label,
+    new_figure,
+    title,
+    value_axis,
+)
+from mecha_exp.report.results import MISSING, Results
+from mecha_exp.report.search.importance import importances_of
+from mecha_exp.report.settings import Setting
+from mecha_exp.report.table import distinct, shortened
+from mecha_exp.runs.values import as_text, is_numeric
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+MAX_PANELS = 9
+_FEWEST = 8  # settings of a contour
+_LEVELS = 12
+_LOG_RATIO, _FEW = 20, 6
+
+
+def importance_bars(results: Results) -> Figure | None:
+    """Draw the importance of each key, the largest on top; None where none was estimated."""
+    found = importances_of(results)
+    if found is None:
+        return None
+    shares = list(found.shares.items())[: 2 * MAX_PANELS]
+    figure, (axes,) = new_figure(7, 1.5 + 0.3 * len(shares))
+    places = range(len(shares), 0, -1)
+    axes.barh(places, [share for _, share in shares], color=COLOURS[0], height=0.6)
+    axes.set_yticks(places, distinct([key for key, _ in shares], 30))
+    axes.set_xlim(0, 1)
+    axes.set_xlabel(f"share of {results.metric}")
+    title(axes, results, found.estimator)
+    return figure
+
+
+def slices(results: Results) -> Figure | None:
+    """Draw each setting over each of its keys, the most important first; later settings are darker."""
+    settings, keys = _measured(results), _keys(results)[:MAX_PANELS]
+    if not keys or len(settings) < 2:
+        return None
+    columns = min(3, len(keys))
+    rows = math.ceil(len(keys) / columns)
+    figure, panels = new_figure(3.2 * columns + 1, 2.6 * rows + 1, rows, columns)
+    for axes, key in zip(panels, keys, strict=False):
+        _slice(axes, results, settings, key)
+    for axes in panels[len(keys) :]:
+        axes.set_visible(False)
+    for axes in panels[::columns]:
+        axes.set_ylabel(metric_label(results), fontsize=SMALL)
+    figure.suptitle(f"{shortened(results.title, 70)}\nthe darker, the later", fontsize="medium")
+    return figure
+
+
+def _slice(axes: Axes, results: Results, settings: list[Setting], key: str) -> None:
+    having = [(n, s) for n, s in enumerate(settings) if s.values[key] is not None]
+    values = [s.values[key] for _, s in having]
+    heights = [s.estimate(results.metric).mean for _, s in having]
+    if is_numeric(values):
+        across = [float(value) for value in values]  # type: ignore[arg-type]
+        _scale(axes.xaxis, axes.set_xscale, across)
+    else:
+        words = list(dict.fromkeys(values))
+        across = [float(words.index(value)) for value in values]
+        axes.set_xticks(
+            range(len(words)), distinct([as_text(w) or MISSING for w in words], 16), fontsize=SMALL
+        )
+    order = [n for n, _ in having]
+    axes.scatter(across, heights, s=18, c=order, cmap=f"{COLOUR_MAP}_r", edgecolors="dimgrey", linewidths=0.4)
+    axes.set_xlabel(shortened(key, 28))
+    axes.grid(alpha=0.3)
+
+
+def contours(results: Results) -> Figure | None:
+    """Draw the metric as a surface between the settings, over the two numeric keys that decide most.
+
+    None with fewer than two such keys, or where the settings lie on a line.
+    """
+    from matplotlib.tri import Triangulation
+
+    settings = _measured(results)
+    keys = [k for k in _keys(results) if is_numeric(s.values[k] for s in settings)][:2]
+    if len(keys) < 2:
+        return None
+    points = [s for s in settings if all(s.values[key] is not None for key in keys)]
+    if len(points) < _FEWEST:
+        return None
+    xs, ys = ([float(s.values[key]) for s in points] for key in keys)  # type: ignore[arg-type]
+    heights = [s.estimate(results.metric).mean for s in points]
+    figure, (axes,) = new_figure(7.5, 5.5)
+    _scale(axes.xaxis, axes.set_xscale, xs)
+    _scale(axes.yaxis, axes.set_yscale, ys)
+    try:
+        even = Triangulation(_even(xs), _even(ys))
+        between = Triangulation(xs, ys, even.triangles)
+        surface = axes.tricontourf(between, heights, levels=_LEVELS, cmap=COLOUR_MAP)
+    except (ValueError, RuntimeError):  # no triangle has an area
+        return None
+    axes.scatter(xs, ys, s=12, facecolors="white", edgecolors="black", linewidths=0.6)
+    axes.set_xlabel(keys[0])
+    axes.set_ylabel(keys[1])
+    figure.colorbar(surface, ax=axes, label=metric_label(results))
+    title(axes, results, "linear between the settings, whatever their other keys are")
+    return figure
+
+
+def _is_logarithmic(values: Sequence[float]) -> bool:
+    """Whether values were drawn by their logarithms: their median is nearer to the geometric middle."""
+    low, high = min(values), max(values)
+    if low <= 0 or high / low < _LOG_RATIO:
+        return False
+    return statistics.median(values) < (math.sqrt(low * high) + (low + high) / 2) / 2
+
+
+def _even(values: Sequence[float]) -> list[float]:
+    """Values as they are spread over an axis, from 0 to 1."""
+    spread = [math.log(value) for value in values] if _is_logarithmic(values) else list(values)
+    low, high = min(spread), max(spread)
+    return [(value - low) / ((high - low) or 1.0) for value in spread]
+
+
+def _scale(axis: Axis, scale: Callable[[str], None], values: Sequence[float]) -> None:
+    """Set the scale of an axis, and ticks at its values where they are few."""
+    if _is_logarithmic(values) or len(set(values)) <= _FEW:
+        value_axis(axis, scale, values)
+
+
+def _measured(results: Results) -> list[Setting]:
+    return [s for s in results.settings if math.isfinite(s.estimate(results.metric).mean)]
+
+
+def _keys(results: Results) -> list[str]:
+    """The keys that vary, the most important first."""
+    found = importances_of(results)
+    varied = [key for key in results.keys if len({s.values[key] for s in _measured(results)}) > 1]
+    return [*found.shares] if found else varied

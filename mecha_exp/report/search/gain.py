@@ -1,0 +1,54 @@
+"""What a search gained over those of its trials that were drawn at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mecha_exp.report.results import Results
+from mecha_exp.report.settings import Setting
+from mecha_exp.verdict import Comparison
+
+NOT_RUN = "A random search of as many trials was not run."
+
+
+def gain_note(results: Results) -> str | None:
+    """A sentence on the gain, and on whether it is more than chance; None without both kinds of trials."""
+    drawn = set(results.at_random)
+    ranked = [s for s in results.ranked if math.isfinite(s.estimate(results.metric).mean)]
+    at_random = [s for s in ranked if any(id(record) in drawn for record in s.records)]
+    chosen = [s for s in ranked if s not in at_random]
+    if not at_random or not chosen or results.best_setting is None:
+        return None
+    first, best, count = results.best_setting, at_random[0], len(at_random)
+    if first in at_random:
+        return (
+            f"The best trial is one of the {count} that were drawn at random: the {len(chosen)} that the "
+            "sampler chose gained nothing over them."
+        )
+    gain = abs(first.estimate(results.metric).mean - best.estimate(results.metric).mean)
+    what = (
+        f"The best of the {len(chosen)} trials that the sampler chose is better by {gain:.4g} "
+        f"{results.metric} than the best of the {count} that were drawn at random"
+    )
+    return f"{what}{_certainty(results, first, best)} {NOT_RUN}"
+
+
+def _certainty(results: Results, first: Setting, best: Setting) -> str:
+    """Whether two settings can be told apart, by the comparison that the verdict has."""
+    compared = _comparison(results.verdict.comparisons if results.verdict else (), first.name, best.name)
+    if compared is None:
+        return "; with one number a point, nothing tells whether that is chance."
+    low, high = sorted((-compared.difference.low, -compared.difference.high))
+    if results.minimized:
+        low, high = -high, -low
+    numbers = (
+        f"on '{compared.split}', 95 % interval {low:.4g} to {high:.4g}, p = {compared.p_holm:.2g} after Holm"
+    )
+    if compared.distinguishable:
+        return f" ({numbers}), which is more than chance among the examples."
+    return f" ({numbers}), which cannot be told from chance."
+
+
+def _comparison(comparisons: Sequence[Comparison], first: str, best: str) -> Comparison | None:
+    return next((c for c in comparisons if (c.point, c.against) == (best, first)), None)
