@@ -202,7 +202,7 @@ def _adaptive(
 ) -> AdaptiveSweep | None:
     """The search or the adaptive sweep that is asked for; None for a sweep that lists its points."""
     if line.searched is not None:
-        return search_of(line.searched.space, line.config, point, scoring, line.job, title, bench.sign)
+        return search_of(line.searched.space, line.config, point, scoring, line.job, title, bench)
     if line.adaptive is not None:
         from mecha_exp.app.adaptive.sweeps import adaptive_sweep
 
@@ -218,6 +218,7 @@ def _lacks_points(sweep: Sweep, folder: Path, adaptive: AdaptiveSweep | None) ->
     if not isinstance(adaptive, Search):
         return False
     lacking = adaptive.collect(folder)
+    sweep.points = Sweep.load(folder).points  # with those that were known
     sweep.at_random = adaptive.at_random(folder)
     if lacking is None:
         return False

@@ -53,6 +53,14 @@ def test_the_key_that_decides_has_nearly_all_of_the_importance(monkeypatch, has_
     assert sum(found.shares.values()) == pytest.approx(1)
 
 
+def test_a_key_that_some_settings_lack_has_an_importance_too():
+    records = [record(n, n % 3, alpha=n / 20, **({"k": n % 3} if n % 2 else {})) for n in range(20)]
+
+    found = importances_of(Results("a search", ["alpha", "k"], records, mode="search"))
+
+    assert found is not None and set(found.shares) == {"alpha", "k"}
+
+
 def test_few_settings_or_one_key_have_no_importance():
     assert importances_of(searched(count=9)) is None
     one = searched()

@@ -73,7 +73,7 @@ def test_two_processes_never_have_the_same_trial_nor_more_than_all(url, folder):
         second.tell({4: (4.0,), 5: None, 6: (6.0,), 7: (7.0,)}, folder / "y")
         assert second.closes(folder / "y", 10) and not first.closes(folder / "x", 10)
 
-    values = [entry.trial.values for entry in opened(url).entries(10)]
+    values = [entry.trial.values for entry in opened(url).entries()]
     assert values == [None if n == 5 else (float(n),) for n in range(10)]
 
 
@@ -87,7 +87,7 @@ def test_the_trials_of_a_dead_process_are_taken_over_and_what_it_had_measured_is
         dead.tell({0: (9.0,)}, folder / "x")  # it was only slow to say so
         alive.tell({0: (1.0,), 2: (2.0,), 3: (3.0,)}, folder / "y")
 
-    assert [e.trial.values for e in alive.entries(4)] == [(1.0,), (0.5,), (2.0,), (3.0,)]
+    assert [e.trial.values for e in alive.entries()] == [(1.0,), (0.5,), (2.0,), (3.0,)]
 
 
 def test_a_failed_trial_that_is_run_again_has_its_new_value(url, folder):

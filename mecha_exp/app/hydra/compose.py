@@ -28,6 +28,7 @@ from hydra.errors import ConfigCompositionException, HydraException, OverridePar
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import Container, DictConfig, OmegaConf
 
+from mecha_exp.app.hydra.jobs import Jobs
 from mecha_exp.app.hydra.options import register_choices, register_presets
 from mecha_exp.app.words.quoting import explain
 from mecha_exp.errors import ConfigError, MechaError
@@ -53,6 +54,9 @@ class Batch:
 
 BATCHES: ContextVar[Iterable[Batch]] = ContextVar("BATCHES", default=())
 """The batches of the sweep that is running; a batch has run when the next one is requested."""
+
+COMPOSE: ContextVar[Callable[[Sequence[Sequence[str]]], Jobs] | None] = ContextVar("COMPOSE", default=None)
+"""Makes jobs of their overrides while a sweep runs; None outside of one."""
 
 
 class Composer:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
-from mecha_exp.app.hydra.compose import BATCHES
+from mecha_exp.app.hydra.compose import BATCHES, COMPOSE
+from mecha_exp.app.hydra.jobs import Jobs
 
 
 class LabSweeper(BasicSweeper):
@@ -21,11 +23,18 @@ class LabSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
         """Launch the jobs of each batch under their numbers; a batch has run when the next is requested."""
-        assert self.config is not None and self.launcher is not None
+        assert self.config is not None and self.hydra_context is not None
         folder = Path(str(self.config.hydra.sweep.dir))
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        returned: list[Sequence[JobReturn]] = []
+        token = COMPOSE.set(partial(Jobs, self.hydra_context.config_loader, self.config))
+        try:
+            return list(self._launched())
+        finally:
+            COMPOSE.reset(token)
+
+    def _launched(self) -> Iterator[Sequence[JobReturn]]:
+        assert self.launcher is not None
         for batch in BATCHES.get():
             size = self.max_batch_size or len(batch.jobs)
             for start in range(0, len(batch.jobs), size):
@@ -33,5 +42,4 @@ class LabSweeper(BasicSweeper):
                 results = self.launcher.launch(jobs, initial_job_idx=batch.first + start)
                 for result in results:
                     _ = result.return_value  # raises if Hydra could not run the job
-                returned.append(results)
-        return returned
+                yield results

@@ -12,12 +12,13 @@ from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.search.samplers import Sampler
 from mecha_exp.app.search.shared import Entry, SharedStudy, Values
 from mecha_exp.app.search.space import Parameters, Space
-from mecha_exp.app.search.study import AT_RANDOM, next_trials
+from mecha_exp.app.search.study import next_trials
 from mecha_exp.app.search.study_file import open_study_file
-from mecha_exp.app.search.trials import TRIALS_FILE, Trial, read_trials, write_trials
+from mecha_exp.app.search.trials import AT_RANDOM, KNOWN, TRIALS_FILE, Trial, read_trials, write_trials
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab.points import Setting
 from mecha_exp.runs.record import RUN_FILE, Record
+from mecha_exp.runs.sweep import Sweep
 
 _MODELS = ("model", "model.safetensors", "*.mecha-*")
 """What is large in the folder of a run, and stays where it is."""
@@ -37,6 +38,7 @@ class Search:
         words: makes the overrides of a point from what it sets.
         shared: the study in the storage that was asked for; None for one in the sweep's folder.
         title: the name of the study.
+        find_known: finds the results that the search begins with.
     """
 
     space: Space
@@ -48,6 +50,7 @@ class Search:
     words: Callable[[Setting], list[str]]
     shared: SharedStudy | None
     title: str
+    find_known: Callable[[], list[Trial]] = list
 
     def check_folder(self, folder: Path) -> None:
         """Check that a folder has no search of another space.
@@ -72,14 +75,18 @@ class Search:
         return self._batches(folder) if self.shared is None else self._shared_batches(folder, self.shared)
 
     def _batches(self, folder: Path) -> Iterator[Batch]:
-        trials = read_trials(folder, self.space)[: self.trials]
+        trials = read_trials(folder, self.space)
+        if not trials and (trials := self.find_known()):
+            write_trials(folder, self.space, trials)
+        total = self._note_total(trials, folder)
+        trials = trials[:total]
         if trials:
             yield self._batch(trials, 0)
             trials = self._measured(trials, folder, 0)
         stored = open_study_file(folder, self.title, self.space, [*self.objectives.values()])
         stored.write(trials)
-        while (start := len(trials)) < self.trials:
-            asked = self._ask(trials, min(self.batch, self.trials - start))
+        while (start := len(trials)) < total:
+            asked = self._ask(trials, min(self.batch, total - start))
             write_trials(folder, self.space, [*trials, *asked])
             yield self._batch(asked, start)
             trials = [*trials, *self._measured(asked, folder, start)]
@@ -87,20 +94,32 @@ class Search:
 
     def _shared_batches(self, folder: Path, study: SharedStudy) -> Iterator[Batch]:
         with study.at_work():
-            entries = study.resume(folder, self.trials)
+            study.begin(self.find_known, folder)
+            total = self._note_total([entry.trial for entry in study.entries()], folder)
+            entries = study.resume(folder, total)
             while True:
                 for run in _in_runs(entries):
                     yield self._batch([entry.trial for entry in run], run[0].number)
                 measured = {e.number: self._values(folder / str(e.number)) for e in entries}
                 if measured:
                     study.tell(measured, folder)
-                entries = study.claim(folder, self.trials, self.batch, self._ask, self._untold)
+                entries = study.claim(folder, total, self.batch, self._ask, self._untold)
                 if not entries:
                     return
 
+    def _note_total(self, trials: Sequence[Trial], folder: Path) -> int:
+        """How many points there are with those that were known, which the sweep's file says from now on."""
+        known = sum(KNOWN in trial.state for trial in trials)
+        total = int(min(self.trials + known, self.space.size))
+        sweep = Sweep.load(folder)
+        sweep.points = total
+        sweep.save(folder)
+        return total
+
     def _ask(self, trials: Sequence[Trial], count: int) -> list[Trial]:
         directions = [*self.objectives.values()]
-        return next_trials(self.space, self.sampler, directions, trials, count, self.enqueued)
+        known = sum(KNOWN in trial.state for trial in trials)
+        return next_trials(self.space, self.sampler, directions, trials, count, self.enqueued, known)
 
     def _batch(self, trials: Sequence[Trial], first: int) -> Batch:
         return Batch([self.words(self.space.setting(trial.parameters)) for trial in trials], first)
@@ -134,9 +153,8 @@ class Search:
     def at_random(self, folder: Path) -> list[int]:
         """The numbers of the trials that were drawn at random, and not by what the sampler has learned."""
         if self.shared is not None:
-            entries = self.shared.entries(self.trials)
-            return [entry.number for entry in entries if entry.trial.state.get(AT_RANDOM)]
-        trials = read_trials(folder, self.space)[: self.trials]
+            return [e.number for e in self.shared.entries() if e.trial.state.get(AT_RANDOM)]
+        trials = read_trials(folder, self.space)
         return [number for number, trial in enumerate(trials) if trial.state.get(AT_RANDOM)]
 
     def collect(self, folder: Path) -> str | None:
@@ -149,10 +167,11 @@ class Search:
         """
         if self.shared is None:
             return None
-        entries = self.shared.entries(self.trials)
+        points = Sweep.load(folder).points
+        entries = [entry for entry in self.shared.entries() if entry.number < points]
         others = [entry for entry in entries if entry.folder != str(folder.absolute())]
-        total = f"{len(entries) - len(others)} of {self.trials} trials of the study '{self.title}' ran here"
-        if not self.shared.closes(folder, self.trials):
+        total = f"{len(entries) - len(others)} of {points} trials of the study '{self.title}' ran here"
+        if not self.shared.closes(folder, points):
             return f"{total}. The process that ends last has the table of all of them."
         for entry in others:
             if self._is_of(entry, run := Path(entry.folder) / str(entry.number)):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.batch import MOST_POINTS, plan_batches
 from mecha_exp.app.point import Point
+from mecha_exp.app.search.known import known_trials
 from mecha_exp.app.search.samplers import checked_sampler, require_optuna
 from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.storage import open_shared
+from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.evaluation import Scoring
 from mecha_exp.evaluation.registry import DIRECTIONS
@@ -32,7 +35,7 @@ def search_of(
     scoring: Scoring,
     words: Callable[[Setting], list[str]],
     title: str,
-    sign: Callable[[Point], Point],
+    bench: Workbench,
 ) -> Search:
     """The search that a configuration asks for.
 
@@ -43,7 +46,7 @@ def search_of(
         scoring: what measures it.
         words: makes the overrides of a point from what it sets.
         title: of the sweep.
-        sign: computes the signature of a point.
+        bench: of this process.
 
     Raises:
         ConfigError: anything that is wrong with it; nothing has been written then.
@@ -69,9 +72,22 @@ def search_of(
     url, name = settings.storage, str(config.name or title)
     shared = None
     if url is not None:
-        identity = {"metric": list(objectives), "evaluator": scoring.keys, "merge": sign(point).digest}
+        identity = {"metric": list(objectives), "evaluator": scoring.keys, "merge": bench.sign(point).digest}
         shared = open_shared(str(url), name, space, list(objectives.values()), identity)
-    return Search(space, sampler, trials, batch, objectives, enqueued, words, shared, name)
+    find = partial(known_trials, space, words, bench) if _wants_known(settings.known, bench) else list
+    return Search(space, sampler, trials, batch, objectives, enqueued, words, shared, name, find)
+
+
+def _wants_known(value: Any, bench: Workbench) -> bool:
+    """Whether a search begins with the results that the store has."""
+    if value not in (True, False):
+        raise ConfigError(f"sweep.known={value}: expected true or false.")
+    if value and (bench.store is None or bench.measures_again):
+        raise ConfigError(
+            "sweep.known=true begins with the results of the store, and there is no store (store=null), or "
+            "its results are to be made again (rerun=...). Leave one of the two out."
+        )
+    return bool(value)
 
 
 def _checked_objectives(direction: Any, scoring: Scoring) -> dict[str, str]:

@@ -151,10 +151,17 @@ class SharedStudy:
             self._study.set_user_attr(_REPORTED, ours)
             return True
 
-    def entries(self, total: int) -> list[Entry]:
-        """The first trials of the study, each as it was told last, in the order of their numbers."""
+    def begin(self, find_known: Callable[[], Sequence[Trial]], folder: Path) -> None:
+        """Begin a study that has no trials yet with those that are known; this process has them all."""
         with self._exclusive():
-            return [entry for entry in self._entries() if entry.number < total]
+            if not self._entries():
+                for number, trial in enumerate(find_known()):
+                    self._add(number, replace(trial, running=True), folder)
+
+    def entries(self) -> list[Entry]:
+        """The trials of the study, each as it was told last, in the order of their numbers."""
+        with self._exclusive():
+            return self._entries()
 
     def _entries(self) -> list[Entry]:
         by_number: dict[int, Entry] = {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.search.samplers import SEQUENCE, Sampler, quiet_optuna
 from mecha_exp.app.search.space import Dimension, Parameters, Space
-from mecha_exp.app.search.trials import Trial
+from mecha_exp.app.search.trials import AT_RANDOM, KNOWN, Trial
 
 if TYPE_CHECKING:
     import optuna
@@ -24,9 +24,7 @@ _ATTEMPTS = 20
 _LISTED = 10_000
 """The size of the largest finite space whose points are listed to draw one of them."""
 _SEQUENCE_STATE = "sequence"
-AT_RANDOM = "at_random"
-"""The entry of a trial's state that says that it was drawn at random."""
-_OURS = (_SEQUENCE_STATE, AT_RANDOM)
+_OURS = (_SEQUENCE_STATE, AT_RANDOM, KNOWN)
 
 
 def next_trials(
@@ -36,6 +34,7 @@ def next_trials(
     earlier: Sequence[Trial],
     count: int,
     enqueued: Sequence[Parameters] = (),
+    known: int = 0,
 ) -> list[Trial]:
     """The trials that the sampler asks for after the earlier ones; no two trials have one setting.
 
@@ -46,10 +45,11 @@ def next_trials(
         earlier: all trials so far, with their values.
         count: how many trials to ask for.
         enqueued: the parameters, some or all, of the first trials of the search.
+        known: how many of the earlier ones were there before it.
     """
     with quiet_optuna():
         study = _study(space, sampler, directions, earlier)
-        for parameters in enqueued[len(earlier) : len(earlier) + count]:
+        for parameters in enqueued[len(earlier) - known :][:count]:
             study.enqueue_trial(parameters)
         is_random = sampler.draws_at_random(sum(trial.values is not None for trial in earlier))
         taken = {_identity(space, trial.parameters) for trial in earlier}
@@ -58,7 +58,7 @@ def next_trials(
             trial, parameters = _ask(study, space, taken, f"{sampler.seed} {number}")
             taken.add(_identity(space, parameters))
             state = _state(study, trial.number, sampler)
-            if is_random and number >= len(enqueued):
+            if is_random and number - known >= len(enqueued):
                 state[AT_RANDOM] = True
             asked.append(Trial(parameters, state))
         return asked

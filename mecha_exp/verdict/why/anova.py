@@ -141,7 +141,7 @@ def _shares(
     ranges = {name: _range(column) for name, column in keys.items()}
     study = optuna.create_study()
     for row, value in enumerate(values):
-        params = {name: _plain(column[row]) for name, column in keys.items()}
+        params = {name: _within(ranges[name], column[row]) for name, column in keys.items()}
         study.add_trial(optuna.trial.create_trial(params=params, distributions=ranges, value=float(value)))
     shares: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
     return shares
@@ -170,6 +170,14 @@ def _range(column: Sequence[Hashable]) -> object:
     if len(numbers) == len(column) and min(numbers) < max(numbers):
         return distributions.FloatDistribution(min(numbers), max(numbers))
     return distributions.CategoricalDistribution(tuple(dict.fromkeys(str(_plain(v)) for v in column)))
+
+
+def _within(values: object, value: Hashable) -> Hashable:
+    """A value as a range has it: among texts a number is one, too."""
+    from optuna import distributions
+
+    plain = _plain(value)
+    return str(plain) if isinstance(values, distributions.CategoricalDistribution) else plain
 
 
 def _plain(value: Hashable) -> Hashable:
