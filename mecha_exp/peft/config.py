@@ -19,13 +19,13 @@ Number = TypeVar("Number", int, float)
 MAX_BYTES = 10_000_000
 """Larger files are not read."""
 
-LORA = "LORA"
+LORA, LOHA, LOKR = "LORA", "LOHA", "LOKR"
+KINDS = (LORA, LOHA, LOKR)
+"""The kinds of adapters that can be read."""
 
 REASONS = {
     "IA3": "(IA)3 multiplies activations, so what it does is a factor of the weights and not a difference",
     "ADALORA": "its ranks are masked by numbers that a merge does not have",
-    "LOHA": "its products of Hadamard are not read from PEFT's form; LyCORIS's form of it is",
-    "LOKR": "its products of Kronecker are not read from PEFT's form; LyCORIS's form of it is",
     "OFT": "it rotates the weights, which is not a difference",
     "BOFT": "it rotates the weights, which is not a difference",
     "VERA": "its random matrices are shared by all layers and made by PEFT itself",
@@ -64,6 +64,7 @@ class PeftConfig:
         fan_in_fan_out: whether weights are stored as (inputs, outputs), as in GPT-2.
         ties_embeddings: whether a change of the embedding is one of the output layer, too.
         base: the name or path of the model that it was trained on; empty where it is not said.
+        kind: one of `KINDS`.
         content: all of it.
     """
 
@@ -75,6 +76,7 @@ class PeftConfig:
     fan_in_fan_out: bool = False
     ties_embeddings: bool = False
     base: str = ""
+    kind: str = LORA
     content: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def rank_of(self, module: str) -> int:
@@ -121,8 +123,8 @@ def read_config(folder: Path) -> PeftConfig:
 def _check_kind(content: Mapping[str, Any], path: Path) -> None:
     """See that an adapter adds products to weights, and does nothing else."""
     kind = str(content.get("peft_type") or "none").upper()
-    if kind != LORA:
-        reason = REASONS.get(kind, "only LoRA and DoRA are read")
+    if kind not in KINDS:
+        reason = REASONS.get(kind, "only LoRA, DoRA, LoHa and LoKr are read")
         raise CheckpointError(
             f"{path}: peft_type {kind}: {reason}. Merge it into its model with PEFT first "
             "(merge_and_unload, save_pretrained) and name that folder."
@@ -166,7 +168,9 @@ def _parse(content: Mapping[str, Any], path: Path) -> PeftConfig:
 
     ranks, alphas = pattern("rank_pattern", True), pattern("alpha_pattern", False)
     rank = number("r", content.get("r", 8), whole=True)
-    alpha = number("lora_alpha", content.get("lora_alpha", 8))
+    kind = str(content["peft_type"]).upper()
+    entry = "lora_alpha" if kind == LORA else "alpha"
+    alpha = number(entry, content.get(entry, 8))
     problems.raise_as(CheckpointError)
     return PeftConfig(
         int(rank),
@@ -177,6 +181,7 @@ def _parse(content: Mapping[str, Any], path: Path) -> PeftConfig:
         bool(content.get("fan_in_fan_out")),
         bool(content.get("ensure_weight_tying")),
         str(content.get("base_model_name_or_path") or ""),
+        kind,
         content,
     )
 

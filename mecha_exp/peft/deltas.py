@@ -73,7 +73,8 @@ class PeftDeltas(DeltaSource):
         return self._targets[key].shape
 
     def _delta(self, key: str) -> torch.Tensor:
-        return self.modules[key].delta(self._read, lambda name: self._base.read(name).to(self._dtype))
+        delta = self.modules[key].delta(self._read, lambda name: self._base.read(name).to(self._dtype))
+        return delta.reshape(self._shape(key))
 
 
 def _check_ties(name: str, adapter: PeftDeltas, base: Source) -> None:

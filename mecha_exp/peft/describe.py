@@ -6,7 +6,7 @@ from typing import Any
 
 from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
 from mecha_exp.errors import CheckpointError
-from mecha_exp.peft.config import is_adapter, read_config
+from mecha_exp.peft.config import LOHA, LOKR, LORA, PeftConfig, is_adapter, read_config
 from mecha_exp.peft.modules import MAGNITUDE, sorted_modules
 from mecha_exp.sources.source import Source
 
@@ -22,7 +22,7 @@ def described(source: Source) -> dict[str, Any] | None:
         return {"kind": "of PEFT", "fault": str(error)}
     has_magnitudes = any(MAGNITUDE in suffixes for suffixes in factors.values())
     return {
-        "kind": "DoRA" if has_magnitudes else "rsLoRA" if config.is_rank_stabilised else "LoRA",
+        "kind": "DoRA" if has_magnitudes else _name_of(config),
         "base": config.base,
         "modules": len(factors),
         "ranks": sorted({config.rank_of(module) for module in factors}),
@@ -42,3 +42,8 @@ def sentence(data: dict[str, Any]) -> str:
     words.append(f"{data['modules']} modules of rank {ranks}, times {scales}" if ranks else "no modules")
     words += [f"{len(data['whole'])} whole tensors"] if data["whole"] else []
     return ", ".join(words)
+
+
+def _name_of(config: PeftConfig) -> str:
+    names = {LORA: "rsLoRA" if config.is_rank_stabilised else "LoRA", LOHA: "LoHa", LOKR: "LoKr"}
+    return names[config.kind]

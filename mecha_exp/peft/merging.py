@@ -21,7 +21,7 @@ from mecha_exp.checkpoint import open_stored
 from mecha_exp.checkpoint.folder import ADAPTER_CONFIG, ADAPTER_STEM
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
-from mecha_exp.peft.config import PeftConfig, config_of
+from mecha_exp.peft.config import LORA, PeftConfig, config_of
 from mecha_exp.peft.modules import OF_COLUMNS, OF_ROWS, A, B, sorted_modules
 from mecha_exp.peft.sums import Sum, Term
 from mecha_exp.sources.search import find_model
@@ -147,6 +147,12 @@ class _Parts:
             config = config_of(source)
             if config is None:
                 problems.add(f"{source.name} is not the folder of an adapter: it has no adapter_config.json.")
+                continue
+            if config.kind != LORA:
+                problems.add(
+                    f"{source.name}: a sum of {config.kind} adapters has no factors of that form. Merge the "
+                    "models that they stand for: models.experts=[ADAPTER,...]."
+                )
                 continue
             own, whole = sorted_modules(source.keys(), source.name)
             other = [f"{name}.{s}" for name, suffixes in own.items() for s in suffixes if s not in _PAIRS]

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mecha_exp.architectures.lora import PEFT_PREFIX
+from mecha_exp.architectures.lora import HADA, LOHA, LOKR, PEFT_PREFIX, W1, W2, difference_shape, reshapes
+from mecha_exp.architectures.lora_deltas import difference
 from mecha_exp.checkpoint import TensorInfo
-from mecha_exp.errors import CheckpointError, Problems, some
+from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
 
 A, B, BIAS = "lora_A.weight", "lora_B.weight", "lora_B.bias"
 OF_ROWS, OF_COLUMNS = "lora_embedding_A", "lora_embedding_B"
@@ -19,7 +20,14 @@ OF_ROWS, OF_COLUMNS = "lora_embedding_A", "lora_embedding_B"
 MAGNITUDE = "lora_magnitude_vector"
 _SUFFIXES = {name: name for name in (A, B, BIAS, OF_ROWS, OF_COLUMNS, MAGNITUDE)}
 _SUFFIXES[f"{MAGNITUDE}.weight"] = MAGNITUDE
+_SUFFIXES |= {name: name for name in (*LOHA, *LOKR)}
 _FACTOR = re.compile(rf"(?P<module>.+)\.(?P<suffix>{'|'.join(map(re.escape, _SUFFIXES))})")
+
+_RANK_AXES = (
+    *((A, 0), (B, 1), (OF_ROWS, 0), (OF_COLUMNS, 1)),
+    *((W1[2], 0), (W2[2], 0), (HADA[0][1], 0), (HADA[1][1], 0)),
+)
+"""The axes of factors that have the rank."""
 
 Shape = tuple[int, ...]
 Read = Callable[[str], Tensor]
@@ -51,6 +59,11 @@ class Module:
         return bool(self.whole) or MAGNITUDE in self.factors
 
     @property
+    def is_lycoris(self) -> bool:
+        """Whether its factors are those of LoHa or LoKr."""
+        return bool(self.factors) and self.factors.keys() <= {*LOHA, *LOKR}
+
+    @property
     def is_embedding(self) -> bool:
         """Whether its factors are those of an embedding."""
         return OF_ROWS in self.factors
@@ -58,11 +71,15 @@ class Module:
     def product(self, read: Read) -> Tensor:
         """s B A in the shape of a linear or convolutional layer, s (B A)^T of an embedding.
 
+        Of LoHa s (w1_a w1_b) * (w2_a w2_b), of LoKr s kron(w1, w2), in a shape that is still to be changed.
+
         Args:
             read: (key of the adapter) -> its tensor.
         """
         if BIAS in self.factors:
             return read(self.factors[BIAS]) * self.scale
+        if self.is_lycoris:
+            return difference({suffix: read(own) for suffix, own in self.factors.items()}) * self.scale
         if self.is_embedding:
             rows, columns = read(self.factors[OF_ROWS]), read(self.factors[OF_COLUMNS])
             made: Tensor = columns * self.scale @ rows
@@ -88,7 +105,7 @@ class Module:
         before = base(self.key)
         after = read(self.whole).to(before.dtype) if self.whole else before
         if self.factors:
-            after = after + self.product(read)
+            after = after + self.product(read).reshape(after.shape)
         if MAGNITUDE in self.factors:
             after = self._with_magnitude(after, read(self.factors[MAGNITUDE]))
         return after - before
@@ -127,7 +144,8 @@ def sorted_modules(keys: Iterable[str], name: str) -> tuple[dict[str, dict[str, 
         )
     for module, suffixes in factors.items():
         pairs = [(A, B), (OF_ROWS, OF_COLUMNS)]
-        if not any(suffixes.keys() & {*pair} == {*pair} for pair in pairs):
+        is_pair = any(suffixes.keys() & {*pair} == {*pair} for pair in pairs)
+        if not is_pair and not suffixes.keys() <= {*LOHA, *LOKR}:
             problems.add(f"{name}: the module {module} has only {some(sorted(suffixes))}.")
     problems.raise_as(CheckpointError)
     return factors, whole
@@ -141,10 +159,13 @@ def fault_of(module: Module, shapes: Mapping[str, Shape], rank: int, target: Ten
         rank: that the configuration says.
         target: the tensor of the model.
     """
-    made = _shape_of(module, shapes)
+    try:
+        made = _shape_of(module, shapes, target.shape)
+    except ConfigError as error:
+        return f"{module.name}: {error}"
     of_rank = {
         f"{suffix} {list(shape)}": shape[axis]
-        for suffix, axis in ((A, 0), (B, 1), (OF_ROWS, 0), (OF_COLUMNS, 1))
+        for suffix, axis in _RANK_AXES
         if (shape := shapes.get(suffix)) and len(shape) > axis
     }
     if wrong := [described for described, size in of_rank.items() if size != rank]:
@@ -161,8 +182,15 @@ def fault_of(module: Module, shapes: Mapping[str, Shape], rank: int, target: Ten
     return ""
 
 
-def _shape_of(module: Module, shapes: Mapping[str, Shape]) -> Shape | None:
-    """The shape of a module's product; None without factors."""
+def _shape_of(module: Module, shapes: Mapping[str, Shape], target: Shape) -> Shape | None:
+    """The shape of a module's product; None without factors.
+
+    Raises:
+        ConfigError: factors of LoHa or LoKr that do not belong together.
+    """
+    if module.is_lycoris:
+        made = difference_shape({suffix: shape for suffix, shape in shapes.items() if suffix})
+        return target if reshapes(made, target) else made
     if BIAS in shapes:
         return shapes[BIAS]
     if OF_ROWS in shapes:

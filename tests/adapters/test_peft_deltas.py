@@ -91,6 +91,20 @@ def test_a_convolution_has_the_kernel_in_its_first_factor(base: Base, adapter: C
     assert_changes(merged("lora"), base, {"model.conv.weight": change})
 
 
+def test_loha_and_lokr_are_products_of_their_kinds(base: Base, adapter: Callable[..., str]):
+    inner = f"{PREFIX}{Q}."
+    pairs = {"w1_a": rand(8, 2), "w1_b": rand(2, 6), "w2_a": rand(8, 2, seed=1), "w2_b": rand(2, 6, seed=1)}
+    adapter("loha", {f"{inner}hada_{name}": t for name, t in pairs.items()}, peft_type="LOHA", alpha=4)
+    first, second = rand(2, 3), {"a": rand(4, 2), "b": rand(2, 2)}
+    lokr = {f"{inner}lokr_w1": first} | {f"{inner}lokr_w2_{name}": t for name, t in second.items()}
+    adapter("lokr", lokr, peft_type="LOKR", alpha=4)
+
+    hadamard = (pairs["w1_a"] @ pairs["w1_b"]) * (pairs["w2_a"] @ pairs["w2_b"])
+    assert_changes(merged("loha"), base, {f"{Q}.weight": 2.0 * hadamard})
+    kronecker = torch.kron(first, second["a"] @ second["b"])
+    assert_changes(merged("lokr"), base, {f"{Q}.weight": 2.0 * kronecker})
+
+
 def test_dora_gives_each_output_its_magnitude(base: Base, adapter: Callable[..., str]):
     magnitude = rand(8).abs()
     factors = lora(Q)

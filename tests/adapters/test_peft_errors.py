@@ -28,7 +28,7 @@ def merge() -> Any:
         ({"peft_type": "VERA"}, "peft_type VERA: its random matrices"),
         (
             {"peft_type": "XYZ"},
-            "peft_type XYZ: only LoRA and DoRA are read. Merge it into its model with PEFT",
+            "peft_type XYZ: only LoRA, DoRA, LoHa and LoKr are read. Merge it into its model with PEFT",
         ),
         ({"target_parameters": ["experts.gate"]}, "target_parameters: factors of single parameters"),
         (
@@ -66,6 +66,8 @@ def test_a_configuration_that_is_not_additive_is_refused(
          "base_model.model.lm_head.weight is [21, 6], and lm_head.weight of the base [20, 6]"),
         ({f"{PREFIX}{Q}.lora_A.weight": rand(2, 6).int(), f"{PREFIX}{Q}.lora_B.weight": rand(8, 2)},
          "the factors of a LoRA are floating point"),
+        ({f"{PREFIX}{Q}.hada_w1_a": rand(8, 2), f"{PREFIX}{Q}.hada_w1_b": rand(2, 6)},
+         f"lora: {Q}: hada_w2_a is missing"),
         ({**lora(Q), f"{PREFIX}{Q}.lora_magnitude_vector": rand(7)},
          "lora_magnitude_vector [7] does not have a number for each of 8 outputs"),
     ],
@@ -127,5 +129,5 @@ def test_a_configuration_that_is_no_mapping_is_refused(
         with pytest.raises(m.CheckpointError, match=message):
             merge()
     config.write_text(json.dumps({}))
-    with pytest.raises(m.CheckpointError, match="peft_type NONE: only LoRA and DoRA are read"):
+    with pytest.raises(m.CheckpointError, match="peft_type NONE: only LoRA, DoRA, LoHa and LoKr are read"):
         merge()

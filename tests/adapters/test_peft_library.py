@@ -127,6 +127,26 @@ def test_pissa_is_refused_since_it_changes_the_base(tmp_path: Path):
         m.merge(base + m.lora_delta(str(tmp_path / "adapter_0"), base))
 
 
+@pytest.mark.parametrize("kind", ["LoHaConfig", "LoKrConfig"])
+@pytest.mark.parametrize("more", [{}, {"r": 2, "alpha_pattern": {"q_proj": 5}}])
+def test_loha_and_lokr_are_read_as_peft_merges_them(kind: str, more: dict[str, Any], tmp_path: Path):
+    torch.manual_seed(0)
+    llama().save_pretrained(tmp_path / "base")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    targets = ["q_proj", "down_proj"]
+    config = getattr(peft, kind)(**{"r": 3, "alpha": 7, "target_modules": targets} | more)
+    model = peft.get_peft_model(loaded, config)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn_like(parameter) * 0.3
+    model.save_pretrained(tmp_path / "adapter")
+    expected = model.merge_and_unload().state_dict()
+    base = m.model(str(tmp_path / "base"))
+
+    for key, tensor in m.merge(base + m.lora_delta(str(tmp_path / "adapter"), base)).items():
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-5, atol=1e-6)
+
+
 def adapted(folder: Path) -> Any:
     """The base in PEFT with two adapters, `one` and `two`."""
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")

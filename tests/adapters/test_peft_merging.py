@@ -126,6 +126,7 @@ def test_sums_of_products(weights: list[float], ranks: list[int], kept: int, see
         ((["a"], "out", 1.0, 0), "rank: expected a whole number of at least 1, or none, got 0"),
         (([], "out"), "merge_adapters: name one adapter at least"),
         ((["a"], "base"), "base is there and is not an adapter: name another folder"),
+        ((["lokr"], "out"), "lokr: a sum of LOKR adapters has no factors of that form"),
         ((["base"], "out"), "base is not the folder of an adapter: it has no adapter_config.json"),
         (
             (["dora"], "out"),
@@ -148,6 +149,8 @@ def test_what_cannot_be_merged_is_an_error(
     factors = {f"{PREFIX}{Q}.lora_A.weight": rand(2, 9), f"{PREFIX}{Q}.lora_B.weight": rand(8, 2)}
     adapter("wide", factors)
     adapter("wrong", lora(Q), r=5)
+    kron = {f"{PREFIX}{Q}.lokr_w1": rand(2, 3), f"{PREFIX}{Q}.lokr_w2": rand(4, 2)}
+    adapter("lokr", kron, peft_type="LOKR")
 
     with pytest.raises(m.MechaError, match=re.escape(message)):
         m.merge_adapters(*arguments)  # type: ignore[arg-type]
