@@ -13,7 +13,16 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import Binder
 from mecha_exp.engine.planner.keys.dependence import MISSING, value_at
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
-from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.graph.nodes import (
+    InMemory,
+    LiteralNode,
+    MergeNode,
+    ModelNode,
+    Node,
+    ParameterNode,
+    models_of,
+    walk,
+)
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.state_dict import StateDictKeyError
@@ -21,7 +30,7 @@ from mecha_exp.method_api.state_dict import StateDictKeyError
 
 def config_of_constants(recipe: Node) -> ModelConfig | None:
     """The config of a recipe that reads no model: the declared one, or the first of its parts; or None."""
-    if models_of(recipe):
+    if models_of(recipe) or any(isinstance(node, ParameterNode) for node in walk(recipe)):
         return None
     declared = [node.declared_config for node in (recipe, *walk(recipe))]
     calls = [node for node in walk(recipe) if isinstance(node, MergeNode)]

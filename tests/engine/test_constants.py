@@ -108,6 +108,11 @@ def test_a_recipe_of_numbers_without_a_config_has_no_keys():
         m.merge(m.weighted_sum(1.0, 2.0))
 
 
+def test_a_template_is_still_to_be_filled():
+    with pytest.raises(m.RecipeError, match="'x'"):
+        m.merge(m.weighted_sum(m.literal({"IN00": 1.0}, BLOCKS), m.parameter("x"), alpha=0.5))
+
+
 YAML = """
 identifier: plain-test
 components:
