@@ -23,6 +23,7 @@ from mecha_exp.app.checks.names import (
     check_distinct_outputs,
     check_names,
     check_options,
+    check_removals,
     check_used,
     values_of,
 )
@@ -100,6 +101,8 @@ def check(arguments: Sequence[str]) -> CommandLine:
 def _check(typed: list[str], composer: Composer) -> CommandLine:
     problems = Problems()
     parsed = _parsed(composer.overrides, problems)
+    check_removals(parsed, composer, problems)
+    problems.raise_as(ConfigError)
     chosen = [override for override in parsed if composer.is_group(override)]
     for override in chosen:
         check_options(override, composer, problems)

@@ -41,6 +41,10 @@ def read_scoring(
         ConfigError: all problems of this part.
     """
     problems = Problems()
+    for key in SETTINGS:
+        if isinstance(settings.get(key), Mapping):  # as of evaluator.timeout.0=3
+            problems.add(f"evaluator.{key}: expected a value, got {dict(settings[key])}.")
+    problems.raise_as(ConfigError)
     evaluations: list[Evaluation] = []
     rest = {key: value for key, value in settings.items() if key not in SETTINGS}
     for index, request in enumerate(_requests(settings, rest)):
@@ -64,7 +68,8 @@ def read_scoring(
     metrics = _metrics(settings, evaluations, problems)
     metric, direction = next(iter(metrics.items()), (None, DIRECTIONS[1]))
     timeout = settings.get("timeout")
-    if timeout is not None and (isinstance(timeout, bool | str) or not timeout > 0):
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout > 0):
         problems.add(f"evaluator.timeout: expected seconds above 0, or null for any time, got {timeout!r}.")
     workers, devices = read_workers(settings.get("workers"), settings.get("devices"), problems)
     main = evaluations[0].evaluator if evaluations else None

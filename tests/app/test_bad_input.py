@@ -314,3 +314,20 @@ def test_a_name_that_belongs_into_a_group_is_met_with_the_group(app):
     assert outcome.status == 1
     assert "Did you mean 'engine.on_tied'?" in outcome.err
     assert "Did you mean 'output.dtype'?" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["~output"], "~output: every run needs 'output'. Choose an option of it, as in output=none."),
+        (["~output", "experiment=alpha_curve"], "~output: every run needs 'output'."),
+        (["~sweep.mode", "alpha=0.1,0.2", "-m"], "~sweep.mode: settings of a sweep cannot be taken away."),
+        (["evaluator.timeout.0=3"], "evaluator.timeout: expected a value, got {'0': 3}."),
+        (["evaluator.race_alpha.0=1", "alpha=0.1,0.2", "-m"], "evaluator.race_alpha: expected a value, got"),
+    ],
+)
+def test_what_every_run_reads_is_not_taken_away(app, words, message):
+    outcome = app(*words)
+
+    assert outcome.status == 1
+    assert message in " ".join(outcome.err.split())

@@ -46,6 +46,10 @@ WORDS = [
     "blocks=",
     "models.experts.3=x",
     "~alpha",
+    "~output",
+    "~engine",
+    "~sweep.mode",
+    "evaluator.timeout.0=3",
 ]
 
 

@@ -40,6 +40,17 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
             problems.add(f"{group}={name}: there is no such {what}.{_option_hint(group, name, options)}")
 
 
+def check_removals(overrides: Sequence[Override], composer: Composer, problems: Problems) -> None:
+    """Whether a `~` takes away what every run reads: a group, or a setting of the sweep."""
+    for key in (o.key_or_group for o in overrides if o.is_delete()):
+        group, _, name = key.partition(".")
+        if key in composer.groups and (options := composer.options(key)):
+            example = "none" if "none" in options else min(options)
+            problems.add(f"~{key}: every run needs '{key}'. Choose an option of it, as in {key}={example}.")
+        elif group == "sweep" and name:
+            problems.add(f"~{key}: settings of a sweep cannot be taken away. Give it a value: {key}=...")
+
+
 def _option_hint(group: str, name: str, options: Set[str]) -> str:
     hint = did_you_mean(name, options)
     if group == "evaluator" and not nearest(name, options):
