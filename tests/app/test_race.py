@@ -225,3 +225,11 @@ def test_halving_as_a_choice_of_points_is_a_race_by_halving(app, folder):
     status = [{alpha: row["status"] for alpha, row in table.items()} for table in tables]
     assert status[0] == status[1]
     assert Counter(status[0].values())["DROPPED"] > 9
+
+
+@pytest.mark.parametrize("mode", ["gradient", "greedy_soup"])
+def test_sweeps_that_make_their_points_do_not_race(app, folder, mode):
+    outcome = app(f"sweep={mode}", "recipe=task_arithmetic", "evaluator.race=true", "output=none")
+
+    assert outcome.status == 1
+    assert f"evaluator.race=true: sweep={mode} needs the number of every point" in outcome.err

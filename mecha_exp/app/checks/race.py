@@ -33,8 +33,13 @@ def check_race(line: CommandLine, scoring: Scoring) -> None:
         raise ConfigError(
             f"{what}: one point has nothing to race against. Leave it out, or list several values with -m."
         )
-    if not line.lists_points or line.config.sweep.mode == SEARCH:
-        searching = "sweep=search" if line.lists_points else f"hydra/sweeper={choices['hydra/sweeper']}"
+    is_adaptive = line.adaptive is not None or line.config.sweep.mode == SEARCH
+    if not line.lists_points or is_adaptive:
+        searching = (
+            f"sweep={line.config.sweep.mode}"
+            if line.lists_points
+            else f"hydra/sweeper={choices['hydra/sweeper']}"
+        )
         raise ConfigError(
             f"{what}: {searching} needs the number of every point, and a race drops points before they have "
             "one. Leave it out, or list the points."
