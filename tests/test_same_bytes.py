@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from state_dicts import contents
 from test_adapters import BASE, LORA, LYCORIS, OF_Q, base_model
-from test_method_properties import OF_ADAPTERS, OF_NETWORKS
+from test_method_properties import OF_ADAPTERS, OF_NETWORKS, WITH_DATA
 from test_symmetries import ATTENTION, MLP, drawn_model
 
 import mecha_exp as mx
@@ -39,7 +39,7 @@ METHODS = [
     for m in all_methods()
     if m.kind not in (Kind.CHOICE, Kind.FACTOR)
     and m.signature.returned.interface is not str  # these make no model
-    and m.identifier not in OF_NETWORKS | OF_ADAPTERS  # nor can these, of tensors that no config knows
+    and m.identifier not in OF_NETWORKS | OF_ADAPTERS | WITH_DATA  # nor can these, of such tensors
     and m.identifier != "take_layers"  # which needs a range; see test_layers.py
 ]
 WORKERS, TILES = (1, 2, 4), (1 << 12, 1 << 18, 1 << 20)
