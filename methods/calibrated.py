@@ -148,6 +148,17 @@ SINGULAR = 1e-7
 """The ratio of the pivots of a Cholesky factor below which statistics in float32 are singular."""
 
 
+def mean_of(models: tuple[StateDict[Tensor], ...], tensors: list[Tensor], key: str) -> Tensor:
+    """The mean of the models; of variances of batch norms the pooled one, E[v + m^2] - E[m]^2."""
+    before, dot, name = key.rpartition(".")
+    partner = f"{before}{dot}running_mean"
+    if name != "running_var" or any(partner not in model for model in models):
+        return sum(tensors) / len(tensors)
+    means = [model[partner] for model in models]
+    squares = sum(v + m.square() for v, m in zip(tensors, means, strict=True)) / len(models)
+    return squares - (sum(means) / len(models)).square()
+
+
 @merge_method
 def regmean(
     *models: Parameter(StateDict[Tensor], "weight"),
@@ -173,7 +184,7 @@ def regmean(
     tensors = [model[key] for model in models]
     turned = key + INPUTS_FIRST in statistics
     if not turned and key not in statistics:
-        return sum(tensors) / len(tensors)
+        return mean_of(models, tensors, key)
     grams = statistics[key + INPUTS_FIRST * turned]
     if tensors[0].is_meta:
         return tensors[0]

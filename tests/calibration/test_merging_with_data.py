@@ -193,6 +193,25 @@ def test_too_few_rows_are_a_warning_with_the_numbers(models, caplog):
     )
 
 
+@pytest.mark.parametrize(("method", "kind"), [(m.fisher, "fisher"), (m.regmean, "gram")])
+def test_running_statistics_are_pooled_over_the_models(tmp_path, monkeypatch, method, kind):
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(NAMES):
+        generator = torch.Generator().manual_seed(seed)
+        norm = {
+            f"n.{part}": torch.rand(5, generator=generator)
+            for part in ("weight", "running_mean", "running_var")
+        }
+        save_file({**norm, "head.weight": torch.rand(4, 6, generator=generator)}, f"{name}.safetensors")
+        write_statistics(name, {"head.weight": torch.rand(4, 6)}, {"head.weight": torch.eye(6)})
+    names = [f"{name}.safetensors" for name in NAMES]
+
+    made, expected = (m.merge(node) for node in (method(*names, statistics=given(kind)), m.n_average(*names)))
+
+    for part in ("weight", "running_mean", "running_var"):
+        torch.testing.assert_close(made[f"n.{part}"], expected[f"n.{part}"])
+
+
 def test_singular_gram_matrices_are_an_error_unless_damped(models):
     rows = torch.randn(2, 6, generator=torch.Generator().manual_seed(1))
     for name in NAMES:

@@ -22,6 +22,7 @@ from mecha_exp.engine.ir.model_values import model_values_of, with_model_values
 from mecha_exp.engine.ir.program import DeferredCall, DeferredRunner, compile_program
 from mecha_exp.engine.options import AUTO
 from mecha_exp.engine.planner.keys.specialisation import Specialisation
+from mecha_exp.engine.planner.resolution import is_statistics
 from mecha_exp.graph.nodes import ModelNode, Node, models_of, walk
 from mecha_exp.method_api.decorators import merge_method
 from mecha_exp.method_api.parameters import Parameter, Return
@@ -126,7 +127,7 @@ class RunningStatistics:
     def _replacement(self, root: Node | None, is_variance: bool, shape: tuple[int, ...]) -> Node | None:
         if root is None or not _merges(root):
             return root
-        policy, models = self._policy(root, shape), models_of(root)
+        policy, models = self._policy(root, shape), _models_of(root)
         if policy == "base":
             return next(model for model in models if model.merge_space == "weight")
         if policy == "merge":
@@ -146,7 +147,7 @@ class RunningStatistics:
 
     def _choose(self, root: Node, shape: tuple[int, ...]) -> str:
         """The policy for a graph: `base` where there are differences or weights below zero."""
-        if len(models_of(root)) == 1 or any(node.merge_space == "delta" for node in walk(*expand([root]))):
+        if len(_models_of(root)) == 1 or any(node.merge_space == "delta" for node in walk(*expand([root]))):
             return "base"
         weights = self._weights_of(root, shape)
         return "base" if weights and min(weights) < 0 else "pool"
@@ -160,7 +161,12 @@ class RunningStatistics:
 def _merges(root: Node) -> bool:
     """Whether a graph makes a model of several models or of one that it changes."""
     is_model = root.merge_space == "weight" and not isinstance(root, ModelNode | DeferredCall)
-    return is_model and any(model.merge_space == "weight" for model in models_of(root))
+    return is_model and any(model.merge_space == "weight" for model in _models_of(root))
+
+
+def _models_of(root: Node) -> list[ModelNode]:
+    """The models that a graph reads, without statistics of them on data."""
+    return [model for model in models_of(root) if not is_statistics(model)]
 
 
 def weights_of_mean(root: Node, shape: tuple[int, ...]) -> tuple[float, ...] | None:
@@ -169,7 +175,7 @@ def weights_of_mean(root: Node, shape: tuple[int, ...]) -> tuple[float, ...] | N
     The graph is tried out: a model of ones among models of zeros gives its weight, everywhere. The weights of
     a mean sum to 1; one below zero is an extrapolation.
     """
-    models = models_of(root)
+    models = _models_of(root)
     weights = [_response(root, shape, model) for model in models]
     if None in weights or abs(sum(weights) - 1) > 1e-9:  # type: ignore[arg-type]
         return None
