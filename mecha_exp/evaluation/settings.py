@@ -42,7 +42,7 @@ def read_scoring(
     """
     problems = Problems()
     for key in SETTINGS:
-        if isinstance(settings.get(key), Mapping):  # as of evaluator.timeout.0=3
+        if key != "name" and isinstance(settings.get(key), Mapping):  # as of evaluator.timeout.0=3
             problems.add(f"evaluator.{key}: expected a value, got {dict(settings[key])}.")
     problems.raise_as(ConfigError)
     evaluations: list[Evaluation] = []

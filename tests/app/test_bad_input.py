@@ -20,7 +20,7 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["recipe=tise"], "recipe=tise: there is no such recipe. Did you mean 'ties'?"),
+        (["recipe=tise"], "recipe=tise: there is no such recipe. Did you mean 'ties'"),
         (["alhpa=0.3"], "alhpa: the recipe 'ties' has no 'alhpa'. Did you mean 'alpha'?"),
         (["recipe.densty=0.3"], "recipe.densty: recipe has no 'densty'. Did you mean 'density'?"),
         (["engine.worker=1"], "engine.worker: engine has no 'worker'. Did you mean 'workers'?"),
