@@ -1,0 +1,92 @@
+"""Trials a second of a search, beside one merge, one file and one evaluation for each trial.
+
+    python bench/search.py --trials 200
+
+Both make the same merges of the bundled demo and measure them on the same images. The search runs as a user
+runs it, from the command to the report. The other way is a loop in one process that has imported everything:
+it asks no sampler, keeps no record, and draws nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+import mecha_exp
+from mecha_exp.evaluators.digits import digits
+
+try:
+    from bench.report import table
+except ImportError:  # run as a script
+    from report import table  # type: ignore[no-redef]
+
+REPOSITORY = Path(__file__).parents[1]
+HEAD = ["way", "trials", "seconds", "CPU seconds", "trials a second"]
+SPACE = ("recipe=ties", "alpha=interval(0,1.5)", "k=tag(log,interval(0.01,1))")
+QUIET = ("output=none", "tracking=none", "hydra.sweep.dir=s")
+
+
+def search(folder: Path, trials: int, batch: str) -> list[tuple[str, float, float]]:
+    """Search in a folder, then once more; returns wall and CPU seconds of both, and of the trials alone."""
+    words = ["sweep=search", f"sweep.trials={trials}", f"sweep.batch={batch}", *SPACE, *QUIET]
+    command = [sys.executable, "-m", "mecha_exp", *words]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    taken = []
+    for name in ("search, from command to report", "the same command again"):
+        before, began = _cpu_of_children(), time.monotonic()
+        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+        taken.append((name, time.monotonic() - began, _cpu_of_children() - before))
+    records = [json.loads(path.read_text()) for path in (folder / "s").glob("*/run.json")]
+    first, last = min(r["started"] for r in records), max(r["ended"] for r in records)
+    return [*taken, ("search, its trials alone", (last - first) / 1000, float("nan"))]
+
+
+def one_by_one(folder: Path) -> tuple[str, float, float]:
+    """Make and measure the merges of a search one after another; returns wall and CPU seconds."""
+    texts = [path.read_text() for path in sorted((folder / "s").glob("*/recipe.mecha"))]
+    recipes = [mecha_exp.deserialize(text) for text in texts]
+    file = folder / "merged.safetensors"
+    _once(recipes[0], file)  # compiles its loop
+    began, cpu = time.monotonic(), time.process_time()
+    for recipe in recipes:
+        _once(recipe, file)
+    return "one merge, one file, one evaluation each", time.monotonic() - began, time.process_time() - cpu
+
+
+def _once(recipe: mecha_exp.Node, file: Path) -> None:
+    mecha_exp.merge(recipe, file)
+    digits(load_file(file), split="validation")
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--batch", default="auto")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as name:
+        taken = [*search(Path(name), options.trials, options.batch), one_by_one(Path(name))]
+    rows = [
+        [way, str(options.trials), f"{wall:.1f}", f"{cpu:.1f}", f"{options.trials / wall:.1f}"]
+        for way, wall, cpu in taken
+    ]
+    sys.stdout.write(table([HEAD, *rows]) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
