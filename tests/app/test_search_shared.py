@@ -196,9 +196,12 @@ def shared(folder: Path, url: str, words: list[str], kills: int, seed: int = 0) 
     command = [*program, str(kills), "2", *words, f"sweep.storage='{url}'"]
     subprocess.run(command, env=environment, check=True, timeout=400)
 
-    study = optuna.load_study(study_name="one", storage=storage_of(url))
-    assert sorted(trial.user_attrs["point"] for trial in study.trials) == list(range(20))
-    assert all(trial.state.name == "COMPLETE" for trial in study.trials)
+    storage = storage_of(url)
+    trials = optuna.load_study(study_name="one", storage=storage).trials
+    if "://" in url:
+        storage.engine.dispose()
+    assert sorted(trial.user_attrs["point"] for trial in trials) == list(range(20))
+    assert all(trial.state.name == "COMPLETE" for trial in trials)
     lines = measured(folder)
     assert len(set(lines)) == 20 and (kills or len(lines) == 20)
     tables = [
@@ -209,7 +212,7 @@ def shared(folder: Path, url: str, words: list[str], kills: int, seed: int = 0) 
 
 def storage_of(url: str):
     if "://" in url:
-        return url
+        return optuna.storages.RDBStorage(url)
     return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(url))
 
 
@@ -228,8 +231,10 @@ def postgres(tmp_path: Path) -> Iterator[str]:
     sqlalchemy = pytest.importorskip("sqlalchemy")
     pytest.importorskip("psycopg")
     if url := os.environ.get("MECHA_EXP_POSTGRES"):
-        if "one" in optuna.get_all_study_names(url):
-            optuna.delete_study(study_name="one", storage=url)
+        storage = storage_of(url)
+        if "one" in optuna.get_all_study_names(storage):
+            optuna.delete_study(study_name="one", storage=storage)
+        storage.engine.dispose()
         yield url
         return
     initdb = shutil.which("initdb")
@@ -252,7 +257,6 @@ def postgres(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.heavy
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections of Optuna's
 @pytest.mark.parametrize("kills", [0, 8])
 def test_two_processes_share_a_study_in_postgresql(folder, words, postgres, kills):
     shared(folder, postgres, words, kills)
