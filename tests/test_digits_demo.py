@@ -163,6 +163,7 @@ def test_weights_that_are_not_finite_read_every_digit_wrongly():
     assert set(metrics.values()) == {0.0}
 
 
+@pytest.mark.heavy
 def test_training_again_gives_the_committed_bytes(tmp_path):
     pytest.importorskip("sklearn")
     with safe_open(DEMO / "base.safetensors", framework="pt") as file:

@@ -160,6 +160,7 @@ def test_wudi_takes_the_steps_of_adam_that_autograd_takes(steps, rate):
     check(node, models, by_key(lambda x: official_wudi(x, steps, rate))(task_vectors(models)))
 
 
+@pytest.mark.heavy
 def test_the_closed_form_of_wudi_is_where_gradient_descent_ends():
     models = drawn(6, 4, {"w": (5, 24)})  # 3 tasks with 5 rows each: not all of the 24 columns are seen
     deltas = torch.stack([vector["w"] for vector in task_vectors(models)]) * 100

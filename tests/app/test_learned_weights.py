@@ -233,6 +233,7 @@ def test_an_interrupted_descent_goes_on_where_it_was(learn, folder, monkeypatch)
     assert len(calls(folder)) == before
 
 
+@pytest.mark.heavy
 def test_the_same_seed_learns_the_same_from_validation_alone(app, folder, no_figures):
     usual = ("sweep=gradient", "recipe=task_arithmetic", "sweep.steps=4", "sweep.by=block", "output=none")
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):

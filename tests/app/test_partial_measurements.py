@@ -67,6 +67,7 @@ def test_the_same_command_goes_on_at_the_example_where_it_stopped(app, folder):
     assert sorted(r["metrics"]["mean"] for r in again) == sorted(r["metrics"]["mean"] for r in records)
 
 
+@pytest.mark.heavy
 def test_a_worker_that_ends_is_replaced_by_one_that_goes_on(app, folder):
     assert app(*POINTS, "evaluator.ends=true", "evaluator.workers=2").status == 0
 

@@ -286,7 +286,7 @@ def test_writing_parquet_needs_no_pandas(tmp_path: Path):
         (Results("t", ["r"], [record(0.1, r="x"), record(0.2, r="y")]), ["sweep.png", "sweep-distance.png"]),
         (
             Results("t", ["a", "k"], [record(0.1 * n, a=n, k=1 / n) for n in (1, 2, 3)], mode="search"),
-            ["sweep.png", "sweep-heat-map.png", "sweep-curves.png", "sweep-distance.png"],
+            ["sweep.png", "sweep-slices.png", "sweep-heat-map.png", "sweep-curves.png", "sweep-distance.png"],
         ),
         (BLOCKS, ["sweep.png", "sweep-distance.png"]),
         (WEIGHTS, ["sweep.png", "sweep-block-weights.png", "sweep-distance.png"]),

@@ -349,6 +349,7 @@ def test_a_recipe_with_statistics_survives_as_text(models):
     assert all(torch.equal(value, made[key]) for key, value in again.items())
 
 
+@pytest.mark.heavy
 def test_the_recipes_take_statistics_and_leave_them_out_of_the_inputs(tmp_path, as_a_user):
     for task in ("0_3", "4_6"):
         words = [

@@ -404,6 +404,7 @@ def result(process):
     return digest, compiled == "True"
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not object_file.is_possible(), reason="objects are for Linux")
 def test_the_cache_serves_the_next_process_without_numba_and_a_broken_one_does_no_harm(tmp_path):
     cache = tmp_path / "cache"

@@ -130,6 +130,7 @@ HIDDEN = [".target.safetensors.mecha-journal", ".target.safetensors.mecha-partia
 # --- kills ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @posix_only
 def test_a_merge_that_is_killed_at_any_moment_leaves_the_old_file_or_a_whole_new_one(folder: Path) -> None:
     kills, old = 40, digest(folder / "target.safetensors")
@@ -475,6 +476,7 @@ recipe:
 """
 
 
+@pytest.mark.heavy
 @posix_only
 def test_the_application_says_how_to_go_on(folder: Path) -> None:
     (folder / "conf" / "recipe").mkdir(parents=True)
