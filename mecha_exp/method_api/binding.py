@@ -141,7 +141,7 @@ class MethodSignature(Declaration):
                 what = (
                     "at least one value is needed" if spec.variadic else "it has no default and must be given"
                 )
-                problems.append(f"{spec.name}: {what}")
+                problems.append(f"{spec.name}: {what}" + (f" ({spec.help})" if spec.help else ""))
             return None
         value = _without_path(named[spec.name]) if spec.interface is Path else named[spec.name]
         value = _as_declared(spec, value)

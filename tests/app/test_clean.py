@@ -147,6 +147,7 @@ TEMPORARY = (
     "outputs/store/points/def/.merge.json.0123456789abcdef.partial",
     "outputs/.mlflow.db.a1b2c3d4/mlflow.db",
     ".reproduce-a1b2c3d4/model.safetensors",
+    ".a.stats.safetensors.calibration/request.json",
 )
 
 
