@@ -24,3 +24,12 @@ def rows(sweep: Path) -> list[dict[str, str]]:
 
 def overrides(sweep: Path) -> list[list[str]]:
     return [record["overrides"] for record in records(sweep)]
+
+
+def mlflow_statuses(folder: Path) -> list[str]:
+    """How the runs of `folder` ended, by MLflow's own client: of sweeps and points, not of inputs."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{(folder / 'outputs' / 'mlflow.db').as_posix()}")
+    found = client.search_runs([client.get_experiment_by_name("mecha_exp").experiment_id], max_results=1000)
+    return [run.info.status for run in found if run.data.tags.get("role") != "input"]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mlflow.tracking import MlflowClient
+from sweep_folders import mlflow_statuses
 
 REPOSITORY = Path(__file__).parents[2]
 POINTS = 30
@@ -70,9 +70,3 @@ def table(folder: Path) -> list[dict[str, str]]:
     told = ("point", "name", "status", "alpha", "weights/")
     with path.open() as file:
         return [{k: v for k, v in row.items() if k.startswith(told)} for row in csv.DictReader(file)]
-
-
-def mlflow_statuses(folder: Path) -> list[str]:
-    client = MlflowClient(f"sqlite:///{folder / 'outputs' / 'mlflow.db'}")
-    found = client.search_runs([client.get_experiment_by_name("mecha_exp").experiment_id], max_results=1000)
-    return [run.info.status for run in found if run.data.tags.get("role") != "input"]
