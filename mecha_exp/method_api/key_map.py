@@ -69,15 +69,30 @@ class Needs:
                     _joined(meta, more),
                 )
                 for one, meta in self.alternatives
-                for two, more in other.alternatives
+                for two, more in _checked(other).alternatives
             )
         )
 
     def __or__(self, other: Needs) -> Needs:
-        return Needs(self.alternatives + other.alternatives)
+        return Needs(self.alternatives + _checked(other).alternatives)
 
     def __matmul__(self, meta: Any) -> Needs:
         return Needs(tuple((keys, meta) for keys, _ in self.alternatives))
+
+
+def _checked(needs: Needs) -> Needs:
+    if isinstance(needs, Needs):
+        return needs
+    raise RecipeError(
+        f"map_keys: {needs!r} says no keys that are needed. Write b.<argument>.keys[key], or b.keys[key]."
+    )
+
+
+def _texts(keys: str | tuple[str, ...]) -> tuple[str, ...]:
+    chosen = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, tuple | list) else None
+    if chosen is not None and all(isinstance(key, str) for key in chosen):
+        return chosen
+    raise RecipeError(f"map_keys: a key is a text, or several of them, and {keys!r} is not")
 
 
 def _joined(one: Any, other: Any) -> Any:
@@ -98,7 +113,7 @@ class _Keys:
         return self._shared().items()
 
     def __getitem__(self, keys: str | tuple[str, ...]) -> Needs:
-        chosen = (keys,) if isinstance(keys, str) else tuple(keys)
+        chosen = _texts(keys)
         for name, known in self._inputs.items():
             for key in chosen:
                 if key not in known:
@@ -129,6 +144,9 @@ class _Port:
     ) -> None:
         self.keys = _Keys(inputs, where)
         self.model_config = config
+
+    def __getitem__(self, key: object) -> Needs:
+        raise RecipeError(f"map_keys: write b.<argument>.keys[{key!r}], not b.<argument>[{key!r}]")
 
 
 class KeyMapBuilder:
@@ -163,7 +181,7 @@ class KeyMapBuilder:
             for key in self._outputs:
                 self[key] = needs
             return
-        group = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        group, needs = _texts(outputs), _checked(needs)
         for key in group:
             if key not in self._outputs:
                 raise RecipeError(

@@ -233,6 +233,37 @@ def test_workers_that_want_keys_of_one_group_wait_for_it():
     assert len(made) == 1
 
 
+@pytest.mark.parametrize(
+    ("map_keys", "message"),
+    [
+        (
+            lambda b: b.__setitem__("w", 5),
+            r"5 says no keys that are needed\. Write b\.<argument>\.keys\[key\]",
+        ),
+        (lambda b: b.__setitem__(5, b.a.keys["w"]), "a key is a text, or several of them, and 5 is not"),
+        (lambda b: b.__setitem__("w", b.a.keys[3]), "a key is a text, or several of them, and 3 is not"),
+        (
+            lambda b: b.__setitem__("w", b.a["w"]),
+            r"write b\.<argument>\.keys\['w'\], not b\.<argument>\['w'\]",
+        ),
+        (lambda b: b.__setitem__("w", b.a.keys["w"] & 3), "3 says no keys that are needed"),
+        (lambda b: b.__setitem__("w", b.a.keys["w"] | "w"), "'w' says no keys that are needed"),
+        (lambda b: b.__setitem__("w", b.b.keys["w"]), "there is no argument 'b'"),
+        (lambda b: 1 / 0, "map_keys failed: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_wrong_key_map_is_one_sentence(map_keys, message):
+    @merge_method(register=False)
+    class wrong:
+        def __call__(self, a: Parameter(StateDict[Tensor]), **kwargs) -> Return(Tensor):
+            return a["w"]
+
+    wrong.__wrapped__.map_keys = staticmethod(map_keys)
+
+    with pytest.raises(RecipeError, match=f"^wrong: .*{message}"):
+        merge(wrong({"w": torch.ones(2)}))
+
+
 def test_a_conversion_says_which_config_it_wanted(fused):
     config("toy-other", "w")
 

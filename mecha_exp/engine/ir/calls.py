@@ -147,11 +147,15 @@ def run_method(
     except Exception as error:
         where = f" on the key '{key}'" if key else ""
         given = ", ".join(f"{name}: {_described(value)}" for name, value in values.items())
-        frames = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[1:])).rstrip()
         raise MergeError(
             f"the merge method '{method.identifier}' failed{where}: {type(error).__name__}: {error}\n"
-            f"  given {given}\n{frames}"
+            f"  given {given}\n{lines_of(error, outside=1)}"
         ) from error
+
+
+def lines_of(error: BaseException, outside: int) -> str:
+    """The lines of a user's function that led to an error, without the `outside` frames that called it."""
+    return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[outside:])).rstrip()
 
 
 def skipped_too_late(method: MergeMethod, key: str) -> MergeError:

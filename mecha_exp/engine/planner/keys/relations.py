@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mecha_exp.architectures import ModelConfig, resolve
+from mecha_exp.engine.ir.calls import lines_of
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
 from mecha_exp.engine.planner.keys.key_graph import KeyGraph
 from mecha_exp.errors import MechaError, RecipeError
@@ -73,6 +74,11 @@ class Relations:
             return KeyMap(map_keys, inputs, outputs, configs)
         except MechaError as error:
             raise RecipeError(f"{node.method.identifier}: {error}") from error
+        except Exception as error:  # in the user's own lines
+            raise RecipeError(
+                f"{node.method.identifier}: map_keys failed: {type(error).__name__}: {error}\n"
+                f"{lines_of(error, outside=2)}"
+            ) from error
 
     def _input_keys(self, node: Node, config: str | None) -> Mapping[str, Any]:
         """The keys of a declared model config, or else the keys that a node has."""
