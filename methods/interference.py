@@ -29,11 +29,14 @@ def interference_terms(deltas: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
 
 
 def minimiser(gram: Tensor, target: Tensor) -> Tensor:
-    """B A^+ in float64: of all minimisers that of least norm, where gradient descent from sum_i d_i ends."""
-    sizes, vectors = torch.linalg.eigh(gram.double())
-    known = sizes > sizes.amax() * len(sizes) * torch.finfo(torch.float64).eps
+    """B A^+: of all minimisers that of least norm, where gradient descent from sum_i d_i ends.
+
+    A and B are in float64: in float32 the rounding errors of A would count as directions, and have no limit.
+    """
+    sizes, vectors = torch.linalg.eigh(gram)
+    known = sizes > sizes.amax() * len(sizes) * torch.finfo(gram.dtype).eps
     inverse = torch.where(known, 1 / sizes, 0)
-    return (target.double() @ vectors * inverse @ vectors.mT).to(target.dtype)
+    return target @ vectors * inverse @ vectors.mT
 
 
 def adam(start: Tensor, gram: Tensor, target: Tensor, steps: int, rate: float) -> Tensor:
@@ -56,10 +59,10 @@ def without_interference(
     """The delta of least interference for a matrix; nothing for other tensors. See `wudi`."""
     if deltas[0].ndim != 2 or "text_projection" in kwargs["key"] or not deltas[0].numel():
         return ()
-    gram, target = interference_terms(deltas)
     if solver == "closed":
-        return (minimiser(gram, target),)
-    return (adam(sum(deltas), gram, target, steps, rate),)
+        wide = interference_terms(tuple(delta.double() for delta in deltas))
+        return (minimiser(*wide).to(deltas[0].dtype),)
+    return (adam(sum(deltas), *interference_terms(deltas), steps, rate),)
 
 
 @merge_method(register=False)

@@ -175,6 +175,23 @@ def test_the_closed_form_of_wudi_is_where_gradient_descent_ends():
     assert wudi_loss(made, deltas) <= wudi_loss(merged, deltas) + 1e-12
 
 
+@pytest.mark.parametrize("rank", [4, 16])
+def test_the_closed_form_of_wudi_serves_models_in_float32_whose_rows_leave_inputs_unseen(rank):
+    generator = torch.Generator().manual_seed(9)
+    # multiples of 2^-12 are exact in float32, and so are the task vectors that are read off the models
+    base = torch.randint(-100, 100, (16, 96), generator=generator) / 4096
+    left, right = (torch.randint(-3, 4, s, generator=generator) for s in ((3, 16, rank), (3, rank, 96)))
+    deltas = (left @ right).double() / 4096
+    models = [{"w": base}, *({"w": base + delta.float()} for delta in deltas)]
+
+    made = m.merge(m.wudi(*models, solver="closed"))["w"] - base
+
+    inputs = torch.cat([delta.T / delta.norm() for delta in deltas], 1)
+    wanted = torch.cat([delta @ delta.T / delta.norm() for delta in deltas], 1)
+    expected = wanted @ torch.linalg.pinv(inputs, rtol=1e-10)
+    torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_other_tensors_get_the_mean_from_wudi_if_asked():
     models = drawn(7)
 
