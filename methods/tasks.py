@@ -92,11 +92,14 @@ def thresholds_of(*numbers: Small) -> Return(Tensor, "param"):
 
 @merge_method(elementwise=True, register=False)
 def mean_of_localised(*deltas: Delta, thresholds: Small, strict: Parameter(bool)) -> Return(Tensor, "delta"):
-    """The mean of the deltas whose entry reaches their threshold, or exceeds it; 0 where none does."""
+    """The mean of the deltas whose entry reaches their threshold, or exceeds it; 0 where none does.
+
+    An entry of 0 is never one of the largest, although it reaches the threshold 0 of a delta that is mostly 0.
+    """
     total = count = torch.zeros_like(deltas[0])
     for index, delta in enumerate(deltas):
         size = delta.abs()
-        kept = size > thresholds[index] if strict else size >= thresholds[index]
+        kept = size > thresholds[index] if strict else (size >= thresholds[index]) & (size > 0)
         total = total + torch.where(kept, delta, 0)
         count = count + kept.to(total.dtype)
     return torch.where(count > 0, total / count, 0)
@@ -118,7 +121,7 @@ def localize_and_stitch(
 
     A task localises the floor(density n) largest entries of its whole task vector, n being the entries of the
     model, without any data (dataless localisation). Thresholds are found in one more trip over the data.
-    Variants: paper: those entries, and what ties with the last. official: only what is larger than the last.
+    Variants: paper: those entries, and what ties with the last but 0. official: only what is larger than it.
     Agrees: the official code (variant=official) on the keys that it trains masks for, which leave out
     embeddings, the last norm and the projection of the text.
     Differs: with data the paper trains the masks.

@@ -311,6 +311,18 @@ def test_localize_and_stitch_keeps_the_largest_entries_of_whole_task_vectors(den
         check(node, models, formula(task_vectors(models)))
 
 
+def test_a_task_localises_no_entry_that_it_left_at_the_base():
+    base, moved = torch.zeros(100), torch.arange(100.0)
+    sparse = base.clone()
+    sparse[99] = 3.0  # one entry, of the ten that may be localised
+
+    made = m.merge(m.localize_and_stitch({"w": base}, {"w": sparse}, {"w": moved}, density=0.1))["w"]
+
+    expected = torch.where(moved >= 90, moved, 0)
+    expected[99] = (99 + 3) / 2
+    assert torch.equal(made, expected)
+
+
 def test_a_threshold_for_each_task_decides_who_uses_an_entry():
     models = drawn(12)
     thresholds = [0.2, 0.5, 1.5]
