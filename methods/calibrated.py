@@ -130,22 +130,28 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
     seen = total.diagonal() > 0
     if not bool(seen.any()):
         return mean
-    if not bool(seen.all()):
-        total, right = total[seen][:, seen], right[:, seen]
-    factor, failed = torch.linalg.cholesky_ex(total)
-    size = factor.diagonal()
-    if int(failed) or float(size.min() / size.max()) < SINGULAR:
+    size = total.diagonal()[seen].sqrt()
+    factor, failed = torch.linalg.cholesky_ex(total[seen][:, seen] / size / size[:, None])
+    if int(failed) or least_eigenvalue(factor) < SINGULAR * len(size) ** 0.5:
         raise MergeError(
             f"regmean: the Gram matrices of '{key}' are singular in sum, so its inputs do not tell the "
             "weights. Calibrate with more examples than the layer has inputs, or set alpha below 1."
         )
     made = mean.flatten(1)
-    made[:, seen] = torch.cholesky_solve(right.mT, factor).mT.to(made.dtype)
+    made[:, seen] = (torch.cholesky_solve((right[:, seen] / size).mT, factor).mT / size).to(made.dtype)
     return made.reshape(mean.shape)
 
 
-SINGULAR = 1e-7
-"""The ratio of the pivots of a Cholesky factor below which statistics in float32 are singular."""
+SINGULAR = torch.finfo(torch.float32).eps
+"""Times the root of their count, what errors of this size in entries move the eigenvalues of a matrix by."""
+
+
+def least_eigenvalue(factor: Tensor) -> float:
+    """The least eigenvalue of the matrix of a Cholesky factor, nearly and from above: inverse iteration."""
+    vector = torch.randn(len(factor), 1, generator=torch.Generator().manual_seed(0)).to(factor)
+    for _ in range(4):
+        vector = torch.cholesky_solve(vector / vector.norm(), factor)
+    return 1 / float(vector.norm())
 
 
 def mean_of(models: tuple[StateDict[Tensor], ...], tensors: list[Tensor], key: str) -> Tensor:

@@ -222,6 +222,33 @@ def test_singular_gram_matrices_are_an_error_unless_damped(models):
     assert merged(m.regmean, "gram", alpha=0.9)["head.weight"].isfinite().all()
 
 
+def test_one_missing_row_is_found_in_spite_of_rounding(models):
+    found = 0
+    for seed in range(20):
+        rows = torch.randn(5, 6, generator=torch.Generator().manual_seed(seed))
+        for name in NAMES:
+            write_statistics(name, {}, {"head.weight": rows.T @ rows / 5})
+        try:
+            merged(m.regmean, "gram", alpha=1.0)
+        except m.MergeError as error:
+            found += "singular in sum" in str(error)
+
+    assert found == 20
+
+
+def test_inputs_of_very_different_sizes_are_not_taken_for_singular(models):
+    sizes = torch.logspace(-5, 4, 6)
+    for name in NAMES:
+        rows = sizes * torch.randn(60, 6, generator=torch.Generator().manual_seed(ord(name)))
+        write_statistics(name, {}, {"head.weight": rows.T @ rows / 60})
+
+    made = merged(m.regmean, "gram", alpha=1.0)["head.weight"]
+
+    alike = [gram / sizes / sizes[:, None] for gram in statistics_of("gram", "head.weight")]
+    expected = official_regmean([model["head.weight"] * sizes for model in models], alike, 1.0) / sizes
+    torch.testing.assert_close(made, expected, rtol=1e-3, atol=1e-5)
+
+
 def test_inputs_that_no_data_has_leave_the_mean_in_their_columns(models):
     live = [0, 1, 3, 5]
     for name in NAMES:
