@@ -94,7 +94,7 @@ def thresholds_of(*numbers: Small) -> Return(Tensor, "param"):
 def mean_of_localised(*deltas: Delta, thresholds: Small, strict: Parameter(bool)) -> Return(Tensor, "delta"):
     """The mean of the deltas whose entry reaches their threshold, or exceeds it; 0 where none does.
 
-    An entry of 0 is never one of the largest, although it reaches the threshold 0 of a delta that is mostly 0.
+    An entry of 0 is not one of the largest, although it reaches the threshold 0 of a delta of few entries.
     """
     total = count = torch.zeros_like(deltas[0])
     for index, delta in enumerate(deltas):
