@@ -21,7 +21,8 @@ from mecha_exp.calibration.partial import Partial
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource, dtype_name
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, EvaluationError, MechaError
+from mecha_exp.evaluators.common.networks import is_same
 from mecha_exp.sources.statistics import FISHER, GRAM, StatisticsHeader, fingerprint
 
 Advance = Callable[[int], None]
@@ -40,6 +41,7 @@ class Request:
         chunk: examples after which the sums are written.
         model, model_sha256, data, data_sha256: for the header.
         settings: what else decides the numbers, for the header.
+        code: a hash of the user's code that makes the subject, for the header.
     """
 
     kinds: tuple[str, ...]
@@ -52,6 +54,7 @@ class Request:
     data: str = ""
     data_sha256: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
 
 
 def calibrate(
@@ -74,10 +77,13 @@ def calibrate(
         the header of the file.
 
     Raises:
-        ConfigError: there are no examples or labels, or nothing can be measured.
-        EvaluationError: a gradient or an input is NaN or infinite.
+        ConfigError: there are no examples or labels, nothing can be measured, the module does not have the
+            weights of the model, or the output is an input.
+        EvaluationError: a gradient or an input is NaN or infinite, or an example fails.
     """
     subject.check(request.labels)
+    _check_output(output, (*stored.files, Path(request.data)))
+    _check_weights(subject, stored)
     collectors = [c for c in collectors_of(subject, request.kinds) if c.model_key in stored]
     for kind in request.kinds:
         if not any(c.kind == kind for c in collectors):
@@ -99,6 +105,26 @@ def calibrate(
         header = replace(header, rows=partial.rows)
         _write(partial, header, output)
     return header
+
+
+def _check_output(output: Path, inputs: Sequence[Path]) -> None:
+    if output.resolve() in [path.resolve() for path in inputs]:
+        raise ConfigError(f"output={output} is an input, which would be destroyed. Write to another path.")
+
+
+def _check_weights(subject: Subject, stored: StateDictSource) -> None:
+    """Check that the module has the weights of the model, since the header says that they are measured."""
+    for name, parameter in subject.module.named_parameters():
+        key = subject.key_of(name)
+        if key not in stored:
+            continue
+        weight = stored.read(key)
+        if weight.shape != parameter.shape or not is_same(parameter, weight):
+            raise ConfigError(
+                f"the parameter '{name}' of {type(subject.module).__name__}, {list(parameter.shape)}, is not "
+                f"the tensor '{key}' of {stored.name}, {list(weight.shape)}. Load the weights of the model, "
+                "and give Subject the right keys={parameter: key}."
+            )
 
 
 def trips_of(collectors: Sequence[Collector], memory: int) -> list[list[Collector]]:
@@ -132,11 +158,16 @@ def _measure(
     advance(done)
     with looking(trip):
         for number in range(done, len(subject.examples)):
-            if of_parameters:
-                _add_gradients(subject, of_parameters, request, number)
-            else:
-                with torch.no_grad():
-                    subject.logits(subject.examples[number])
+            try:
+                if of_parameters:
+                    _add_gradients(subject, of_parameters, request, number)
+                else:
+                    with torch.no_grad():
+                        subject.logits(subject.examples[number])
+            except MechaError:
+                raise
+            except Exception as error:  # of the user's code
+                raise EvaluationError(f"example {number} fails: {type(error).__name__}: {error}") from error
             advance(1)
             if (number + 1) % request.chunk == 0:
                 partial.save(group, trip, number + 1)
@@ -148,6 +179,8 @@ def _add_gradients(
     parameters = [collector.parameter for collector in collectors]
     terms = subject.log_likelihoods(number, request.labels, request.seed)
     for place, (weight, value) in enumerate(terms):
+        if not value.requires_grad:
+            continue  # none of these parameters takes part
         gradients = torch.autograd.grad(
             value, parameters, retain_graph=place + 1 < len(terms), allow_unused=True
         )
@@ -180,7 +213,7 @@ def _header(
         kinds=tuple(request.kinds),
         unmeasured=unmeasured,
         settings={**subject.settings, **request.settings},
-        code=_code(),
+        code=f"{_code()} {request.code}".rstrip(),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from mecha_exp.calibration.bundled import BUNDLED
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource, is_arithmetic
 from mecha_exp.checkpoint.sidecars import CONFIG
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.evaluators.common import ModelFolder
-from mecha_exp.evaluators.common.functions import user_function
+from mecha_exp.evaluators.common.functions import function_file, user_function
+from mecha_exp.lab.content_hash import content_of
 
 
 def load_subject(
@@ -36,10 +38,13 @@ def load_subject(
         ConfigError: there is no such module, no configuration beside the model, or the data do not fit.
     """
     weights = {key: stored.read(key) for key in stored.keys()}
-    if module is None:
-        subject = _of_transformers(stored, weights, data, count, settings)
-    else:
-        subject = _of_module(module, weights, data, settings)
+    try:
+        if module is None:
+            subject = _of_transformers(stored, weights, data, count, settings)
+        else:
+            subject = _of_module(module, weights, data, settings)
+    except ConfigError as error:  # of settings that evaluators have, too
+        raise ConfigError(str(error).replace("evaluator.", "")) from error
     unknown = [name for name, _ in subject.module.named_parameters() if subject.key_of(name) not in stored]
     if unknown:
         raise ConfigError(
@@ -58,11 +63,15 @@ def _of_module(module: str, weights: Mapping[str, Tensor], data: str, settings: 
             make = user_function(module, "module")
         except ConfigError as error:
             known = ", ".join(BUNDLED)
-            raise ConfigError(f"{str(error).replace('evaluator.', '')} Or name one of {known}.") from None
+            raise ConfigError(f"{error} Or name one of {known}.") from None
     try:
         subject = make(weights, data)
-    except (RuntimeError, KeyError) as error:
-        raise ConfigError(f"module={module} cannot take the model: {error}") from error
+    except MechaError:
+        raise
+    except Exception as error:  # of the user's code
+        raise ConfigError(
+            f"module={module} cannot take the model or data={data}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(subject, Subject):
         raise ConfigError(f"module={module} returns a {type(subject).__name__}: expected a Subject.")
     return subject
@@ -93,11 +102,15 @@ def _of_transformers(
 def hash_of_data(data: str) -> str:
     """The SHA-256 of a file, or of the names and contents of a folder's files; empty for another name."""
     path = Path(data)
-    if not path.exists():
+    if not path.is_dir():
+        return content_of(path) if path.exists() else ""
+    files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    parts = [(file.relative_to(path).as_posix(), content_of(file)) for file in files]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def hash_of_code(module: str | None) -> str:
+    """The first digits of the SHA-256 of the file of `FILE.py:function`; empty for a bundled module."""
+    if module is None or module in BUNDLED:
         return ""
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
-            digest.update(file.relative_to(path).as_posix().encode())
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
+    return content_of(function_file(module, "module")[0])[:16]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, EvaluationError
 
 IGNORED = -100
 """A label that does not count, as in torch's cross entropy."""
@@ -47,15 +47,20 @@ class Subject:
         return self.keys.get(name, name)
 
     def check(self, labels: str) -> None:
-        """Check that there are examples, and the labels that are asked for.
+        """Check that there are examples, the labels that are asked for, and no dropout.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: there are none, or the module is in training mode.
         """
         if not len(self.examples):
             raise ConfigError("data: there is no example in it.")
         if labels == "true" and self.labels is None:
             raise ConfigError("labels=true: the data have no labels. Use labels=sampled.")
+        if any(module.training for module in self.module.modules()):
+            raise ConfigError(
+                f"{type(self.module).__name__} is in training mode, in which dropout and batch norms do not "
+                "compute what the model computes. Call its eval()."
+            )
 
     def log_likelihoods(self, number: int, labels: str, seed: int) -> list[tuple[float, Tensor]]:
         """The log-likelihoods of an example whose squared gradients are its Fisher information, with weights.
@@ -65,11 +70,17 @@ class Subject:
 
         Raises:
             ConfigError: exact labels of several positions, or of too many classes.
+            EvaluationError: a logit is NaN.
         """
         example = self.examples[number]
         logits = self.logits(example)
         logits = logits.reshape(-1, logits.shape[-1]).float()
         scores = logits.log_softmax(-1)
+        if bool(scores.isnan().any()):
+            raise EvaluationError(
+                f"the logits of example {number} are NaN. Leave the example out, or compute in float32: "
+                "dtype=float32."
+            )
         true = self.labels(example).reshape(-1).to(scores.device) if self.labels is not None else None
         if labels == "true":
             assert true is not None

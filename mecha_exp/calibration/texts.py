@@ -12,7 +12,7 @@ from torch import Tensor
 from mecha_exp.calibration.subject import IGNORED, Subject
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluators.common import ModelFolder, calm
-from mecha_exp.evaluators.common.devices import chosen_device
+from mecha_exp.evaluators.common.devices import chosen_device, chosen_dtype
 from mecha_exp.evaluators.common.loading import Loader
 from mecha_exp.evaluators.common.networks import places_of
 from mecha_exp.evaluators.common.tables import read_rows, read_texts
@@ -54,7 +54,8 @@ def subject_of_texts(
     names = [str(name) for name in folder.config.get("architectures") or ()]
     is_classifier = any(name.endswith("ForSequenceClassification") for name in names)
     kind = _CLASSIFIER if is_classifier else _CAUSAL
-    module = Loader(folder, kind, getattr(torch, dtype), {}).load(weights)
+    number = chosen_dtype(dtype, weights, folder.config)
+    module = Loader(folder, kind, number, {}).load(weights)
     keys = places_of(module, weights)
     if keys is None:
         raise ConfigError(
@@ -72,8 +73,9 @@ def subject_of_texts(
         tokenizer(texts[place], truncation=True, max_length=length, return_tensors="pt")["input_ids"]
         for place in chosen
     ]
-    settings = {"length": length, "dtype": dtype, "column": column}
+    settings = {"length": length, "dtype": str(number).removeprefix("torch."), "column": column}
     if is_classifier:
+        settings["label"] = label
         classes = _classes(data, label, chosen, module.config)
         return _classifier(module, tokens, classes, keys, settings)
     return _language_model(module, tokens, keys, settings)

@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     given = _read(options.setting)
     from mecha_exp.calibration import Request, calibrate, load_subject
-    from mecha_exp.calibration.loading import hash_of_data
+    from mecha_exp.calibration.loading import hash_of_code, hash_of_data
 
     path = find_model(options.model, options.models_dir)
     kinds = _kinds(given.get("kind", f"{FISHER},{GRAM}"))
@@ -69,6 +69,7 @@ def main(arguments: list[str]) -> int:
             data=given["data"],
             data_sha256=hash_of_data(given["data"]),
             settings={"module": given["module"]} if "module" in given else {},
+            code=hash_of_code(given.get("module")),
             **limits,
         )
         with _bar(len(subject.examples)) as advance:

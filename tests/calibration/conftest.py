@@ -39,6 +39,32 @@ def without_labels(state_dict, data):
     return replace(subject(state_dict, data), labels=None)
 
 
+def in_training(state_dict, data):
+    made = subject(state_dict, data)
+    made.module.train()
+    return made
+
+
+def of_another_model(state_dict, data):
+    made = subject(state_dict, data)
+    torch.nn.init.ones_(made.module.head.weight)
+    return made
+
+
+def under_the_wrong_key(state_dict, data):
+    from dataclasses import replace
+    return replace(subject(state_dict, data), keys={"unused": "head.bias"})
+
+
+def with_wrong_labels(state_dict, data):
+    from dataclasses import replace
+    return replace(subject(state_dict, data), labels=lambda i: torch.tensor([7]))
+
+
+def whatever_the_data(state_dict, data):
+    return subject(state_dict, "a.pt")
+
+
 def something(state_dict, data):
     return 3
 '''

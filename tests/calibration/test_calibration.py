@@ -123,7 +123,7 @@ def test_little_memory_takes_more_trips_and_gives_the_same_bytes(bench):
     assert all(torch.equal(whole[key], in_parts[key]) for key in whole)
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """An interruption."""
 
 
@@ -255,6 +255,17 @@ def test_inputs_that_are_not_finite_are_an_error(bench):
         ({"module": "net.py:subjekt"}, "has no function 'subjekt'"),
         ({"module": "net.py:something"}, "returns a int: expected a Subject"),
         ({"module": "net.py:without_labels", "labels": "true"}, "labels=true: the data have no labels"),
+        ({"module": "net.py:in_training"}, r"Net is in training mode.*Call its eval\(\)"),
+        (
+            {"module": "net.py:of_another_model"},
+            r"the parameter 'head\.weight' of Net, \[3, 16\], is not the tensor 'head\.weight' of "
+            r"a\.safetensors.*Load the weights of the model",
+        ),
+        (
+            {"module": "net.py:under_the_wrong_key"},
+            r"the parameter 'unused' of Net, \[2\], is not the tensor 'head\.bias' of a\.safetensors, \[3\]",
+        ),
+        ({"data": "none.pt"}, r"cannot take the model or data=none\.pt: FileNotFoundError"),
         ({"module": None}, r"a\.safetensors has no config\.json beside it"),
         ({"length": "5"}, r"length: is a setting of transformers, and not of module=net\.py:subject"),
         ({"module": "digits", "data": "0_4"}, r"data=0_4: digits has no such task\. Did you mean '0_3'"),
@@ -269,6 +280,51 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(bench, words, messag
             ["a.safetensors", *(f"{name}={value}" for name, value in given.items() if value is not None)]
         )
     assert not Path("x.safetensors").exists()
+
+
+@pytest.mark.parametrize("output", ["a.safetensors", "./a.safetensors", "data.safetensors"])
+def test_an_output_that_is_an_input_is_refused_and_stays(bench, output):
+    Path("data.safetensors").write_bytes(b"anything")
+    before = Path(output).read_bytes()
+
+    with pytest.raises(ConfigError, match="is an input, which would be destroyed"):
+        measured(output, data="data.safetensors", module="net.py:whatever_the_data")
+
+    assert Path(output).read_bytes() == before
+
+
+def test_parameters_that_nothing_uses_may_have_a_trip_of_their_own(bench):
+    whole = measured("whole.safetensors", kind="fisher")
+
+    alone = measured("alone.safetensors", kind="fisher", memory=8)
+
+    assert torch.equal(alone["fisher/unused"], torch.zeros(2))
+    assert all(torch.equal(whole[key], alone[key]) for key in whole)
+
+
+def test_an_example_that_fails_is_named(bench):
+    with pytest.raises(EvaluationError, match="example 0 fails: IndexError: Target 7 is out of bounds"):
+        measured(module="net.py:with_wrong_labels", labels="true")
+
+
+def test_logits_that_are_not_numbers_are_an_error(bench):
+    content = torch.load("a.pt", weights_only=True)
+    content["images"][4] = torch.nan
+    torch.save(content, "a.pt")
+
+    with pytest.raises(EvaluationError, match="the logits of example 4 are NaN"):
+        measured(kind="fisher")
+
+
+def test_the_code_of_the_users_module_is_in_the_header(bench):
+    measured(kind="fisher", count=2)
+    before = header_of("a.stats.safetensors")["code"]
+
+    path = Path("net.py")
+    path.write_text(path.read_text() + "\n# another version\n")
+    measured(kind="fisher", count=2)
+
+    assert header_of("a.stats.safetensors")["code"] != before
 
 
 def test_a_module_with_parameters_that_the_model_lacks_is_refused(bench):

@@ -9,8 +9,10 @@ from safetensors.torch import load_file
 from tiny_tokenizers import SMALL, write_tokenizer
 
 import mecha_exp as m
+from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli import calibrate
 from mecha_exp.errors import ConfigError
+from mecha_exp.sources.statistics import StatisticsHeader
 
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
 TEXTS = ["the cat sat on the mat", "blue sky", "a big dog ran in the green park", "yes no yes", "sun is hot"]
@@ -72,6 +74,10 @@ def test_a_classifier_has_the_information_of_its_classes(classifier):
     model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(classifier)
     fisher = torch.zeros_like(model.classifier.weight)
+    with open_stored(Path("s.safetensors")) as made:
+        assert StatisticsHeader.of(made).settings == {
+            "length": 32, "dtype": "float32", "column": "text", "label": "label",
+        }  # fmt: skip
     for number, text in enumerate(TEXTS):
         model.zero_grad()
         given = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -129,6 +135,8 @@ def test_weights_with_the_inputs_first_are_solved_turned(texts):
     [
         (["data=none.jsonl"], r"data=none\.jsonl: there is no such file or folder"),
         (["data=texts.jsonl", "column=words"], "has no column 'words'"),
+        (["data=texts.jsonl", "dtype=float31"], r"^dtype=float31: unknown dtype\. Did you mean 'float32'"),
+        (["data=texts.jsonl", "device=gpu"], r"^device=gpu: unknown device\."),
         (
             ["data=texts.jsonl", "labels=exact"],
             "labels=exact takes each class of one label, and an example has",

@@ -230,7 +230,7 @@ def places_of(module: nn.Module, weights: Weights) -> dict[str, str] | None:
     for key, tensor in weights.items():
         names = (key, f"{prefix}{key}", key.removeprefix(prefix))
         name = next((name for name in names if name in own and own[name].shape == tensor.shape), None)
-        if name is None or not _is_same(own[name], tensor):
+        if name is None or not is_same(own[name], tensor):
             return None
         places[name] = key
     held = {own[name].data_ptr(): key for name, key in places.items()}
@@ -240,7 +240,8 @@ def places_of(module: nn.Module, weights: Weights) -> dict[str, str] | None:
     return {**tied, **places}
 
 
-def _is_same(own: Tensor, tensor: Tensor) -> bool:
+def is_same(own: Tensor, tensor: Tensor) -> bool:
+    """Whether a tensor of a module has the values of a stored tensor of its shape, in its own dtype."""
     if own.data_ptr() == tensor.data_ptr():
         return True
     stored, held = tensor.detach().cpu().to(own.dtype), own.detach().cpu()
