@@ -104,7 +104,10 @@ def fisher(
     Source: Fisher merging, Matena & Raffel 2021, arXiv:2111.09832.
     """
     information = _of_each(statistics, "fisher", len(models))
-    given = {"weights": spread(weights, len(models)), "floor": floor}
+    each = spread(weights, len(models))
+    if min(each) < 0 or not any(each):
+        raise RecipeError(f"weights: {each} must be 0 or more, and not all 0.")
+    given = {"weights": each, "floor": floor}
     given["floored"] = 1 if favour_first else len(models)
     ones = list(map(model_norm, information)) if normalize else [1.0] * len(models)
     return by_information(*models, *information, norms=above_zero(*ones), **given)
@@ -117,11 +120,13 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
     their columns, which get the mean of the models.
 
     Raises:
-        MergeError: the sum is singular all the same.
+        MergeError: a matrix is not one of products, or the sum is singular all the same.
     """
     total = torch.zeros_like(grams[0], dtype=torch.float64)
     right = torch.zeros_like(models[0].flatten(1), dtype=torch.float64)
     for model, gram in zip(models, grams, strict=True):
+        if bool((gram.diagonal() < 0).any()):
+            raise MergeError(f"regmean: a Gram matrix of '{key}' has a square below 0. Calibrate again.")
         damped = gram.double() * alpha
         damped.diagonal().copy_(gram.diagonal())
         total += damped

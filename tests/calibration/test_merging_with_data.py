@@ -349,6 +349,39 @@ def test_statistics_that_do_not_fit_are_refused(models, node, message):
         m.merge(node())
 
 
+@pytest.mark.parametrize(
+    ("kind", "tensor", "message"),
+    [
+        ("fisher", {"head.bias": torch.ones(1)}, r"'fisher/head\.bias', F32 \[1\], is not what calibrate"),
+        ("fisher", {"head.bias": torch.ones(4, dtype=torch.int32)}, r"'fisher/head\.bias', I32 \[4\]"),
+        ("fisher", {"other": torch.ones(4)}, r"'fisher/other', F32 \[4\]"),
+        ("gram", {"head.weight": torch.eye(5)}, r"'gram/head\.weight', F32 \[5, 5\]"),
+        ("gram", {"conv.weight": torch.eye(2)}, r"'gram/conv\.weight', F32 \[2, 2\]"),
+        ("gram", {"head.weight": torch.eye(6).half()}, r"'gram/head\.weight', F16 \[6, 6\]"),
+    ],
+)
+def test_statistics_that_calibrate_does_not_write_are_refused(models, kind, tensor, message):
+    write_statistics("a", **{"fisher": {}, "gram": {}, kind: tensor})
+    method = {"fisher": m.fisher, "gram": m.regmean}[kind]
+
+    with pytest.raises(m.CheckpointError, match=message):
+        m.merge(method(of("a"), statistics=given(kind, ("a",))))
+
+
+def test_gram_matrices_with_squares_below_zero_are_an_error(models):
+    for name in NAMES:
+        write_statistics(name, {}, {"head.weight": -torch.eye(6)})
+
+    with pytest.raises(m.MergeError, match=r"Gram matrix of 'head\.weight' has a square below 0"):
+        merged(m.regmean, "gram")
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0, 0.0], [1.0, -1.0, 1.0], 0.0])
+def test_weights_that_make_no_mean_are_refused(models, weights):
+    with pytest.raises(m.RecipeError, match="must be 0 or more, and not all 0"):
+        merged(m.fisher, "fisher", weights=weights)
+
+
 def test_a_signature_has_the_content_of_the_statistics(models):
     node = m.fisher(*(f"{name}.safetensors" for name in NAMES), statistics=given("fisher"))
 

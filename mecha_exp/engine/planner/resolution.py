@@ -264,6 +264,7 @@ def _check_statistics(node: MergeNode, sources: Mapping[ModelNode, Source]) -> N
 
     Raises:
         RecipeError: there are more or fewer than models, they are of another model, or a model is not read.
+        CheckpointError: their keys, dtypes or shapes are not those of such statistics.
     """
     arguments = dict(node.arguments)
     given, models = arguments.get(STATISTICS), arguments.get("models")
@@ -296,3 +297,4 @@ def _check_statistics(node: MergeNode, sources: Mapping[ModelNode, Source]) -> N
                 f"models, or make them: python -m mecha_exp calibrate {sources[model].name} data=FILE "
                 f"kind={statistics.kind} output=FILE.safetensors"
             )
+        statistics.require_fit(sources[model])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic
@@ -9,7 +10,7 @@ from mecha_exp.checkpoint.dtypes import stored_bytes
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.source import Source, SourceView
-from mecha_exp.sources.statistics.header import FISHER, GRAM, StatisticsHeader
+from mecha_exp.sources.statistics.header import FISHER, GRAM, INPUTS_FIRST, StatisticsHeader
 
 
 class StatisticsSource(SourceView):
@@ -60,6 +61,29 @@ class StatisticsSource(SourceView):
     def is_arithmetic_at(self, key: str) -> bool:
         """Whether the model's values are floating point at a key that was not measured."""
         return is_arithmetic(self._zeros[key].dtype)
+
+    def require_fit(self, model: Source) -> None:
+        """Check that the tensors are of the keys of the model, in its shapes.
+
+        Raises:
+            CheckpointError: one is not: another program has written the file.
+        """
+        keys = set(model.keys())
+        for key, name in self._measured.items():
+            info, of = self._original.info(name), key.removesuffix(INPUTS_FIRST)
+            if of in keys and info.dtype == "F32" and info.shape == self._expected(key, model.info(of).shape):
+                continue
+            raise CheckpointError(
+                f"{self.name}: '{name}', {info.dtype} {list(info.shape)}, is not what calibrate writes for "
+                f"{self.header.model}. Calibrate again."
+            )
+
+    def _expected(self, key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a statistic of a weight."""
+        if self.kind == FISHER:
+            return shape
+        inputs = shape[0] if key.endswith(INPUTS_FIRST) else math.prod(shape[1:])
+        return (inputs, inputs) if self.kind == GRAM else (inputs,)
 
     def short_of_rows(self) -> list[tuple[str, int, int]]:
         """The Gram matrices of fewer rows than inputs: key, rows and inputs."""
