@@ -67,9 +67,7 @@ def mini8(
             "shapes. Use models=mini8, or another evaluator."
         )
     heads, listed = head_weights(), tasks()[split]
-    chosen = {name: list(range(len(task.labels))) for name, task in listed.items()}
-    chosen = chosen if examples is None else dict(examples)
-    images = torch.cat([listed[name].images[places] for name, places in chosen.items()])
+    chosen, images = _chosen(split, examples)
     with one_thread():
         everything = features(state_dict, images)
     parts = everything.split([len(places) for places in chosen.values()])
@@ -104,9 +102,7 @@ def mini8_logits(
         Logits, float32 [images, classes], and labels, int64 [images], by task.
     """
     heads, listed = head_weights(), tasks()[split]
-    chosen = {name: list(range(len(task.labels))) for name, task in listed.items()}
-    chosen = chosen if examples is None else dict(examples)
-    images = torch.cat([listed[name].images[places] for name, places in chosen.items()])
+    chosen, images = _chosen(split, examples)
     with one_thread():
         parts = differentiable_features(state_dict, images).split([len(places) for places in chosen.values()])
         return {
@@ -116,6 +112,14 @@ def mini8_logits(
             )
             for part, (name, places) in zip(parts, chosen.items(), strict=True)
         }
+
+
+def _chosen(split: str, examples: Mapping[str, list[int]] | None) -> tuple[dict[str, list[int]], Tensor]:
+    """The places of the images to use, by task, and these images one after another."""
+    listed = tasks()[split]
+    places = {name: list(range(len(task.labels))) for name, task in listed.items()}
+    chosen = places if examples is None else dict(examples)
+    return chosen, torch.cat([listed[name].images[of_task] for name, of_task in chosen.items()])
 
 
 def _example_names(sources: tuple[str, ...]) -> list[str]:
