@@ -41,7 +41,7 @@ def unified(deltas: tuple[Tensor, ...], zero_sum: float) -> Tensor:
 def of_task(deltas: tuple[Tensor, ...], index: int, zero_sum: float) -> Tensor:
     """What of the unified delta has the sign of the delta `index`; 0 elsewhere."""
     elected = unified(deltas, zero_sum)
-    return torch.where(deltas[index] * elected > 0, elected, 0)
+    return torch.where(deltas[index].sign() * elected > 0, elected, 0)  # a product of both may be 0
 
 
 @merge_method(elementwise=True, register=False)

@@ -103,7 +103,7 @@ def _nearest_frame(matrix: Tensor) -> Tensor:
 
 @merge_method(register=False)
 def from_parts(mean: Delta, parts: Small) -> Return(Tensor, "delta"):
-    """U S V^T; where there are no parts the mean."""
+    """U S V^T, S a vector or one number for all; where there are no parts the mean."""
     if not parts:
         return mean.clone()
     u, s, vh = parts
@@ -166,19 +166,9 @@ def common_and_own(*deltas: Delta, parts: Small, share: Parameter(float)) -> Ret
         for stacked, vectors in zip((left, sizes, right), (part[0], part[1], part[2].mT), strict=True):
             stacked.append(vectors[..., :own])
     every = torch.cat(sizes)
-    known = every > s.max() * max(u.shape[0], vh.shape[1]) * torch.finfo(s.dtype).eps
-    frames = (_nearest_frame(torch.cat(side, 1)[:, known]) for side in (left, right))
-    first, second = frames
+    known = every > every.max() * max(u.shape[0], vh.shape[1]) * torch.finfo(s.dtype).eps
+    first, second = (_nearest_frame(torch.cat(side, 1)[:, known]) for side in (left, right))
     return first, every.mean(), second.mT
-
-
-@merge_method(register=False)
-def with_one_size(mean: Delta, parts: Small) -> Return(Tensor, "delta"):
-    """s U V^T; where there are no parts the mean."""
-    if not parts:
-        return mean.clone()
-    u, size, vh = parts
-    return (size * (u @ vh)).reshape(mean.shape)
 
 
 @merge_method(composite=True)
@@ -206,7 +196,7 @@ def iso_cts(
     def merge(deltas: list[Node]) -> Node:
         total = weighted_total(*deltas, weights=[1.0] * len(deltas))
         parts = common_and_own(*deltas, parts=known_parts(total, variant=variant), share=common)
-        return with_one_size(n_average(*deltas), parts)
+        return from_parts(n_average(*deltas), parts)
 
     return add_merged(base, models, scale, merge)
 

@@ -311,6 +311,25 @@ def test_localize_and_stitch_keeps_the_largest_entries_of_whole_task_vectors(den
         check(node, models, formula(task_vectors(models)))
 
 
+def test_emr_restores_a_single_task_whose_entries_have_no_square_in_float32():
+    expert = {"w": torch.tensor([1e-30, -3e-25, 0.0, 2.0])}
+
+    made = m.merge(m.emr({"w": torch.zeros(4)}, expert))
+
+    assert torch.equal(made["w"], expert["w"])
+
+
+def test_iso_cts_leaves_out_directions_that_are_rounding_errors_of_tasks_that_cancel_out():
+    generator = torch.Generator().manual_seed(2)
+    delta = torch.outer(torch.randn(20, generator=generator), torch.randn(20, generator=generator))
+    base = torch.zeros(20, 20)
+
+    made = m.merge(m.iso_cts({"w": base}, {"w": delta}, {"w": -delta}))["w"]
+
+    sizes = torch.linalg.svdvals(made)
+    assert int((sizes > 1e-4).sum()) <= 2  # both tasks have one direction
+
+
 def test_a_task_localises_no_entry_that_it_left_at_the_base():
     base, moved = torch.zeros(100), torch.arange(100.0)
     sparse = base.clone()
