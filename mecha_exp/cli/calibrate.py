@@ -28,6 +28,7 @@ settings, as name=value:
     count     examples at most (default: all)
     seed      of sampled labels (default: 0)
     memory    bytes of sums at once; what does not fit is found in another trip over the data (default: 2 GiB)
+    chunk     examples after which the sums are written, to go on there (default: 256)
     module    digits, mini8, or FILE.py:function, a function of (state_dict, data) to a Subject
     length, column, label, device, dtype   of texts: tokens at most, the columns, where it computes and how
 
