@@ -122,6 +122,7 @@ class _Resolver:
         self._configs = configs
         self._budget = budget
         self._adapters: dict[Node, MergeNode] = {}
+        self._checked: set[tuple[Node, ModelView]] = set()
 
     def resolve(self, node: Node) -> Node:
         """The new node for a node whose children are resolved."""
@@ -131,7 +132,7 @@ class _Resolver:
             return self._statistics(node)
         if (pair := adapter_call(node, self._sources)) is not None:
             return self._peft_deltas(*pair)
-        _check_statistics(node, self._sources)
+        _check_statistics(node, self._sources, self._checked)
         return self._converted(self._implemented(node) if node.method.kind is Kind.INTERFACE else node)
 
     def _statistics(self, node: MergeNode) -> MergeNode:
@@ -259,8 +260,15 @@ def _called(method: MergeMethod, node: MergeNode) -> MergeNode:
     return MergeNode(method, named, node.space)
 
 
-def _check_statistics(node: MergeNode, sources: Mapping[ModelNode, Source]) -> None:
+def _check_statistics(
+    node: MergeNode, sources: Mapping[ModelNode, Source], checked: set[tuple[Node, ModelView]]
+) -> None:
     """Check that the statistics which a call receives are those of its models, in their order.
+
+    Args:
+        node: a call.
+        sources: the opened models and views.
+        checked: models and files that fit, which other points of a sweep read, too; is added to.
 
     Raises:
         RecipeError: there are more or fewer than models, they are of another model, or a model is not read.
@@ -283,18 +291,27 @@ def _check_statistics(node: MergeNode, sources: Mapping[ModelNode, Source]) -> N
             "each model, in the same order."
         )
     for place, (model, file) in enumerate(zip(models, files, strict=True)):
-        statistics = sources[file]
-        assert isinstance(statistics, StatisticsSource)
-        if not isinstance(model, ModelNode):
-            raise RecipeError(
-                f"{who}: models[{place}] is {model!r}, and {statistics.name} holds statistics of a model "
-                "that is read. Merge to a file first, and calibrate that."
-            )
-        if fingerprint(sources[model]) != statistics.header.fingerprint:
-            raise RecipeError(
-                f"{who}: {statistics.name} holds statistics of {statistics.header.model}, whose content is "
-                f"not that of models[{place}], {sources[model].name}. Give the files in the order of the "
-                f"models, or make them: python -m mecha_exp calibrate {sources[model].name} data=FILE "
-                f"kind={statistics.kind} output=FILE.safetensors"
-            )
-        statistics.require_fit(sources[model])
+        if (model, file) not in checked:
+            _check_of_model(who, place, model, file, sources)
+            checked.add((model, file))
+
+
+def _check_of_model(
+    who: str, place: int, model: Node, file: ModelView, sources: Mapping[ModelNode, Source]
+) -> None:
+    """Check that a file holds statistics of the model at a place of a method's models."""
+    statistics = sources[file]
+    assert isinstance(statistics, StatisticsSource)
+    if not isinstance(model, ModelNode):
+        raise RecipeError(
+            f"{who}: models[{place}] is {model!r}, and {statistics.name} holds statistics of a model that "
+            "is read. Merge to a file first, and calibrate that."
+        )
+    if fingerprint(sources[model]) != statistics.header.fingerprint:
+        raise RecipeError(
+            f"{who}: {statistics.name} holds statistics of {statistics.header.model}, whose content is not "
+            f"that of models[{place}], {sources[model].name}. Give the files in the order of the models, or "
+            f"make them: python -m mecha_exp calibrate {sources[model].name} data=FILE "
+            f"kind={statistics.kind} output=FILE.safetensors"
+        )
+    statistics.require_fit(sources[model])
