@@ -135,15 +135,19 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
     seen = total.diagonal() > 0
     if not bool(seen.any()):
         return mean
-    size = total.diagonal()[seen].sqrt()
-    factor, failed = torch.linalg.cholesky_ex(total[seen][:, seen] / size / size[:, None])
+    if not bool(seen.all()):
+        total, right = total[seen][:, seen], right[:, seen]
+    size = total.diagonal().sqrt()
+    for scaled in (total, right, total.mT):  # to inputs of one size, in place
+        scaled /= size
+    factor, failed = torch.linalg.cholesky_ex(total)
     if int(failed) or least_eigenvalue(factor) < SINGULAR * len(size) ** 0.5:
         raise MergeError(
             f"regmean: the Gram matrices of '{key}' are singular in sum, so its inputs do not tell the "
             "weights. Calibrate with more examples than the layer has inputs, or set alpha below 1."
         )
     made = mean.flatten(1)
-    made[:, seen] = (torch.cholesky_solve((right[:, seen] / size).mT, factor).mT / size).to(made.dtype)
+    made[:, seen] = (torch.cholesky_solve(right.mT, factor).mT / size).to(made.dtype)
     return made.reshape(mean.shape)
 
 
