@@ -37,18 +37,20 @@ def chosen_settings(results: Results) -> list[Setting]:
 def front_settings(results: Results) -> list[Setting]:
     """The settings on the front; empty where there is no second metric.
 
-    A setting's metrics are means over its replicates. One with a metric that is not finite is never on it.
+    A setting's metrics are means over its replicates. One with a metric that is not finite is never on it,
+    and neither is a trial of a greedy soup.
     """
     from mecha_exp.verdict import pareto_front
 
     directions = objectives(results)
     if not directions:
         return []
-    means = {metric: [s.estimate(metric).mean for s in results.settings] for metric in directions}
+    settings = [setting for setting in results.settings if not setting.is_trial]
+    means = {metric: [s.estimate(metric).mean for s in settings] for metric in directions}
     is_best = pareto_front(
         means, {m: "maximize" if d == "maximize" else "minimize" for m, d in directions.items()}
     )
-    return [setting for setting, on_front in zip(results.settings, is_best, strict=True) if on_front]
+    return [setting for setting, on_front in zip(settings, is_best, strict=True) if on_front]
 
 
 def front_column(results: Results) -> list[bool] | None:

@@ -184,15 +184,8 @@ def inputs_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Candida
 
 
 def _of_metric(model: ModelOutcomes | None, results: Results) -> Mapping[str, Outcomes]:
-    """The outcomes of the main metric by split; those of a task where the metric is its mean."""
-    metric, measured = str(results.metric), model.by_metric if model else {}
-    for mean, by_split in measured.items():
-        if metric == mean:
-            return by_split
-        task = metric.removeprefix(f"{mean}/")
-        if task != metric and all(task in outcomes.values for outcomes in by_split.values()):
-            return {split: outcomes.of_task(task) for split, outcomes in by_split.items()}
-    return {}
+    """The outcomes of the main metric by split."""
+    return model.of_metric(str(results.metric)) if model else {}
 
 
 def _numbers(results: Results, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -76,6 +76,16 @@ class ModelOutcomes:
     by_metric: Mapping[str, Mapping[str, Outcomes]] = field(default_factory=dict)
     experts: int | None = None
 
+    def of_metric(self, metric: str) -> Mapping[str, Outcomes]:
+        """The outcomes of a metric by split; those of one task where the metric is its mean; else empty."""
+        for mean, by_split in self.by_metric.items():
+            if metric == mean:
+                return by_split
+            task = metric.removeprefix(f"{mean}/")
+            if task != metric and all(task in outcomes.values for outcomes in by_split.values()):
+                return {split: outcomes.of_task(task) for split, outcomes in by_split.items()}
+        return {}
+
 
 def write_outcomes(measured: Iterable[MeasuredOutcomes], path: Path) -> bool:
     """Write outcomes into a Parquet file; without any it is removed. Returns whether there are some."""

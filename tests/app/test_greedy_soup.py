@@ -111,6 +111,40 @@ def test_the_soup_is_reported_on_test_once_and_no_other_trial_is(soup, folder):
     assert len(on_test) == len(set(on_test)) + 1, "the expert `many` is an input and a soup of its own"
 
 
+def test_a_soup_by_the_metric_of_one_task_is_tested_on_its_examples(soup, folder):
+    (folder / "plugin.py").write_text(
+        PLUGIN.replace(
+            '{"all": (state_dict["w"] > 0).numpy()}',
+            '{"front": (state_dict["w"][:130] > 0).numpy(), "back": (state_dict["w"][130:] > 0).numpy()}',
+        )
+    )
+
+    outcome = soup("evaluator.metric=hits/front")
+
+    assert outcome.status == 0, outcome.err
+    assert kept(sweep_of(folder)) == {"many": True, "some": True, "tiny": False, "bad": False}
+    with (sweep_of(folder) / "greedy_soup.csv").open() as file:
+        p = {row["expert"]: row["p"] for row in csv.DictReader(file)}["some"]
+    assert float(p) == pytest.approx(float(mcnemar(0, 30))), "30 of the 130 examples differ"
+
+
+def test_trials_are_not_on_the_front_of_several_evaluators(soup, folder):
+    (folder / "plugin.py").write_text(
+        PLUGIN
+        + """
+@evaluator("test_size", metric="size", direction="minimize")
+def size(state_dict):
+    return {"size": float(state_dict["w"].abs().sum())}
+"""
+    )
+
+    outcome = soup("evaluator.also=[{name: test_size}]")
+
+    assert outcome.status == 0, outcome.err
+    marked = [row["soup"] for row in rows(sweep_of(folder)) if row["pareto"].lower() == "true"]
+    assert marked and "trial" not in marked
+
+
 def test_a_soup_that_was_interrupted_goes_on(soup, folder):
     (folder / "plugin.py").write_text(
         PLUGIN.replace(
@@ -177,6 +211,11 @@ def test_an_expert_that_cannot_be_measured_is_named(soup, folder):
     [
         (["models.experts=[a.safetensors]"], "models.experts lists 1: give two or more"),
         (["sweep.rule=papre"], "sweep.rule=papre: there is no such rule. Did you mean 'paper'"),
+        (
+            ["evaluator.metric=[hits,hits/all]", "evaluator.direction=maximize"],
+            "sweep=greedy_soup chooses by one metric, and evaluator.metric names 2. Name one, as in "
+            "evaluator.metric=hits.",
+        ),
         (["sweep.level=5"], "sweep.level=5: expected a level of the test between 0 and 1"),
         (["evaluator=none", "evaluator.name=null"], "sweep=greedy_soup needs a metric to choose by"),
         (["recipe=n_average,median"], "for one value of each key, and recipe has several"),

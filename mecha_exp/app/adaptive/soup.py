@@ -23,7 +23,7 @@ from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean
 from mecha_exp.evaluation import Outcomes, Scoring
 from mecha_exp.lab.points import TRIAL, Setting
 from mecha_exp.report.adaptive import CHOICES_FILE
-from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, read_outcomes
+from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, models_in, read_outcomes
 from mecha_exp.runs.record import Record
 from mecha_exp.system.atomic_write import atomic_write_text
 from mecha_exp.terminal import stdout
@@ -144,9 +144,10 @@ class GreedySoup:
 
     def _outcomes(self, folder: Path, number: int) -> Outcomes:
         path = folder / str(number) / OUTCOMES_FILE
-        for part in read_outcomes(path) if path.is_file() else ():
-            if (part.role, part.metric, part.split) == (POINT, self.metric, self.split):
-                return part.outcomes
+        for model in models_in(read_outcomes(path)) if path.is_file() else ():
+            by_split = model.of_metric(self.metric) if model.role == POINT else {}
+            if self.split in by_split:
+                return by_split[self.split]
         raise EvaluationError(
             f"sweep.rule={NOISE}: the evaluator gives one {self.metric} for each model, and a test needs "
             "outcomes by example (mecha_exp.Outcomes). Use sweep.rule=paper, which needs no test."
@@ -195,6 +196,11 @@ def soup_of(
     if scoring.metric is None:
         raise ConfigError(
             "sweep=greedy_soup needs a metric to choose by: choose an evaluator with evaluator=..."
+        )
+    if scoring.objectives:
+        raise ConfigError(
+            f"sweep=greedy_soup chooses by one metric, and evaluator.metric names {len(scoring.objectives)}. "
+            f"Name one, as in evaluator.metric={scoring.metric}."
         )
     if settings.rule not in RULES:
         raise ConfigError(
