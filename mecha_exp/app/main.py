@@ -213,13 +213,13 @@ def _adaptive(
 def _lacks_points(sweep: Sweep, folder: Path, adaptive: AdaptiveSweep | None) -> bool:
     """Whether a folder has a part of a shared search, which a note of the sweep says then.
 
-    Of a search it notes, too, which trials were drawn at random.
+    Of a search it notes, too, which trials were drawn at random, and with which ones it began.
     """
     if not isinstance(adaptive, Search):
         return False
     lacking = adaptive.collect(folder)
     sweep.points = Sweep.load(folder).points  # with those that were known
-    sweep.at_random = adaptive.at_random(folder)
+    adaptive.note_origins(sweep, folder)
     if lacking is None:
         return False
     sweep.points = 0  # whatever is there is all

@@ -57,6 +57,9 @@ class Results:
             are grouped by other keys.
         by_objective: the verdict on each of several objectives, for its intervals.
         at_random: the identities (`id`) of the points that a search drew at random.
+        given: those of the points with which a search began: known, or enqueued.
+        numbers: the number of each point, which is the name of its folder, by the identity of its record;
+            empty where it is its place.
         reference: the reference point of the hypervolume of several objectives; empty for the worst values.
 
     Raises:
@@ -75,6 +78,8 @@ class Results:
     verdict: Verdict | None = None
     by_objective: Mapping[str, Verdict] = field(default_factory=dict)
     at_random: frozenset[int] = frozenset()
+    given: frozenset[int] = frozenset()
+    numbers: Mapping[int, int] = field(default_factory=dict)
     reference: Sequence[float] = ()
 
     def __post_init__(self) -> None:
@@ -352,15 +357,22 @@ def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
         folder: of the sweep.
         ended: whether the sweep is known to have ended: then a point without a record has failed.
     """
-    records = current(sweep.all_records(folder, ended=ended))
-    numbers = [path.name for path in sweep.records(folder)] if sweep.at_random else []
-    drawn = {n for n, name in enumerate(numbers) if name.isdecimal() and int(name) in sweep.at_random}
+    by_folder = sweep.all_records(folder, ended=ended)
+    records = current([*by_folder.values()])
+    named = zip(by_folder, records, strict=True)
+    numbers = {id(record): int(path.name) for path, record in named if path.name.isdecimal()}
+
+    def of(wanted: Sequence[int]) -> frozenset[int]:
+        return frozenset(identity for identity, number in numbers.items() if number in set(wanted))
+
     return Results(
         sweep.title,
         sweep.swept,
         records,
         mode=sweep.mode,
         remarks=sweep.notes,
-        at_random=frozenset(id(record) for n, record in enumerate(records) if n in drawn),
+        at_random=of(sweep.at_random),
+        given=of(sweep.given),
+        numbers=numbers,
         reference=sweep.reference,
     )

@@ -53,6 +53,7 @@ class Sweep:
         input_runs: the ids of the MLflow runs of the inputs, by their names.
         reference: the reference point of the hypervolume of several objectives; empty for the worst values.
         at_random: the numbers of the points that a search drew at random.
+        given: the numbers of the points with which a search began: those that were known, or enqueued.
     """
 
     title: str
@@ -68,6 +69,7 @@ class Sweep:
     input_runs: dict[str, str] = field(default_factory=dict)
     reference: list[float] = field(default_factory=list)
     at_random: list[int] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         """Write `sweep.json`."""
@@ -99,8 +101,8 @@ class Sweep:
         records = self.records(folder)
         return {path: number for number, path in enumerate(records) if records[path].finished}
 
-    def all_records(self, folder: Path, *, ended: bool = False) -> list[Record]:
-        """The records of all points; a point without a record failed, unless the sweep is still running.
+    def all_records(self, folder: Path, *, ended: bool = False) -> dict[Path, Record]:
+        """The records of all points, by folder; one without a record failed, unless the sweep is running.
 
         Args:
             folder: the folder of the sweep.
@@ -110,10 +112,10 @@ class Sweep:
 
         records = self.records(folder)
         lost = [n for n in range(self.points) if folder / str(n) not in records]
-        missing = [_lost(n) for n in lost][: max(self.points - len(records), 0)]
         if not ended and is_in_use(folder / LOCKED):
-            missing = []
-        return [*records.values(), *missing]
+            return records
+        missing = lost[: max(self.points - len(records), 0)]
+        return records | {folder / str(n): _lost(n) for n in missing}
 
 
 def _lost(number: int) -> Record:

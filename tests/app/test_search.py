@@ -175,6 +175,7 @@ def test_a_search_begins_with_the_points_that_are_given(search, folder):
     outcome = search("sweep.trials=4", "sweep.batch=2", enqueue)
 
     assert outcome.status == 0, outcome.err
+    assert json.loads((sweep_of(folder) / "sweep.json").read_text())["given"] == [0, 1]
     first, second, *_ = (trial["parameters"] for trial in trials(folder))
     assert first == {"weights.0": 0.25, "weights.1": 0.75} and second["weights.1"] == 0.125
 

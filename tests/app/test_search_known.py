@@ -64,6 +64,7 @@ def test_known_results_come_first_cost_nothing_and_are_not_counted(run, folder, 
     assert asked[: len(known)] == [trial for trial in asked if trial["state"].get("known")]
     assert len(rows(Path("s"))) == 12 and all(r["found"] for r in records(Path("s"))[:4])
     assert "[12/12]" in outcome.out
+    assert json.loads(Path("s/sweep.json").read_text())["given"] == [0, 1, 2, 3]
 
     run(*words)
     assert measured(folder) - before == 8 and len(records(Path("s"))) == 12

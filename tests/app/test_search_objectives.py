@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,19 @@ def test_the_front_is_chosen_on_validation_and_measured_on_test(search, app, fol
     assert f"on 'validation' has {len(expected)} of 20 settings" in " ".join(outcome.out.split())
     study = (sweep_of(folder) / "study.log").read_text()
     assert '"directions":[1,2]' in study  # minimise the first, maximise the second
+
+
+def test_members_of_the_front_are_named_by_their_folders(search, app, folder, no_figures):
+    assert search("sweep.trials=6", "hydra.sweep.dir=s").status == 0
+    shutil.rmtree("s/0")  # as in a part of a shared search
+    sweep = json.loads(Path("s/sweep.json").read_text())
+    Path("s/sweep.json").write_text(json.dumps({**sweep, "points": 0}))
+
+    front = json.loads(app("table", "s", "--json").out)["verdict"]["front"]
+
+    for member in front["members"]:
+        record = json.loads(Path("s", str(member["point"]), "run.json").read_text())
+        assert record["overrides"] == member["overrides"]
 
 
 def area(pairs: list[tuple[float, float]], reference: tuple[float, float]) -> float:

@@ -85,15 +85,16 @@ def test_settings_on_a_line_have_no_contour():
     assert contours(Results("a line", ["alpha", "k"], records, mode="search")) is None
 
 
-def told(results: Results, gain: float) -> Results:
-    """The same search with a verdict on 400 examples, of which the best setting has so many more."""
+def told(results: Results, **gains: float) -> Results:
+    """The same search with a verdict on splits of 400 examples, of which its best has so many more."""
     chance = np.random.default_rng(0)
     base = chance.random(400)
     candidates = []
     for place, setting in enumerate(results.ranked):
-        hits = base < (0.5 + gain if place == 0 else 0.5)
-        candidates.append(Candidate(setting.name, "merge", {}, {"all": Outcomes({"task": hits})}))
-    verdict = conclude(candidates, metric="hits", splits=("all",))
+        hits = {split: base < (0.5 + gain if place == 0 else 0.5) for split, gain in gains.items()}
+        outcomes = {split: Outcomes({"task": values}) for split, values in hits.items()}
+        candidates.append(Candidate(setting.name, "merge", {}, outcomes))
+    verdict = conclude(candidates, metric="hits", splits=tuple(gains))
     return replace(results, verdict=verdict)
 
 
@@ -104,11 +105,31 @@ def told(results: Results, gain: float) -> Results:
 def test_a_gain_is_claimed_only_where_the_data_tell_it(gain, words):
     whole = searched(count=12)
     worst = frozenset(id(setting.records[0]) for setting in whole.ranked[-5:])
-    note = gain_note(replace(told(whole, gain), at_random=worst))
+    note = gain_note(replace(told(whole, all=gain), at_random=worst))
 
     assert note is not None and words in note
     assert "than the best of the 5 that were drawn at random" in note
     assert note.endswith("A random search of as many trials was not run.")
+
+
+def test_a_best_trial_that_is_worse_on_the_other_split_is_called_so():
+    whole = searched(count=12)
+    worst = frozenset(id(setting.records[0]) for setting in whole.ranked[-5:])
+    note = gain_note(replace(told(whole, validation=0.3, test=-0.3), at_random=worst))
+
+    assert note is not None and "there it is worse, by more than chance among the examples" in note
+    assert "which is more than chance" not in note
+
+
+def test_points_that_were_given_are_not_the_work_of_the_sampler():
+    results = searched(drawn=5)
+    ranked = [id(setting.records[0]) for setting in results.ranked]
+
+    best = replace(results, at_random=frozenset(ranked[-3:]), given=frozenset(ranked[:2]))
+    other = replace(results, at_random=frozenset(ranked[-3:]), given=frozenset(ranked[1:3]))
+
+    assert "The best trial is one of the 2 with which the search began: the 55 that" in gain_note(best)
+    assert "The best of the 55 trials that the sampler chose" in gain_note(other)
 
 
 def test_without_outcomes_nothing_tells_whether_the_gain_is_chance():

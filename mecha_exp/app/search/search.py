@@ -14,7 +14,15 @@ from mecha_exp.app.search.shared import Entry, SharedStudy, Values
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.study import next_trials
 from mecha_exp.app.search.study_file import open_study_file
-from mecha_exp.app.search.trials import AT_RANDOM, KNOWN, TRIALS_FILE, Trial, read_trials, write_trials
+from mecha_exp.app.search.trials import (
+    AT_RANDOM,
+    ENQUEUED,
+    KNOWN,
+    TRIALS_FILE,
+    Trial,
+    read_trials,
+    write_trials,
+)
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab.points import Setting
 from mecha_exp.runs.record import RUN_FILE, Record
@@ -150,12 +158,14 @@ class Search:
         setting = self.space.setting(entry.trial.parameters)
         return all(f"{key.lstrip('+')}={text}" in overrides for key, text in setting.items())
 
-    def at_random(self, folder: Path) -> list[int]:
-        """The numbers of the trials that were drawn at random, and not by what the sampler has learned."""
+    def note_origins(self, sweep: Sweep, folder: Path) -> None:
+        """Note in a sweep which trials were drawn at random, and with which ones the search began."""
         if self.shared is not None:
-            return [e.number for e in self.shared.entries() if e.trial.state.get(AT_RANDOM)]
-        trials = read_trials(folder, self.space)
-        return [number for number, trial in enumerate(trials) if trial.state.get(AT_RANDOM)]
+            states = {e.number: e.trial.state for e in self.shared.entries()}
+        else:
+            states = {n: trial.state for n, trial in enumerate(read_trials(folder, self.space))}
+        sweep.at_random = [n for n, state in states.items() if AT_RANDOM in state]
+        sweep.given = [n for n, state in states.items() if KNOWN in state or ENQUEUED in state]
 
     def collect(self, folder: Path) -> str | None:
         """Copy the runs of other processes into a sweep's folder, once all trials of a shared study have run.

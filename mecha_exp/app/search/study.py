@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.search.samplers import SEQUENCE, Sampler, quiet_optuna
 from mecha_exp.app.search.space import Dimension, Parameters, Space
-from mecha_exp.app.search.trials import AT_RANDOM, KNOWN, Trial
+from mecha_exp.app.search.trials import AT_RANDOM, ENQUEUED, KNOWN, Trial
 
 if TYPE_CHECKING:
     import optuna
@@ -24,7 +24,7 @@ _ATTEMPTS = 20
 _LISTED = 10_000
 """The size of the largest finite space whose points are listed to draw one of them."""
 _SEQUENCE_STATE = "sequence"
-_OURS = (_SEQUENCE_STATE, AT_RANDOM, KNOWN)
+_OURS = (_SEQUENCE_STATE, AT_RANDOM, KNOWN, ENQUEUED)
 
 
 def next_trials(
@@ -58,7 +58,9 @@ def next_trials(
             trial, parameters = _ask(study, space, taken, f"{sampler.seed} {number}")
             taken.add(_identity(space, parameters))
             state = _state(study, trial.number, sampler)
-            if is_random and number - known >= len(enqueued):
+            if number - known < len(enqueued):
+                state[ENQUEUED] = True
+            elif is_random:
                 state[AT_RANDOM] = True
             asked.append(Trial(parameters, state))
         return asked

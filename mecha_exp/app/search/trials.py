@@ -14,8 +14,8 @@ from mecha_exp.system.atomic_write import atomic_write_text
 
 TRIALS_FILE = "trials.json"
 """The file of a sweep's folder with the trials that were asked for; what they gave is in their records."""
-AT_RANDOM, KNOWN = "at_random", "known"
-"""The entries of a trial's state that say that it was drawn at random, or known before the search began."""
+AT_RANDOM, KNOWN, ENQUEUED = "at_random", "known", "enqueued"
+"""Entries of a trial's state: it was drawn at random, known before the search, or given to begin with."""
 
 
 @dataclass(frozen=True)

@@ -87,10 +87,10 @@ def front_of(results: Results) -> Front | None:
 
 def _member(setting: Setting, results: Results) -> Member:
     record = setting.finished[0]
-    number = next(n for n, other in enumerate(results.records) if other is record)
+    place = next(n for n, other in enumerate(results.records) if other is record)
     named = {m: f"{record.report_split}/{m}" for m in results.objectives} if record.reported else {}
     return Member(
-        number,
+        results.numbers.get(id(record), place),
         setting.name,
         record.overrides,
         {metric: setting.estimate(metric).mean for metric in results.objectives},

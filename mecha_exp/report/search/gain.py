@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from mecha_exp.report.results import Results
 from mecha_exp.report.settings import Setting
@@ -13,18 +13,23 @@ NOT_RUN = "A random search of as many trials was not run."
 
 
 def gain_note(results: Results) -> str | None:
-    """A sentence on the gain, and on whether it is more than chance; None without both kinds of trials."""
-    drawn = set(results.at_random)
+    """A sentence on the gain, and on whether it is more than chance; None without both kinds of trials.
+
+    The points with which the search began, known or enqueued, are of neither kind.
+    """
     ranked = [s for s in results.ranked if math.isfinite(s.estimate(results.metric).mean)]
-    at_random = [s for s in ranked if any(id(record) in drawn for record in s.records)]
-    chosen = [s for s in ranked if s not in at_random]
+    given = [s for s in ranked if _has_one_of(s, results.given)]
+    at_random = [s for s in ranked if _has_one_of(s, results.at_random)]
+    chosen = [s for s in ranked if s not in given and s not in at_random]
     if not at_random or not chosen or results.best_setting is None:
         return None
     first, best, count = results.best_setting, at_random[0], len(at_random)
-    if first in at_random:
+    if first not in chosen:
+        origin = "that were drawn at random" if first in at_random else "with which the search began"
+        among = count if first in at_random else len(given)
         return (
-            f"The best trial is one of the {count} that were drawn at random: the {len(chosen)} that the "
-            "sampler chose gained nothing over them."
+            f"The best trial is one of the {among} {origin}: the {len(chosen)} that the sampler chose gained "
+            "nothing over them."
         )
     gain = abs(first.estimate(results.metric).mean - best.estimate(results.metric).mean)
     what = (
@@ -32,6 +37,10 @@ def gain_note(results: Results) -> str | None:
         f"{results.metric} than the best of the {count} that were drawn at random"
     )
     return f"{what}{_certainty(results, first, best)} {NOT_RUN}"
+
+
+def _has_one_of(setting: Setting, points: Container[int]) -> bool:
+    return any(id(record) in points for record in setting.records)
 
 
 def _certainty(results: Results, first: Setting, best: Setting) -> str:
@@ -45,8 +54,10 @@ def _certainty(results: Results, first: Setting, best: Setting) -> str:
     numbers = (
         f"on '{compared.split}', 95 % interval {low:.4g} to {high:.4g}, p = {compared.p_holm:.2g} after Holm"
     )
-    if compared.distinguishable:
+    if compared.distinguishable and high > 0:
         return f" ({numbers}), which is more than chance among the examples."
+    if compared.distinguishable:
+        return f" ({numbers}): there it is worse, by more than chance among the examples."
     return f" ({numbers}), which cannot be told from chance."
 
 
