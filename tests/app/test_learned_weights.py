@@ -311,6 +311,9 @@ def test_a_loss_that_is_not_finite_is_an_error_with_a_cure(learn, folder, factor
     ("words", "message"),
     [
         (["sweep.loss=entropy"], "gives no logits to differentiate. Register them with @logits_of"),
+        (["sweep.loss=[]"], "sweep.loss is empty, so nothing would be learned: sweep.loss=entropy."),
+        (["sweep.by=[]"], "sweep.by is empty, so nothing would be learned: sweep.by=expert."),
+        (["sweep.start=true"], "sweep.start=True: expected one number from 0 to 1"),
         (["sweep.loss=hinge"], "sweep.loss=hinge: there is no such loss"),
         (
             ["evaluator=none", "evaluator.name=null"],
@@ -329,6 +332,10 @@ def test_a_loss_that_is_not_finite_is_an_error_with_a_cure(learn, folder, factor
         (["+blocks.0=0.5"], "'blocks' gives some another strength. Leave that out"),
         (["+sweep.replicates=3"], "sweep=gradient is for one set of experts and one seed"),
         (["models.experts=[]"], "learns the weights of experts: list them in models.experts"),
+        (
+            ["models.experts=[a.safetensors,a.safetensors]"],
+            "sweep=gradient: models.experts lists a.safetensors twice.",
+        ),
         (["sweep.steps=0"], "sweep.steps=0: expected a whole number, 1 or more"),
         (["sweep.checkpoints=x"], "sweep.checkpoints=x: expected a whole number, 1 or more"),
         (["sweep.rate=-1"], "sweep.rate=-1: expected a learning rate above 0"),

@@ -225,6 +225,14 @@ def test_the_study_is_written_into_a_database(search, folder):
             "the sampler tpe has no such option. Did you mean 'n_startup_trials'?",
         ),
         (
+            ["weights.0=interval(0,1)", "sweep.options.n_startup_trials=ten"],
+            "sweep.options.n_startup_trials=ten: expected a whole number, 0 or more.",
+        ),
+        (
+            ["weights.0=interval(0,1)", "sweep.options.n_startup_trials=null"],
+            "sweep.options.n_startup_trials=None: expected a whole number, 0 or more.",
+        ),
+        (
             ["weights.0=interval(0,1)", "sweep.sampler=nsga2", "sweep.options.population_size=1"],
             "population_size",
         ),
@@ -252,6 +260,13 @@ def test_bad_input_is_said_before_any_work(search, folder, words, message):
     assert message in outcome.err.replace("\n", " ")
     assert "Traceback" not in outcome.err
     assert not (folder / "outputs" / "multiruns").exists() and not measured(folder)
+
+
+def test_options_that_fail_while_the_sampler_is_asked_are_named(search):
+    outcome = search("sweep.sampler=cmaes", "sweep.trials=6", "sweep.batch=2", "sweep.options.popsize=0")
+
+    assert outcome.status != 0
+    assert "sweep.options: cmaes does not take them: " in outcome.err and "Traceback" not in outcome.err
 
 
 def test_a_folder_with_another_space_is_refused(search, folder):

@@ -145,8 +145,9 @@ class Experiment:
         job = Job(self.recipe(coefficients, values), made, torch.float32)
         with plan([job], self.point.options) as planned:
             run_plan(planned)
-        for key, tensor in vectors.merged(coefficients.by_key(values)).items():
-            if key in vectors.keys and not _alike(made.get(key), tensor):
+        expected = vectors.merged(coefficients.by_key(values))
+        for key in vectors.keys:
+            if not _alike(made.get(key), expected[key]):
                 raise ConfigError(
                     f"sweep=gradient: the engine does not merge '{key}' as base + sum of weight (expert - "
                     "base), so a gradient would be that of another model. For running statistics set "

@@ -160,7 +160,7 @@ def _start(value: Any, experts: int, low: float, high: float) -> Floats:
     """The weight of each expert to begin with."""
     given = as_list(value)
     numbers = given * experts if len(given) == 1 else given
-    if len(numbers) != experts or not all(isinstance(n, int | float) and low <= n <= high for n in numbers):
+    if len(numbers) != experts or not all(type(n) in (int, float) and low <= n <= high for n in numbers):
         raise ConfigError(
             f"sweep.start={value}: expected one number from {low:g} to {high:g} (sweep.low, sweep.high), or "
             f"a list of one for each of the {experts} experts."

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.hydra.compose import Batch
-from mecha_exp.app.sweep.experts import check_lists, experts_of, subset_point
+from mecha_exp.app.sweep.experts import check_distinct_experts, check_lists, experts_of, subset_point
 from mecha_exp.app.sweep.points import CONVENTION, Points, axis_of
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.errors import ConfigError, did_you_mean
@@ -60,6 +60,9 @@ def gradient_points(overrides: Sequence[Override], config: DictConfig) -> Adapti
     axes = [axis_of(o) for o in overrides if o.is_sweep_override()]
     fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
     _check_recipe([axis.key for axis in axes], config)
+    for key, example in (("by", EXPERT), ("loss", "entropy")):
+        if not as_list(config.sweep[key]):
+            raise ConfigError(f"sweep.{key} is empty, so nothing would be learned: sweep.{key}={example}.")
     for kind in as_list(config.sweep.by):
         if kind not in KINDS:
             hint = did_you_mean(str(kind), KINDS)
@@ -68,6 +71,7 @@ def gradient_points(overrides: Sequence[Override], config: DictConfig) -> Adapti
     begun = [{**labels, **setting} for setting in lab.grid(axes, GRADIENT)]
     experts = OmegaConf.to_container(config.models.experts, resolve=True)
     assert isinstance(experts, list)
+    check_distinct_experts(experts, GRADIENT)
     like = learned_setting("entropy/expert", 1, lab.as_text([0.5] * len(experts)))
     keys = [axis.key for axis in axes]
     return AdaptivePoints([LEARNED_KEY, STEP_KEY, *keys], fixed, [*begun, like], begun=begun, experts=experts)

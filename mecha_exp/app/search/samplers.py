@@ -69,11 +69,24 @@ class Sampler:
 
         seed = self.seed if self.name == SEQUENCE else (self.seed * 1_000_003 + number) % 2**32
         options = {**_DEFAULTS.get(self.name, {}), **self.options}
-        try:
+        with self.errors_named():
             sampler: BaseSampler = getattr(optuna.samplers, SAMPLERS[self.name])(seed=seed, **options)
-        except Exception as error:  # of any kind: what Optuna says of its options
-            raise ConfigError(f"sweep.options: {self.name} does not take them: {error}") from None
         return sampler
+
+    @contextmanager
+    def errors_named(self) -> Iterator[None]:
+        """Turn an error of a sampler with options, of any kind, into one that names them.
+
+        Raises:
+            ConfigError: the sampler has failed with its options.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not self.options:
+                raise
+            reason = str(error) or type(error).__name__
+            raise ConfigError(f"sweep.options: {self.name} does not take them: {reason}") from error
 
     def draws_at_random(self, completed: int) -> bool:
         """Whether it draws the next trial at random, after so many that have values."""
@@ -157,6 +170,8 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
             raise ConfigError(f"sweep.options.{option}: the sampler {name} has no such option.{hint}")
         if value is not None and not isinstance(value, _SIMPLE):
             raise ConfigError(f"sweep.options.{option}: expected a number, a text, true or false.")
+        if option == _STARTUP.get(name, ("", 0))[0] and (type(value) is not int or value < 0):
+            raise ConfigError(f"sweep.options.{option}={value}: expected a whole number, 0 or more.")
 
 
 @contextmanager

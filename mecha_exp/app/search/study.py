@@ -55,7 +55,8 @@ def next_trials(
         taken = {_identity(space, trial.parameters) for trial in earlier}
         asked: list[Trial] = []
         for number in range(len(earlier), len(earlier) + count):
-            trial, parameters = _ask(study, space, taken, f"{sampler.seed} {number}")
+            with sampler.errors_named():
+                trial, parameters = _ask(study, space, taken, f"{sampler.seed} {number}")
             taken.add(_identity(space, parameters))
             state = _state(study, trial.number, sampler)
             if number - known < len(enqueued):

@@ -59,10 +59,19 @@ def experts_of(config: DictConfig) -> list[str]:
             f"sweep={config.sweep.mode} leaves experts out, and models.experts lists {len(paths)}: give two "
             "or more."
         )
+    check_distinct_experts(paths, config.sweep.mode)
+    return [str(path) for path in paths]
+
+
+def check_distinct_experts(paths: Sequence[str], mode: str) -> None:
+    """Check that no expert is listed twice.
+
+    Raises:
+        ConfigError: one is.
+    """
     again = next((path for i, path in enumerate(paths) if path in paths[:i]), None)
     if again is not None:
-        raise ConfigError(f"sweep={config.sweep.mode}: models.experts lists {again} twice.")
-    return [str(path) for path in paths]
+        raise ConfigError(f"sweep={mode}: models.experts lists {again} twice.")
 
 
 def subset_point(group: Group, names: Sequence[str], paths: Sequence[str]) -> Setting:

@@ -127,12 +127,12 @@ def soup_so_far(results: Results, folder: Path) -> Figure | None:
 
 
 def _loss_line(axes: Axes, name: str, values: Sequence[float], number: int) -> None:
-    """Draw a loss as means of neighbouring steps, over its first mean."""
+    """Draw a loss as means of neighbouring steps, over the magnitude of its first mean."""
     size = max(1, len(values) // _WINDOWS)
     parts = [values[start : start + size] for start in range(0, len(values) - size + 1, size)]
     means = [sum(part) / len(part) for part in parts]
     places = [start * size + size / 2 for start in range(len(means))]
-    first = means[0] or 1.0
+    first = abs(means[0]) or 1.0
     axes.plot(places, [mean / first for mean in means], color=COLOURS[number % len(COLOURS)], label=name)
 
 
