@@ -204,9 +204,10 @@ def _adaptive(
     if line.searched is not None:
         return search_of(line.searched.space, line.config, point, scoring, line.job, title, bench)
     if line.adaptive is not None:
+        from mecha_exp.app.adaptive.request import Request
         from mecha_exp.app.adaptive.sweeps import adaptive_sweep
 
-        return adaptive_sweep(line.config, point, scoring, line.adaptive, line.job)
+        return adaptive_sweep(Request(line.config, point, scoring, line.adaptive, line.job))
     return None
 
 

@@ -198,6 +198,14 @@ def test_one_tensor_of_one_expert_is_in_memory_at_a_time():
     assert torch.allclose(merged["k0"], states[0]["k0"] + 0.5 * total, atol=1e-5)
 
 
+def test_other_parts_of_the_same_kind_are_learned_anew():
+    one = Coefficients("block", ("a", "b"), {FIRST: 0, SECOND: 1}, 2)
+
+    same = Coefficients("block", ("a", "b"), {FIRST: 0, SECOND: 1}, 2)
+    other = Coefficients("block", ("a", "b"), {FIRST: 1, SECOND: 0}, 2)
+    assert one.identity == same.identity and json.dumps(one.identity) != json.dumps(other.identity)
+
+
 def test_adam_is_that_of_torch_and_stays_within_the_bounds():
     start = np.array([[0.3, 0.9], [0.5, 0.1]])
     ours, theirs = Adam.begin(start, 0.05, 0.0, 1.0), torch.tensor(start, requires_grad=True)

@@ -65,6 +65,11 @@ class Coefficients:
         """The number of parts, and that of experts."""
         return len(self.parts), self.experts
 
+    @property
+    def identity(self) -> list[object]:
+        """What has a weight, for JSON: the kind, the parts, and the part of each key."""
+        return [self.kind, list(self.parts), dict(self.of_key)]
+
     def by_key(self, values: Floats) -> dict[str, Floats]:
         """The weights of the experts at each key, from those of the parts, float64 [parts, experts]."""
         return {key: values[place] for key, place in self.of_key.items()}

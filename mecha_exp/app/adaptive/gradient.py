@@ -15,13 +15,12 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.adaptive.experiment import Experiment
 from mecha_exp.app.adaptive.learning import Descent
-from mecha_exp.app.adaptive.points import AdaptivePoints, as_list, learned_setting
+from mecha_exp.app.adaptive.points import as_list, learned_setting
 from mecha_exp.app.adaptive.progress import Progress, file_of, write_tables
+from mecha_exp.app.adaptive.request import Request
 from mecha_exp.app.adaptive.task_vectors import TaskVectors
 from mecha_exp.app.hydra.compose import Batch
-from mecha_exp.app.point import Point
 from mecha_exp.errors import ConfigError
-from mecha_exp.evaluation import Scoring
 from mecha_exp.evaluation.learning.losses import bound_loss
 from mecha_exp.lab.points import Setting
 from mecha_exp.terminal import stdout
@@ -87,32 +86,19 @@ class Learning:
                 yield learned_setting(descent.name, step, text)
 
 
-def learning_of(
-    config: DictConfig,
-    point: Point,
-    scoring: Scoring,
-    known: AdaptivePoints,
-    words: Callable[[Setting], list[str]],
-) -> Learning:
-    """The sweep that a configuration asks for.
-
-    Args:
-        config: of a point, with the settings of `sweep`.
-        point: one of its points.
-        scoring: what measures it.
-        known: its points that are known beforehand.
-        words: makes the overrides of a point from what it sets.
+def learning_of(request: Request) -> Learning:
+    """The sweep that is asked for.
 
     Raises:
         ConfigError: anything that is wrong with it; nothing has been written then.
     """
-    settings = config.sweep
+    settings, scoring = request.config.sweep, request.scoring
     if not scoring.evaluations:
         raise ConfigError(
             "sweep=gradient learns by a loss on an evaluator's data: choose one with evaluator=digits or "
             "another that has logits, or one of your own (docs/learned-weights.md)."
         )
-    experiment = Experiment.of(point)
+    experiment = Experiment.of(request.point)
     batch = None if settings.batch is None else _count("sweep.batch", settings.batch)
     seed = _count("sweep.seed", settings.seed, least=0)
     evaluation = scoring.evaluations[0]
@@ -123,11 +109,12 @@ def learning_of(
     descents = []
     for name, loss in losses.items():
         for kind, coefficients in experiment.coefficients([str(k) for k in as_list(settings.by)]).items():
-            decides = [loss.key, kind, start.tolist(), rate, low, high, checkpoints, experiment.identity]
+            numbers = [start.tolist(), rate, low, high, checkpoints]
+            decides = [loss.key, coefficients.identity, numbers, experiment.identity]
             key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
             arguments = (loss, coefficients, start, rate, low, high, checkpoints, key)
             descents.append(Descent(f"{name}/{kind}", *arguments))
-    return Learning(experiment, descents, known.begun, words)
+    return Learning(experiment, descents, request.known.begun, request.words)
 
 
 def _followed(descent: Descent, vectors: TaskVectors, path: Path) -> Progress:

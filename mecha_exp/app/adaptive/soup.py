@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from mecha_exp.app.adaptive.points import AdaptivePoints, soup_setting
+from mecha_exp.app.adaptive.points import soup_setting
+from mecha_exp.app.adaptive.request import Request
 from mecha_exp.app.hydra.compose import Batch
-from mecha_exp.app.point import Point
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean
-from mecha_exp.evaluation import Outcomes, Scoring
+from mecha_exp.evaluation import Outcomes
 from mecha_exp.lab.points import TRIAL, Setting
 from mecha_exp.report.adaptive import CHOICES_FILE
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, models_in, read_outcomes
@@ -173,26 +173,13 @@ def p_value(one: Outcomes, other: Outcomes) -> float:
     return float(paired_p_values(Panel.of(both, WHOLE), np.array([[0, 1]], dtype=np.intp))[0])
 
 
-def soup_of(
-    config: DictConfig,
-    point: Point,
-    scoring: Scoring,
-    known: AdaptivePoints,
-    words: Callable[[Setting], list[str]],
-) -> GreedySoup:
-    """The sweep that a configuration asks for.
-
-    Args:
-        config: of a point, with the settings of `sweep`.
-        point: one of its points.
-        scoring: what measures it.
-        known: its points that are known beforehand.
-        words: makes the overrides of a point from what it sets.
+def soup_of(request: Request) -> GreedySoup:
+    """The sweep that is asked for.
 
     Raises:
         ConfigError: anything that is wrong with it; nothing has been written then.
     """
-    settings = config.sweep
+    settings, scoring = request.config.sweep, request.scoring
     if scoring.metric is None:
         raise ConfigError(
             "sweep=greedy_soup needs a metric to choose by: choose an evaluator with evaluator=..."
@@ -209,13 +196,13 @@ def soup_of(
     level = settings.level
     if not isinstance(level, int | float) or isinstance(level, bool) or not 0 < level < 1:
         raise ConfigError(f"sweep.level={level}: expected a level of the test between 0 and 1, such as 0.05.")
-    if OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"] != _NUMBERED:  # type: ignore[call-overload, index]
+    if OmegaConf.to_container(request.config.hydra.sweep, resolve=False)["subdir"] != _NUMBERED:  # type: ignore[call-overload, index]
         raise ConfigError(
             "hydra.sweep.subdir: sweep=greedy_soup finds its points by their numbers. Leave it out."
         )
     split = scoring.selection_split or WHOLE
     decided_by = (settings.rule, float(level), scoring.metric, scoring.direction, split)
-    return GreedySoup(known.experts, *decided_by, known.begun, words)
+    return GreedySoup(request.known.experts, *decided_by, request.known.begun, request.words)
 
 
 def _show(choice: Choice) -> None:

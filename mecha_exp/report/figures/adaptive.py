@@ -33,12 +33,7 @@ _WINDOWS = 25
 def learning_curves(results: Results, folder: Path) -> Figure | None:
     """Draw the loss of each descent over its steps, and beside it the metric of the kept weights.
 
-    Args:
-        results: of the sweep.
-        folder: of the sweep, with `learning.csv`.
-
-    Returns:
-        None where nothing was learned.
+    The losses are those of `learning.csv` in the sweep's folder; None where there are none.
     """
     losses = losses_by_step(folder)
     if not losses:
@@ -65,12 +60,7 @@ def learning_curves(results: Results, folder: Path) -> Figure | None:
 def learned_weights(results: Results, folder: Path) -> Figure | None:
     """Draw the weights of the best setting that was learned: a map of the model's parts by experts.
 
-    Args:
-        results: of the sweep.
-        folder: of the sweep, with `learned_weights.csv`.
-
-    Returns:
-        None where nothing was learned.
+    They are those of `learned_weights.csv` in the sweep's folder; None where nothing was learned.
     """
     ranked = [s for s in results.ranked if s.values.get(LEARNED_KEY) not in (None, NOTHING)]
     if not ranked:
@@ -95,12 +85,7 @@ def learned_weights(results: Results, folder: Path) -> Figure | None:
 def soup_so_far(results: Results, folder: Path) -> Figure | None:
     """Draw the score of a greedy soup with each expert that was tried; hollow where it was not kept.
 
-    Args:
-        results: of the sweep.
-        folder: of the sweep, with `greedy_soup.csv`.
-
-    Returns:
-        None where nothing was tried.
+    The scores are those of `greedy_soup.csv` in the sweep's folder; None where nothing was tried.
     """
     rows = choices(folder)
     if not rows:
