@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sweep_folders import records, rows, sweep_of
+from two_experts import without
 
 from mecha_exp.app.adaptive.soup import p_value
 from mecha_exp.errors import EvaluationError
@@ -56,10 +57,9 @@ def soup(folder: Path, app, no_figures):
     }
 
     def run(*words: str):
-        given = {word.partition("=")[0] for word in words}
-        base = [f"{key}={value}" for key, value in usual.items() if key not in given]
-        base = [word for word in base if not word.startswith("models.base") or "recipe" in given]
-        return app("sweep=greedy_soup", *base, *words)
+        has_base = any(word.startswith("recipe=") for word in words)  # which `n_average` does not take
+        chosen = {key: value for key, value in usual.items() if key != "models.base" or has_base}
+        return app("sweep=greedy_soup", *without(chosen, words), *words)
 
     return run
 

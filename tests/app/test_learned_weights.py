@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sweep_folders import records, rows, sweep_of
+from two_experts import without, write_two_experts
 
 from mecha_exp.app.adaptive import learning
 from mecha_exp.app.adaptive.coefficients import Coefficients
@@ -70,11 +71,7 @@ def losses_of_plugins(monkeypatch):
 @pytest.fixture
 def learn(folder: Path, app, no_figures):
     """Learns the weights of two experts along two axes; each of two blocks has its own best ones."""
-    for name, pair in {"base": (0.0, 0.0), "a": (1.0, 0.0), "b": (0.0, 1.0)}.items():
-        save_file({key: torch.tensor(pair) for key in (FIRST, SECOND)}, folder / f"{name}.safetensors")
-    (folder / "plugin.py").write_text(PLUGIN)
-    experts = f"models.experts=[{folder}/a.safetensors,{folder}/b.safetensors]"
-    models = [f"models.base={folder}/base.safetensors", experts, f"plugins=[{folder}/plugin.py]"]
+    models = dict(w.split("=", 1) for w in write_two_experts(folder, PLUGIN, (FIRST, SECOND)))
     usual = {
         "recipe": "task_arithmetic",
         "evaluator.name": "test_distance",
@@ -85,9 +82,7 @@ def learn(folder: Path, app, no_figures):
     }
 
     def run(*words: str):
-        given = {word.partition("=")[0] for word in words}
-        kept = [f"{key}={value}" for key, value in usual.items() if key not in given]
-        return app("sweep=gradient", *[m for m in models if m.partition("=")[0] not in given], *kept, *words)
+        return app("sweep=gradient", *without({**models, **usual}, words), *words)
 
     return run
 

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from sweep_folders import overrides, records, rows, sweep_of
+from two_experts import INPUTS, write_two_experts
 
 from mecha_exp.app.search.study_file import STUDY_FILE
 
@@ -18,30 +17,12 @@ optuna = pytest.importorskip("optuna", minversion="4")
 pytestmark = pytest.mark.usefixtures("no_figures")
 
 REPOSITORY = Path(__file__).parents[2]
-INPUTS = {"base": (0.0, 0.0), "a": (1.0, 0.0), "b": (0.0, 1.0)}
-PLUGIN = """
-from pathlib import Path
-from mecha_exp import evaluator
-
-@evaluator("test_distance", metric="distance", direction="minimize")
-def distance(state_dict):
-    x, y = state_dict["w"].tolist()
-    with Path("measured.txt").open("a") as file:
-        print(x, y, file=file)
-    if Path("limit.txt").exists() and x > float(Path("limit.txt").read_text()):
-        raise ArithmeticError("too far")
-    return {"distance": (x - 0.3) ** 2 + (y - 0.8) ** 2}
-"""
 
 
 @pytest.fixture
 def models(folder: Path) -> list[str]:
     """A base of zeros, experts along two axes, whose merge is the pair of their weights, and an evaluator."""
-    for name, pair in INPUTS.items():
-        save_file({"w": torch.tensor(pair)}, folder / f"{name}.safetensors")
-    (folder / "plugin.py").write_text(PLUGIN)
-    experts = f"models.experts=[{folder}/a.safetensors,{folder}/b.safetensors]"
-    return [f"models.base={folder}/base.safetensors", experts, f"plugins=[{folder}/plugin.py]"]
+    return write_two_experts(folder)
 
 
 @pytest.fixture

@@ -4,35 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from sweep_folders import records, rows, sweep_of
+from two_experts import write_two_experts
 
 optuna = pytest.importorskip("optuna", minversion="4")
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
-PLUGIN = """
-from pathlib import Path
-from mecha_exp import evaluator
-
-@evaluator("test_distance", metric="distance", direction="minimize")
-def distance(state_dict):
-    x, y = state_dict["w"].tolist()
-    with Path("measured.txt").open("a") as file:
-        print(x, y, file=file)
-    return {"distance": (x - 0.3) ** 2 + (y - 0.8) ** 2}
-"""
-
 
 @pytest.fixture
 def run(folder: Path, app):
     """Runs a sweep of the weights of two experts."""
-    for name, pair in {"base": (0.0, 0.0), "a": (1.0, 0.0), "b": (0.0, 1.0)}.items():
-        save_file({"w": torch.tensor(pair)}, folder / f"{name}.safetensors")
-    (folder / "plugin.py").write_text(PLUGIN)
-    experts = f"models.experts=[{folder}/a.safetensors,{folder}/b.safetensors]"
-    fixed = [f"models.base={folder}/base.safetensors", experts, f"plugins=[{folder}/plugin.py]"]
+    fixed = write_two_experts(folder)
     fixed += ["recipe=task_arithmetic", "evaluator.name=test_distance", "output=none"]
     return lambda *words: app(*fixed, *words)
 

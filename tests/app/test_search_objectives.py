@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from sweep_folders import records, sweep_of
+from two_experts import write_two_experts
 
 from mecha_exp.report.search.hypervolume import hypervolumes
 
@@ -31,11 +30,7 @@ def two(state_dict, *, split):
 @pytest.fixture
 def search(folder: Path, app):
     """Runs a search of the weights of two experts, each of which is best in one of two metrics."""
-    for name, pair in {"base": (0.0, 0.0), "a": (1.0, 0.0), "b": (0.0, 1.0)}.items():
-        save_file({"w": torch.tensor(pair)}, folder / f"{name}.safetensors")
-    (folder / "plugin.py").write_text(PLUGIN)
-    experts = f"models.experts=[{folder}/a.safetensors,{folder}/b.safetensors]"
-    models = [f"models.base={folder}/base.safetensors", experts, f"plugins=[{folder}/plugin.py]"]
+    models = write_two_experts(folder, PLUGIN)
     fixed = ["recipe=task_arithmetic", "alpha=1", "evaluator.name=test_two", "output=none"]
     both = ["evaluator.metric=[near_a,reach]", "evaluator.direction=[minimize,maximize]"]
     space = ["weights.0=interval(0,1)", "weights.1=interval(0,1)"]

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from sweep_folders import records, rows, sweep_of
+from two_experts import INPUTS, write_two_experts
 
 from mecha_exp.app.search.locks import FileLocks
 from mecha_exp.app.search.shared import SharedStudy
@@ -24,20 +23,6 @@ optuna = pytest.importorskip("optuna", minversion="4")
 
 REPOSITORY = Path(__file__).parents[2]
 SPACE = Space((Dimension("a", low=0, high=1),), {"": {"a": "0"}})
-INPUTS = {"base": (0.0, 0.0), "a": (1.0, 0.0), "b": (0.0, 1.0)}
-PLUGIN = """
-import time
-from pathlib import Path
-from mecha_exp import evaluator
-
-@evaluator("test_distance", metric="distance", direction="minimize")
-def distance(state_dict):
-    x, y = state_dict["w"].tolist()
-    time.sleep(0.01)
-    with Path("measured.txt").open("a") as file:
-        print(x, y, file=file)
-    return {"distance": (x - 0.3) ** 2 + (y - 0.8) ** 2}
-"""
 
 
 def opened(url: str, **identity: object) -> SharedStudy:
@@ -169,13 +154,9 @@ def test_a_process_waits_for_the_one_that_is_in(folder):
 @pytest.fixture
 def words(folder: Path) -> list[str]:
     """The words of a search of the weights of two experts."""
-    for name, pair in INPUTS.items():
-        save_file({"w": torch.tensor(pair)}, folder / f"{name}.safetensors")
-    (folder / "plugin.py").write_text(PLUGIN)
-    experts = f"models.experts=[{folder}/a.safetensors,{folder}/b.safetensors]"
     return [
         *("sweep=search", "sweep.trials=20", "sweep.batch=3", "name=one", "output=none", "tracking=none"),
-        *(f"models.base={folder}/base.safetensors", experts, f"plugins=[{folder}/plugin.py]"),
+        *write_two_experts(folder),
         *("recipe=task_arithmetic", "alpha=1", "evaluator.name=test_distance"),
         *("weights.0=interval(0,1)", "weights.1=interval(0,1)"),
     ]
