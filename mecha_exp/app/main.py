@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 
 from mecha_exp.app import command_line
@@ -174,7 +175,8 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     sweep.reference = checked_reference(line.config.sweep.get("reference"), scoring)
     sweep.points = adaptive.trials if adaptive else len(line.jobs) if line.lists_points else 0
     _say_what_is_left_out(line)
-    with claimed_folder(line, bench) as folder:
+    at_work = adaptive.at_work() if isinstance(adaptive, Search) else nullcontext()
+    with claimed_folder(line, bench) as folder, at_work:
         if adaptive:
             adaptive.check_folder(folder)
         summary.begin(sweep, folder, tracking)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,6 +73,10 @@ class Search:
                 "folder with hydra.sweep.dir=..., or delete that file."
             )
 
+    def at_work(self) -> AbstractContextManager[None]:
+        """Let the other processes of a shared study know that this one searches, or reports."""
+        return nullcontext() if self.shared is None else self.shared.at_work()
+
     def batches(self, folder: Path) -> Iterator[Batch]:
         """Yield the points of the search in batches; one has run in `folder` when the next is requested.
 
@@ -101,19 +106,18 @@ class Search:
             stored.write(trials)
 
     def _shared_batches(self, folder: Path, study: SharedStudy) -> Iterator[Batch]:
-        with study.at_work():
-            study.begin(self.find_known, folder)
-            total = self._note_total([entry.trial for entry in study.entries()], folder)
-            entries = study.resume(folder, total)
-            while True:
-                for run in _in_runs(entries):
-                    yield self._batch([entry.trial for entry in run], run[0].number)
-                measured = {e.number: self._values(folder / str(e.number)) for e in entries}
-                if measured:
-                    study.tell(measured, folder)
-                entries = study.claim(folder, total, self.batch, self._ask, self._untold)
-                if not entries:
-                    return
+        study.begin(self.find_known, folder)
+        total = self._note_total([entry.trial for entry in study.entries()], folder)
+        entries = study.resume(folder, total)
+        while True:
+            for run in _in_runs(entries):
+                yield self._batch([entry.trial for entry in run], run[0].number)
+            measured = {e.number: self._values(folder / str(e.number)) for e in entries}
+            if measured:
+                study.tell(measured, folder)
+            entries = study.claim(folder, total, self.batch, self._ask, self._untold)
+            if not entries:
+                return
 
     def _note_total(self, trials: Sequence[Trial], folder: Path) -> int:
         """How many points there are with those that were known, which the sweep's file says from now on."""
