@@ -38,6 +38,7 @@ from mecha_exp.system.folders import make_new_folder
 from mecha_exp.system.progress import merge_summary
 from mecha_exp.terminal import show_error, show_plan, stdout
 from mecha_exp.tracking.database import absolute_uri
+from mecha_exp.tracking.names import experiment
 
 _MAX_NAMED = 3  # recipes in the title of a sweep
 _PLAIN = re.compile(r"[\w./\\:-]+")  # what Hydra reads as it is, without quotes
@@ -98,6 +99,7 @@ def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -
         else:
             check_writable(folder / "run.json", 0)
             if line.config.tracking.uri:
+                experiment(line.config.tracking.experiment)
                 absolute_uri(str(line.config.tracking.uri))
             return point, scoring
     problems.raise_as(ConfigError)

@@ -9,6 +9,7 @@ import tempfile
 from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import unquote
 
 from mecha_exp.errors import TrackingError
 from mecha_exp.system.cache import private_folder, read_checksummed, write_checksummed
@@ -18,13 +19,23 @@ ARTIFACTS_FOLDER = "mlartifacts"
 
 
 def absolute_uri(uri: str) -> str:
-    """The address with the path of a database made absolute, and its folder created; others unchanged."""
-    if not uri.startswith(SQLITE):
+    """The address with the path of a database made absolute, and its folder created; others unchanged.
+
+    Raises:
+        TrackingError: it names no file, or one that MLflow would look for elsewhere.
+    """
+    if not uri.startswith(SQLITE.rstrip("/")):
         return uri
     name = uri.removeprefix(SQLITE)
     path = Path(name).absolute()
-    if not name or path.is_dir():
+    if not name or name == uri or path.is_dir():
         raise TrackingError(f"tracking.uri={uri} names no file: write it as sqlite:///outputs/mlflow.db.")
+    if unquote(path.as_posix()) != path.as_posix() or "?" in path.as_posix():
+        raise TrackingError(
+            f"tracking.uri={uri}: MLflow would not find the file {path}, since it reads '?' and '%20' in its "
+            "path as parts of an address. Name another file with tracking.uri=sqlite:////PATH, or leave it "
+            "out with tracking=none."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     return SQLITE + path.as_posix()
 

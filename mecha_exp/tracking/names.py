@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mecha_exp.errors import TrackingError
+
 PARENT_TAG = "mlflow.parentRunId"
 SWEPT_TAG = "swept"
 """The tag of a sweep's run with the keys that differ between its points."""
@@ -12,7 +14,22 @@ LOGGED_BY = "logged_by"
 """The tag with the machine, the process and the time of logging: it tells a run that was abandoned."""
 HYPERPARAMETER = "hp/"
 """The start of the metrics that repeat numeric parameters: MLflow searches and plots metrics as numbers."""
-MAX_VALUE, MAX_KEY, MAX_TAG, MAX_DIGEST = 6000, 250, 8000, 36
+MAX_VALUE, MAX_KEY, MAX_TAG, MAX_DIGEST, MAX_EXPERIMENT = 6000, 250, 8000, 36, 500
+
+
+def experiment(name: Any) -> str:
+    """The name of an experiment; a number is one, too.
+
+    Raises:
+        TrackingError: MLflow would refuse it.
+    """
+    text = "" if name is None else str(name)
+    if not text.strip() or len(text) > MAX_EXPERIMENT:
+        raise TrackingError(
+            f"tracking.experiment={name}: expected a name of 1 to {MAX_EXPERIMENT} characters, such as "
+            "tracking.experiment=my_merges."
+        )
+    return text
 
 
 def acceptable(text: str) -> str:

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 from mecha_exp.errors import TrackingError
 from mecha_exp.tracking.backend import Backend, Entries, copy_artifacts, local_folder, now
@@ -35,12 +34,11 @@ def open_tables(uri: str, experiment: str) -> TablesBackend | None:
         uri: of an existing database.
         experiment: its name; created when needed.
     """
-    file = quote(Path(uri.removeprefix(SQLITE)).as_posix())
-    database = sqlite3.connect(f"file:{file}?mode=rw", timeout=BUSY_SECONDS, isolation_level=None, uri=True)
+    file = Path(uri.removeprefix(SQLITE)).as_uri()
+    database = sqlite3.connect(f"{file}?mode=rw", timeout=BUSY_SECONDS, isolation_level=None, uri=True)
     try:
-        if {
-            revision for (revision,) in database.execute("SELECT version_num FROM alembic_version")
-        } <= REVISIONS:
+        revisions = database.execute("SELECT version_num FROM alembic_version").fetchall()
+        if len(revisions) == 1 and revisions[0][0] in REVISIONS:
             database.execute("PRAGMA foreign_keys = ON")
             number, place = _find_experiment(database, uri, experiment)
             if folder := local_folder(place):
@@ -121,10 +119,13 @@ class TablesBackend(Backend):
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._database.execute(
+                "COMMIT"
+            )  # which fails, and ends nothing, while another process reads long
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # a full disk has ended it
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
 
     def _create(self, run_id: str, name: str, status: str, times: tuple[int, int | None]) -> None:
         address = f"{self._address}/{run_id}/artifacts"
@@ -214,10 +215,9 @@ def _find_experiment(database: sqlite3.Connection, uri: str, name: str) -> tuple
             f"INSERT INTO experiments ({columns}) VALUES (?, ?, ?, 'active', ?, ?) ON CONFLICT DO NOTHING"
         )
         first = (0, "Default", str(Path("mlruns/0").absolute()), now(), now())  # as MLflow's own first one
-        with database:
-            if database.execute("SELECT 1 FROM experiments").fetchone() is None:
-                database.execute(insert, first)
-            database.execute(insert, (None, name, artifacts_beside(uri), now(), now()))
+        if database.execute("SELECT 1 FROM experiments").fetchone() is None:
+            database.execute(insert, first)
+        database.execute(insert, (None, name, artifacts_beside(uri), now(), now()))
         row = database.execute(query, (name,)).fetchone()
     number, address, stage = row
     if stage != "active":

@@ -33,7 +33,7 @@ class Store:
     def __init__(self, uri: str, experiment: str) -> None:
         self.uri = absolute_uri(uri)
         with tracking_errors(self.uri):
-            self._backend = _open(self.uri, experiment)
+            self._backend = _open(self.uri, names.experiment(experiment))
 
     def start(self, name: str, tags: Mapping[str, str]) -> str:
         """Create a parent run; returns its id."""
@@ -77,8 +77,8 @@ class Store:
         artifacts: Iterable[Path],
     ) -> None:
         """End a run with its last metrics, tags and artifacts."""
-        entries = Entries(names.metrics(metrics), tags=names.tags(tags))
         with tracking_errors(self.uri):
+            entries = Entries(names.metrics(metrics), tags=names.tags(tags))
             self._backend.add(run_id, entries, _existing(artifacts), status)
 
     def log(
@@ -104,14 +104,14 @@ class Store:
             parent: the id of the sweep's run.
             datasets: the digest of what each split was measured by, by evaluator and split.
         """
-        entries = Entries(
-            names.metrics({**names.hyperparameters(parameters), **metrics}),
-            times[1],
-            names.parameters(parameters),
-            names.tags({**tags, **({PARENT_TAG: parent} if parent else {LOGGED_BY: this_process()})}),
-            {key: digest[: names.MAX_DIGEST] for key, digest in (datasets or {}).items()},
-        )
         with tracking_errors(self.uri):
+            entries = Entries(
+                names.metrics({**names.hyperparameters(parameters), **metrics}),
+                times[1],
+                names.parameters(parameters),
+                names.tags({**tags, **({PARENT_TAG: parent} if parent else {LOGGED_BY: this_process()})}),
+                {key: digest[: names.MAX_DIGEST] for key, digest in (datasets or {}).items()},
+            )
             return self._backend.log(name, status, times, entries, _existing(artifacts))
 
     def add(self, run_id: str, metrics: Mapping[str, float], artifacts: Iterable[Path]) -> None:

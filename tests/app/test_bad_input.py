@@ -273,6 +273,14 @@ def test_a_database_without_a_name_is_refused_before_any_work(app, folder, words
     assert not (folder / "outputs").exists()
 
 
+def test_an_experiment_without_a_name_is_refused_before_any_work(app, folder):
+    outcome = app("tracking.experiment=null", tracked=True)
+
+    assert outcome.status != 0
+    assert "tracking.experiment=None: expected a name of 1 to 500 characters" in outcome.err
+    assert not (folder / "outputs").exists()
+
+
 def test_an_output_that_is_a_loop_of_links_is_refused(app, folder):
     (folder / "loop").symlink_to("loop")
 

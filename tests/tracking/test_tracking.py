@@ -168,10 +168,44 @@ def test_a_database_that_is_none(tmp_path):
         Store(f"sqlite:///{(tmp_path / 'mlflow.db').as_posix()}", "lab")
 
 
-@pytest.mark.parametrize("uri", ["sqlite:///", "sqlite:///."])
+@pytest.mark.parametrize("uri", ["sqlite:///", "sqlite:///.", "sqlite://", "sqlite:mlflow.db"])
 def test_an_address_without_a_file_is_said_at_once(uri):
     with pytest.raises(TrackingError, match="names no file: write it as sqlite:///outputs"):
         Store(uri, "lab")
+
+
+@pytest.mark.parametrize("name", ["a%20b.db", "a%41.db", "a.db?timeout=3"])
+def test_a_file_that_mlflow_would_look_for_elsewhere_is_refused(tmp_path, name):
+    with pytest.raises(TrackingError, match=r"MLflow would not find .* with tracking=none"):
+        Store(f"sqlite:///{tmp_path}/{name}", "lab")
+
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a b.db", "50 %.db", "a#b.db", "\u00e4+&=;@.db", "a:b'\".db"])
+def test_mlflow_finds_the_database_whatever_it_is_called(tmp_path, name):
+    store = store_of(tmp_path / name)
+    run_id = store.log("p", "FINISHED", (0, 1), {}, {"acc": 0.5}, {}, [])
+
+    assert MlflowClient(store.uri).get_run(run_id).data.metrics == {"acc": 0.5}
+    assert {path.name for path in tmp_path.iterdir()} <= {name, "mlartifacts"}
+
+
+@pytest.mark.parametrize("name", ["", " ", None, "x" * 501])
+def test_names_of_experiments_that_mlflow_refuses_are_refused(tmp_path, name):
+    with pytest.raises(TrackingError, match="expected a name of 1 to 500 characters"):
+        Store(f"sqlite:///{tmp_path}/mlflow.db", name)
+
+
+def test_a_number_that_no_metric_holds_is_an_error_of_tracking(store):
+    with pytest.raises(TrackingError, match="too large"):
+        store.log("p", "FINISHED", (0, 1), {"seed": 10**400}, {}, {}, [])
+
+
+def test_a_number_is_the_name_of_an_experiment(tmp_path):
+    store = Store(f"sqlite:///{tmp_path}/mlflow.db", 2024)
+
+    assert MlflowClient(store.uri).get_experiment_by_name("2024") is not None
 
 
 def test_runs_of_processes_that_are_gone_are_deleted(store, client):
@@ -346,6 +380,21 @@ def test_a_run_that_cannot_be_written_leaves_nothing(tmp_path):
         store.log("p", "no such status", (0, 1), {"alpha": 1}, {"acc": 0.5}, {}, [])
 
     assert not any(contents(tmp_path / "mlflow.db")[table] for table in ("runs", "metrics", "params", "tags"))
+
+
+def test_a_transaction_that_cannot_end_is_taken_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite_tables, "BUSY_SECONDS", 0.1)
+    store = store_of(tmp_path / "mlflow.db")
+    with closing(sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM experiments").fetchone()
+        with pytest.raises(TrackingError, match="database is locked"):
+            store.log("first", "FINISHED", (0, 1), {}, {}, {}, [])
+
+    run_id = store.log("second", "FINISHED", (0, 1), {}, {}, {}, [])
+
+    assert [row[0] for row in contents(tmp_path / "mlflow.db")["runs"]] == ["run second"]
+    assert store_of(tmp_path / "mlflow.db").status(run_id) == "FINISHED"
 
 
 def test_two_processes_log_to_one_database(tmp_path):
