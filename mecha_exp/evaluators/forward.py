@@ -188,14 +188,17 @@ def forward(
     inputs = {name: _answers(_input(context, name, options)) for name in _references(context, options)}
     shares: dict[str, list[float]] = {name: [] for name in inputs}
     nats: dict[str, list[float]] = {name: [] for name in inputs}
-    rows = range(len(next(iter(batch.values()))))
+    rows, names = (
+        range(len(next(iter(batch.values())))),
+        sorted(inputs),
+    )  # an order for all that asks the same
     with _network(state_dict, context, options) as built:
 
         def measure(part: range) -> list[float]:
             chosen = {name: tensor[part.start : part.stop] for name, tensor in batch.items()}
             [(ours, counts)] = batch_logits(built, chosen, batch_size, output, data)
-            answers = [theirs[part.start // batch_size].to(ours.device) for theirs in inputs.values()]
-            for name, there in zip(inputs, answers, strict=True):
+            answers = [inputs[name][part.start // batch_size].to(ours.device) for name in names]
+            for name, there in zip(names, answers, strict=True):
                 if there.shape != ours.shape:
                     raise ConfigError(
                         f"the logits of '{name}' have shape {list(there.shape)}, and those of the model "
@@ -207,7 +210,7 @@ def forward(
 
         parts = [rows[start : start + batch_size] for start in rows[::batch_size]]
         for part in context.in_parts("rows", parts, measure):
-            for name, pair in zip(inputs, np.array(part).reshape(len(inputs), 2, -1), strict=True):
+            for name, pair in zip(names, np.array(part).reshape(len(inputs), 2, -1), strict=True):
                 shares[name] += pair[0].tolist()
                 nats[name] += pair[1].tolist()
     divergences = {f"kl/{name}": sum(values) / len(values) for name, values in nats.items()}

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -281,6 +282,26 @@ def test_an_input_of_another_shape_is_named_before_a_merge(folder: Path):
 
     assert "the input 'b' cannot be compared with: the model does not fit" in str(error.value)
     assert "layer.weight has shape [4, 9] instead of [4, 3]" in str(error.value)
+
+
+def test_a_start_that_goes_on_may_name_the_inputs_in_another_order(folder: Path):
+    whole = measured(folder, batch_size=4)
+
+    def interrupt(work: str, done: int, total: int) -> None:
+        if done == 8:
+            raise KeyboardInterrupt
+
+    contexts = [
+        Context(inputs={n: folder / f"{n}.safetensors" for n in names}, kept=folder / "evaluation.partial")
+        for names in ("ab", "ba")
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        measured(folder, context=replace(contexts[0], report=interrupt), batch_size=4)
+    gone_on = measured(folder, context=contexts[1], batch_size=4)
+
+    assert gone_on.metrics == pytest.approx(whole.metrics)
+    for name in "ab":
+        np.testing.assert_array_equal(gone_on.outcomes.values[name], whole.outcomes.values[name])
 
 
 def test_inputs_count_by_content_in_any_order(folder: Path):
