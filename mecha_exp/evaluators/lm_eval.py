@@ -19,7 +19,7 @@ from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, Shapes, evaluator
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, chosen_device, folder_of, network
 from mecha_exp.evaluators.common.networks import refuse_nan, write_model
-from mecha_exp.evaluators.harness_requests import shown_requests
+from mecha_exp.evaluators.harness_requests import kept_answers, shown_requests
 from mecha_exp.evaluators.harness_tasks import load_tasks, local_files
 
 __all__ = ["lm_eval"]
@@ -173,8 +173,8 @@ def lm_eval(
     with calm(offline=context.offline):
         if backend == HF:
             built = network(folder, state_dict, _kind(folder), device=device, dtype=dtype)
-            if context.kept and batch_size == 1:  # larger batches are other ones in a start that goes on
-                settings["use_cache"] = str(context.kept)
+            if more["batch_size"] == 1:  # larger batches are other ones in a start that goes on
+                settings["use_cache"] = kept_answers(context)
             with built as module, refuse_nan(module), shown_requests(context):
                 report = simple_evaluate(_model(module, folder, more), **settings)
         else:

@@ -201,6 +201,25 @@ def test_logits_that_are_nan_are_an_error_for_that_model(llamas, word_task):
     assert measured(llamas[0], include_path=str(word_task())).metrics["score"] >= 0
 
 
+def test_answers_that_cannot_be_kept_cost_no_result(llamas, word_task, tmp_path: Path):
+    read, weights, context = scoring(llamas[0], include_path=str(word_task()))
+    whole = read.measure_one(read.evaluations[0], weights, context).metrics
+    (tmp_path / "damaged_rank0.db").write_bytes(b"no database " * 999)
+    (tmp_path / "file").touch()
+
+    for kept in (tmp_path / "damaged", tmp_path / "file" / "evaluation.partial"):
+        assert read.measure_one(read.evaluations[0], weights, replace(context, kept=kept)).metrics == whole
+
+
+def test_larger_batches_are_not_taken_up_in_the_middle(llamas, word_task, tmp_path: Path):
+    settings = {"model_args": {"batch_size": 4}}
+    read, weights, context = scoring(llamas[0], include_path=str(word_task()), **settings)
+
+    read.measure_one(read.evaluations[0], weights, replace(context, kept=tmp_path / "evaluation.partial"))
+
+    assert not list(tmp_path.glob("evaluation.partial*"))
+
+
 def test_a_start_that_goes_on_asks_for_what_is_left_and_gives_the_same_numbers(
     llamas, word_task, tmp_path: Path
 ):
