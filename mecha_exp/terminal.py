@@ -208,10 +208,17 @@ class Pace:
     def __init__(self) -> None:
         self._began, self._made = time.monotonic(), 0
 
-    def note(self, left: int) -> float:
-        """Note that one more point is made; returns the seconds for so many others."""
-        self._made += 1
-        return (time.monotonic() - self._began) / self._made * left
+    def note(self, left: int, seconds_of_inputs: float = 0, *, is_known: bool = False) -> float:
+        """Note that one more point is made; returns the seconds for so many others, 0 where nothing tells.
+
+        Args:
+            left: the points that are left.
+            seconds_of_inputs: how long the inputs took that were measured with it, once for all points.
+            is_known: whether the store had the point, which so took no time.
+        """
+        self._began += seconds_of_inputs
+        self._made += not is_known
+        return (time.monotonic() - self._began) / self._made * left if self._made else 0
 
 
 def spoken_time(seconds: float) -> str:

@@ -128,6 +128,15 @@ def test_the_time_left_is_that_of_the_points_so_far(clock):
     assert pace.note(98) == pytest.approx(20 * 98)
 
 
+def test_what_takes_no_time_or_is_done_once_does_not_count_for_the_others(clock):
+    pace = terminal.Pace()
+    assert [pace.note(10 - number, is_known=True) for number in range(6)] == [0] * 6
+    clock.now += 20
+    assert pace.note(4, seconds_of_inputs=16) == pytest.approx(4 * 4)
+    clock.now += 4
+    assert pace.note(3) == pytest.approx(4 * 3)
+
+
 @pytest.mark.parametrize(("seconds", "spoken"), [(42, "42 s"), (1000, "17 min"), (20000, "5.6 h")])
 def test_times_are_spoken(seconds, spoken):
     assert terminal.spoken_time(seconds) == spoken

@@ -38,10 +38,12 @@ class Measured:
     Attributes:
         parts: each evaluation with its measurement; none of a dropped point.
         dropped: what a race measured before it dropped the point; None if all examples were measured.
+        is_known: whether the store had all of it.
     """
 
     parts: Sequence[tuple[Evaluation, Measurement]]
     dropped: Dropped | None = None
+    is_known: bool = False
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -158,11 +160,12 @@ class Measurements:
         """
         if (dropped := self._races.result_of(point)) is not None:
             return Measured((), dropped)
-        parts = []
+        parts, is_known = [], True
         model = merged.model
         for evaluation in point.scoring.evaluations:
             measurement = self._stored(evaluation.key, point.digest)
             if measurement is None:
+                is_known = False
                 if model is None:
                     raise MergeError("the model was not kept, so it cannot be measured. Use rerun=always.")
                 model = model if point.scoring.is_isolated else load_state_dict(model)
@@ -178,7 +181,7 @@ class Measurements:
                     self._bars.end(context.name)
                 self._put(evaluation, measurement, point.digest)
             parts.append((evaluation, measurement))
-        measured = Measured(parts)
+        measured = Measured(parts, is_known=is_known)
         self._races.complete(point, measured.outcomes)
         return measured
 

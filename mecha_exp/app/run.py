@@ -101,6 +101,7 @@ class _PointRun:
         point: the signed point, once it is signed.
         failed_evaluation: the key of the evaluation that failed, if one did.
         seconds_of_inputs: how long it took to measure the inputs for comparison.
+        is_known: whether the store had its merge and all numbers.
     """
 
     cfg: DictConfig
@@ -112,6 +113,7 @@ class _PointRun:
     point: Point | None = None
     failed_evaluation: str = ""
     seconds_of_inputs: float = 0
+    is_known: bool = False
 
     @classmethod
     def begin(cls, cfg: DictConfig) -> _PointRun:
@@ -174,7 +176,7 @@ class _PointRun:
     def seconds_left(self, number: int) -> float:
         """How long the points after this one will take; 0 where nothing tells."""
         left = max(self.sweep.points - number, 0) if self.sweep else 0
-        return self.bench.pace.note(left) if self.bench else 0
+        return self.bench.pace.note(left, self.seconds_of_inputs, is_known=self.is_known) if self.bench else 0
 
     def track(self) -> None:
         """Log the run; in a sweep it replaces the run that was in its folder before."""
@@ -219,10 +221,12 @@ def _describe(record: Record, point: Point, merged: Merged) -> None:
 def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> None:
     """Measure the point and its inputs; write the numbers into the record, outcomes and files beside it."""
     record, scoring = run.record, point.scoring
+    run.is_known = merged.is_recalled
     if not scoring.evaluations:
         return
     started = time.perf_counter()
     measured = bench.measurements.of_point(point, merged)
+    run.is_known &= measured.is_known
     record.metrics.update(measured.numbers)
     record.metrics["time/evaluate_seconds"] = time.perf_counter() - started
     record.metric, record.direction, record.units = scoring.metric, scoring.direction, scoring.units
