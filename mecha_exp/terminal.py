@@ -17,7 +17,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.errors import LiveError
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.progress import (
@@ -191,11 +190,7 @@ class MeasuringBars:
             text, count = TextColumn("{task.description}"), MofNCompleteColumn()
             columns = (text, BarColumn(), count, TimeRemainingColumn())
             self._progress = Progress(*columns, console=stderr, transient=True)
-            try:
-                self._progress.start()
-            except LiveError:  # the bar of a merge is there
-                self._progress = None
-                return
+            self._progress.start()
         what = escape(f"measuring {name[-SHOWN:]}, {work}")
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(what, completed=done, total=total)

@@ -120,6 +120,24 @@ def test_measurements_side_by_side_have_a_bar_each(clock, monkeypatch):
     assert bars._progress is None  # so that the next bar can be drawn
 
 
+def test_the_bar_of_a_merge_and_those_of_measurements_are_drawn_together(clock, monkeypatch):
+    output = io.StringIO()
+    output.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", output)
+    monkeypatch.setattr(terminal, "stderr", Console(file=output, force_terminal=True, width=100))
+    bars = terminal.MeasuringBars()
+    for done in (0, 2):  # by a worker, while the next models are merged
+        bars.show("first", "rows", done, 4)
+        clock.now += 2
+    with terminal.byte_bar("merging", 100) as advance:
+        advance("key.weight", 50)
+        bars.show("second", "rows", 0, 4)
+        bars.end("first")
+    bars.end("second")
+
+    assert "measuring first, rows" in output.getvalue() and "merging" in output.getvalue()
+
+
 def test_the_time_left_is_that_of_the_points_so_far(clock):
     pace = terminal.Pace()
     clock.now += 30
