@@ -53,7 +53,8 @@ def write_sentence(error: OSError) -> str | None:
         return None
     file = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     cause = cause_of(error, existing_folder(file.absolute()) if file else Path())
-    return f"{file or 'a file'} cannot be written: {cause}."
+    what = "opened" if error.errno == errno.EMFILE else "written"  # it may have been read
+    return f"{file or 'a file'} cannot be {what}: {cause}."
 
 
 def existing_folder(target: Path) -> Path:

@@ -27,6 +27,12 @@ def test_the_file_the_cause_and_the_cure_are_said(tmp_path):
     )
 
 
+def test_a_file_that_may_have_been_read_is_not_said_to_be_written(tmp_path):
+    assert write_sentence(error(errno.EMFILE, tmp_path / "x")) == (
+        f"{tmp_path / 'x'} cannot be opened: too many files are open. Raise the limit with 'ulimit -n 4096'."
+    )
+
+
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EPIPE, errno.ENOTDIR])
 def test_what_may_be_a_bug_is_not_explained_away(tmp_path, number):
     assert write_sentence(error(number, tmp_path / "x")) is None
