@@ -135,7 +135,8 @@ def test_the_bar_of_a_merge_and_those_of_measurements_are_drawn_together(clock, 
         bars.end("first")
     bars.end("second")
 
-    assert "measuring first, rows" in output.getvalue() and "merging" in output.getvalue()
+    assert "measuring first, rows" in output.getvalue()
+    assert bars._progress is None
 
 
 def test_the_time_left_is_that_of_the_points_so_far(clock):
