@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mecha_exp.errors import EvaluationError
+
 Report = Callable[[str, int, int], None]
 """Called with what is counted, how many of them are measured, and how many there are."""
 Part = TypeVar("Part")
@@ -42,6 +44,7 @@ class Context:
     offline: bool = True
     kept: Path | None = None
     report: Report | None = field(default=None, compare=False, repr=False)
+    _whole: set[tuple[str, int]] = field(default_factory=set, init=False, compare=False, repr=False)
 
     def in_parts(
         self,
@@ -63,7 +66,16 @@ class Context:
 
         Returns:
             the numbers of each part.
+
+        Raises:
+            EvaluationError: parts of the same name and number were measured before: their numbers would be
+                taken for those of these.
         """
+        if self.kept is not None and (work, len(parts)) in self._whole:
+            raise EvaluationError(
+                f"context.in_parts('{work}', ...) is called twice for one model: name each kind of parts by "
+                f"a word of its own, such as '{work} of TASK'."
+            )
         kept = _read(self.kept, work, len(parts))
         counts = [count(part) if count else len(part) for part in parts]  # type: ignore[arg-type]
         done, total = sum(counts[number] for number in kept), sum(counts)
@@ -74,6 +86,7 @@ class Context:
                 _append(self.kept, {"work": work, "of": len(parts), "part": number, "values": kept[number]})
                 done += counts[number]
                 self.show(work, done, total)
+        self._whole.add((work, len(parts)))
         return [kept[number] for number in range(len(parts))]
 
     def show(self, work: str, done: int, total: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation import Context
 
 PARTS = [range(3), range(3, 6), range(6, 7)]
@@ -73,6 +74,16 @@ def test_kinds_of_parts_are_told_apart_by_their_names_and_numbers(tmp_path: Path
         meter = Meter()
         context.in_parts(work, parts, meter)
         assert meter.measured == parts
+
+
+def test_two_kinds_of_parts_by_one_name_are_refused(tmp_path: Path):
+    context = Context(kept=tmp_path / "evaluation.partial")
+    context.in_parts("rows", PARTS, Meter())
+
+    with pytest.raises(
+        EvaluationError, match=r"in_parts\('rows', \.\.\.\) is called twice .* 'rows of TASK'"
+    ):
+        context.in_parts("rows", PARTS, lambda part: [0.0 for _ in part])
 
 
 def test_progress_counts_examples_from_those_that_are_kept(tmp_path: Path):
