@@ -8,6 +8,7 @@ outputs/store/
         evaluation-KEY.json      the numbers of an evaluator, by what decides them
         evaluation-KEY.parquet   its outcomes by example, if it has them
         evaluation-KEY/          its files by name, if it has some
+        .evaluation-KEY.partial  the parts of a measurement that goes on; `clean` deletes those left behind
     inputs/SHA256/
         evaluation-KEY.json, .parquet     the same of an input, by its content
     sweeps/KEY.json              the folder of the sweep with that command
@@ -243,7 +244,8 @@ class ResultStore:
 
     def partial(self, key: str, signature: str = "", *, content: str = "") -> Path:
         """The file that keeps the parts of a measurement until it is stored as a whole."""
-        return self._evaluation(key, signature, content).with_suffix(".partial")
+        whole = self._evaluation(key, signature, content)
+        return whole.with_name(f".{whole.stem}.partial")
 
     def sweep_folder(self, key: str) -> Path | None:
         """The folder of the sweep with a command, if it was started before and still exists."""

@@ -14,6 +14,7 @@ from outcome import Outcome
 
 from mecha_exp.checkpoint import CheckpointWriter, can_resume
 from mecha_exp.checkpoint.transaction.lock import TargetLock
+from mecha_exp.lab.store import ResultStore
 from mecha_exp.runs.sweep import LOCKED
 
 LAYOUT = {"a": ("F32", (4,)), "b": ("F32", (4,))}
@@ -142,12 +143,15 @@ def test_a_result_that_was_made_just_now_may_be_a_running_sweeps(clean: App, app
     assert clean("--yes").out == "There is nothing to delete.\n"
 
 
+PARTS = ResultStore(Path()).partial("evaluator-1", "signature").name
 TEMPORARY = (
     "outputs/store/points/abc/.merge.json.123-456.partial",
     "outputs/store/points/def/.merge.json.0123456789abcdef.partial",
     "outputs/.mlflow.db.a1b2c3d4/mlflow.db",
     ".reproduce-a1b2c3d4/model.safetensors",
     ".a.stats.safetensors.calibration/request.json",
+    f"outputs/store/points/ghi/{PARTS}",
+    f"outputs/store/inputs/jkl/{PARTS}_rank0.db",  # of lm_eval
 )
 
 
