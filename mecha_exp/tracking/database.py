@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from mecha_exp.errors import TrackingError
 from mecha_exp.system.cache import private_folder, read_checksummed, write_checksummed
+from mecha_exp.system.write_errors import cause_of, existing_folder
 
 SQLITE = "sqlite:///"
 ARTIFACTS_FOLDER = "mlartifacts"
@@ -22,7 +23,7 @@ def absolute_uri(uri: str) -> str:
     """The address with the path of a database made absolute, and its folder created; others unchanged.
 
     Raises:
-        TrackingError: it names no file, or one that MLflow would look for elsewhere.
+        TrackingError: it names no file, or one that MLflow would not find or that cannot be made.
     """
     if not uri.startswith(SQLITE.rstrip("/")):
         return uri
@@ -36,7 +37,14 @@ def absolute_uri(uri: str) -> str:
             "path as parts of an address. Name another file with tracking.uri=sqlite:////PATH, or leave it "
             "out with tracking=none."
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        cause = cause_of(error, existing_folder(path)) or error.strerror
+        raise TrackingError(
+            f"tracking.uri={uri} cannot be created: {cause}. Name a file elsewhere, or leave it out with "
+            "tracking=none."
+        ) from error
     return SQLITE + path.as_posix()
 
 

@@ -273,6 +273,16 @@ def test_a_database_without_a_name_is_refused_before_any_work(app, folder, words
     assert not (folder / "outputs").exists()
 
 
+def test_a_database_below_a_file_is_refused_before_any_work(app, folder):
+    (folder / "file").touch()
+
+    outcome = app("tracking.uri=sqlite:///file/mlflow.db", tracked=True)
+
+    assert outcome.status != 0
+    assert outcome.err.startswith("error: tracking.uri=sqlite:///file/mlflow.db cannot be created: ")
+    assert "file is not a folder. Name a file elsewhere, or leave it out with tracking=none." in outcome.err
+
+
 def test_an_experiment_without_a_name_is_refused_before_any_work(app, folder):
     outcome = app("tracking.experiment=null", tracked=True)
 
