@@ -97,12 +97,17 @@ def merge_modules(recipe_of: Callable[..., Any], modules: Sequence[Module], **ke
         keywords: of `merge`.
 
     Raises:
+        RecipeError: no modules, something else than modules, or an output.
         MechaError: see `merge`, and `load_into`.
 
     >>> merge_modules(lambda a, b: slerp(a, b, alpha=0.3), [first, second])
     """
     if not modules:
         raise RecipeError("merge_modules: give one module at least.")
+    if other := [type(module).__name__ for module in modules if not isinstance(module, nn.Module)]:
+        raise RecipeError(f"merge_modules: expected torch modules, got {some(other)}.")
+    if "output" in keywords:
+        raise RecipeError("merge_modules: it returns a module. To write a file, merge state dicts: m.merge.")
     nodes = [
         ModelNode(InMemory(_state_dict(module), f"module {number}")) for number, module in enumerate(modules)
     ]
@@ -129,7 +134,8 @@ def load_into(module: Module, source: Any) -> Module:
         source: a path or a name, a recipe, or a state dict.
 
     Raises:
-        CheckpointError: keys or shapes that differ, all of them at once; nothing is written then.
+        CheckpointError: keys, shapes or kinds of numbers that differ, all of them at once, or a module on the
+            meta device, which holds no values; nothing is written then.
         MergeError: tied tensors of the module have different values in the source.
 
     >>> load_into(model, "merged.safetensors")
@@ -189,10 +195,14 @@ def _check_fits(
     if more := [key for key in tensors if key not in own]:
         hint = did_you_mean(more[0], own)
         problems.add(f"the module lacks {len(more)} keys of the source: {some(more, 5)}.{hint}")
-    for key in own.keys() & tensors.keys():
-        if own[key].shape != tensors[key].shape:
-            shapes = f"{list(own[key].shape)} in the module and {list(tensors[key].shape)} in the source"
-            problems.add(f"{key} is {shapes}.")
+    if empty := [key for key, tensor in own.items() if tensor.is_meta]:
+        problems.add(
+            f"{len(empty)} tensors of the module are on the meta device and hold no values: "
+            f"{some(empty, 5)}. Give it memory first: module.to_empty(device='cpu')."
+        )
+    for key, tensor in own.items():
+        if key in tensors and (fault := _fault_of(tensor, tensors[key])):
+            problems.add(f"{key} is {fault}.")
     problems.raise_as(CheckpointError)
     for names in groups:
         present = [name for name in names if name in tensors]
@@ -201,3 +211,14 @@ def _check_fits(
                 f"{some(present)} are one tensor in the module and have different values in the source. "
                 "Untie them in the module, or merge them alike: blocks and random masks go by key."
             )
+
+
+def _fault_of(own: Tensor, given: Any) -> str:
+    """How a tensor of a module and the one of a source differ, or an empty string."""
+    if not isinstance(given, Tensor):
+        return f"a tensor in the module and {type(given).__name__} in the source"
+    if own.shape != given.shape:
+        return f"{list(own.shape)} in the module and {list(given.shape)} in the source"
+    if own.is_floating_point() != given.is_floating_point():
+        return f"{own.dtype} in the module and {given.dtype} in the source"
+    return ""

@@ -93,6 +93,40 @@ def test_every_composite_of_tensors_alone_takes_tensors():
             m.CheckpointError,
             "Did you mean 'weight'",
         ),
+        (
+            lambda: m.load_into(nn.Linear(2, 2, device="meta"), nn.Linear(2, 2).state_dict()),
+            m.CheckpointError,
+            "2 tensors of the module are on the meta device and hold no values: weight, bias. Give it memory",
+        ),
+        (
+            lambda: m.load_into(nn.Linear(2, 2, bias=False), {"weight": torch.ones(2, 2).int()}),
+            m.CheckpointError,
+            "weight is torch.float32 in the module and torch.int32 in the source",
+        ),
+        (
+            lambda: m.load_into(
+                nn.BatchNorm1d(1, affine=False),
+                {"running_mean": rand(1)}
+                | {"running_var": rand(1), "num_batches_tracked": torch.tensor(3.7)},
+            ),
+            m.CheckpointError,
+            "num_batches_tracked is torch.int64 in the module and torch.float32 in the source",
+        ),
+        (
+            lambda: m.load_into(nn.Linear(1, 1, bias=False), {"weight": [[1.0]]}),
+            m.CheckpointError,
+            "weight is a tensor in the module and list in the source",
+        ),
+        (
+            lambda: m.merge_modules(m.n_average, [nn.Linear(1, 1).state_dict()]),
+            m.RecipeError,
+            "merge_modules: expected torch modules, got OrderedDict",
+        ),
+        (
+            lambda: m.merge_modules(m.n_average, [nn.Linear(1, 1)], output="merged.safetensors"),
+            m.RecipeError,
+            "merge_modules: it returns a module",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_an_error(call, kind: type[Exception], message: str):
