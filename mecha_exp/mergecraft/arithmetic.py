@@ -116,7 +116,8 @@ def dict_map(
 
 
 def _mapped(function: Callable[..., Tensor], names: Sequence[str] | None) -> Callable[..., StateDict]:
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     mapped = list(names) if names is not None else list(parameters)[:1]
     if unknown := [name for name in mapped if name not in parameters]:
@@ -124,7 +125,7 @@ def _mapped(function: Callable[..., Tensor], names: Sequence[str] | None) -> Cal
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> StateDict:
-        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        given = {**signature.bind_partial(*args).arguments, **kwargs}
         lists = {name: list(given.pop(name)) for name in mapped if name in given}
         if missing := [name for name in mapped if name not in lists]:
             raise RecipeError(f"{function.__name__}: the list of state dicts {some(missing)} is missing.")
@@ -148,7 +149,7 @@ def _mapped(function: Callable[..., Tensor], names: Sequence[str] | None) -> Cal
 
 
 def require_same_keys(state_dicts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RecipeError unless all have the same keys; mergecraft merges those that all have."""
+    """Raise RecipeError unless all have the same keys and shapes; mergecraft merges keys that all have."""
     if not state_dicts:
         raise RecipeError("give one model at least.")
     keys = state_dicts[0].keys()
@@ -159,3 +160,9 @@ def require_same_keys(state_dicts: Sequence[Mapping[str, Any]]) -> None:
                 f"model {number} has other keys than model 0: {some(differing, 5)}. Give models of one "
                 "architecture, or the keys that all have: StateDict(model).subset(keys)."
             )
+        for key, tensor in state_dicts[0].items():
+            if tensor.shape != other[key].shape:
+                raise RecipeError(
+                    f"{key} is {list(tensor.shape)} in model 0 and {list(other[key].shape)} in model "
+                    f"{number}. Give models of one architecture."
+                )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from mecha_exp.errors import RecipeError, did_you_mean, some
 from mecha_exp.mergecraft.arithmetic import StateDict, dict_map, require_same_keys
 from mecha_exp.mergecraft.kinds import parameters_of, with_values
+
+_FOR_ALL = ("task", "base_index")
+"""Keywords that each function takes, whether it uses them or not."""
 
 
 def model_merge(function: Callable[..., Mapping[str, Tensor]]) -> Callable[..., Any]:
@@ -21,10 +25,13 @@ def model_merge(function: Callable[..., Mapping[str, Tensor]]) -> Callable[..., 
 
     The function that is made takes beside the arguments of `function`:
         passthrough_layers: keys that are not merged by the function: they are the mean of the models but for
-            the base, which `base_index` names. `passthrough` is another name for it.
+            the base, which `base_index` names, be it given or a default. `passthrough` is another name.
         verbose: accepted; there is nothing to tell.
         task: of the pipelines of models that are given by name.
+
+    Any other keyword that the function does not take is a RecipeError.
     """
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def merged(
@@ -40,9 +47,13 @@ def model_merge(function: Callable[..., Mapping[str, Tensor]]) -> Callable[..., 
             raise RecipeError(f"{function.__name__}: give one model at least.")
         state_dicts = [StateDict(parameters_of(model, **keywords)) for model in models]
         require_same_keys(state_dicts)
-        passed = _passed(state_dicts, [*passthrough_layers, *passthrough], keywords.get("base_index"))
+        own = _taken(function.__name__, signature, keywords)
+        bound = signature.bind_partial(state_dicts, *args, **own)
+        bound.apply_defaults()
+        base_index = keywords.get("base_index", bound.arguments.get("base_index"))
+        passed = _passed(state_dicts, [*passthrough_layers, *passthrough], base_index)
         rest = [state_dict.remove(passed) for state_dict in state_dicts]
-        values = {**function(rest, *args, **keywords), **passed}
+        values = {**(function(rest, *args, **own) if any(rest) else {}), **passed}
         ordered = StateDict({key: values[key] for key in state_dicts[-1] if key in values})
         return with_values(models[-1], ordered, **keywords)
 
@@ -57,6 +68,17 @@ def layer_merge(function: Callable[..., Tensor]) -> Callable[..., Any]:
     ...     return torch.stack(models).median(dim=0).values
     """
     return model_merge(dict_map(function))
+
+
+def _taken(name: str, signature: inspect.Signature, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that a function takes; RecipeError for those that nothing takes."""
+    parameters = signature.parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(keywords)
+    if unknown := [word for word in keywords if word not in {*parameters, *_FOR_ALL}]:
+        hint = did_you_mean(unknown[0], parameters)
+        raise RecipeError(f"{name}: there is no argument {some(unknown)}.{hint}")
+    return {word: value for word, value in keywords.items() if word in parameters}
 
 
 def _passed(state_dicts: Sequence[StateDict], keys: Sequence[str], base_index: int | None) -> StateDict:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mecha_exp.checkpoint import round_to
-from mecha_exp.errors import ConfigError, RecipeError, brief
+from mecha_exp.errors import ConfigError, RecipeError, brief, did_you_mean, some
 from mecha_exp.sources import search_path
 from mecha_exp.sources.search import find_model
 
@@ -47,6 +47,9 @@ def with_values(model: Any, values: Mapping[str, Tensor], **keywords: Any) -> An
     """A copy of a model with other values, or the pipeline of a name with them.
 
     Parameters that are frozen, or that `values` does not have, are those of the model.
+
+    Raises:
+        RecipeError: values that are not of a parameter of the model, by their key or by their shape.
     """
     if isinstance(model, str | os.PathLike):
         made = pipeline_of(os.fspath(model), **keywords)
@@ -57,11 +60,23 @@ def with_values(model: Any, values: Mapping[str, Tensor], **keywords: Any) -> An
     module = module_of(made)
     if module is None:
         raise RecipeError(f"cannot write into {brief(model)} of type {type(model).__name__}.")
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    _check_fits(parameters, values)
     with torch.no_grad():
-        for key, parameter in module.named_parameters():
+        for key, parameter in parameters.items():
             if key in values:
                 parameter.copy_(round_to(values[key], parameter.dtype))
     return made
+
+
+def _check_fits(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    if unknown := [key for key in values if key not in parameters]:
+        hint = did_you_mean(unknown[0], parameters)
+        raise RecipeError(f"the model has no parameters {some(unknown, 3)}.{hint}")
+    for key, value in values.items():
+        if value.shape != parameters[key].shape:
+            shapes = f"{list(parameters[key].shape)} in the model and {list(value.shape)} in the values"
+            raise RecipeError(f"{key} is {shapes}.")
 
 
 def pipeline_of(name: str, task: str | None = None, **_: Any) -> Any:

@@ -16,7 +16,7 @@ Models = Sequence[StateDict]
 
 
 @model_merge
-def soup(models: Models, weights: Sequence[float] | None = None, **_: Any) -> StateDict:
+def soup(models: Models, weights: Sequence[float] | None = None) -> StateDict:
     """The mean of the models, or sum_i w_i model_i / sum_i w_i.
 
     Source: Model soups, Wortsman et al. 2022, arXiv:2203.05482.
@@ -26,7 +26,7 @@ def soup(models: Models, weights: Sequence[float] | None = None, **_: Any) -> St
 
 
 @model_merge
-def task(models: Models, base_index: int = 0, signs: Sequence[int] | None = None, **_: Any) -> StateDict:
+def task(models: Models, base_index: int = 0, signs: Sequence[int] | None = None) -> StateDict:
     """base + sum_i sign_i (model_i - base) / n over the n models beside the base.
 
     Source: Task arithmetic, Ilharco et al. 2022, arXiv:2212.04089; the mean is mergecraft's.
@@ -40,7 +40,7 @@ def task(models: Models, base_index: int = 0, signs: Sequence[int] | None = None
 
 
 @model_merge
-def ties(models: Models, base_index: int = 0, k: float = 0.1, **_: Any) -> StateDict:
+def ties(models: Models, base_index: int = 0, k: float = 0.1) -> StateDict:
     """TIES as in its paper: the fraction k of each difference to the base is kept, by magnitude.
 
     mergecraft takes one threshold for all models together, of magnitudes in float16.
@@ -51,7 +51,7 @@ def ties(models: Models, base_index: int = 0, k: float = 0.1, **_: Any) -> State
 
 
 @model_merge
-def dare(models: Models, base_index: int = 0, p: float = 0.5, seed: int = 0, **_: Any) -> StateDict:
+def dare(models: Models, base_index: int = 0, p: float = 0.5, seed: int = 0) -> StateDict:
     """base + the mean of the differences to it, with entries dropped at the rate p and the others / (1 - p).
 
     mergecraft divides by the number of models that kept an entry instead of by all. A seed draws one mask.
@@ -65,7 +65,7 @@ def dare(models: Models, base_index: int = 0, p: float = 0.5, seed: int = 0, **_
 
 
 @model_merge
-def stock(models: Models, base_index: int = 0, **_: Any) -> StateDict:
+def stock(models: Models, base_index: int = 0) -> StateDict:
     """Model Stock as in its paper: the angle between differences to the base, by tensor.
 
     mergecraft takes the angle between the mean of the models and the base themselves.
@@ -76,7 +76,7 @@ def stock(models: Models, base_index: int = 0, **_: Any) -> StateDict:
 
 
 @model_merge
-def slerp(models: Models, tau: float = 0.5, **_: Any) -> StateDict:
+def slerp(models: Models, tau: float = 0.5) -> StateDict:
     """Spherical interpolation of two models, tensor by tensor: tau 0 is the first, 1 the second.
 
     The norm is interpolated, too. mergecraft interpolates without unit vectors.
@@ -106,7 +106,8 @@ def _nodes(models: Models) -> list[Node]:
 def _around(models: Models, base_index: int) -> tuple[Node, list[Node]]:
     """The base, and the models beside it."""
     nodes = _nodes(models)
-    if len(nodes) < 2 or not -len(nodes) <= base_index < len(nodes):
+    is_number = isinstance(base_index, int) and not isinstance(base_index, bool)
+    if len(nodes) < 2 or not is_number or not -len(nodes) <= base_index < len(nodes):
         raise RecipeError(
             f"base_index: expected the number of the base among two models or more, got {base_index} of "
             f"{len(nodes)}."

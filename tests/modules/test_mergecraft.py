@@ -196,3 +196,43 @@ def test_names_and_pipelines_of_transformers(tmp_path: Path):
     base = StateDict.from_hf(names[0], task="text-generation")
     sums = base + (StateDict.from_hf(names[1], task="text-generation") - base) * 0.5
     assert "generated_text" in sums.to_model(names[0], task="text-generation")("my name")[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mergecraft.soup([BASE, ONE], wieghts=[1, 3]), "no argument wieghts. Did you mean 'weights'"),
+        (lambda: mergecraft.ties([BASE, ONE], density=1.0), "ties: there is no argument density"),
+        (
+            lambda: mergecraft.ties([BASE, ONE], base_index=None),
+            "base_index: expected the number of the base",
+        ),
+        (
+            lambda: StateDict(BASE) + {**BASE, "2.bias": rand(1)},
+            "2.bias is [2] in model 0 and [1] in model 1",
+        ),
+        (lambda: StateDict(wieght=rand(2, 2)).to_model(nn.Linear(2, 2)), "Did you mean 'weight'"),
+        (lambda: StateDict(weight=rand(1, 2)).to_model(nn.Linear(2, 2)), "weight is [2, 2] in the model"),
+    ],
+)
+def test_nothing_is_left_out_or_stretched_in_silence(call, message: str):
+    with pytest.raises(m.RecipeError, match=re.escape(message)):
+        call()
+
+
+@pytest.mark.parametrize(("arguments", "others"), [((), (ONE, TWO)), ((2, 1.0), (BASE, ONE))])
+def test_the_base_is_not_in_the_mean_of_passed_layers(arguments, others):
+    """It is named by its position among the arguments, or by the default."""
+    merged = mergecraft.ties([BASE, ONE, TWO], *arguments, passthrough=list(BASE))
+
+    for key, tensor in merged.items():
+        torch.testing.assert_close(tensor, (others[0][key] + others[1][key]) / 2)
+
+
+def test_more_arguments_than_a_mapped_function_has_are_an_error():
+    @dict_map
+    def first(models, factor=1):
+        return models[0] * factor
+
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        first([BASE, ONE], 2, 3)
