@@ -49,6 +49,12 @@ REFUSED = {
 }
 """Entries that say that an adapter does something else than adding products, and what."""
 
+SWITCHES = {
+    *("use_rslora", "use_dora", "use_effective_conv2d", "eva_config", "corda_config", "lora_ga_config"),
+    *("loftq_config", "velora_config", "runtime_config"),
+}
+"""Switches that are read, change training alone, or belong to a start that `init_lora_weights` names."""
+
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """The values of `init_lora_weights` that leave the weights of the base as they are."""
 
@@ -133,6 +139,12 @@ def _check_kind(content: Mapping[str, Any], path: Path) -> None:
     for entry, reason in REFUSED.items():
         if content.get(entry):
             problems.add(f"{path}: {entry}: {reason}. It cannot be read as differences.")
+    for entry in content.keys() - REFUSED.keys() - SWITCHES:
+        if re.fullmatch(r"use_\w+|\w+_config", entry) and content[entry]:
+            problems.add(
+                f"{path}: {entry}: it is not known what this setting of a newer PEFT adds to the weights. "
+                "Merge the adapter into its model with PEFT first (merge_and_unload, save_pretrained)."
+            )
     start = content.get("init_lora_weights", True)
     if start not in PLAIN_STARTS:
         problems.add(

@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic
 from mecha_exp.errors import CheckpointError, Problems, some
 from mecha_exp.peft.config import PeftConfig
-from mecha_exp.peft.modules import BIAS, A, B, Module, base_keys, fault_of, is_transposed, sorted_modules
+from mecha_exp.peft.modules import (
+    BIAS,
+    MAGNITUDE,
+    A,
+    B,
+    Module,
+    base_keys,
+    fault_of,
+    is_transposed,
+    sorted_modules,
+)
 
 HEADS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight")
 """The ends of keys of output layers."""
@@ -42,6 +52,11 @@ class Matching:
         """
         factors, whole = sorted_modules(self.infos, self.name)
         problems = Problems()
+        plain = [name for name, own in factors.items() if MAGNITUDE not in own and own.keys() != {BIAS}]
+        if self.config.content.get("use_dora") and plain:
+            problems.add(
+                f"{self.name}: its configuration says use_dora, and {some(plain, 3)} has no {MAGNITUDE}."
+            )
         by_key: dict[str, Module] = {}
         for module in (*self._products(factors, problems), *self._biases(factors, problems)):
             if module.key in by_key:

@@ -77,7 +77,8 @@ def merge_adapters(
     Raises:
         ConfigError: numbers of weights and adapters that differ, or a rank below 1.
         CheckpointError: an adapter that is not one, or that is more than products of factors: DoRA, biases
-            and whole tensors depend on the base; or a folder that holds something else.
+            and whole tensors depend on the base; factors that are not finite, or are too large for float32
+            in the result; or a folder that holds something else.
 
     >>> merge_adapters(["math", "code"], "both", weights=[1.0, -0.3], rank=16).error
     0.083
@@ -96,6 +97,8 @@ def merge_adapters(
             for module in parts.modules
             for key, tensor in parts.written(module, sums[module], rank)
         }
+    if infinite := [key for key, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise CheckpointError(f"{output}: {some(infinite, 3)} would be too large for float32.")
     ranks = {module: tensors[parts.key(module, 0)].shape[0] for module in parts.modules}
     config = {**parts.shared_config(), **_config_of_ranks(ranks)}
     _write(Path(output), tensors, config)
@@ -189,7 +192,7 @@ class _Parts:
             self.sources, self.configs, self.factors, weights, strict=True
         ):
             if module in own:
-                down, up = (source.read(own[module][suffix]) for suffix in self.suffixes(module))
+                down, up = (_finite(source, own[module][suffix]) for suffix in self.suffixes(module))
                 terms.append(Term(weight * config.scale_of(module), down.flatten(1), up.flatten(1)))
         return Sum(terms)
 
@@ -234,6 +237,13 @@ class _Parts:
                     "for different bases."
                 )
         problems.raise_as(CheckpointError)
+
+
+def _finite(source: Source, key: str) -> Tensor:
+    factor = source.read(key)
+    if not factor.isfinite().all():
+        raise CheckpointError(f"{source.name}: {key} has values that are not finite (NaN or infinite).")
+    return factor
 
 
 _PAIRS = (A, B, OF_ROWS, OF_COLUMNS)

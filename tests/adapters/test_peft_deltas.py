@@ -212,6 +212,20 @@ def test_a_tied_base_gets_an_output_layer_where_that_is_asked_for(
     assert torch.equal(merged("rows", untied)["lm_head.weight"], embedding)
 
 
+def test_a_base_is_tied_where_its_config_does_not_say(
+    base: Base, adapter: Callable[..., str], tmp_path: Path
+):
+    """The config of GPT-2 on the hub has no such entry, and transformers reads it as true."""
+    del base["lm_head.weight"]
+    save_file(base, tmp_path / "base" / "model.safetensors")
+    (tmp_path / "base" / "config.json").write_text('{"architectures": ["ToyForCausalLM"]}')
+    inner = f"{PREFIX}model.embed_tokens."
+    adapter("rows", {f"{inner}lora_embedding_A": rand(2, 20), f"{inner}lora_embedding_B": rand(6, 2)})
+
+    with pytest.raises(m.CheckpointError, match=r"which base uses as its output layer, too \(it is tied\)"):
+        merged("rows")
+
+
 def test_a_merged_adapter_is_a_folder_like_its_base(base: Base, adapter: Callable[..., str], tmp_path: Path):
     adapter("lora", lora(Q))
 

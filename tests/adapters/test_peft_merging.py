@@ -166,3 +166,23 @@ def test_the_verb_says_what_a_rank_costs(adapters: None, as_a_user: Callable[...
     assert re.search(r"both: 2 modules of rank 1, relative error 0\.\d+\n", cut.out)
     assert f"the largest: {Q}" in cut.out or f"the largest: {O}" in cut.out
     assert difference((1.0, "both")).keys() == {f"{Q}.weight", f"{O}.weight"}
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+@pytest.mark.parametrize(
+    ("factor", "weight", "message"),
+    [
+        (float("nan"), 1.0, r"odd: .*lora_A\.weight has values that are not finite"),
+        (1.0, 1e300, r"sum: .*lora_B\.weight would be too large for float32"),
+    ],
+)
+def test_what_is_not_finite_is_refused_before_anything_is_written(
+    adapter: Adapter, tmp_path: Path, rank: int | None, factor: float, weight: float, message: str
+):
+    tensors = lora(Q)
+    tensors[f"{PREFIX}{Q}.lora_A.weight"] *= factor
+    adapter("odd", tensors)
+
+    with pytest.raises(m.CheckpointError, match=message):
+        m.merge_adapters(["odd"], "sum", weight, rank)
+    assert not (tmp_path / "sum").exists()
