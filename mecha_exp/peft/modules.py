@@ -186,9 +186,10 @@ def _shape_of(module: Module, shapes: Mapping[str, Shape], target: Shape) -> Sha
     """The shape of a module's product; None without factors.
 
     Raises:
-        ConfigError: factors of LoHa or LoKr that do not belong together.
+        ConfigError: factors of LoHa or LoKr that do not belong together, or that PEFT multiplies otherwise.
     """
     if module.is_lycoris:
+        _refuse_other_order(shapes)
         made = difference_shape({suffix: shape for suffix, shape in shapes.items() if suffix})
         return target if reshapes(made, target) else made
     if BIAS in shapes:
@@ -199,6 +200,21 @@ def _shape_of(module: Module, shapes: Mapping[str, Shape], target: Shape) -> Sha
         return None
     down, up = shapes[A], shapes[B]
     return (down[-1], up[0]) if module.is_transposed else (up[0], *down[1:])
+
+
+def _refuse_other_order(shapes: Mapping[str, Shape]) -> None:
+    """Refuse the LoKr of one-dimensional convolutions.
+
+    PEFT 0.21 aligns the last axes of w1 [a, b] and w2 [c, d, kernel] and trains what comes of it, which is
+    not the Kronecker product of channels that LoKr defines.
+    """
+    for suffix in (W2[0], W2[3]):
+        if len(shapes.get(suffix, ())) == 3:
+            raise ConfigError(
+                f"{suffix} {list(shapes[suffix])} is of a one-dimensional convolution, whose axes PEFT "
+                "multiplies in another order. Merge the adapter into its model with PEFT first "
+                "(merge_and_unload, save_pretrained)"
+            )
 
 
 def is_transposed(

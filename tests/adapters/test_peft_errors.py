@@ -84,6 +84,16 @@ def test_tensors_that_do_not_fit_are_named(
         merge()
 
 
+def test_lokr_of_a_convolution_of_one_axis_is_refused(adapter: Adapter, tmp_path: Path):
+    """PEFT 0.21 trains torch.kron of [2, 2] and [3, 2, 3] there, which is not the product of channels."""
+    save_file({"conv.weight": rand(6, 4, 3)}, tmp_path / "base.safetensors")
+    factors = {f"{PREFIX}conv.lokr_w1": rand(2, 2), f"{PREFIX}conv.lokr_w2": rand(3, 2, 3)}
+    adapter("lora", factors, peft_type="LOKR", alpha=4)
+
+    with pytest.raises(m.CheckpointError, match=r"conv: lokr_w2 \[3, 2, 3\] is of a one-dimensional conv"):
+        merge()
+
+
 def test_a_square_tensor_whose_order_nothing_tells_is_refused(base: dict[str, Tensor], adapter: Adapter):
     adapter("lora", lora(Q, O), fan_in_fan_out=True)
 
