@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mecha_exp.checkpoint import dtype_name
@@ -22,7 +23,7 @@ from mecha_exp.engine.constants import config_of_constants, constants, with_mode
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.report import About
 from mecha_exp.engine.runtime.context import Progress
-from mecha_exp.errors import ConfigError, MergeError, RecipeError, some
+from mecha_exp.errors import CheckpointError, ConfigError, MergeError, RecipeError, some
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import Node, models_of
 from mecha_exp.graph.spaces import checked_spaces
@@ -228,7 +229,11 @@ def _constants(
         return _to_output(merged, output, device)
     if words := [key for key, value in merged.items() if isinstance(value, str)]:
         raise RecipeError(f"{some(words, 3)} are words, which a file of tensors does not hold.")
-    save_file({key: tensor.contiguous() for key, tensor in merged.items()}, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_file({key: tensor.contiguous() for key, tensor in merged.items()}, target)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{target} cannot be written: {error}.") from None
     return target
 
 

@@ -179,3 +179,12 @@ def test_configs_and_conversions_are_declared_as_in_sd_mecha():
 
     assert parts["key.1"].tolist() == [3.0, 4.0]
     assert back["key"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_a_file_of_values_is_written_as_that_of_a_model_is(tmp_path: Path):
+    recipe = m.literal({"default": 3.0}, BLOCKS)
+
+    m.merge(recipe, tmp_path / "new folder" / "numbers.safetensors", strict_merge_space=None)
+    assert load_file(tmp_path / "new folder" / "numbers.safetensors")["IN00"] == 3
+    with pytest.raises(m.CheckpointError, match="new folder cannot be written"):
+        m.merge(recipe, tmp_path / "new folder", strict_merge_space=None)
