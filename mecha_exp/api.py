@@ -27,6 +27,7 @@ from mecha_exp.errors import CheckpointError, ConfigError, MergeError, RecipeErr
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import Node, models_of
 from mecha_exp.graph.spaces import checked_spaces
+from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.system.memory import peak_memory
 from mecha_exp.system.progress import LoggedProgress, merge_summary, tqdm_progress
 
@@ -231,7 +232,8 @@ def _constants(
         raise RecipeError(f"{some(words, 3)} are words, which a file of tensors does not hold.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        save_file({key: tensor.contiguous() for key, tensor in merged.items()}, target)
+        with atomic_write(target) as file:
+            save_file({key: tensor.contiguous() for key, tensor in merged.items()}, file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{target} cannot be written: {error}.") from None
     return target

@@ -89,7 +89,8 @@ def merge_modules(recipe_of: Callable[..., Any], modules: Sequence[Module], **ke
     """A module of the same class with merged values; the modules that are given stay as they are.
 
     Frozen parameters stay frozen, tied ones tied, and every tensor keeps its dtype and device of the first
-    module. Buffers are merged as in files: whole numbers are taken from the first.
+    module. Buffers are merged as in files: counters are taken from the first, and other whole numbers that
+    differ are an error (`EngineOptions.on_integers`).
 
     Args:
         recipe_of: (one node for each module) -> the recipe; a merge method is one.

@@ -61,6 +61,11 @@ def _show(merged: MergedAdapter, rank: int | None) -> None:
     spread = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
     line = f"{merged.path}: {len(merged.ranks)} modules of rank {spread}, relative error {merged.error:.3g}"
     stdout.print(line, markup=False, soft_wrap=True)
+    if len(merged.bases) > 1:
+        warning = (
+            f"warning: the adapters name different bases: {', '.join(merged.bases)}. Are these one model?"
+        )
+        stdout.print(warning, markup=False, soft_wrap=True)
     if rank is not None and merged.error:
         worst = sorted(merged.errors, key=lambda name: -merged.errors[name])[:SHOWN_MODULES]
         listed = ", ".join(f"{name} {merged.errors[name]:.3g}" for name in worst)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -43,6 +44,8 @@ class MergedAdapter:
             that of the exact sum; 0 where factors are concatenated.
         error: the same over all modules together.
         error_at: what the error would be at other ranks.
+        bases: the bases that the adapters name, by adapter_config.json. More than one may be one model in
+            several places; where they are different models, the sum means nothing.
     """
 
     path: Path
@@ -50,6 +53,7 @@ class MergedAdapter:
     errors: Mapping[str, float]
     error: float
     error_at: Mapping[int, float]
+    bases: tuple[str, ...] = ()
 
 
 def merge_adapters(
@@ -107,7 +111,8 @@ def merge_adapters(
         module: math.sqrt(made.squared_error(rank) / made.squared_norm) if made.squared_norm else 0.0
         for module, made in sums.items()
     }
-    return MergedAdapter(Path(output), ranks, errors, _error(sums, rank, total), _errors_at(sums, total))
+    at_rank, at_others = _error(sums, rank, total), _errors_at(sums, total)
+    return MergedAdapter(Path(output), ranks, errors, at_rank, at_others, parts.bases)
 
 
 def _check(adapters: Sequence[Any], weights: Sequence[float], rank: int | None, output: Path) -> None:
@@ -170,6 +175,11 @@ class _Parts:
         parts = _Parts(sources, configs, factors)
         parts._check_shapes()
         return parts
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The bases that the adapters name, each once."""
+        return tuple(dict.fromkeys(config.base for config in self.configs if config.base))
 
     @property
     def modules(self) -> list[str]:
@@ -286,5 +296,5 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any
         ):
             save_file(dict(tensors), weights_file, metadata={"format": "pt"})
             config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be written: {error.strerror or error}.") from None
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} cannot be written: {error}.") from None

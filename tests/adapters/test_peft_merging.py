@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,6 +167,29 @@ def test_the_verb_says_what_a_rank_costs(adapters: None, as_a_user: Callable[...
     assert re.search(r"both: 2 modules of rank 1, relative error 0\.\d+\n", cut.out)
     assert f"the largest: {Q}" in cut.out or f"the largest: {O}" in cut.out
     assert difference((1.0, "both")).keys() == {f"{Q}.weight", f"{O}.weight"}
+
+
+def test_different_bases_are_named(adapter: Adapter, as_a_user: Callable[..., Outcome], tmp_path: Path):
+    adapter("mine", lora(Q), base_model_name_or_path="org/one")
+    adapter("other", lora(Q, seed=3), base_model_name_or_path="two")
+
+    outcome = as_a_user("adapters", "mine", "other", "-o", "both", cwd=tmp_path)
+
+    assert outcome.status == 0, outcome.err
+    assert "warning: the adapters name different bases: org/one, two. Are these one model?" in outcome.out
+    assert m.merge_adapters(["mine", "mine"], "twice").bases == ("org/one",)
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(adapters: None, tmp_path: Path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # bytes of a file, as on a full disk
+    try:
+        with pytest.raises(m.CheckpointError, match=r"both cannot be written: .*too large"):
+            m.merge_adapters(["a", "b"], "both")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert list((tmp_path / "both").iterdir()) == []
 
 
 @pytest.mark.parametrize("rank", [None, 1])
