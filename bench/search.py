@@ -1,6 +1,6 @@
 """Trials a second of a search, beside one merge, one file and one evaluation for each trial.
 
-    python bench/search.py --trials 200
+    python -m bench.search --trials 200 --save
 
 Both make the same merges of the bundled demo and measure them on the same images. The search runs as a user
 runs it, from the command to the report. The other way is a loop in one process that has imported everything:
@@ -23,12 +23,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 import mecha_exp
+from bench.report import machine, save_section, table
 from mecha_exp.evaluators.digits import digits
-
-try:
-    from bench.report import table
-except ImportError:  # run as a script
-    from report import table  # type: ignore[no-redef]
 
 REPOSITORY = Path(__file__).parents[1]
 HEAD = ["way", "trials", "seconds", "CPU seconds", "trials a second"]
@@ -36,7 +32,7 @@ SPACE = ("recipe=ties", "alpha=interval(0,1.5)", "k=tag(log,interval(0.01,1))")
 QUIET = ("output=none", "tracking=none", "hydra.sweep.dir=s")
 
 
-def search(folder: Path, trials: int, batch: str) -> list[tuple[str, float, float]]:
+def search(folder: Path, trials: int, batch: str) -> list[tuple[str, float, float | None]]:
     """Search in a folder, then once more; returns wall and CPU seconds of both, and of the trials alone."""
     words = ["sweep=search", f"sweep.trials={trials}", f"sweep.batch={batch}", *SPACE, *QUIET]
     command = [sys.executable, "-m", "mecha_exp", *words]
@@ -48,7 +44,7 @@ def search(folder: Path, trials: int, batch: str) -> list[tuple[str, float, floa
         taken.append((name, time.monotonic() - began, _cpu_of_children() - before))
     records = [json.loads(path.read_text()) for path in (folder / "s").glob("*/run.json")]
     first, last = min(r["started"] for r in records), max(r["ended"] for r in records)
-    return [*taken, ("search, its trials alone", (last - first) / 1000, float("nan"))]
+    return [*taken, ("search, its trials alone", (last - first) / 1000, None)]
 
 
 def one_by_one(folder: Path) -> tuple[str, float, float]:
@@ -78,14 +74,24 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--batch", default="auto")
+    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         taken = [*search(Path(name), options.trials, options.batch), one_by_one(Path(name))]
     rows = [
-        [way, str(options.trials), f"{wall:.1f}", f"{cpu:.1f}", f"{options.trials / wall:.1f}"]
+        [
+            way,
+            str(options.trials),
+            f"{wall:.1f}",
+            "-" if cpu is None else f"{cpu:.1f}",
+            f"{options.trials / wall:.1f}",
+        ]
         for way, wall, cpu in taken
     ]
-    sys.stdout.write(table([HEAD, *rows]) + "\n")
+    text = f"{table([HEAD, *rows])}\n\n{machine()}; TIES on the digits of the package, by alpha and k."
+    sys.stdout.write(text + "\n")
+    if options.save:
+        save_section("Searching", text)
 
 
 if __name__ == "__main__":
