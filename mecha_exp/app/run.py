@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,10 +21,10 @@ from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.provenance import git_changes
 from mecha_exp.app.reproduction.sources import SOURCES_FILE, sources_text
 from mecha_exp.app.sweep.summary import reopen
-from mecha_exp.app.tracking import log_folder
+from mecha_exp.app.tracking import EndedRun, Tracker
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.engine.planner.by_key import effective_values_in, values_table
-from mecha_exp.errors import ConfigError, MechaError, TrackingError
+from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.evaluation import Scoring, nan_warning
 from mecha_exp.graph.nodes import InMemory, models_of
 from mecha_exp.plugins import load_plugins
@@ -44,13 +45,15 @@ from mecha_exp.runs.record import (
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.system.write_errors import write_sentence
 from mecha_exp.terminal import as_typed, progress_bar, show_error, show_point
-from mecha_exp.tracking import Store
 
 log = logging.getLogger(__name__)
 
 
 def run_point(
-    cfg: DictConfig, point: Point | Exception | None = None, result: Merged | Exception | None = None
+    cfg: DictConfig,
+    point: Point | Exception | None = None,
+    result: Merged | Exception | None = None,
+    tracker: Tracker | None = None,
 ) -> float | None:
     """Run one point in the folder that Hydra made for it; returns its main metric.
 
@@ -60,6 +63,7 @@ def run_point(
         cfg: the configuration of Hydra's job.
         point: the signed point, or why there is none; None to prepare it here.
         result: its merge, if it was merged together with others.
+        tracker: of the sweep; None to log the point by itself.
     """
     run = _PointRun.begin(cfg)
     try:
@@ -80,7 +84,7 @@ def run_point(
             log.error("%s failed\n%s", run.record.name, run.record.error)
     run.store_failure()
     run.end()
-    run.track()
+    run.track(tracker)
     if run.sweep:
         number = int(HydraConfig.get().job.num) + 1
         show_point(run.record, number, run.sweep.points, run.seconds_of_inputs, run.seconds_left(number))
@@ -178,22 +182,17 @@ class _PointRun:
         left = max(self.sweep.points - number, 0) if self.sweep else 0
         return self.bench.pace.note(left, self.seconds_of_inputs, is_known=self.is_known) if self.bench else 0
 
-    def track(self) -> None:
+    def track(self, tracker: Tracker | None) -> None:
         """Log the run; in a sweep it replaces the run that was in its folder before."""
         sweep, tracking = self.sweep, self.cfg.tracking
         if not tracking.uri or (sweep is not None and sweep.parent_run is None):
             return  # off, or the sweep has already reported that the tracking store does not answer
-        try:
-            store = Store(tracking.uri, tracking.experiment)
-            if sweep is None:
-                store.delete_abandoned()
-            parent = sweep.parent_run if sweep else None
-            self.record.run_id = log_folder(self.folder, self.record, store, parent)
-            if sweep and self.earlier and self.earlier.run_id:
-                store.delete(self.earlier.run_id)
-        except TrackingError as error:
-            self.record.tracking_error = str(error)
-        self.record.save(self.folder)
+        ended = EndedRun(self.folder, self.record)
+        if sweep:
+            replaced = self.earlier.run_id if self.earlier else None
+            ended = EndedRun(self.folder, self.record, sweep.parent_run, replaced)
+        with nullcontext(tracker) if tracker else Tracker(tracking) as open_tracker:
+            open_tracker.add(ended)
 
 
 def _find_or_merge(bench: Workbench, point: Point) -> Merged | Exception:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mecha_exp.app.reproduction.sources import SOURCES_FILE
+from mecha_exp.errors import TrackingError
 from mecha_exp.report import Results, write_all
 from mecha_exp.report.verdict import concluded_results
 from mecha_exp.runs.files import FILES
@@ -40,6 +44,88 @@ ARTIFACTS = (
     "mecha_exp.log",
 )
 HYDRA_ARTIFACTS = ("config.yaml", "overrides.yaml")
+GROUP_SECONDS = 1
+"""How long the points of a sweep wait for others, to be logged together."""
+GROUP = 100
+"""How many runs a transaction holds at most: other processes wait for its end."""
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run that is to be logged.
+
+    Attributes:
+        folder: its folder.
+        record: its record, which learns the id that MLflow gives to it.
+        parent: the id of the sweep's run.
+        replaces: the id of the run that was in the folder before.
+    """
+
+    folder: Path
+    record: Record
+    parent: str | None = None
+    replaces: str | None = None
+
+
+class Tracker:
+    """Logs the points of a sweep while it runs: at once, or those of a second together.
+
+    A transaction for each point costs more processor time than all else of tracking. What is not logged when
+    the process is killed is logged when the same command goes on.
+
+    Args:
+        tracking: the configuration of that name.
+    """
+
+    def __init__(self, tracking: Any) -> None:
+        self._tracking = tracking
+        self._waiting: list[EndedRun] = []
+        self._logged_at = float("-inf")
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+    def add(self, run: EndedRun) -> None:
+        """Log a run, now or together with the next ones. Its record tells whether that failed."""
+        self._waiting.append(run)
+        if time.monotonic() - self._logged_at >= GROUP_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Log the runs that wait."""
+        waiting, self._waiting = self._waiting, []
+        try:
+            if waiting:
+                log_runs(waiting, Store(self._tracking.uri, self._tracking.experiment))
+        except TrackingError as error:
+            for run in waiting:
+                if run.record.run_id is None:
+                    run.record.tracking_error = str(error)
+                    run.record.save_run(run.folder)
+        self._logged_at = time.monotonic()
+
+
+def log_runs(runs: Sequence[EndedRun], store: Store) -> None:
+    """Log runs, many in one transaction where the store has them, and write their ids into their records.
+
+    Raises:
+        TrackingError: the store does not answer or cannot be used.
+    """
+    if any(run.parent is None for run in runs):
+        store.delete_abandoned()
+    size = GROUP if store.has_transactions else 1
+    for group in (runs[start : start + size] for start in range(0, len(runs), size)):
+        with store.transaction():
+            ids = [log_folder(run.folder, run.record, store, run.parent) for run in group]
+            for run in group:
+                if run.replaces:
+                    store.delete(run.replaces)
+        for run, run_id in zip(group, ids, strict=True):
+            run.record.run_id, run.record.tracking_error = run_id, None
+            run.record.save_run(run.folder)
 
 
 def log_folder(folder: Path, record: Record, store: Store, parent: str | None = None) -> str:
@@ -94,9 +180,7 @@ def log_sweep(folder: Path, store: Store) -> int:
     sweep.tracking_error = None
     sweep.save(folder)
     missing = {path: record for path, record in sweep.records(folder).items() if record.run_id is None}
-    for path, record in missing.items():
-        record.run_id, record.tracking_error = log_folder(path, record, store, sweep.parent_run), None
-        record.save(path)
+    log_runs([EndedRun(path, record, sweep.parent_run) for path, record in missing.items()], store)
     if missing or store.status(str(sweep.parent_run)) == RUNNING:
         results = concluded_results(sweep, folder)
         close_run(sweep, results, write_all(results, sweep.command, folder), store)
@@ -106,11 +190,9 @@ def log_sweep(folder: Path, store: Store) -> int:
 
 def log_run(folder: Path, record: Record, store: Store) -> bool:
     """Log a run that is not part of a sweep, unless the store has it; returns whether it was logged."""
-    store.delete_abandoned()
     if record.run_id is not None and store.status(record.run_id) is not None:
         return False
-    record.run_id, record.tracking_error = log_folder(folder, record, store), None
-    record.save(folder)
+    log_runs([EndedRun(folder, record)], store)
     return True
 
 

@@ -22,7 +22,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -129,8 +129,12 @@ class Record:
 
     def save(self, folder: Path) -> None:
         """Write `run.json` and `metrics.json`."""
-        write_json(folder / RUN_FILE, asdict(self))
+        self.save_run(folder)
         write_json(folder / METRICS_FILE, self.metrics)
+
+    def save_run(self, folder: Path) -> None:
+        """Write `run.json` alone, where the metrics are as they were."""
+        write_json(folder / RUN_FILE, vars(self))
 
     @classmethod
     def load(cls, folder: Path) -> Record:

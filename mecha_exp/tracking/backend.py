@@ -6,7 +6,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -43,6 +43,13 @@ class Entries:
 
 class Backend(ABC):
     """An experiment of a tracking store, with what is needed of MLflow's client."""
+
+    has_transactions = False
+    """Whether all that is written within `transaction` is kept, or nothing of it."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Write what follows together, where `has_transactions`; else each thing by itself."""
+        return nullcontext()
 
     @abstractmethod
     def start(self, name: str, tags: Mapping[str, str]) -> str:

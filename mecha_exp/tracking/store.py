@@ -6,7 +6,8 @@ logged later, and no run stays half-logged when its process dies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ class Store:
         self.uri = absolute_uri(uri)
         with tracking_errors(self.uri):
             self._backend = _open(self.uri, names.experiment(experiment))
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether all that is written within `transaction` is kept, or nothing of it."""
+        return self._backend.has_transactions
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write what is logged within together, where the store can."""
+        with tracking_errors(self.uri), self._backend.transaction():
+            yield
 
     def start(self, name: str, tags: Mapping[str, str]) -> str:
         """Create a parent run; returns its id."""

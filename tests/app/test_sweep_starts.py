@@ -276,7 +276,7 @@ def test_a_point_that_the_dashboard_did_not_get_is_logged_at_the_end(app, folder
             raise TrackingError("the server is away")
         return log_folder(*arguments)
 
-    monkeypatch.setattr("mecha_exp.app.run.log_folder", moody)
+    monkeypatch.setattr("mecha_exp.app.tracking.log_folder", moody)
 
     assert app("alpha=0.3,0.5", *NONE, tracked=True).status == 0
     logged = {record["run_id"] for record in records(sweep_of(folder))}

@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.hydra.jobs import Jobs, enter, run_job
 from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.tracking import Tracker
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError
 from mecha_exp.lab.content_hash import contents_of
@@ -66,12 +67,14 @@ class OnePassLauncher(Launcher):
                     waiting[number] = point
             if known and max(part) + 1 == len(jobs):
                 stdout.print(f"{known} of {len(jobs)} points are there already")
-            for number, result in _merge(waiting, bench):
-                returned[number] = self._run(jobs[number], waiting[number], result)
+            with Tracker(self._config.tracking) as tracker:
+                for number, result in _merge(waiting, bench):
+                    run = partial(self._run_point, point=waiting[number], result=result, tracker=tracker)
+                    returned[number] = self._run(jobs[number], run)
         return [returned[number] for number in range(len(jobs))]
 
-    def _run(self, config: DictConfig, point: PointOrError, result: Merged | Exception) -> JobReturn:
-        returned = run_job(config, partial(self._run_point, point=point, result=result), self._context)
+    def _run(self, config: DictConfig, task: TaskFunction) -> JobReturn:
+        returned = run_job(config, task, self._context)
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         returned.cfg = returned.hydra_cfg = None  # as large as all else of the point
         if isinstance(returned._return_value, OSError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from mecha_exp.app.tracking import close_run, log_folder, mend
+from mecha_exp.app.tracking import EndedRun, close_run, log_runs, mend
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.report import (
     CSV_FILE,
@@ -129,10 +129,8 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
 
 def _log_the_rest(sweep: Sweep, folder: Path, store: Store) -> None:
     """Track the points that are not in this store: they were there before, or it did not answer then."""
-    for path, record in sweep.records(folder).items():
-        if record.run_id is None:
-            record.run_id, record.tracking_error = log_folder(path, record, store, sweep.parent_run), None
-            record.save(path)
+    missing = {path: record for path, record in sweep.records(folder).items() if record.run_id is None}
+    log_runs([EndedRun(path, record, sweep.parent_run) for path, record in missing.items()], store)
 
 
 def _last_line(text: str | None) -> str:
