@@ -145,6 +145,32 @@ def byte_bar(work: str, total: int) -> Iterator[Callable[[str, int], None]]:
         yield lambda key, nbytes: bar.update(task, advance=nbytes, key=key[-SHOWN:])
 
 
+@contextmanager
+def examples_bar(work: str, examples: int) -> Iterator[Callable[[int], None]]:
+    """Show how many examples of a trip over them are done; the bar begins anew with the next trip.
+
+    Args:
+        work: what is done, as a participle.
+        examples: how many there are.
+
+    Yields:
+        a function that is told how many more are done.
+    """
+    if not stderr.is_terminal:
+        yield lambda count: None
+        return
+    columns = (TextColumn(work), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task("examples", total=examples)
+
+        def advance(count: int) -> None:
+            if bar.tasks[0].finished:
+                bar.reset(task)
+            bar.update(task, advance=count)
+
+        yield advance
+
+
 class MeasuringBars:
     """The progress of measurements: bars on a terminal, else a line in the log every few seconds."""
 

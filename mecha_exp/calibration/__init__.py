@@ -2,6 +2,7 @@
 
 from mecha_exp.calibration.calibrate import Request, calibrate
 from mecha_exp.calibration.loading import load_subject
+from mecha_exp.calibration.recalibration import recalibrate
 from mecha_exp.calibration.subject import LABELS, Subject
 
-__all__ = ["LABELS", "Request", "Subject", "calibrate", "load_subject"]
+__all__ = ["LABELS", "Request", "Subject", "calibrate", "load_subject", "recalibrate"]

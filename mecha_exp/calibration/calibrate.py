@@ -82,8 +82,8 @@ def calibrate(
         EvaluationError: a gradient or an input is NaN or infinite, or an example fails.
     """
     subject.check(request.labels)
-    _check_output(output, (*stored.files, Path(request.data)))
-    _check_weights(subject, stored)
+    check_output(output, (*stored.files, Path(request.data)))
+    check_weights(subject, stored)
     collectors = [c for c in collectors_of(subject, request.kinds) if c.model_key in stored]
     for kind in request.kinds:
         if not any(c.kind == kind for c in collectors):
@@ -107,13 +107,22 @@ def calibrate(
     return header
 
 
-def _check_output(output: Path, inputs: Sequence[Path]) -> None:
+def check_output(output: Path, inputs: Sequence[Path]) -> None:
+    """Check that an output does not take the place of an input.
+
+    Raises:
+        ConfigError: it would.
+    """
     if output.resolve() in [path.resolve() for path in inputs]:
         raise ConfigError(f"output={output} is an input, which would be destroyed. Write to another path.")
 
 
-def _check_weights(subject: Subject, stored: StateDictSource) -> None:
-    """Check that the module has the weights of the model, since the header says that they are measured."""
+def check_weights(subject: Subject, stored: StateDictSource) -> None:
+    """Check that the module has the weights of the model, since the header says that they are measured.
+
+    Raises:
+        ConfigError: a parameter is another, or has another shape.
+    """
     for name, parameter in subject.module.named_parameters():
         key = subject.key_of(name)
         if key not in stored:

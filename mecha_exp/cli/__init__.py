@@ -24,6 +24,7 @@ VERBS = (
     "ls",
     "merge",
     "plan",
+    "recalibrate",
     "reproduce",
     "show",
     "table",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,46 @@ def _value(word: str) -> Any:
         except ValueError:
             continue
     return word
+
+
+def read_words(
+    words: Sequence[str],
+    kinds: Mapping[str, Callable[[str], Any]],
+    verb: str,
+    check: Callable[[Mapping[str, Any]], Iterable[str]] = lambda given: (),
+) -> dict[str, Any]:
+    """The values of words such as `data=FILE`, each of its type.
+
+    Args:
+        words: of the command line.
+        kinds: what makes a value of each name's text; `data` and `output` are needed.
+        verb: for messages.
+        check: tells what else is wrong.
+
+    Raises:
+        ConfigError: every unknown name and wrong value, and what is missing.
+    """
+    given: dict[str, Any] = {}
+    problems = Problems()
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or name not in kinds:
+            problems.add(f"{brief(word)} is not a setting such as data=FILE.{did_you_mean(name, kinds)}")
+            continue
+        try:
+            given[name] = kinds[name](value)
+        except ValueError:
+            problems.add(f"{name}: expected a whole number, got {value}")
+            continue
+        if isinstance(given[name], int) and given[name] < (0 if name == "seed" else 1):
+            problems.add(f"{name}: expected a number above 0, got {value}")
+    problems.add_all(
+        f"{name}=... is missing. `python -m mecha_exp {verb} --help` has examples"
+        for name in ("data", "output")
+        if name not in given
+    )
+    problems.add_all(check(given))
+    if "output" in given and given["output"].suffix != ".safetensors":
+        problems.add(f"output: expected a .safetensors file, got {given['output']}")
+    problems.raise_as(ConfigError)
+    return given

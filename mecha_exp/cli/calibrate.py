@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.cli.arguments import add_models_dir, make_parser
-from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
+from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
+from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.statistics import FISHER, GRAM, MEAN, NORM, StatisticsHeader
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import stderr, stdout
+from mecha_exp.terminal import examples_bar, stdout
 
 EXAMPLE = """\
 settings, as name=value:
@@ -52,7 +50,7 @@ FEW = 100
 def main(arguments: list[str]) -> int:
     """Measure, and write the file of statistics."""
     options = _parser().parse_args(arguments)
-    given = _read(options.setting)
+    given = read_words(options.setting, _SETTINGS, "calibrate", _wrong_labels)
     from mecha_exp.calibration import Request, calibrate, load_subject
     from mecha_exp.calibration.loading import hash_of_code, hash_of_data
 
@@ -73,7 +71,7 @@ def main(arguments: list[str]) -> int:
             code=hash_of_code(given.get("module")),
             **limits,
         )
-        with _bar(len(subject.examples)) as advance:
+        with examples_bar("calibrating", len(subject.examples)) as advance:
             header = calibrate(subject, stored, request, given["output"], advance)
     _report(header, given["output"], time.perf_counter() - started)
     return 0
@@ -93,38 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read(words: Sequence[str]) -> dict[str, Any]:
-    """The settings, each of its type.
-
-    Raises:
-        ConfigError: every unknown name and wrong value, and what is missing.
-    """
-    given: dict[str, Any] = {}
-    problems = Problems()
-    for word in words:
-        name, separator, value = word.partition("=")
-        if not separator or name not in _SETTINGS:
-            problems.add(f"{brief(word)} is not a setting such as data=FILE.{did_you_mean(name, _SETTINGS)}")
-            continue
-        try:
-            given[name] = _SETTINGS[name](value)
-        except ValueError:
-            problems.add(f"{name}: expected a whole number, got {value}")
-            continue
-        if isinstance(given[name], int) and given[name] < (0 if name == "seed" else 1):
-            problems.add(f"{name}: expected a number above 0, got {value}")
-    problems.add_all(
-        f"{name}=... is missing. `python -m mecha_exp calibrate --help` has examples"
-        for name in ("data", "output")
-        if name not in given
-    )
+def _wrong_labels(given: Mapping[str, Any]) -> Iterator[str]:
     labels = ("sampled", "true", "exact")
     if given.get("labels", "sampled") not in labels:
-        problems.add(f"labels: expected {' or '.join(labels)}, got {given['labels']}")
-    if "output" in given and given["output"].suffix != ".safetensors":
-        problems.add(f"output: expected a .safetensors file, got {given['output']}")
-    problems.raise_as(ConfigError)
-    return given
+        yield f"labels: expected {' or '.join(labels)}, got {given['labels']}"
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -135,26 +105,6 @@ def _kinds(text: str) -> tuple[str, ...]:
     if not kinds:
         raise ConfigError(f"kind: expected {', '.join(KINDS)}, or several of them.")
     return kinds
-
-
-@contextmanager
-def _bar(examples: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar over the examples of a trip, which begins anew with the next trip."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("calibrating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True) as bar:
-        task = bar.add_task("examples", total=examples)
-
-        def advance(count: int) -> None:
-            if bar.tasks[0].finished:
-                bar.reset(task)
-            bar.update(task, advance=count)
-
-        yield advance
 
 
 def _report(header: StatisticsHeader, output: Path, seconds: float) -> None:
