@@ -17,6 +17,7 @@ VERBS = (
     "adapters",
     "calibrate",
     "clean",
+    "comfyui",
     "compose",
     "convert",
     "diff",
