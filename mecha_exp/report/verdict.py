@@ -11,6 +11,7 @@ from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.lab.points import SET_KEY
 from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, Results, results_of
 from mecha_exp.report.search.front import front_data, front_sentences
+from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.settings import Setting
 from mecha_exp.runs.environment import are_mixed
 from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, numbered, outcomes_so_far
@@ -111,6 +112,8 @@ def race_notes(results: Results) -> list[str]:
         if race.get("rule") != "halving"
         else "successive halving may have dropped the best of the sweep"
     )
+    if results.mode == SEARCH and race.get("rule") != "halving":  # what comes next depends on the race
+        error += ", as far as trials do not depend on what was dropped before them"
     return [
         f"A race dropped {len(counts)} of {len(results.records)} points after {after} of {whole:,} examples: "
         f"{error}, and they are not compared."

@@ -21,6 +21,7 @@ SWEEP = (
     "-m",
 )
 ALPHAS = "alpha=0.1,0.3,0.5,0.7,0.9"
+RACE = "evaluator.race=true"
 EXAMPLES = 320
 
 
@@ -187,9 +188,9 @@ def test_effects_are_not_computed_of_the_points_that_are_left(app, folder):
             "points, and a race drops points. Leave it out.",
         ),
         (
-            ("sweep=search", "sweep.trials=4", "alpha=interval(0,1)", "evaluator.race=true"),
-            "evaluator.race=true: sweep=search needs the number of every point, and a race drops points "
-            "before they have one. Leave it out, or list the points.",
+            ("sweep=search", "alpha=interval(0,1)", "evaluator.metric=[accuracy,accuracy/0_3]", RACE),
+            "evaluator.race=true: points race by the outcomes of 'digits', whose mean is accuracy, and are "
+            "chosen by evaluator.metric=accuracy,accuracy/0_3. Leave one of the two out.",
         ),
         (
             ("alpha=0.3,0.5", "-m", "evaluator.race=maybe"),

@@ -13,7 +13,7 @@ from mecha_exp.report.results import REPLICATE_KEYS
 if TYPE_CHECKING:
     from mecha_exp.app.command_line import CommandLine
 
-_CHOOSES = ("grid", "zip", "points", "random", "latin", "experts")
+_CHOOSES = ("grid", "zip", "points", "random", "latin", "experts", SEARCH)
 """The modes of `sweep` that look for the best point; the others ask for effects, which need all points."""
 
 
@@ -33,8 +33,7 @@ def check_race(line: CommandLine, scoring: Scoring) -> None:
         raise ConfigError(
             f"{what}: one point has nothing to race against. Leave it out, or list several values with -m."
         )
-    is_adaptive = line.adaptive is not None or line.config.sweep.mode == SEARCH
-    if not line.lists_points or is_adaptive:
+    if not line.lists_points or line.adaptive is not None:
         searching = (
             f"sweep={line.config.sweep.mode}"
             if line.lists_points

@@ -6,12 +6,13 @@ import importlib.util
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.search.space import Space
+from mecha_exp.app.search.trials import Trial
 from mecha_exp.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -88,12 +89,13 @@ class Sampler:
             reason = str(error) or type(error).__name__
             raise ConfigError(f"sweep.options: {self.name} does not take them: {reason}") from error
 
-    def draws_at_random(self, completed: int) -> bool:
-        """Whether it draws the next trial at random, after so many that have values."""
+    def draws_at_random(self, earlier: Sequence[Trial]) -> bool:
+        """Whether it draws the next trial at random, after the earlier ones."""
         if self.name not in _STARTUP:
             return self.name == "random"
         option, default = _STARTUP[self.name]
-        return completed < int(self.options.get(option, default))
+        told = sum(t.values is not None or (t.dropped is not None and self.name == "tpe") for t in earlier)
+        return told < int(self.options.get(option, default))
 
 
 def require_optuna() -> None:

@@ -6,12 +6,12 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.search.samplers import Sampler
-from mecha_exp.app.search.shared import Entry, SharedStudy, Values
+from mecha_exp.app.search.shared import Entry, SharedStudy
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.study import next_trials
 from mecha_exp.app.search.study_file import open_study_file
@@ -20,13 +20,15 @@ from mecha_exp.app.search.trials import (
     ENQUEUED,
     KNOWN,
     TRIALS_FILE,
+    Outcome,
     Trial,
     read_trials,
     write_trials,
 )
 from mecha_exp.errors import ConfigError
+from mecha_exp.evaluation.racing import Dropped
 from mecha_exp.lab.points import Setting
-from mecha_exp.runs.record import RUN_FILE, Record
+from mecha_exp.runs.record import RACE, RUN_FILE, Record
 from mecha_exp.runs.sweep import Sweep
 
 _MODELS = ("model", "model.safetensors", "*.mecha-*")
@@ -112,7 +114,7 @@ class Search:
         while True:
             for run in _in_runs(entries):
                 yield self._batch([entry.trial for entry in run], run[0].number)
-            measured = {e.number: self._values(folder / str(e.number)) for e in entries}
+            measured = {e.number: self._outcome(folder / str(e.number)) for e in entries}
             if measured:
                 study.tell(measured, folder)
             entries = study.claim(folder, total, self.batch, self._ask, self._untold)
@@ -137,21 +139,23 @@ class Search:
         return Batch([self.words(self.space.setting(trial.parameters)) for trial in trials], first)
 
     def _measured(self, trials: Sequence[Trial], folder: Path, first: int) -> list[Trial]:
-        """The trials with the values in the records of their points."""
-        return [replace(t, values=self._values(folder / str(first + i))) for i, t in enumerate(trials)]
+        """The trials with what the records of their points say."""
+        return [trial.told(self._outcome(folder / str(first + i))) for i, trial in enumerate(trials)]
 
-    def _values(self, folder: Path) -> Values | None:
+    def _outcome(self, folder: Path) -> Outcome:
         try:
             record = Record.load(folder)
         except ConfigError:  # the point left no record
             return None
+        if record.finished and record.dropped is not None:
+            return Dropped(record.dropped, record.metrics[f"{RACE}{record.metric}"])
         values = tuple(record.metrics.get(metric, math.nan) for metric in self.objectives)
         return values if record.finished and all(map(math.isfinite, values)) else None
 
-    def _untold(self, entry: Entry) -> Values | None:
+    def _untold(self, entry: Entry) -> Outcome:
         """What a process has measured of a trial before it died, where its folder can be seen."""
         folder = Path(entry.folder) / str(entry.number)
-        return self._values(folder) if self._is_of(entry, folder) else None
+        return self._outcome(folder) if self._is_of(entry, folder) else None
 
     def _is_of(self, entry: Entry, folder: Path) -> bool:
         """Whether a folder has the record of a trial."""

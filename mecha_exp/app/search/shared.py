@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from mecha_exp.app.search.locks import Locks, new_worker
 from mecha_exp.app.search.samplers import quiet_optuna
 from mecha_exp.app.search.space import Space
-from mecha_exp.app.search.study import frozen_trial
-from mecha_exp.app.search.trials import Trial
+from mecha_exp.app.search.study import frozen_trial, outcome_of
+from mecha_exp.app.search.trials import Outcome, Trial
 from mecha_exp.errors import MechaError, StoreError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ POINT, WORKER, FOLDER = "point", "worker", "folder"
 """Attributes of a trial in a storage: its number, and the process and the folder that run it."""
 _REPORTED = "mecha_exp_reported"
 
-Values = tuple[float, ...]
 Ask = Callable[[Sequence[Trial], int], Sequence[Trial]]
 """Asks a sampler for a number of trials after those so far."""
 
@@ -89,7 +88,7 @@ class SharedStudy:
             return ours
 
     def claim(
-        self, folder: Path, total: int, count: int, ask: Ask, find: Callable[[Entry], Values | None]
+        self, folder: Path, total: int, count: int, ask: Ask, find: Callable[[Entry], Outcome]
     ) -> list[Entry]:
         """Trials to run: those that a dead process has left, or else new ones; none where all are taken.
 
@@ -98,7 +97,7 @@ class SharedStudy:
             total: how many trials the search has.
             count: how many new ones at most.
             ask: asks the sampler.
-            find: the values that a dead process has measured of a trial and not told.
+            find: what a dead process has measured of a trial and not told.
         """
         with self._exclusive():
             entries = [entry for entry in self._entries() if entry.number < total]
@@ -106,8 +105,8 @@ class SharedStudy:
             for entry in entries:
                 if not entry.trial.running or self._locks.is_alive(entry.worker):
                     continue
-                if (values := find(entry)) is not None:
-                    self._finish(entry, values)
+                if (outcome := find(entry)) is not None:
+                    self._finish(entry, outcome)
                     continue
                 self._take(entry, folder)
                 left.append(entry)
@@ -120,7 +119,7 @@ class SharedStudy:
                 for number, trial in enumerate(asked, len(trials))
             ]
 
-    def tell(self, measured: Mapping[int, Values | None], folder: Path) -> None:
+    def tell(self, measured: Mapping[int, Outcome], folder: Path) -> None:
         """Write down what the trials of this process gave, by the numbers of their points.
 
         None stands for one that failed. A trial that another process has taken over is left to that one.
@@ -129,12 +128,11 @@ class SharedStudy:
             for entry in self._entries():
                 if entry.number not in measured or entry.folder != str(folder.absolute()):
                     continue
-                values = measured[entry.number]
+                outcome = measured[entry.number]
                 if entry.trial.running and entry.worker == self.worker:
-                    self._finish(entry, values)
-                elif not entry.trial.running and values not in (None, entry.trial.values):
-                    again = Trial(entry.trial.parameters, entry.trial.state, values)
-                    self._add(entry.number, again, folder)
+                    self._finish(entry, outcome)
+                elif not entry.trial.running and outcome not in (None, entry.trial.outcome):
+                    self._add(entry.number, entry.trial.told(outcome), folder)
 
     def closes(self, folder: Path, total: int) -> bool:
         """Whether all trials have run and this process is the one that reports them."""
@@ -185,12 +183,12 @@ class SharedStudy:
         key = self._study._storage.create_new_trial(self._study._study_id, frozen)
         return Entry(number, trial, *place, key)
 
-    def _finish(self, entry: Entry, values: Values | None) -> None:
-        import optuna
-
-        states = optuna.trial.TrialState
-        state = states.FAIL if values is None else states.COMPLETE
-        self._study._storage.set_trial_state_values(entry.key, state, values)
+    def _finish(self, entry: Entry, outcome: Outcome) -> None:
+        ended = frozen_trial(self._space, entry.trial.told(outcome))
+        storage = self._study._storage
+        for step, value in ended.intermediate_values.items():
+            storage.set_trial_intermediate_value(entry.key, step, value)
+        storage.set_trial_state_values(entry.key, ended.state, ended.values)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -213,5 +211,5 @@ class SharedStudy:
 
 
 def _trial_of(frozen: optuna.trial.FrozenTrial) -> Trial:
-    values = tuple(frozen.values) if frozen.values else None
-    return Trial(dict(frozen.params), dict(frozen.system_attrs), values, not frozen.state.is_finished())
+    asked = Trial(dict(frozen.params), dict(frozen.system_attrs))
+    return asked.told(outcome_of(frozen)) if frozen.state.is_finished() else replace(asked, running=True)

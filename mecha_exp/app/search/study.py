@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.search.samplers import SEQUENCE, Sampler, quiet_optuna
 from mecha_exp.app.search.space import Dimension, Parameters, Space
-from mecha_exp.app.search.trials import AT_RANDOM, ENQUEUED, KNOWN, Trial
+from mecha_exp.app.search.trials import AT_RANDOM, ENQUEUED, KNOWN, Outcome, Trial
+from mecha_exp.evaluation.racing import Dropped
 
 if TYPE_CHECKING:
     import optuna
@@ -51,7 +52,7 @@ def next_trials(
         study = _study(space, sampler, directions, earlier)
         for parameters in enqueued[len(earlier) - known :][:count]:
             study.enqueue_trial(parameters)
-        is_random = sampler.draws_at_random(sum(trial.values is not None for trial in earlier))
+        is_random = sampler.draws_at_random(earlier)
         taken = {_identity(space, trial.parameters) for trial in earlier}
         asked: list[Trial] = []
         for number in range(len(earlier), len(earlier) + count):
@@ -68,19 +69,33 @@ def next_trials(
 
 
 def frozen_trial(space: Space, trial: Trial, **attributes: Any) -> optuna.trial.FrozenTrial:
-    """A trial in Optuna's form; `attributes` go to `create_trial`. One without values has failed, or runs."""
+    """A trial in Optuna's form; `attributes` go to `create_trial`. Without an outcome it has failed, or runs.
+
+    A dropped one is pruned, and its intermediate value is the score on the examples that it was measured on.
+    """
     import optuna
 
     by_key = {d.key: d for d in space.dimensions}
     states = optuna.trial.TrialState
-    state = states.RUNNING if trial.running else states.FAIL if trial.values is None else states.COMPLETE
+    ended = states.PRUNED if trial.dropped else states.FAIL if trial.values is None else states.COMPLETE
+    reached = {trial.dropped.examples: trial.dropped.score} if trial.dropped else {}
     return optuna.trial.create_trial(
-        state=state,
+        state=states.RUNNING if trial.running else ended,
         values=trial.values,
+        intermediate_values=reached,
         params=trial.parameters,
         distributions={key: _distribution(by_key[key]) for key in trial.parameters},
         **attributes,
     )
+
+
+def outcome_of(frozen: optuna.trial.FrozenTrial) -> Outcome:
+    """What a trial of Optuna's gave; the other direction of `frozen_trial`."""
+    import optuna
+
+    if frozen.state == optuna.trial.TrialState.PRUNED and frozen.intermediate_values:
+        return Dropped(*max(frozen.intermediate_values.items()))
+    return tuple(frozen.values) if frozen.values else None
 
 
 def _study(

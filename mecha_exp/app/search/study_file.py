@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mecha_exp.app.search.samplers import quiet_optuna
 from mecha_exp.app.search.shared import POINT
 from mecha_exp.app.search.space import Space
-from mecha_exp.app.search.study import frozen_trial
+from mecha_exp.app.search.study import frozen_trial, outcome_of
 from mecha_exp.app.search.trials import Trial
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class StudyFile:
     def __init__(self, space: Space, study: optuna.Study) -> None:
         self._space, self._study = space, study
         trials = study.get_trials(deepcopy=False)
-        self._written = {(t.user_attrs.get(POINT), tuple(t.values) if t.values else None) for t in trials}
+        self._written = {(trial.user_attrs.get(POINT), outcome_of(trial)) for trial in trials}
         self._is_broken = False
 
     def write(self, trials: Sequence[Trial]) -> None:
@@ -39,9 +39,9 @@ class StudyFile:
         try:
             with quiet_optuna():
                 for number, trial in enumerate(trials):
-                    if (number, trial.values) not in self._written and not self._is_broken:
+                    if (number, trial.outcome) not in self._written and not self._is_broken:
                         self._study.add_trial(frozen_trial(self._space, trial, user_attrs={POINT: number}))
-                        self._written.add((number, trial.values))
+                        self._written.add((number, trial.outcome))
         except Exception as error:  # of a file system, of any kind
             self._is_broken = True
             log.warning("the study is not written any more: %s", error)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.errors import ConfigError
+from mecha_exp.evaluation.racing import Dropped
 from mecha_exp.system.atomic_write import atomic_write_text
 
 TRIALS_FILE = "trials.json"
 """The file of a sweep's folder with the trials that were asked for; what they gave is in their records."""
 AT_RANDOM, KNOWN, ENQUEUED = "at_random", "known", "enqueued"
 """Entries of a trial's state: it was drawn at random, known before the search, or given to begin with."""
+
+Values = tuple[float, ...]
+"""The values of the objectives, in their order."""
+Outcome = Values | Dropped | None
+"""What a trial gave: values, or what it had when it was dropped; None of one that failed."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +31,27 @@ class Trial:
     Attributes:
         parameters: its values by key.
         state: what Optuna's sampler keeps of it, such as the distribution of CMA-ES.
-        values: of the objectives; None before it has run, and where it failed.
+        values: of the objectives; None before it has run, and where it failed or was dropped.
         running: whether a process is to run it, or does.
+        dropped: what it was measured on before it was dropped; None of one that was not.
     """
 
     parameters: Parameters
     state: Mapping[str, Any] = field(default_factory=dict)
-    values: tuple[float, ...] | None = None
+    values: Values | None = None
     running: bool = False
+    dropped: Dropped | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it gave."""
+        return self.values if self.dropped is None else self.dropped
+
+    def told(self, outcome: Outcome) -> Trial:
+        """The trial after it has run."""
+        if isinstance(outcome, Dropped):
+            return replace(self, values=None, running=False, dropped=outcome)
+        return replace(self, values=outcome, running=False, dropped=None)
 
 
 def read_trials(folder: Path, space: Space) -> list[Trial]:
