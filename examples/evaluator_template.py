@@ -19,7 +19,14 @@ from mecha_exp import evaluator
 from mecha_exp.examples.digits.network import DigitsNetwork
 
 
-@evaluator("margin", metric="margin", direction="maximize", version=1, units={"margin": "probability"})
+@evaluator(
+    "margin",
+    metric="margin",
+    direction="maximize",
+    version=1,
+    units={"margin": "probability"},
+    fidelities=("images",),
+)
 def margin(
     state_dict: Mapping[str, Tensor], *, images: int = 100, temperature: float = 1.0
 ) -> dict[str, float]:

@@ -110,7 +110,7 @@ def show_point(
     measured = record.metrics.get(record.metric or "")
     score = f"{record.metric} {measured:.4g}" if measured is not None else record.status.lower()
     if record.dropped is not None:
-        score = f"dropped after {record.dropped:,} examples"
+        score = f"dropped {record.dropped_where}"
     seconds = (record.ended - record.started) / 1000
     total = f"/{points}" if number <= points else ""  # a searching sweeper does not know the total
     inputs = (

@@ -21,7 +21,7 @@ from mecha_exp.evaluation.outcome_table import decode, encode
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.pool import close_pools
 from mecha_exp.evaluation.racing import Dropped
-from mecha_exp.evaluation.scoring import load_state_dict
+from mecha_exp.evaluation.scoring import Model, load_state_dict
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore, StoredEvaluation
 from mecha_exp.runs.outcomes import WHOLE, MeasuredOutcomes
@@ -102,7 +102,7 @@ class Measurements:
             for point, merged in results.items()
             if isinstance(merged, Merged) and point.scoring.race and not self.are_stored(point)
         }
-        self._races.run(racing, self._whole_of)
+        self._races.run(racing, self._whole_of, self._begin)
         for point, merged in racing.items():
             if not self._races.has_ended_for(point):
                 self._start(point, merged)
@@ -138,10 +138,22 @@ class Measurements:
         if not point.scoring.workers or merged.model is None:
             return
         for evaluation in point.scoring.evaluations:
-            key = (evaluation.key, point.digest)
-            if key not in self._started and self._stored(*key) is None:
-                context = self._watched(point.context, *key)
-                self._started[key] = point.scoring.start(evaluation, merged.model, context)
+            self._start_one(point, merged.model, evaluation)
+
+    def _start_one(self, point: Point, model: Model, evaluation: Evaluation) -> None:
+        key = (evaluation.key, point.digest)
+        if key not in self._started and self._stored(*key) is None:
+            context = self._watched(point.context, *key)
+            self._started[key] = point.scoring.start(evaluation, model, context)
+
+    def _begin(self, point: Point, merged: Merged, evaluation: Evaluation) -> Callable[[], Measurement]:
+        """Begin to measure a point by another evaluation than its own; what is returned waits for it."""
+        model = merged.model
+        assert model is not None
+        if point.scoring.workers:
+            self._start_one(point, model, evaluation)
+        stored = self._stored(evaluation.key, point.digest)
+        return lambda: stored or self._measure(point, model, evaluation)
 
     def end(self) -> None:
         """End the workers, and what they still measure."""
@@ -169,20 +181,23 @@ class Measurements:
                 if model is None:
                     raise MergeError("the model was not kept, so it cannot be measured. Use rerun=always.")
                 model = model if point.scoring.is_isolated else load_state_dict(model)
-                started = self._started.pop((evaluation.key, point.digest), None)
-                context = self._watched(point.context, evaluation.key, point.digest)
-                try:
-                    measurement = (
-                        started.result() if started else point.scoring.measure_one(evaluation, model, context)
-                    )
-                except (EvaluationError, ConfigError) as error:
-                    raise EvaluationError(str(error), evaluation.key) from error
-                finally:
-                    self._bars.end(context.name)
-                self._put(evaluation, measurement, point.digest)
+                measurement = self._measure(point, model, evaluation)
             parts.append((evaluation, measurement))
         measured = Measured(parts, is_known=is_known)
         self._races.complete(point, measured.outcomes)
+        return measured
+
+    def _measure(self, point: Point, model: Model, evaluation: Evaluation) -> Measurement:
+        """Measure a point, or wait for the worker that does, and store the numbers."""
+        started = self._started.pop((evaluation.key, point.digest), None)
+        context = self._watched(point.context, evaluation.key, point.digest)
+        try:
+            measured = started.result() if started else point.scoring.measure_one(evaluation, model, context)
+        except (EvaluationError, ConfigError) as error:
+            raise EvaluationError(str(error), evaluation.key) from error
+        finally:
+            self._bars.end(context.name)
+        self._put(evaluation, measured, point.digest)
         return measured
 
     def of_inputs(self, point: Point) -> dict[str, Measured]:

@@ -7,14 +7,16 @@ from functools import partial
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.point import Point
-from mecha_exp.errors import ConfigError, EvaluationError
-from mecha_exp.evaluation.measurement import Measurement
+from mecha_exp.errors import ConfigError, EvaluationError, some
+from mecha_exp.evaluation import Evaluation, Measurement, Scoring
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.evaluation.racing import Dropped, Order, Race
+from mecha_exp.evaluation.racing import Dropped, Fidelity, Hyperband, Order, Race
 from mecha_exp.evaluation.racing.order import Part
 
 FindWhole = Callable[[Mapping[Point, Merged]], Outcomes]
 """The outcomes of some model by the points' main evaluator on all examples; raises an EvaluationError."""
+Start = Callable[[Point, Merged, Evaluation], Callable[[], Measurement]]
+"""Begins to measure a point, and returns a function that waits for it, or finds it stored."""
 
 
 _Group = Mapping[str, tuple[Point, Merged]]
@@ -23,12 +25,12 @@ _Group = Mapping[str, tuple[Point, Merged]]
 class Races:
     """What races have decided, by evaluation and point.
 
-    Outcomes on some of the examples are kept here alone and never stored: what is left in the race is
-    measured whole afterwards, as without one.
+    Outcomes on some of the examples are kept here alone and never stored; numbers at a lower fidelity are.
+    What is left in the race is measured whole afterwards, as without one.
     """
 
     def __init__(self) -> None:
-        self._races: dict[str, Race] = {}
+        self._races: dict[str, Race | Hyperband] = {}
         self._dropped: dict[tuple[str, str], Dropped] = {}
         self._errors: dict[tuple[str, str], EvaluationError] = {}
 
@@ -38,12 +40,13 @@ class Races:
         self._dropped.clear()
         self._errors.clear()
 
-    def run(self, results: Mapping[Point, Merged], find_whole: FindWhole) -> None:
+    def run(self, results: Mapping[Point, Merged], find_whole: FindWhole, start: Start) -> None:
         """Race the points of a pass, each evaluation for itself.
 
         Args:
             results: the merges of the points, which have their models.
             find_whole: tells which examples there are.
+            start: measures a point at a lower fidelity.
         """
         groups: dict[str, dict[str, tuple[Point, Merged]]] = {}
         for point, merged in results.items():
@@ -56,7 +59,10 @@ class Races:
                 self._errors |= {(key, digest): error for digest in group}
                 continue
             self._races[key] = race
-            dropped, errors = race.run(list(group), partial(_measure, group))
+            if isinstance(race, Hyperband):
+                dropped, errors = race.run(list(group), partial(_measure_at, group, start))
+            else:
+                dropped, errors = race.run(list(group), partial(_measure, group))
             self._dropped |= {(key, digest): result for digest, result in dropped.items()}
             self._errors |= {(key, digest): _named(error, *group[digest]) for digest, error in errors.items()}
 
@@ -83,7 +89,7 @@ class Races:
         if point.scoring.race is None or not point.scoring.evaluations:
             return
         race, main = self._races.get(_key(point)), point.scoring.evaluations[0]
-        if race is not None and main.prefix in outcomes:
+        if isinstance(race, Race) and main.prefix in outcomes:
             race.complete(point.digest, outcomes[main.prefix])
 
 
@@ -100,10 +106,12 @@ def _key(point: Point) -> str:
     return point.scoring.evaluations[0].key
 
 
-def _new_race(group: _Group, find_whole: FindWhole) -> Race:
+def _new_race(group: _Group, find_whole: FindWhole) -> Race | Hyperband:
     point, _ = next(iter(group.values()))
     settings, minimized = point.scoring.race, point.scoring.direction == "minimize"
     assert settings is not None
+    if isinstance(settings, Fidelity):
+        return Hyperband(settings, minimized=minimized)
     return Race(Order.of(find_whole(dict(group.values())), settings.seed), settings, minimized=minimized)
 
 
@@ -119,6 +127,38 @@ def _measure(group: _Group, names: Sequence[str], part: Part) -> dict[str, Outco
         except (EvaluationError, ConfigError) as error:
             measured[name] = EvaluationError(str(error), _key(group[name][0]))
     return measured
+
+
+def _measure_at(
+    group: _Group, start: Start, names: Sequence[str], value: int
+) -> dict[str, float | EvaluationError]:
+    """The metric of points at a lower fidelity, or why there is none; workers measure side by side."""
+    measuring = {}
+    for name in names:
+        point, merged = group[name]
+        assert isinstance(point.scoring.race, Fidelity)
+        lower = point.scoring.evaluations[0].at(point.scoring.race.key, value)
+        measuring[name] = start(point, merged, lower)
+    measured: dict[str, float | EvaluationError] = {}
+    for name, result in measuring.items():
+        scoring = group[name][0].scoring
+        try:
+            measured[name] = _metric_in(result().metrics, scoring)
+        except EvaluationError as error:
+            measured[name] = error
+    return measured
+
+
+def _metric_in(metrics: Mapping[str, float], scoring: Scoring) -> float:
+    metric = str(scoring.metric)
+    if metric not in metrics:
+        name = scoring.evaluations[0].evaluator.name
+        raise EvaluationError(
+            f"sweep.fidelity drops points by {metric}, and the evaluator '{name}' returned "
+            f"{some(metrics)}. Choose one of these with evaluator.metric, or leave sweep.fidelity out.",
+            scoring.evaluations[0].key,
+        )
+    return metrics[metric]
 
 
 def _started(point: Point, merged: Merged, part: Part) -> Callable[[], Measurement]:

@@ -26,6 +26,7 @@ from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.engine.planner.by_key import effective_values_in, values_table
 from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.evaluation import Scoring, nan_warning
+from mecha_exp.evaluation.racing import Fidelity
 from mecha_exp.graph.nodes import InMemory, models_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import serialize
@@ -39,6 +40,7 @@ from mecha_exp.runs.record import (
     FINISHED,
     RACE,
     RACE_EXAMPLES,
+    RACE_FIDELITY,
     RUN_FILE,
     Record,
 )
@@ -252,16 +254,24 @@ def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> 
 
 
 def _note_race(record: Record, scoring: Scoring, measured: Measured) -> None:
-    """Write down on how many examples a point was measured; the score of a dropped one has another name."""
-    assert scoring.race is not None
-    record.race = asdict(scoring.race)
+    """Write down on how much a point was measured; the score of a dropped one has another name."""
+    race = scoring.race
+    assert race is not None
+    record.race = asdict(race)
+    name = RACE_FIDELITY if isinstance(race, Fidelity) else RACE_EXAMPLES
     if measured.dropped is None:
-        counts = [len(values) for values in measured.outcomes[scoring.evaluations[0].prefix].values.values()]
-        record.metrics[RACE_EXAMPLES] = float(sum(counts))
+        record.metrics[name] = float(
+            race.full if isinstance(race, Fidelity) else _examples(scoring, measured)
+        )
         return
     record.dropped = measured.dropped.examples
-    record.metrics[RACE_EXAMPLES] = float(record.dropped)
+    record.metrics[name] = float(record.dropped)
     record.metrics[f"{RACE}{scoring.metric}"] = measured.dropped.score
+
+
+def _examples(scoring: Scoring, measured: Measured) -> int:
+    """How many examples the main evaluator has measured."""
+    return sum(map(len, measured.outcomes[scoring.evaluations[0].prefix].values.values()))
 
 
 def _earlier(folder: Path) -> Record | None:

@@ -143,7 +143,7 @@ def log_folder(folder: Path, record: Record, store: Store, parent: str | None = 
             **source_tags(record),
             **record.tags,
             **({"error": record.error} if record.error else {}),
-            **({"dropped": f"after {record.dropped} examples"} if record.dropped is not None else {}),
+            **({"dropped": record.dropped_where} if record.dropped is not None else {}),
         },
         [path for path in files if path.exists()],
         parent,

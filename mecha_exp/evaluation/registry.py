@@ -49,7 +49,7 @@ WEIGHT_STATS = "weight_stats"
 """The name of the comparison with the inputs, which is measured during the merge, without a state dict."""
 SPLIT, CONTEXT, EXAMPLES = "split", "context", "examples"
 """The parameters of an evaluator that no configuration sets: the part of its data, the point, examples."""
-RACE = ("race", "race_alpha", "race_seed")
+RACE = ("race", "race_alpha", "race_seed", "fidelity")
 SETTINGS = (
     *("name", "also", "metric", "direction", "timeout", "workers", "devices"),
     *RACE,
@@ -85,6 +85,7 @@ class Evaluator:
         check: raises a `ConfigError` for what is wrong before anything is merged.
         depends: what decides its numbers beside code, parameters and data.
         takes_examples: whether it can measure some of its examples alone.
+        fidelities: parameters of which less costs less and says less.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Evaluator:
     check: Check | None = None
     depends: Depends | None = None
     takes_examples: bool = False
+    fidelities: tuple[str, ...] = ()
 
     @property
     def accepted(self) -> dict[str, inspect.Parameter]:
@@ -187,6 +189,7 @@ def evaluator(
     check: Check | None = None,
     depends: Depends | None = None,
     takes_examples: bool = False,
+    fidelities: Sequence[str] = (),
 ) -> Callable[[Score], Score]:
     """Register a function of a state dict, and parameters, to a dictionary of numbers or to `Outcomes`.
 
@@ -216,6 +219,8 @@ def evaluator(
             function then has the parameter `examples=None`: the positions of those to measure by task, as a
             list in ascending order among all that it measures otherwise; tasks without any are left out.
             It returns their outcomes under the names that they have when all are measured.
+        fidelities: parameters that are whole numbers, of which less costs less and says less, as in
+            `("limit",)`: a search can stop bad trials at a ninth or a third of one (`sweep.fidelity=limit`).
 
     The function's first parameter is the state dict (key to tensor), which it must not change. The others are
     set by the keys of the configuration's `evaluator`, are checked against their annotations (`int`, `float`,
@@ -226,7 +231,8 @@ def evaluator(
     Raises:
         ConfigError: the direction is unknown, `metric` is not a name for a number, a parameter has the name
             of a setting, another module has an evaluator of that name, `splits` and the parameter `split`
-            do not agree, or `takes_examples` and the parameter `examples`.
+            do not agree, or `takes_examples` and the parameter `examples`, or `fidelities` has another name
+            than a parameter.
 
     >>> @evaluator("sparsity", metric="zeros")
     ... def sparsity(state_dict, *, below: float = 0.0):
@@ -242,7 +248,7 @@ def evaluator(
         folder = Path(getattr(inspect.unwrap(score), "__code__", register.__code__).co_filename).parent
         files = tuple(folder / path for path in data)
         described = (name, score, metric, direction, fits, version, dict(units or {}))
-        hooks = (tuple(libraries), extra, check, depends, takes_examples)
+        hooks = (tuple(libraries), extra, check, depends, takes_examples, tuple(fidelities))
         entry = Evaluator(*described, tuple(splits), files, tuple(variables), *hooks)
         _check_parameters(entry)
         _check_name(entry)
@@ -289,6 +295,11 @@ def _check_parameters(entry: Evaluator) -> None:
             f"{entry.name}: it declares takes_examples=True, so its function needs a parameter "
             "`examples=None`, which has the positions by task of the examples to measure."
         )
+    for name in entry.fidelities:
+        if name not in entry.parameters:
+            raise ConfigError(
+                f"{entry.name}: fidelities={entry.fidelities}: its function has no parameter '{name}'."
+            )
     for split in entry.splits:
         if entry.splits.count(split) > 1 or metric_problem(split) or "/" in split:
             raise ConfigError(f"{entry.name}: splits={entry.splits}: expected different words without '/'.")

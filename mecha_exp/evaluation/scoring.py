@@ -19,7 +19,7 @@ from mecha_exp.evaluation.identity import key_of
 from mecha_exp.evaluation.isolation import evaluation_process
 from mecha_exp.evaluation.measurement import Measurement, measured_by
 from mecha_exp.evaluation.pool import EvaluationPool, evaluation_pool
-from mecha_exp.evaluation.racing.settings import RaceSettings
+from mecha_exp.evaluation.racing import Fidelity, RaceSettings
 from mecha_exp.evaluation.registry import EXAMPLES, SPLIT, Evaluator
 from mecha_exp.graph.nodes import InMemory
 from mecha_exp.sources.memory import MemorySource
@@ -72,6 +72,10 @@ class Evaluation:
         """The evaluation of some examples, by task and position: parameters, so that its key is another."""
         return replace(self, parameters={**self.parameters, EXAMPLES: examples})
 
+    def at(self, key: str, value: int) -> Evaluation:
+        """The evaluation with another value of a parameter, such as less of a fidelity."""
+        return replace(self, parameters={**self.parameters, key: value})
+
     def within(self, context: Context) -> Evaluation:
         """The evaluation of another model, whose tokenizer may be another one."""
         return self if self.evaluator.depends is None else replace(self, context=context)
@@ -112,7 +116,7 @@ class Scoring:
     plugins: tuple[str, ...] = ()
     workers: int = 0
     devices: tuple[str, ...] = ()
-    race: RaceSettings | None = None
+    race: RaceSettings | Fidelity | None = None
     objectives: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from mecha_exp.errors import ConfigError, Problems, did_you_mean, nearest, some
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.pool import read_workers
-from mecha_exp.evaluation.racing.settings import read_race
+from mecha_exp.evaluation.racing import read_fidelity, read_race
 from mecha_exp.evaluation.registry import (
     DIRECTIONS,
     SETTINGS,
@@ -74,7 +74,8 @@ def read_scoring(
     workers, devices = read_workers(settings.get("workers"), settings.get("devices"), problems)
     main = evaluations[0].evaluator if evaluations else None
     named = metric if len(metrics) < 2 else ",".join(metrics)
-    race = None if problems else read_race(settings, main, named, problems)
+    fidelity = None if problems else read_fidelity(settings, evaluations, [*metrics], problems)
+    race = None if problems or fidelity else read_race(settings, main, named, problems)
     if rest and not evaluations and not problems:
         hint = did_you_mean(next(iter(rest)), SETTINGS)
         problems.add(f"evaluator.{next(iter(rest))}: no evaluator takes it.{hint}")
@@ -83,7 +84,7 @@ def read_scoring(
     stats = wants_weight_stats(settings)
     measured_in = (timeout, stats, tuple(plugins), workers, devices)
     objectives = metrics if len(metrics) > 1 else {}
-    scoring = Scoring(tuple(evaluations), metric, direction, *measured_in, race, objectives)
+    scoring = Scoring(tuple(evaluations), metric, direction, *measured_in, fidelity or race, objectives)
     return _with_split(scoring, settings.get(SPLIT))
 
 

@@ -100,6 +100,7 @@ def _kind(folder: ModelFolder) -> str:
     extra="lm",
     check=_check,
     depends=_depends,
+    fidelities=("limit",),
 )
 def lm_eval(
     state_dict: Mapping[str, Tensor],

@@ -59,6 +59,7 @@ def _depends(context: Context, parameters: Options) -> Any:
     extra="text",
     check=_check,
     depends=_depends,
+    fidelities=("limit",),
 )
 def perplexity(
     state_dict: Mapping[str, Tensor],

@@ -86,6 +86,7 @@ def _depends(context: Context, options: Options) -> dict[str, Any]:
     extra="text",
     check=_check,
     depends=_depends,
+    fidelities=("limit",),
     takes_examples=True,
 )
 def text_classification(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from mecha_exp.lab.points import LEARNED_KEY, SET_KEY, SOUP_KEY
 from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, current, protocol_of
 from mecha_exp.report.settings import Setting
-from mecha_exp.runs.record import FAILED, RACE, RACE_EXAMPLES, Record
+from mecha_exp.runs.record import FAILED, RACE, RACE_EXAMPLES, RACE_FIDELITY, Record
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.runs.values import Value, as_text, parse_value
 
@@ -150,14 +150,14 @@ class Results:
     def ranked(self) -> list[Setting]:
         """The settings, the best first, then trials, those without a finite value, and those that failed.
 
-        Of those that a race dropped, the one comes first that was measured on the most examples.
+        Of those that a race dropped, the one comes first that came furthest.
         """
 
         def rank(setting: Setting) -> tuple[bool, bool, bool, float]:
             mean = setting.estimate(self.metric).mean
             if math.isnan(mean):
-                examples = setting.estimate(RACE_EXAMPLES).mean if setting.dropped else 0.0
-                return not setting.finished, True, setting.is_trial, -examples
+                reached = max((record.dropped or 0 for record in setting.finished), default=0)
+                return not setting.finished, True, setting.is_trial, -reached
             return not setting.finished, False, setting.is_trial, mean if self.minimized else -mean
 
         return sorted(self.settings, key=rank)
@@ -272,7 +272,7 @@ class Results:
         main = [*self.objectives] or [self._metric]
         splits = {r.report_split for r in self.finished if r.reported}
         reported = [f"{split}/{metric}" for metric in main for split in sorted(map(str, splits))]
-        first = [m for m in (*main, RACE_EXAMPLES, *reported) if m in names]
+        first = [m for m in (*main, *_ON_HOW_MUCH, *reported) if m in names]
         return [*first, *(m for m in names if m not in first)]
 
     @cached_property
@@ -280,7 +280,7 @@ class Results:
         """The metrics to show by default: those of the evaluators, or else of the weights."""
         if self.shown:
             return list(self.shown)
-        own = (self.metric, RACE_EXAMPLES)
+        own = (self.metric, *_ON_HOW_MUCH)
         shown = [m for m in self.metrics if m in own or not m.startswith((*MERGE_PREFIXES, RACE))]
         if len(shown) > 1 or self.judged:
             return shown
@@ -337,6 +337,7 @@ def _means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
+_ON_HOW_MUCH = (RACE_EXAMPLES, RACE_FIDELITY)
 _UNITS = {
     RACE_EXAMPLES: "examples",
     "time/": "s",

@@ -101,12 +101,19 @@ def race_notes(results: Results) -> list[str]:
     if not results.dropped:
         return []
     counts = [record.dropped for record in results.dropped if record.dropped is not None]
+    race = results.dropped[0].race
+    if key := race.get("key"):
+        at = " or ".join(f"{key}={count}" for count in sorted(set(counts)))
+        return [
+            f"Hyperband dropped {len(counts)} of {len(results.records)} points at {at}; the others were "
+            f"measured with {key}={race['full']}. The best of the sweep may be among those that it dropped, "
+            "and they are not compared."
+        ]
     least, most = min(counts), max(counts)
     after = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     whole = max(
         (int(r.metrics.get(RACE_EXAMPLES, 0)) for r in results.finished if r.dropped is None), default=0
     )
-    race = results.dropped[0].race
     error = (
         f"the best of the sweep is among them with a probability of at most {race.get('alpha', 0):g}"
         if race.get("rule") != "halving"

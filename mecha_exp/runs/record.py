@@ -39,8 +39,8 @@ BLOCKS_FIGURE = "block_values.png"
 FINISHED, FAILED = "FINISHED", "FAILED"
 RACE = "race/"
 """The beginning of the names of what a race measured of a point on some of the examples."""
-RACE_EXAMPLES = f"{RACE}examples"
-"""The metric that tells on how many examples a point was measured."""
+RACE_EXAMPLES, RACE_FIDELITY = f"{RACE}examples", f"{RACE}fidelity"
+"""The metrics that tell on how many examples, or at which value of a fidelity, a point was measured."""
 
 
 @dataclass
@@ -71,7 +71,8 @@ class Record:
         report_split: the part on which chosen points are reported, if there is one.
         reported: the keys of the evaluations on that part, where the point was chosen.
         race: the settings of the race that the point took part in; empty without one.
-        dropped: after how many examples a race dropped the point; None if all were measured.
+        dropped: after how many examples, or at which value of a fidelity, a race dropped the point; None if
+            it was measured whole.
         found: whether the result was already stored, so that nothing was computed.
         model: the path of the merged model, if it was kept; it may lie in the folder of an earlier run.
         model_sha256: of its bytes.
@@ -117,6 +118,12 @@ class Record:
     def finished(self) -> bool:
         """Whether the run succeeded."""
         return self.status == FINISHED
+
+    @property
+    def dropped_where(self) -> str:
+        """After how many examples, or at which fidelity, the point was dropped, in words."""
+        key = self.race.get("key")
+        return f"at {key}={self.dropped}" if key else f"after {self.dropped:,} examples"
 
     @property
     def has_model(self) -> bool:

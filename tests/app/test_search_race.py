@@ -119,3 +119,88 @@ def test_tpe_looks_less_where_trials_were_dropped():
         return float(np.mean([trial.parameters["a"] for trial in later]))
 
     assert asked(is_told=True) < asked(is_told=False) - 0.1
+
+
+FIDELITY = (
+    *("sweep=search", "sweep.trials=24", "sweep.batch=8", "name=one", "hydra.sweep.dir=s"),
+    *("recipe=weighted_sum", "alpha=interval(0,1)", "output=none"),
+    *("evaluator.name=test_fidelity", "evaluator.weight_stats=false", "evaluator.limit=90"),
+)
+
+
+@pytest.fixture
+def limits() -> Counter[int]:
+    """Registers `test_fidelity`, one number a point; counts the measurements of merges by their limit."""
+    counts = Counter()
+
+    @evaluator("test_fidelity", metric="score", fidelities=("limit",))
+    def score(state_dict, *, context: Context, limit: int | None = None):
+        alpha = context.hyperparameters.get("alpha")
+        if alpha is not None:
+            counts[limit] += 1
+        return {"score": -abs((alpha or 0) - 0.3) + 1 / (limit or 1000)}
+
+    return counts
+
+
+@pytest.mark.parametrize("workers", ["null", pytest.param("1", marks=pytest.mark.heavy)])
+def test_bad_trials_are_stopped_at_a_low_fidelity(app, folder, limits, workers):
+    if workers == "1":
+        plugin = "from mecha_exp import evaluator\n\n\n"
+        plugin += '@evaluator("in_file", metric="score", fidelities=("limit",))\n'
+        plugin += "def score(state_dict, *, limit: int = 90):\n"
+        plugin += '    return {"score": float(state_dict["fc1.weight"].std()) + 1 / limit}\n'
+        Path("plugin.py").write_text(plugin)
+    words = [w for w in FIDELITY if workers == "null" or not w.startswith("evaluator.name=")]
+    words += [] if workers == "null" else ["plugins=[plugin.py]", "evaluator.name=in_file"]
+
+    outcome = app(*words, f"evaluator.workers={workers}", "sweep.fidelity=limit")
+
+    assert outcome.status == 0, outcome.err
+    table, trials = rows(folder), trials_of(Path("s/study.log"))
+    states = Counter(row["status"] for row in table)
+    assert states["DROPPED"] > 6 and states["FINISHED"] > 2 and sum(states.values()) == 24
+    assert Counter(trial.state.name for trial in trials)["PRUNED"] == states["DROPPED"]
+    for row, trial in zip(table, trials, strict=True):
+        at = {"DROPPED": {10.0, 30.0}, "FINISHED": {90.0}}[row["status"]]
+        assert float(row["race/fidelity"]) in at
+        assert set(trial.intermediate_values) <= {10, 30} and (row["score"] == "") == (90.0 not in at)
+    if workers == "null":
+        assert limits[90] == states["FINISHED"] and limits[10] > limits[90]
+    said = " ".join(outcome.out.split())
+    assert f"Hyperband dropped {states['DROPPED']} of 24 points at limit=10 or limit=30; the" in said
+    assert "dropped at limit=10" in said
+
+    limits.clear()
+    assert "nothing to do" in app(*words, f"evaluator.workers={workers}", "sweep.fidelity=limit").out
+    assert not limits
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("sweep.fidelity=limit", "evaluator.limit=null"), "evaluator.limit=None, and points are first"),
+        (("sweep.fidelity=limits",), "'test_fidelity' has no such fidelity. Did you mean 'limit'?"),
+        (("evaluator.race=true",), "A search can stop trials by sweep.fidelity=limit."),
+        (
+            ("sweep.fidelity=limit", "hydra/launcher=basic"),
+            "sweep.fidelity=limit: hydra/launcher=basic runs each point by itself, and points that race run",
+        ),
+        (
+            (
+                "sweep.fidelity=limit",
+                "evaluator.also=[{name:test_fidelity,as:b}]",
+                "evaluator.metric=b/score",
+            ),
+            "drops points by a number of the main evaluator, and evaluator.metric=b/score is of another one.",
+        ),
+    ],
+)
+def test_what_cannot_be_stopped_early_is_said_before_any_work(
+    app, folder, limits, passes_run, words, message
+):
+    outcome = app(*FIDELITY, *words)
+
+    assert outcome.status == 1 and not passes_run
+    assert message in " ".join(outcome.err.split())
+    assert not Path("s").exists()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mecha_exp.app.search.space import MODE as SEARCH
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation import Scoring
-from mecha_exp.evaluation.racing import HALVING
+from mecha_exp.evaluation.racing import HALVING, Fidelity
 from mecha_exp.report.results import REPLICATE_KEYS
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def check_race(line: CommandLine, scoring: Scoring) -> None:
     if scoring.race is None:
         return
     what = f"evaluator.race={HALVING if scoring.race.rule == HALVING else 'true'}"
+    if isinstance(scoring.race, Fidelity):
+        what = f"sweep.fidelity={scoring.race.key}"
     choices = line.config.hydra.runtime.choices
     replicates = [key for key in line.swept if key in REPLICATE_KEYS]
     if not line.is_sweep:

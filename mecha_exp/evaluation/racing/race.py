@@ -23,8 +23,8 @@ class Dropped:
     """What a dropped point was measured on.
 
     Attributes:
-        examples: how many it was measured on.
-        score: the mean over tasks of its outcomes on them.
+        examples: how many it was measured on; in a race by fidelity, the value of that parameter.
+        score: the mean over tasks of its outcomes on them, or the metric.
     """
 
     examples: int

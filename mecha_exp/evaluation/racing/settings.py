@@ -67,11 +67,13 @@ def _check_evaluator(main: Evaluator | None, metric: str | None, choice: str, pr
             f"evaluator.race={choice}: no evaluator measures the points. Choose one, or leave it out."
         )
     elif not main.takes_examples:
-        others = ", ".join(name for name, other in all_evaluators().items() if other.takes_examples)
+        others = ", ".join(other.name for other in all_evaluators().values() if other.takes_examples)
+        name = next(iter(main.fidelities), None)
+        by_fidelity = f" A search can stop trials by sweep.fidelity={name}." if name else ""
         problems.add(
             f"evaluator.race={choice}: the evaluator '{main.name}' cannot measure some of its examples "
             f"alone, so points cannot race. Leave it out, or use one of {others}; one of yours can when it "
-            "declares takes_examples=True."
+            f"declares takes_examples=True.{by_fidelity}"
         )
     elif metric != main.metric:
         problems.add(

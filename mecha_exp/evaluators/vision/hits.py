@@ -35,6 +35,7 @@ image_evaluator = partial(
     libraries=("transformers", "PIL"),
     extra="vision",
     takes_examples=True,
+    fidelities=("limit",),
 )
 """The decorator of an evaluator that returns `hits`."""
 
