@@ -16,7 +16,7 @@ from pathlib import Path
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.adaptive.points import MAKERS, AdaptivePoints
 from mecha_exp.app.checks.names import (
@@ -35,9 +35,9 @@ from mecha_exp.app.search.space import MODE as SEARCH
 from mecha_exp.app.search.space import SearchedPoints, searched_points
 from mecha_exp.app.sweep.points import Points, parts_of, points_of
 from mecha_exp.app.words.blocks import BLOCKS
-from mecha_exp.app.words.each import expand_each, has_stars
+from mecha_exp.app.words.each import expand_each, has_stars, places_of
 from mecha_exp.app.words.experts import names_of
-from mecha_exp.app.words.lists import fit_lists
+from mecha_exp.app.words.lists import WEIGHTS, fit_lists
 from mecha_exp.app.words.quoting import explain
 from mecha_exp.app.words.reading import read
 from mecha_exp.errors import ConfigError, Problems
@@ -205,12 +205,14 @@ def _require_variation(parsed: list[Override], config: DictConfig) -> None:
 
 
 def _names_below(parsed: Sequence[Override], first: DictConfig, composer: Composer, key: str) -> list[str]:
-    """The names of what there is below `blocks` or `weights`, with the models of a command line."""
+    """The names of what there is below `blocks`, `weights` or a list, with the models of a command line."""
     words = fit_lists([o for o in parsed if not has_stars(o)], first, composer.is_group)
-    models = _with_fixed_values([parse_override(word) for word in words], first, composer).models
+    config = _with_fixed_values([parse_override(word) for word in words], first, composer)
     if key == BLOCKS:
-        return parts_of(models, "block")
-    return names_of([str(expert) for expert in models.experts or ()])
+        return parts_of(config.models, "block")
+    if key == WEIGHTS:
+        return names_of([str(expert) for expert in config.models.experts or ()])
+    return places_of(key, OmegaConf.select(config, key))
 
 
 def _with_fixed_values(parsed: Sequence[Override], config: DictConfig, composer: Composer) -> DictConfig:

@@ -30,6 +30,7 @@ COMMANDS = [
     "experiment=alpha_curve output=none -m",
     "sweep=leave_one_block_out recipe=weighted_sum -m",
     "recipe=task_arithmetic blocks.*=interval(0,1) weights.*=0.5,1 sweep=random sweep.n=2 -m",
+    "recipe=task_arithmetic alpha=[0.1,0.5,0.9] alpha.*=interval(0,1) sweep=random sweep.n=2 -m",
     "recipe=weighted_sum output.quantize=fp8_scaled output.prune=true",
 ]
 CHARACTERS = string.ascii_letters + string.digits + "=,.:;[]{}()'\"~+-*/\\ $@#%&!?|<>_\té\n"

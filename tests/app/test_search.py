@@ -10,6 +10,7 @@ import pytest
 from sweep_folders import overrides, records, rows, sweep_of
 from two_experts import INPUTS, write_two_experts
 
+from mecha_exp import Context, evaluator
 from mecha_exp.app.search.study_file import STUDY_FILE
 
 optuna = pytest.importorskip("optuna", minversion="4")
@@ -148,6 +149,26 @@ def test_choices_and_integers_are_searched_to_the_last_point(search, folder):
     assert outcome.status == 0, outcome.err
     settings = {tuple(sorted(trial["parameters"].items())) for trial in trials(folder)}
     assert len(settings) == 12
+
+
+def test_the_knots_of_a_curve_over_the_depth_are_searched_by_cmaes(app, folder):
+    @evaluator("test_curve", metric="distance", direction="minimize")
+    def distance(state_dict, *, context: Context):
+        knots = context.hyperparameters.get("alpha") or [0, 0, 0, 0]
+        return {"distance": sum((a - b) ** 2 for a, b in zip(knots, (0.2, 0.9, 0.4, 0.7), strict=True))}
+
+    curve = ("alpha=[0.5,0.5,0.5,0.5]", "alpha.*=interval(0,1)", "alpha.3=0.7")
+    how = ("sweep=search", "sweep.sampler=cmaes", "sweep.trials=60", "sweep.batch=10")
+    outcome = app(
+        *how, "recipe=task_arithmetic", *curve, "evaluator.name=test_curve", "output=none", "tracking=none"
+    )
+
+    assert outcome.status == 0, outcome.err
+    values = [record["metrics"]["distance"] for record in records(sweep_of(folder))]
+    assert min(values[:10]) > 0.02 > min(values)
+    assert {tuple(trial["parameters"]) for trial in trials(folder)} == {("alpha.0", "alpha.1", "alpha.2")}
+    by_block = (sweep_of(folder) / "0" / "block_values.csv").read_text()
+    assert len({line.rpartition(",")[2] for line in by_block.splitlines()[1:]}) == 4, "a value by depth"
 
 
 def test_a_search_begins_with_the_points_that_are_given(search, folder):

@@ -60,6 +60,8 @@ WORKS = [
     "recipe=linear weights.0=0.5,1 weights=[1,1,1] -m",
     "recipe=linear 'weights.expert_*=interval(0,1)' sweep=random sweep.n=3 -m",
     "recipe=task_arithmetic 'blocks.conv*=interval(0,1)' blocks.conv2=0.1 sweep=latin sweep.n=3 -m",
+    "recipe=task_arithmetic alpha=[0.1,0.5,0.9] 'alpha.*=0.3,0.5' alpha.1=0 -m",
+    "recipe=task_arithmetic alpha=[0.1,0.5,0.9] 'alpha.*=interval(0,1)' sweep=random sweep.n=2 -m",
     "+models.experts=base.safetensors,expert_0_3.safetensors -m",
     "alpha=0.3,0.5 'output.path=${hydra:runtime.output_dir}/hf' -m",
     "alpha=0.3,0.5 'output.path=out-${hydra:job.num}.safetensors' -m",
@@ -134,6 +136,11 @@ REFUSED = [
         "only names and '*' can be drawn from a range. List the values: 'blocks.c?nv*=0.3,0.5'.",
     ),
     ("recipe=linear 'blocks.*=interval(0,1)' sweep=random sweep.n=2 -m", "takes no strength for each block"),
+    (
+        "recipe=task_arithmetic 'alpha.*=interval(0,1)' sweep=random sweep.n=2 -m",
+        "alpha.*: alpha is 0.3 and not a list, whose items the star stands for. For a gradient over the "
+        "layers, each of whose knots is searched, begin with as many: alpha=[0.5,0.5,0.5].",
+    ),
     ("recipe=linear weights.7=0.5", "weights has 3 values, so the next one is weights.3=0.5."),
     (
         "recipe=weighted_sum blocks=[0,0.1,0.2]",

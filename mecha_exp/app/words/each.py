@@ -1,5 +1,6 @@
 """Words for each of several things: `blocks.IN*=interval(0,1)` is a range for each block of its own.
 
+`alpha.*` stands for each item of a list, such as each knot of a gradient.
 Hydra's keys hold no `*`. From reading to composing, which tells what there is, it is written as `$`.
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 
@@ -15,11 +17,14 @@ from mecha_exp.errors import ConfigError, did_you_mean
 
 ANY = "$"
 """What stands for `*` in a key."""
+_NAMED = ("blocks.", "weights.")
+"""Where patterns of names stand; elsewhere a star alone is each item of a list."""
 
 
 def has_stars(override: Override) -> bool:
-    """Whether an override stands for each of several blocks or weights."""
-    return ANY in override.key_or_group and override.key_or_group.startswith(("blocks.", "weights."))
+    """Whether an override stands for each of several blocks, weights, or items of a list."""
+    key = override.key_or_group
+    return (ANY in key and key.startswith(_NAMED)) or key.endswith(f".{ANY}")
 
 
 def hide_stars(key: str) -> str | None:
@@ -39,7 +44,7 @@ def expand_each(overrides: Sequence[Override], names_below: Callable[[str], Sequ
 
     Args:
         overrides: of the command line.
-        names_below: the names of what there is below a key, `blocks` or `weights`.
+        names_below: the names of what there is below a key: `blocks`, `weights`, or a list.
 
     Raises:
         ConfigError: stars that match nothing, or a name that cannot stand in a key.
@@ -52,11 +57,26 @@ def expand_each(overrides: Sequence[Override], names_below: Callable[[str], Sequ
             words.append(word)
             continue
         key, _, value = word.partition("=")
-        parent, _, pattern = override.key_or_group.partition(".")
+        name = override.key_or_group
+        parent, _, pattern = name.partition(".") if name.startswith(_NAMED) else name.rpartition(".")
         keys = [f"{parent}.{name}" for name in _matching(pattern, names_below(parent), word)]
         sign = key.removesuffix(override.key_or_group)
         words += [f"{sign}{name}={value}" for name in keys if name not in set_alone]
     return words
+
+
+def places_of(key: str, value: Any) -> list[str]:
+    """The names of the items of a list: their places.
+
+    Raises:
+        ConfigError: it is not a list.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ConfigError(
+            f"{key}.*: {key} is {value} and not a list, whose items the star stands for. For a gradient over "
+            f"the layers, each of whose knots is searched, begin with as many: {key}=[0.5,0.5,0.5]."
+        )
+    return [str(place) for place in range(len(value))]
 
 
 def _matching(pattern: str, names: Sequence[str], word: str) -> list[str]:

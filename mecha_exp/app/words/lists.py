@@ -14,7 +14,7 @@ from mecha_exp.app.words.quoting import parse, quoted, shell_word
 from mecha_exp.errors import ConfigError, did_you_mean
 
 _EXPERTS = "models.experts"
-_WEIGHTS = "weights"
+WEIGHTS = "weights"
 _VARIED = "the list has several values itself, so give whole lists:"
 
 
@@ -55,7 +55,7 @@ class _Lists:
     def rank(self, override: Override) -> int:
         """0 for what sets a whole value, 1 for what is appended to a list, 2 for an item of a list."""
         parent, _, index = override.key_or_group.rpartition(".")
-        is_item = bool(parent) and (index.isdecimal() or parent == _WEIGHTS) and self._has_items(parent)
+        is_item = bool(parent) and (index.isdecimal() or parent == WEIGHTS) and self._has_items(parent)
         return 2 if is_item else int(override.is_add() and self._is_list(override.key_or_group))
 
     def words(self, override: Override) -> list[str]:
@@ -63,8 +63,8 @@ class _Lists:
         key = override.key_or_group
         parent, _, index = key.rpartition(".")
         word = str(override.input_line)
-        if key.startswith(f"{_WEIGHTS}.") and not index.isdecimal() and self._has_items(_WEIGHTS):
-            return self._item(_WEIGHTS, self._place(key.removeprefix(f"{_WEIGHTS}."), word), override, word)
+        if key.startswith(f"{WEIGHTS}.") and not index.isdecimal() and self._has_items(WEIGHTS):
+            return self._item(WEIGHTS, self._place(key.removeprefix(f"{WEIGHTS}."), word), override, word)
         if key in self._lists or self._is_list(key):
             return self._whole(key, override)
         if parent and index.isdecimal() and len(index) < 6 and self._has_items(parent):
@@ -132,7 +132,7 @@ class _Lists:
 
     def _is_number_of_each(self, key: str) -> bool:
         value = _select(self._config, key)
-        return key == _WEIGHTS and isinstance(value, int | float) and not isinstance(value, bool)
+        return key == WEIGHTS and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _texts(override: Override) -> list[list[str]] | None:

@@ -106,7 +106,7 @@ def _overrides(words: Sequence[str], number: int, folders: Sequence[Path]) -> li
     value = _literal(name, with_home(value), folders)
     if name == BLOCKS or name.startswith(f"{BLOCKS}."):
         return block_words(name, value)
-    if name.startswith("weights.") and (hidden := hide_stars(name)):
+    if (name.startswith("weights.") or name.endswith(".*")) and (hidden := hide_stars(name)):
         return [f"{hidden}={value}"]
     is_open = any(name.startswith(f"{node}.") for node in OPEN_NODES)
     return [f"++{name}={value}"] if is_open else [f"{key}={value}"]
