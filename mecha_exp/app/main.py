@@ -169,6 +169,8 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     title = line.config.name or _title(line)
     command = ["python", "-m", "mecha_exp", *line.typed]
     sweep = Sweep(title, line.swept, command, 0, mode=line.config.sweep.mode, notes=[*line.notes])
+    if line.searched is not None:
+        sweep.logarithmic = [d.key for d in line.searched.space.dimensions if d.logarithmic]
     tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
     point, scoring = _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir))
     _check_evaluations(line, scoring)

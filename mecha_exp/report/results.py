@@ -61,6 +61,7 @@ class Results:
         numbers: the number of each point, which is the name of its folder, by the identity of its record;
             empty where it is its place.
         reference: the reference point of the hypervolume of several objectives; empty for the worst values.
+        logarithmic: the keys that a search drew by their logarithm; None where that is not known.
 
     Raises:
         ConfigError: a metric of one name was measured by two evaluations.
@@ -81,6 +82,7 @@ class Results:
     given: frozenset[int] = frozenset()
     numbers: Mapping[int, int] = field(default_factory=dict)
     reference: Sequence[float] = ()
+    logarithmic: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         """Check that the points were measured alike."""
@@ -376,4 +378,5 @@ def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
         given=of(sweep.given),
         numbers=numbers,
         reference=sweep.reference,
+        logarithmic=sweep.logarithmic,
     )

@@ -54,6 +54,7 @@ class Sweep:
         reference: the reference point of the hypervolume of several objectives; empty for the worst values.
         at_random: the numbers of the points that a search drew at random.
         given: the numbers of the points with which a search began: those that were known, or enqueued.
+        logarithmic: the keys that a search draws by their logarithm; None of other sweeps.
     """
 
     title: str
@@ -70,6 +71,7 @@ class Sweep:
     reference: list[float] = field(default_factory=list)
     at_random: list[int] = field(default_factory=list)
     given: list[int] = field(default_factory=list)
+    logarithmic: list[str] | None = None
 
     def save(self, folder: Path) -> None:
         """Write `sweep.json`."""

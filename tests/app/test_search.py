@@ -280,6 +280,21 @@ def test_a_folder_with_another_space_is_refused(search, folder):
     assert "s/trials.json has the trials of another space" in outcome.err.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    "other", ["sweep.seed=1", "sweep.sampler=random", "sweep.options.n_startup_trials=3"]
+)
+def test_a_folder_with_the_trials_of_another_sampler_is_refused(search, folder, other):
+    search("sweep.trials=2", "hydra.sweep.dir=s")
+    before = (folder / "s" / "sweep.json").read_text()
+    outcome = search("sweep.trials=2", "hydra.sweep.dir=s", other)
+
+    assert outcome.status != 0 and (folder / "s" / "sweep.json").read_text() == before
+    said = " ".join(outcome.err.split())
+    assert "s/trials.json has the trials of tpe with seed 0, and this search is by " in said
+    assert said.endswith("Choose another folder with hydra.sweep.dir=..., or delete that file.")
+    assert json.loads(before)["logarithmic"] == []
+
+
 def test_without_optuna_it_says_what_to_install(search, folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None)
 

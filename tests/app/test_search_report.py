@@ -79,6 +79,21 @@ def test_the_figures_show_the_keys_that_decide_most_first():
     assert len(importance_bars(results).axes[0].patches) == 3
 
 
+def test_the_axis_of_a_key_is_logarithmic_where_it_was_searched_so_and_nowhere_else():
+    def scales(results: Results) -> dict[str, str]:
+        return {axes.get_xlabel(): axes.get_xscale() for axes in slices(results).axes if axes.get_visible()}
+
+    results = searched()
+    assert scales(replace(results, logarithmic=["alpha"])) == {
+        "alpha": "log", "k": "linear", "word": "linear"
+    }  # fmt: skip
+    surface = contours(replace(results, logarithmic=["alpha"])).axes[0]
+    assert (surface.get_xscale(), surface.get_yscale()) == ("log", "linear")
+    narrow = [record(n, n % 5, alpha=0.5 + n / 40, k=n) for n in range(1, 20)]
+    few = Results("a narrow one", ["alpha", "k"], narrow, mode="search", logarithmic=["alpha"])
+    assert scales(few)["alpha"] == "log", "however narrow the range is"
+
+
 def test_settings_on_a_line_have_no_contour():
     records = [record(n, n / 10, alpha=n / 10, k=n / 5) for n in range(12)]
 

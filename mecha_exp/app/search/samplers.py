@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.search.space import Space
-from mecha_exp.app.search.trials import Trial
 from mecha_exp.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
+
+    from mecha_exp.app.search.trials import Trial
 
 SAMPLERS = {
     "tpe": "TPESampler",
@@ -63,6 +64,10 @@ class Sampler:
     name: str
     seed: int
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        more = "".join(f", {name}={value}" for name, value in self.options.items())
+        return f"{self.name} with seed {self.seed}{more}"
 
     def make(self, number: int) -> BaseSampler:
         """Optuna's sampler for the trials from a number on; each batch has random numbers of its own."""

@@ -64,12 +64,12 @@ class Search:
     find_known: Callable[[], list[Trial]] = list
 
     def check_folder(self, folder: Path) -> None:
-        """Check that a folder has no search of another space.
+        """Check that a folder has no search of another space or sampler.
 
         Raises:
             ConfigError: it has.
         """
-        if read_trials(folder, self.space) and self.shared is not None:
+        if read_trials(folder, self.space, self.sampler) and self.shared is not None:
             raise ConfigError(
                 f"{folder / TRIALS_FILE} has the trials of a search without sweep.storage. Choose another "
                 "folder with hydra.sweep.dir=..., or delete that file."
@@ -90,9 +90,9 @@ class Search:
         return self._batches(folder) if self.shared is None else self._shared_batches(folder, self.shared)
 
     def _batches(self, folder: Path) -> Iterator[Batch]:
-        trials = read_trials(folder, self.space)
+        trials = read_trials(folder, self.space, self.sampler)
         if not trials and (trials := self.find_known()):
-            write_trials(folder, self.space, trials)
+            write_trials(folder, self.space, self.sampler, trials)
         total = self._note_total(trials, folder)
         trials = trials[:total]
         if trials:
@@ -102,7 +102,7 @@ class Search:
         stored.write(trials)
         while (start := len(trials)) < total:
             asked = self._ask(trials, min(self.batch, total - start))
-            write_trials(folder, self.space, [*trials, *asked])
+            write_trials(folder, self.space, self.sampler, [*trials, *asked])
             yield self._batch(asked, start)
             trials = [*trials, *self._measured(asked, folder, start)]
             stored.write(trials)
@@ -171,7 +171,7 @@ class Search:
         if self.shared is not None:
             states = {e.number: e.trial.state for e in self.shared.entries()}
         else:
-            states = {n: trial.state for n, trial in enumerate(read_trials(folder, self.space))}
+            states = {n: trial.state for n, trial in enumerate(read_trials(folder, self.space, self.sampler))}
         sweep.at_random = [n for n, state in states.items() if AT_RANDOM in state]
         sweep.given = [n for n, state in states.items() if KNOWN in state or ENQUEUED in state]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.app.search.samplers import Sampler
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.racing import Dropped
@@ -54,18 +55,18 @@ class Trial:
         return replace(self, values=outcome, running=False, dropped=None)
 
 
-def read_trials(folder: Path, space: Space) -> list[Trial]:
+def read_trials(folder: Path, space: Space, sampler: Sampler) -> list[Trial]:
     """The trials that earlier starts have asked for, without values; none where there is no file.
 
     Raises:
-        ConfigError: they are of another space, or the file is damaged.
+        ConfigError: they are of another space or sampler, or the file is damaged.
     """
     path = folder / TRIALS_FILE
     if not path.exists():
         return []
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        description = content["space"]
+        description, chosen_by = content["space"], content["sampler"]
         trials = [Trial(asked["parameters"], asked["state"]) for asked in content["trials"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error}. Delete it to search anew.") from None
@@ -74,10 +75,16 @@ def read_trials(folder: Path, space: Space) -> list[Trial]:
             f"{path} has the trials of another space. Choose another folder with hydra.sweep.dir=..., or "
             "delete that file."
         )
+    if chosen_by != str(sampler):
+        raise ConfigError(
+            f"{path} has the trials of {chosen_by}, and this search is by {sampler}. Choose another folder "
+            "with hydra.sweep.dir=..., or delete that file."
+        )
     return trials
 
 
-def write_trials(folder: Path, space: Space, trials: Sequence[Trial]) -> None:
+def write_trials(folder: Path, space: Space, sampler: Sampler, trials: Sequence[Trial]) -> None:
     """Write all trials, atomically and before the last ones are run: a start after a kill repeats those."""
     asked = [{"parameters": trial.parameters, "state": trial.state} for trial in trials]
-    atomic_write_text(folder / TRIALS_FILE, json.dumps({"space": space.description, "trials": asked}))
+    content = {"space": space.description, "sampler": str(sampler), "trials": asked}
+    atomic_write_text(folder / TRIALS_FILE, json.dumps(content))

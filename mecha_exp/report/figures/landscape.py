@@ -73,7 +73,7 @@ def _slice(axes: Axes, results: Results, settings: list[Setting], key: str) -> N
     heights = [s.estimate(results.metric).mean for _, s in having]
     if is_numeric(values):
         across = [float(value) for value in values]  # type: ignore[arg-type]
-        _scale(axes.xaxis, axes.set_xscale, across)
+        _scale(axes.xaxis, axes.set_xscale, across, _is_logarithmic(results, key, across))
     else:
         words = list(dict.fromkeys(values))
         across = [float(words.index(value)) for value in values]
@@ -103,10 +103,11 @@ def contours(results: Results) -> Figure | None:
     xs, ys = ([float(s.values[key]) for s in points] for key in keys)  # type: ignore[arg-type]
     heights = [s.estimate(results.metric).mean for s in points]
     figure, (axes,) = new_figure(7.5, 5.5)
-    _scale(axes.xaxis, axes.set_xscale, xs)
-    _scale(axes.yaxis, axes.set_yscale, ys)
+    x_log, y_log = (_is_logarithmic(results, key, v) for key, v in zip(keys, (xs, ys), strict=True))
+    _scale(axes.xaxis, axes.set_xscale, xs, x_log)
+    _scale(axes.yaxis, axes.set_yscale, ys, y_log)
     try:
-        even = Triangulation(_even(xs), _even(ys))
+        even = Triangulation(_even(xs, x_log), _even(ys, y_log))
         between = Triangulation(xs, ys, even.triangles)
         surface = axes.tricontourf(between, heights, levels=_LEVELS, cmap=COLOUR_MAP)
     except (ValueError, RuntimeError):  # no triangle has an area
@@ -119,24 +120,31 @@ def contours(results: Results) -> Figure | None:
     return figure
 
 
-def _is_logarithmic(values: Sequence[float]) -> bool:
-    """Whether values were drawn by their logarithms: their median is nearer to the geometric middle."""
+def _is_logarithmic(results: Results, key: str, values: Sequence[float]) -> bool:
+    """Whether a key was drawn by its logarithm.
+
+    Where that is not known it is guessed: the median of the values is nearer to the geometric middle.
+    """
+    if results.logarithmic is not None:
+        return key in results.logarithmic and min(values) > 0
     low, high = min(values), max(values)
     if low <= 0 or high / low < _LOG_RATIO:
         return False
     return statistics.median(values) < (math.sqrt(low * high) + (low + high) / 2) / 2
 
 
-def _even(values: Sequence[float]) -> list[float]:
+def _even(values: Sequence[float], logarithmic: bool) -> list[float]:
     """Values as they are spread over an axis, from 0 to 1."""
-    spread = [math.log(value) for value in values] if _is_logarithmic(values) else list(values)
+    spread = [math.log(value) for value in values] if logarithmic else list(values)
     low, high = min(spread), max(spread)
     return [(value - low) / ((high - low) or 1.0) for value in spread]
 
 
-def _scale(axis: Axis, scale: Callable[[str], None], values: Sequence[float]) -> None:
+def _scale(axis: Axis, scale: Callable[[str], None], values: Sequence[float], logarithmic: bool) -> None:
     """Set the scale of an axis, and ticks at its values where they are few."""
-    if _is_logarithmic(values) or len(set(values)) <= _FEW:
+    if logarithmic:
+        scale("log")
+    if logarithmic or len(set(values)) <= _FEW:
         value_axis(axis, scale, values)
 
 
