@@ -176,6 +176,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     _check_evaluations(line, scoring)
     check_race(line, scoring)
     adaptive = _adaptive(line, point, scoring, title, bench)
+    sweep.notes += adaptive.notes if adaptive else ()
     sweep.reference = checked_reference(line.config.sweep.get("reference"), scoring)
     sweep.points = adaptive.trials if adaptive else len(line.jobs) if line.lists_points else 0
     _say_what_is_left_out(line)

@@ -109,6 +109,30 @@ def test_a_loss_of_ones_own_gets_the_keywords_that_it_declares():
     assert seen == {"split": "validation", "step": 7, "seed": 9, "images": 5}
 
 
+def test_a_loss_of_ones_own_must_be_told_which_part_of_the_data_to_use():
+    loss("own")(lambda state_dict: state_dict["w"].sum())
+
+    with pytest.raises(ConfigError) as raised:
+        bound_loss("own", evaluation(splits=("validation", "test")))
+
+    assert str(raised.value) == (
+        "the loss 'own' has no parameter 'split', and its evaluator has splits: weights are learned on "
+        "validation, and test is left alone. Add it, and use that part of the data alone; a loss that uses "
+        "no data has it, too."
+    )
+    assert bound_loss("own", evaluation()).note is None, "without splits there is no test to leave alone"
+
+
+def test_it_is_said_of_a_loss_of_ones_own_that_nothing_checks_its_data():
+    loss("own")(lambda state_dict, split: state_dict["w"].sum())
+    logits_of("mine")(lambda state_dict, split, examples=None: {})
+
+    assert bound_loss("own", evaluation(splits=("validation", "test"))).note == (
+        "the loss 'own' is yours: nothing checks that it uses 'validation' alone, not 'test'"
+    )
+    assert bound_loss("entropy", evaluation(), batch=4).note is None
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [

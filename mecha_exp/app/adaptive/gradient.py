@@ -49,6 +49,11 @@ class Learning:
         """The number of points: those that are listed, and the checkpoints of each descent."""
         return len(self.begun) + sum(len(descent.checkpoints) for descent in self.descents)
 
+    @property
+    def notes(self) -> list[str]:
+        """What nothing can check of losses of the user's."""
+        return list(dict.fromkeys(note for descent in self.descents if (note := descent.loss.note)))
+
     def check_folder(self, folder: Path) -> None:
         """Check that the progress in a folder can be read; what belongs to other descents is not used.
 

@@ -31,6 +31,10 @@ class AdaptiveSweep(Protocol):
     def trials(self) -> int:
         """How many points there are in all."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Remarks for the table."""
+
     def check_folder(self, folder: Path) -> None:
         """Check that nothing in the folder contradicts the sweep."""
 

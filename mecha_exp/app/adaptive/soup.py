@@ -82,6 +82,11 @@ class GreedySoup:
         """The number of points: the known ones, a trial for each expert but the first, and the soup."""
         return len(self.begun) + len(self.paths)
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Nothing."""
+        return ()
+
     def check_folder(self, folder: Path) -> None:
         """Do nothing: what was chosen is found again from the records of the points."""
 

@@ -63,6 +63,11 @@ class Search:
     title: str
     find_known: Callable[[], list[Trial]] = list
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Nothing before it has run."""
+        return ()
+
     def check_folder(self, folder: Path) -> None:
         """Check that a folder has no search of another space or sampler.
 

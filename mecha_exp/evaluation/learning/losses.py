@@ -92,6 +92,14 @@ class BoundLoss:
         return self._checked(value)
 
     @property
+    def note(self) -> str | None:
+        """What nothing can check of a user's loss: that it leaves test alone; None of a built-in one."""
+        used, unseen = self.evaluation.split, self.evaluation.evaluator.report_split
+        if self.name in OF_LOGITS or used == unseen:
+            return None
+        return f"the loss '{self.name}' is yours: nothing checks that it uses '{used}' alone, not '{unseen}'"
+
+    @property
     def key(self) -> str:
         """A hash of what decides its values beside the models: code, parameters, data, batches."""
         own = of_function(inspect.unwrap(self.function))
@@ -155,11 +163,17 @@ def bound_loss(name: Any, evaluation: Evaluation, batch: int | None = 16, seed: 
         seed: of the batches.
 
     Raises:
-        ConfigError: there is no such loss, the evaluator has no logits for it, or it cannot use some examples
-            alone.
+        ConfigError: there is no such loss, the evaluator has no logits for it, it cannot use some examples
+            alone, or it cannot be told which part of the data to use.
     """
     own = find_own_loss(str(name))
     if own is not None:
+        if evaluation.evaluator.splits and SPLIT not in inspect.signature(own).parameters:
+            raise ConfigError(
+                f"the loss '{name}' has no parameter 'split', and its evaluator has splits: weights are "
+                "learned on validation, and test is left alone. Add it, and use that part of the data alone; "
+                "a loss that uses no data has it, too."
+            )
         return BoundLoss(str(name), evaluation, own, batch, seed)
     if name not in OF_LOGITS:
         raise ConfigError(

@@ -67,7 +67,8 @@ def loss(name: str) -> Callable[[Function], Function]:
     The function receives a state dict whose tensors (float32, on the CPU) require gradients, and returns a
     scalar tensor that was computed from them. Keywords that it declares are passed on: `split`, `step` (0 for
     the first), `seed`, and those of the evaluator's parameters that have the same names. With equal
-    arguments it must return equal numbers: a batch is drawn from `seed` and `step`.
+    arguments it must return equal numbers: a batch is drawn from `seed` and `step`. Where the evaluator has
+    splits, it must declare `split`, and must use that part of the data alone, which nothing checks.
 
     Args:
         name: in configurations.
