@@ -1,10 +1,13 @@
-"""Several processes search one study: a journal file, SQLite, PostgreSQL; killed and started again."""
+"""Several processes search one study: a journal file, SQLite, PostgreSQL, MySQL; killed and started again."""
 
+import gc
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from sweep_folders import records, rows, sweep_of
 from two_experts import INPUTS, write_two_experts
 
 from mecha_exp.app import main
-from mecha_exp.app.search.locks import FileLocks
+from mecha_exp.app.search.locks import FileLocks, MySQLLocks
 from mecha_exp.app.search.shared import SharedStudy
 from mecha_exp.app.search.space import Dimension, Space
 from mecha_exp.app.search.storage import open_shared
@@ -119,11 +122,27 @@ def test_a_study_that_somebody_else_has_begun_is_refused(folder):
         opened("sqlite:///study.db")
 
 
-@pytest.mark.parametrize("url", ["mysql://me:secret@host/x", "sqlite://", "oracle://x"])
+@pytest.mark.parametrize("url", ["mssql+pymssql://me:secret@host/x", "sqlite://", "oracle://x"])
 def test_a_storage_without_locks_of_ours_is_refused_and_no_password_is_shown(folder, url):
     with pytest.raises(ConfigError, match="cannot be reached: a study is kept in SQLite") as raised:
         opened(url)
     assert "secret" not in str(raised.value)
+
+
+def test_a_server_of_mysql_that_does_not_answer_is_said_without_the_password(folder):
+    pytest.importorskip("pymysql")
+    with pytest.raises(ConfigError, match=r"mysql://me:\*\*\*@127.0.0.1:1/x cannot be reached: ") as raised:
+        opened("mysql://me:secret@127.0.0.1:1/x")
+    assert "secret" not in str(raised.value)
+
+
+def test_mysql_without_its_driver_says_which_one_is_missing(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+
+    with pytest.raises(
+        ConfigError, match=r"mysql://host/x cannot be reached: .*pymysql.*pip install pymysql"
+    ):
+        opened("mysql://host/x")
 
 
 def test_a_database_that_breaks_in_the_middle_ends_the_search_in_our_words(folder):
@@ -242,6 +261,79 @@ def postgres(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("kills", [0, 8])
 def test_two_processes_share_a_study_in_postgresql(folder, words, postgres, kills):
     shared(folder, postgres, words, kills)
+
+
+@pytest.fixture
+def mysql(tmp_path: Path) -> Iterator[str]:
+    """The address of a database: MECHA_EXP_MYSQL, or that of a server of MariaDB that runs for the test."""
+    pytest.importorskip("pymysql")
+    pwd = pytest.importorskip("pwd")
+    if url := os.environ.get("MECHA_EXP_MYSQL"):
+        storage = storage_of(url)
+        if "one" in optuna.get_all_study_names(storage):
+            optuna.delete_study(study_name="one", storage=storage)
+        storage.engine.dispose()
+        yield url
+        return
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
+    install, server = shutil.which("mariadb-install-db", path=path), shutil.which("mariadbd", path=path)
+    if install is None or server is None:
+        pytest.skip("needs MariaDB's mariadb-install-db and mariadbd")
+    data, user = tmp_path / "data", f"--user={pwd.getpwuid(os.geteuid()).pw_name}"
+    made = [install, "--no-defaults", f"--datadir={data}", user, "--auth-root-authentication-method=normal"]
+    subprocess.run(made, check=True, capture_output=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = [f"--datadir={data}", f"--socket={tmp_path}/socket", "--bind-address=127.0.0.1", f"--port={port}"]
+    running = subprocess.Popen([server, "--no-defaults", user, *where], stderr=subprocess.DEVNULL)
+    try:
+        made_in(port)
+        yield f"mysql+pymysql://root@127.0.0.1:{port}/studies"
+    finally:
+        gc.collect()  # connections that nobody closed say so when their server is gone
+        running.kill()
+        running.wait()
+
+
+def made_in(port: int) -> None:
+    """Wait for a server, and make the database `studies`."""
+    import pymysql
+
+    for _ in range(300):
+        try:
+            with pymysql.connect(host="127.0.0.1", port=port, user="root") as connection:
+                connection.cursor().execute("CREATE DATABASE studies")
+                return
+        except pymysql.err.OperationalError:
+            time.sleep(0.1)
+    raise AssertionError("the server does not answer")
+
+
+@pytest.mark.heavy
+def test_a_study_in_mysql_is_shared_as_in_files(folder, mysql):
+    test_two_processes_never_have_the_same_trial_nor_more_than_all(mysql, folder)
+    with pytest.raises(
+        ConfigError, match=r"it takes the study 'one' for 'ONE'\. Give this search another name"
+    ):
+        open_shared(mysql, "ONE", SPACE, ["minimize"], {})
+    from sqlalchemy import NullPool, create_engine
+
+    first, second = (MySQLLocks(create_engine(mysql, poolclass=NullPool), "two") for _ in range(2))
+    first.enter("a")
+    assert second.is_alive("a") and not second.is_alive("b")
+    timeout = first._session.exec_driver_sql("SELECT @@SESSION.wait_timeout").scalar()
+    assert timeout == 2_147_483, "a session that is idle for a night is not a dead process"
+    first.leave()
+    assert not second.is_alive("a")
+    second.leave()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+@pytest.mark.heavy
+@pytest.mark.parametrize("kills", [0, 8])
+def test_two_processes_share_a_study_in_mysql(folder, words, mysql, kills):
+    shared(folder, mysql, words, kills)
 
 
 def test_a_single_process_has_the_whole_table_and_goes_on(folder, words, app, no_figures):

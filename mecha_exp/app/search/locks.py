@@ -6,14 +6,16 @@ a process that is slow is never taken for dead.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import platform
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mecha_exp.checkpoint.transaction.lock import TargetLock, is_in_use
 from mecha_exp.errors import CheckpointError
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS, _NOTICE_SECONDS = 0.05, 60.0
-_POSTGRES_CLASS = "mecha_exp"
+_NAMESPACE = "mecha_exp"
+_LONGEST_IDLE_SECONDS = 2_147_483
+"""The largest `wait_timeout` that MySQL takes on every system, 24 days."""
 
 
 class Locks(Protocol):
@@ -90,11 +94,16 @@ class FileLocks:
         return self._file.with_name(f"{self._file.name}.{worker}")
 
 
-class PostgresLocks:
-    """Advisory locks of a session of PostgreSQL, which frees them when the connection ends.
+class DatabaseLocks(ABC):
+    """Locks of a session of a database, which frees them when the connection ends.
 
-    Source: PostgreSQL's documentation, "Explicit Locking", 13.3.5.
+    Args:
+        engine: of SQLAlchemy, without a pool: a connection that is kept would keep its locks.
+        study: the name of the study.
     """
+
+    _preparation = ""
+    """What a new session executes first."""
 
     def __init__(self, engine: sqlalchemy.Engine, study: str) -> None:
         self._engine, self._study = engine, study
@@ -103,15 +112,15 @@ class PostgresLocks:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Wait until no other process is in here."""
-        self._ask("pg_advisory_lock", "")
+        self._lock("")
         try:
             yield
         finally:
-            self._ask("pg_advisory_unlock", "")
+            self._unlock("")
 
     def enter(self, worker: str) -> None:
         """Announce that this process works under a name, until it leaves or dies."""
-        self._ask("pg_advisory_lock", worker)
+        self._lock(worker)
 
     def leave(self) -> None:
         """Take back what was announced. Idempotent."""
@@ -122,19 +131,78 @@ class PostgresLocks:
 
     def is_alive(self, worker: str) -> bool:
         """Whether the process that works under a name still does."""
-        is_free = self._ask("pg_try_advisory_lock", worker)
-        if is_free:
-            self._ask("pg_advisory_unlock", worker)
-        return not is_free
+        return self._is_held(worker)
 
-    def _ask(self, function: str, name: str) -> bool:
-        """Call a function of PostgreSQL with the two numbers that stand for a lock of this study."""
+    @abstractmethod
+    def _lock(self, name: str) -> None:
+        """Wait for a lock of this study."""
+
+    @abstractmethod
+    def _unlock(self, name: str) -> None:
+        """Free a lock that this session has."""
+
+    @abstractmethod
+    def _is_held(self, name: str) -> bool:
+        """Whether another session has a lock."""
+
+    def _ask(self, statement: str) -> Any:
+        """The value that the session answers."""
         from sqlalchemy import text
 
         if self._session is None:
             self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        keys = [_signed(zlib.crc32(part.encode())) for part in (f"{_POSTGRES_CLASS} {self._study}", name)]
-        return bool(self._session.execute(text(f"SELECT {function}({keys[0]}, {keys[1]})")).scalar())
+            if self._preparation:
+                self._session.execute(text(self._preparation))
+        return self._session.execute(text(statement)).scalar()
+
+
+class PostgresLocks(DatabaseLocks):
+    """Advisory locks of PostgreSQL.
+
+    Source: PostgreSQL's documentation, "Explicit Locking", 13.3.5.
+    """
+
+    def _lock(self, name: str) -> None:
+        self._ask(f"SELECT pg_advisory_lock({self._keys(name)})")
+
+    def _unlock(self, name: str) -> None:
+        self._ask(f"SELECT pg_advisory_unlock({self._keys(name)})")
+
+    def _is_held(self, name: str) -> bool:
+        is_free = self._ask(f"SELECT pg_try_advisory_lock({self._keys(name)})")
+        if is_free:
+            self._unlock(name)
+        return not is_free
+
+    def _keys(self, name: str) -> str:
+        """The two numbers that stand for a lock of this study."""
+        texts = f"{_NAMESPACE} {self._study}", name
+        return ", ".join(str(_signed(zlib.crc32(text.encode()))) for text in texts)
+
+
+class MySQLLocks(DatabaseLocks):
+    """User locks of MySQL (5.7 or newer) and MariaDB, which belong to one server and not to a cluster.
+
+    Source: MySQL's documentation, "Locking Functions", 12.15, and `wait_timeout` among its system variables.
+    """
+
+    # the server ends sessions that are idle for as long as a batch may take: after eight hours by default
+    _preparation = f"SET SESSION wait_timeout = {_LONGEST_IDLE_SECONDS}"
+
+    def _lock(self, name: str) -> None:
+        while self._ask(f"SELECT GET_LOCK({self._named(name)}, {_NOTICE_SECONDS:.0f})") != 1:
+            log.warning("waiting: another process asks for trials of the study '%s'", self._study)
+
+    def _unlock(self, name: str) -> None:
+        self._ask(f"SELECT RELEASE_LOCK({self._named(name)})")
+
+    def _is_held(self, name: str) -> bool:
+        return bool(self._ask(f"SELECT IS_FREE_LOCK({self._named(name)})") != 1)
+
+    def _named(self, name: str) -> str:
+        """The name of a lock on the server, of 64 characters at most, which all of its databases share."""
+        of_study = hashlib.sha256(f"{self._engine.url.database} {self._study} {name}".encode()).hexdigest()
+        return f"'{_NAMESPACE} {of_study[:40]}'"
 
 
 def _signed(number: int) -> int:

@@ -1,4 +1,4 @@
-"""Opens the storage of a study that several processes share: SQLite, PostgreSQL, or a journal file."""
+"""Opens the storage of a study that several processes share: SQLite, PostgreSQL, MySQL, or a journal file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mecha_exp.app.search.locks import FileLocks, Locks, PostgresLocks
+from mecha_exp.app.search.locks import FileLocks, Locks, MySQLLocks, PostgresLocks
 from mecha_exp.app.search.samplers import quiet_optuna
 from mecha_exp.app.search.shared import SharedStudy
 from mecha_exp.app.search.space import Space
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     import optuna
 
 _IDENTITY = "mecha_exp_identity"
-_KINDS = "SQLite (sqlite:///FILE), PostgreSQL (postgresql+psycopg://...), or a journal file (a path)"
+_KINDS = (
+    "SQLite (sqlite:///FILE), PostgreSQL (postgresql+psycopg://...), MySQL (mysql+pymysql://...), or a "
+    "journal file (a path)"
+)
+_SERVERS = {"postgresql": PostgresLocks, "mysql": MySQLLocks}
+"""The locks of databases that are servers, by the names that SQLAlchemy has for them."""
 
 
 def open_shared(
@@ -43,6 +48,9 @@ def open_shared(
             mend()
             study, known = _opened(make(), name, directions, json.dumps(described))
         locks.leave()
+    except ModuleNotFoundError as error:  # SQLAlchemy's driver of the database
+        how = f"it needs {error.name}, which is not installed: pip install {error.name}"
+        raise ConfigError(f"sweep.storage={shown} cannot be reached: {how}") from None
     except Exception as error:  # of a database, of any kind
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"sweep.storage={shown} cannot be reached: {reason}") from None
@@ -67,6 +75,10 @@ def _opened(
         if known is not None or study.get_trials(deepcopy=False):
             return study, known
     study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+    if (found := storage.get_study_name_from_id(study._study_id)) != name:  # MySQL takes One for one
+        raise ValueError(
+            f"it takes the study '{found}' for '{name}'. Give this search another name, name=..."
+        )
     study.set_user_attr(_IDENTITY, identity)
     return study, identity
 
@@ -93,9 +105,12 @@ def _parts(
 
     address = sqlalchemy.make_url(url)
     kind = address.get_backend_name()
-    if kind == "postgresql":
+    if kind in _SERVERS:
+        if address.drivername == "mysql":  # for which SQLAlchemy would take a driver that is to be compiled
+            address = address.set(drivername="mysql+pymysql")
         engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)
-        return lambda: optuna.storages.RDBStorage(url), PostgresLocks(engine, name), lambda: None
+        full = address.render_as_string(hide_password=False)
+        return lambda: optuna.storages.RDBStorage(full), _SERVERS[kind](engine, name), lambda: None
     if kind != "sqlite" or not address.database or address.database == ":memory:":
         raise ValueError(f"a study is kept in {_KINDS}")
     path = _in_a_folder(Path(address.database))
