@@ -39,12 +39,16 @@ def search(folder: Path, trials: int, batch: str) -> list[tuple[str, float, floa
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     taken = []
     for name in ("search, from command to report", "the same command again"):
-        before, began = _cpu_of_children(), time.monotonic()
+        before, began = cpu_of_children(), time.monotonic()
         subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-        taken.append((name, time.monotonic() - began, _cpu_of_children() - before))
-    records = [json.loads(path.read_text()) for path in (folder / "s").glob("*/run.json")]
-    first, last = min(r["started"] for r in records), max(r["ended"] for r in records)
-    return [*taken, ("search, its trials alone", (last - first) / 1000, None)]
+        taken.append((name, time.monotonic() - began, cpu_of_children() - before))
+    return [*taken, ("search, its trials alone", seconds_of_trials(folder / "s"), None)]
+
+
+def seconds_of_trials(sweep: Path) -> float:
+    """The wall seconds from the start of a search's first trial to the end of its last one."""
+    records = [json.loads(path.read_text()) for path in sweep.glob("*/run.json")]
+    return (max(r["ended"] for r in records) - min(r["started"] for r in records)) / 1000
 
 
 def one_by_one(folder: Path) -> tuple[str, float, float]:
@@ -64,7 +68,8 @@ def _once(recipe: mecha_exp.Node, file: Path) -> None:
     digits(load_file(file), split="validation")
 
 
-def _cpu_of_children() -> float:
+def cpu_of_children() -> float:
+    """The processor seconds of the child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
