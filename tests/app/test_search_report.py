@@ -127,6 +127,16 @@ def test_a_gain_is_claimed_only_where_the_data_tell_it(gain, words):
     assert note.endswith("A random search of as many trials was not run.")
 
 
+def test_the_gain_says_that_dropped_trials_are_left_out():
+    whole = searched(count=12)
+    worst = frozenset(id(setting.records[0]) for setting in whole.ranked[-5:])
+    dropped = Record("alpha=0.9", overrides=["alpha=0.9"], metric="hits", dropped=40)
+    some = Results(whole.title, whole.swept, [*whole.records, dropped], mode="search", at_random=worst)
+
+    assert "dropped" not in gain_note(replace(whole, at_random=worst))
+    assert "chance. Trials that were dropped are left out. A random search" in gain_note(some)
+
+
 def test_a_best_trial_that_is_worse_on_the_other_split_is_called_so():
     whole = searched(count=12)
     worst = frozenset(id(setting.records[0]) for setting in whole.ranked[-5:])

@@ -36,7 +36,8 @@ def gain_note(results: Results) -> str | None:
         f"The best of the {len(chosen)} trials that the sampler chose is better by {gain:.4g} "
         f"{results.metric} than the best of the {count} that were drawn at random"
     )
-    return f"{what}{_certainty(results, first, best)} {NOT_RUN}"
+    left_out = " Trials that were dropped are left out." if results.dropped else ""
+    return f"{what}{_certainty(results, first, best)}{left_out} {NOT_RUN}"
 
 
 def _has_one_of(setting: Setting, points: Container[int]) -> bool:
