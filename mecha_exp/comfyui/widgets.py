@@ -38,8 +38,12 @@ def widget_of(spec: ParameterSpec) -> Widget:
     low, high = _ends(spec.bounds)
     default = min(max(0.5, low), high) if spec.required else spec.default
     if spec.interface is int:
-        ends = {"min": int(max(low, -_MOST)), "max": int(min(high, _MOST))}
-        return "INT", {"default": int(default), **ends, **about}
+        return "INT", {
+            "default": int(default),
+            "min": int(max(low, -_MOST)),
+            "max": int(min(high, _MOST)),
+            **about,
+        }
     step = min(_STEP, abs(default) or _STEP)  # tolerances such as 1e-6 move in steps of themselves
     is_slider = math.isfinite(low) and math.isfinite(high) and step == _STEP
     options: dict[str, Any] = {"display": "slider"} if is_slider else {}
