@@ -1,6 +1,7 @@
 """Putting recipes together without arithmetic: fallbacks for missing keys, parts of models, dtypes."""
 
 import math
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -88,6 +89,23 @@ def take_layers(
     Source: mergekit, slices.
     """
     raise RecipeError("take_layers: takes layers of a model that is read, not of a merge. Merge the layers.")
+
+
+@merge_method
+def take_rows(
+    *models: Parameter(StateDict[T]),
+    rows: Parameter(str, help="such as `0:32000 1@32000:32002`"),
+    tokenizer: Parameter(Path, help="the tokenizer.json that the new rows are for") = None,
+) -> Return(T):
+    """The first model, with other rows of tokens in its embedding and output layer; `align_tokens` does it.
+
+    The words of `rows` stand for rows, in order: `5` and `0:32000` are rows of the first model (the end is
+    left out), `1@5` and `1@0:9` rows of the second, `0@5+1@7` is the mean of rows, `zero*3` are rows of
+    zeros, and `mean*62` at the end is the mean of all rows before. They are read in place, row by row, from
+    models that are read. A folder that is written gets the tokenizer beside `tokenizer`, or none.
+    Source: mergekit, tokenizer.
+    """
+    raise RecipeError("take_rows: takes rows of models that are read, not of a merge. Merge the rows.")
 
 
 @merge_method(elementwise=True)

@@ -1,6 +1,6 @@
-"""Write what mergekit makes of the configurations: `python -m parity.mergekit golden.safetensors`.
+"""Write what mergekit makes of the configurations: `python -m parity.mergekit FILE FILE_OF_TOKENS`.
 
-It runs in mergekit's own environment. tests/mergekit compares ours with the file.
+It runs in mergekit's own environment. tests/mergekit compares ours with the files.
 """
 
 import importlib.metadata
@@ -8,41 +8,63 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import yaml
 from safetensors.torch import load_file, save_file
 
 from parity.mergekit_configs import CONFIGS, write_models
+from parity.mergekit_tokens import TOKEN_CONFIGS, write_token_models
 
 
-def merged(name: str, folder: Path) -> Path:
+def merged(config: str, output: Path) -> Path:
     """The folder that `mergekit-yaml` makes of a configuration."""
     from mergekit.config import MergeConfiguration
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
-    output = folder / "merged" / str(list(CONFIGS).index(name))
-    configuration = MergeConfiguration.model_validate(yaml.safe_load(CONFIGS[name]))
+    configuration = MergeConfiguration.model_validate(yaml.safe_load(config))
     run_merge(configuration, str(output), MergeOptions(quiet=True, write_model_card=False))
     return output
 
 
-def main(golden: str) -> None:
-    """Merge every configuration, and write the tensors and what the config.json says of layers and dtype."""
-    target, tensors, facts = Path(golden).resolve(), {}, {}
+def write_golden(golden: Path, configs: Mapping[str, str], write: Callable[[Path], None]) -> None:
+    """Merge configurations, and write the tensors with what else the outputs say.
+
+    Args:
+        golden: the file.
+        configs: by name.
+        write: writes their models into a folder.
+    """
+    tensors, facts = {}, {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_models(folder)
+        write(folder)
         os.chdir(folder)
-        for config in CONFIGS:
-            output = merged(config, folder)
+        for number, (config, text) in enumerate(configs.items()):
+            output = merged(text, folder / "merged" / str(number))
             tensors |= {f"{config}|{key}": t for key, t in load_file(output / "model.safetensors").items()}
-            content = json.loads((output / "config.json").read_text())
-            facts[config] = {"num_hidden_layers": content["num_hidden_layers"]}
+            facts[config] = facts_of(output)
     about = {"oracle": f"mergekit {importlib.metadata.version('mergekit')}", "configs": json.dumps(facts)}
-    save_file(tensors, target, metadata=about)
-    sys.stdout.write(f"{len(CONFIGS)} configurations, {target.stat().st_size:,} bytes in {target}\n")
+    save_file(tensors, golden, metadata=about)
+    sys.stdout.write(f"{len(configs)} configurations, {golden.stat().st_size:,} bytes in {golden}\n")
+
+
+def facts_of(output: Path) -> dict[str, object]:
+    """What the config.json of a model says of its size, and its tokens by number."""
+    content = json.loads((output / "config.json").read_text())
+    facts = {word: content[word] for word in ("num_hidden_layers", "vocab_size")}
+    tokenizer = json.loads((output / "tokenizer.json").read_text())
+    numbers = {**tokenizer["model"]["vocab"], **{e["content"]: e["id"] for e in tokenizer["added_tokens"]}}
+    return {**facts, "tokens": sorted(numbers, key=numbers.__getitem__)}
+
+
+def main(golden: str, golden_of_tokens: str) -> None:
+    """Write both files."""
+    files = [Path(golden).resolve(), Path(golden_of_tokens).resolve()]
+    write_golden(files[0], CONFIGS, write_models)
+    write_golden(files[1], TOKEN_CONFIGS, write_token_models)
 
 
 if __name__ == "__main__":

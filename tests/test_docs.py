@@ -1,5 +1,6 @@
 """The documentation holds: its examples run, its links lead somewhere, and the files that it names exist."""
 
+import json
 import pkgutil
 import re
 import shlex
@@ -46,6 +47,13 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         factors = {f"{layer}_A.weight": torch.randn(2, 4), f"{layer}_B.weight": torch.randn(4, 2)}
         save_file(factors, tmp_path / name / "adapter_model.safetensors")
         (tmp_path / name / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    for name, tokens in (("chat", ["a", "b", "<|user|>"]), ("coder", ["b", "}", "a", "<|end|>"])):
+        (tmp_path / name).mkdir()
+        embedding = {"model.embed_tokens.weight": torch.randn(len(tokens), 4)}
+        save_file(embedding, tmp_path / name / "model.safetensors")
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": len(tokens)}))
     page = (REPOSITORY / "docs" / "mergekit.md").read_text(encoding="utf-8")
     for match in BLOCK.finditer(page):
         if match[1] == "yaml":

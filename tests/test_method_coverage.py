@@ -55,6 +55,7 @@ ELSEWHERE = {
     "star": "test_method_authors",
     "statistics": "test_merging_with_data",
     "take_layers": "test_layers",
+    "take_rows": "test_rows_of_tokens",
     "wise_ft": "test_method_authors",
     "wsm": "test_method_authors",
     "wudi": "test_method_authors",

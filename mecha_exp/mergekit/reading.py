@@ -9,7 +9,8 @@ from typing import Any
 from mecha_exp.errors import ConfigError, brief, did_you_mean
 from mecha_exp.mergekit.methods import INPUT, METHODS, NO_EFFECT, OTHER, SHARED, Method
 from mecha_exp.mergekit.references import Reference, read_reference
-from mecha_exp.mergekit.settings import FLAG, Settings, read_settings
+from mecha_exp.mergekit.settings import FLAG, Settings, check_known, read_settings
+from mecha_exp.mergekit.tokenizer_settings import TokenizerSettings, read_tokenizer
 
 WHOLE = (0, -1)
 """The layers of a model that is merged as a whole."""
@@ -75,7 +76,7 @@ class Configuration:
         is_sliced: whether the slices are ranges of layers, and not whole models.
         settings: the parameters for all slices.
         dtype: of the output; None is that of the inputs.
-        tokenizer: None, `base`, or the model whose tokenizer the output gets.
+        tokenizer: what is said about the tokens of the output, or None.
         chat_template: the template as text, or None.
         base: the base model of the whole configuration.
     """
@@ -86,17 +87,21 @@ class Configuration:
     is_sliced: bool
     settings: Settings
     dtype: str | None
-    tokenizer: str | Reference | None
+    tokenizer: TokenizerSettings | None
     chat_template: str | None
     base: Reference | None
 
     @property
+    def inputs(self) -> list[Reference]:
+        """Every model that is merged, in the order of the configuration."""
+        return list(dict.fromkeys(entry.reference for part in self.slices for entry in part.inputs))
+
+    @property
     def references(self) -> list[Reference]:
         """Every model that is named, the base first."""
-        inputs = [entry.reference for part in self.slices for entry in part.inputs]
         bases = [part.base for part in self.slices if part.base]
-        donors = [self.tokenizer] if isinstance(self.tokenizer, Reference) else []
-        return list(dict.fromkeys([*bases, *inputs, *donors]))
+        donors = self.tokenizer.references if self.tokenizer else []
+        return list(dict.fromkeys([*bases, *self.inputs, *donors]))
 
 
 def read_configuration(config: Mapping[str, Any]) -> Configuration:
@@ -120,7 +125,7 @@ def read_configuration(config: Mapping[str, Any]) -> Configuration:
         is_sliced,
         reader.settings(config.get("parameters"), "parameters"),
         _output_dtype(config),
-        _tokenizer_source(config),
+        read_tokenizer(config),
         _chat_template(config.get("chat_template")),
         base,
     )
@@ -161,7 +166,7 @@ class _Reader:
         """The slices of layers."""
         for number, entry in enumerate(_entries(config, "slices")):
             where = f"slices[{number}]"
-            _check_known(entry, ("sources", "base_model", "parameters", "residual_weight"), where)
+            check_known(entry, ("sources", "base_model", "parameters", "residual_weight"), where)
             if entry.get("residual_weight") is not None:
                 raise ConfigError(f"{where}.residual_weight: mergekit reads it nowhere. Remove it.")
             own = _reference(entry.get("base_model"), f"{where}.base_model") or base
@@ -175,7 +180,7 @@ class _Reader:
     def _input(
         self, config: Mapping[str, Any], where: str, base: Reference | None, layers: tuple[int, int] | None
     ) -> Input:
-        _check_known(config, ("model", "parameters", *(() if layers else ("layer_range",))), where)
+        check_known(config, ("model", "parameters", *(() if layers else ("layer_range",))), where)
         reference = _reference(config.get("model"), f"{where}.model")
         if reference is None:
             raise ConfigError(f"{where}: names no 'model'.")
@@ -223,16 +228,10 @@ def _check_words(config: Mapping[str, Any]) -> None:
             "modules: parts of a model with settings of their own are not read here. Say them with 'models' "
             "and filters by the names of keys."
         )
-    _check_known(config, _WORDS, "configuration")
+    check_known(config, _WORDS, "configuration")
     present = [word for word in _SECTIONS if config.get(word)]
     if len(present) != 1:
         raise ConfigError(f"expected exactly one of 'models' and 'slices', got {present or 'none of them'}.")
-
-
-def _check_known(config: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    for word in config:
-        if word not in known:
-            raise ConfigError(f"{where}: unknown word {word!r}.{did_you_mean(str(word), known)}")
 
 
 def _entries(config: Any, where: str) -> list[Mapping[str, Any]]:
@@ -269,30 +268,6 @@ def _output_dtype(config: Mapping[str, Any]) -> str | None:
                 raise ConfigError(f"{word}: unknown dtype {config[word]!r}.{did_you_mean(name, _DTYPES)}")
             chosen = name
     return chosen
-
-
-def _tokenizer_source(config: Mapping[str, Any]) -> str | Reference | None:
-    """The source of the tokenizer, from the old word or the new section."""
-    section = config.get("tokenizer")
-    if section is None:
-        source, where = config.get("tokenizer_source"), "tokenizer_source"
-    else:
-        where = "tokenizer.source"
-        if config.get("tokenizer_source") is not None:
-            raise ConfigError("tokenizer and tokenizer_source: give one of them.")
-        if not isinstance(section, Mapping):
-            raise ConfigError(f"tokenizer: expected a mapping with 'source', got {brief(section)}.")
-        _check_known(section, ("source", "tokens", "pad_to_multiple_of"), "tokenizer")
-        for word in ("tokens", "pad_to_multiple_of"):
-            if section.get(word):
-                raise ConfigError(f"tokenizer.{word}: vocabularies are not changed here. Remove it.")
-        source = section.get("source", "union")
-    if source == "union":
-        raise ConfigError(
-            f"{where}: a union of vocabularies is not made here. Name one of the models, or 'base', where "
-            "all models have the same tokens."
-        )
-    return source if source in (None, "base") else read_reference(source, where)
 
 
 def _chat_template(config: Any) -> str | None:

@@ -25,8 +25,9 @@ from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.settings import Setting, first_value
 from mecha_exp.mergekit.slices import spans_of
 from mecha_exp.mergekit.tokenizers import tokenizer_files_of
+from mecha_exp.mergekit.vocabulary import RowsOf, Vocabulary
 from mecha_exp.sources import search_path
-from mecha_exp.sources.layers import Layers, Span, renamed_keys
+from mecha_exp.sources.layers import NONE, Layers, Span, renamed_keys
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,17 @@ def build(configuration: Configuration, folders: Sequence[Path], offline: bool) 
     """The merge of a configuration that is read."""
     models = find_models(configuration.references, folders, offline)
     spans = spans_of(configuration, models) if configuration.is_sliced else [{}]
+    vocabulary = Vocabulary.of(configuration, models)
     parts = [
-        _SliceBuilder(configuration, part, models, span).node()
+        _SliceBuilder(
+            configuration, part, models, span, vocabulary.rows_of(part, models) if vocabulary else {}
+        ).node()
         for part, span in zip(configuration.slices, spans, strict=True)
     ]
     recipe = reduce(lambda above, below: above | below, parts)
     if configuration.dtype is not None:
         recipe = recipe.to(dtype=configuration.dtype)
-    return Merge(recipe, tokenizer_files_of(configuration, models, models_of(recipe)[0]))
+    return Merge(recipe, tokenizer_files_of(configuration, models, vocabulary, models_of(recipe)[0]))
 
 
 def find_models(
@@ -126,6 +130,7 @@ class _SliceBuilder:
     part: Slice
     models: Mapping[Reference, StoredModel]
     spans: Mapping[Reference, Span]
+    rows: Mapping[Reference, RowsOf]
 
     def node(self) -> Node:
         """The merge of the inputs, with every parameter as one value or as a value by key."""
@@ -139,7 +144,19 @@ class _SliceBuilder:
         return node if dtype is None else node.to(dtype=dtype)
 
     def _leaf(self, reference: Reference) -> Node:
-        """A model, or the layers of it that the slice takes; with what its adapter adds to these."""
+        """A model, or the layers and rows of it that the slice takes; with what its adapter adds to these."""
+        model, *deltas = self._parts(reference)
+        rows = self.rows.get(reference)
+        if rows is None or self._has_no_rest(reference):
+            return reduce(operator.add, [model, *deltas])
+        for each in (reference, *rows.others):
+            self.models[each].require_own_rows()
+        others = [self._parts(other)[0] for other in rows.others]
+        model = call("take_rows", model, *others, rows=str(rows.table))
+        return reduce(operator.add, [model, *(call("take_rows", d, rows=str(rows.own)) for d in deltas)])
+
+    def _parts(self, reference: Reference) -> list[Node]:
+        """A model and the difference that its adapter makes, or the layers of them."""
         stored, span = self.models[reference], self.spans.get(reference)
         model = ModelNode(stored.source)
         parts: list[Node] = [model]
@@ -147,7 +164,11 @@ class _SliceBuilder:
             parts.append(call(LORA_DELTA, ModelNode(stored.lora), model))
         if span is not None:
             parts = [call("take_layers", part, **dataclasses.asdict(span)) for part in parts]
-        return reduce(operator.add, parts)
+        return parts
+
+    def _has_no_rest(self, reference: Reference) -> bool:
+        """Whether a slice takes layers of a model alone, without its embedding."""
+        return reference in self.spans and self.spans[reference].rest == NONE
 
     def _arguments(self) -> Arguments:
         """The hyperparameters of the call: one value each, or a mapping of selectors to values."""

@@ -10,11 +10,12 @@ from typing import Any
 
 from mecha_exp.checkpoint import TensorInfo, open_stored
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
-from mecha_exp.errors import CheckpointError, ConfigError, brief
+from mecha_exp.errors import CheckpointError, ConfigError, brief, some
 from mecha_exp.peft.config import config_of
 from mecha_exp.sources.layers import Layers
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import infos_of
+from mecha_exp.sources.vocabulary import VOCABULARY_KEYS
 
 _WORDS = {"model", "lora", "override_architecture"}
 
@@ -88,12 +89,14 @@ class StoredModel:
         path: its file or folder.
         infos: the dtype and the shape of every key.
         lora: the path of its adapter in a recipe; empty without one.
+        lora_keys: those of its adapter.
     """
 
     source: str
     path: Path
     infos: Mapping[str, TensorInfo]
     lora: str = ""
+    lora_keys: tuple[str, ...] = ()
 
     @staticmethod
     def find(reference: Reference, folders: Sequence[Path], offline: bool) -> StoredModel:
@@ -114,7 +117,18 @@ class StoredModel:
                     f"{lora} is not an adapter of PEFT: it has no adapter_config.json. A model is an input "
                     "of its own."
                 )
-        return StoredModel(source, path, infos, lora)
+            keys = tuple(opened.keys())
+        return StoredModel(source, path, infos, lora, keys)
+
+    def require_own_rows(self) -> None:
+        """See that its adapter changes no rows of tokens; ConfigError where it does."""
+        stems = {key.rpartition(".")[0] for key in VOCABULARY_KEYS}
+        changed = [key for key in self.lora_keys if any(f".{stem}." in f".{key}." for stem in stems)]
+        if changed:
+            raise ConfigError(
+                f"{self.source}+{self.lora}: the adapter changes rows of tokens ({some(changed, 3)}), which "
+                "are moved here. Merge the adapter into its model first, and name the result."
+            )
 
     @cached_property
     def layers(self) -> Layers:

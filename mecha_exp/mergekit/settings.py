@@ -129,10 +129,15 @@ def first_value(settings: Iterable[Setting], key: str, depth: float) -> Scalar |
     return next((value for s in settings if (value := s.at(key, depth)) is not None), None)
 
 
+def check_known(config: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """See that the words of a section are known; ConfigError names the first that is not."""
+    for word in config:
+        if word not in known:
+            raise ConfigError(f"{where}: unknown word {word!r}.{did_you_mean(str(word), known)}")
+
+
 def _rule(entry: Mapping[str, Any], kind: str, where: str) -> Rule:
-    for word in entry:
-        if word not in _RULE_WORDS:
-            raise ConfigError(f"{where}: unknown word {word!r}.{did_you_mean(str(word), _RULE_WORDS)}")
+    check_known(entry, _RULE_WORDS, where)
     if "value" not in entry:
         raise ConfigError(f"{where}: a filter needs a 'value' beside it.")
     part = entry.get("filter")

@@ -1,73 +1,57 @@
-"""The tokenizer and the chat template that a configuration asks for, where no vocabulary changes."""
+"""The files of the tokenizer and the chat template that a configuration asks for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.mergekit.reading import Configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
-from mecha_exp.sources.tokenizer import Tokenizer, tokenizer_files
+from mecha_exp.mergekit.vocabulary import Vocabulary
+from mecha_exp.sources.tokenizer import TOKENIZER, tokenizer_files
 
 CHAT_TEMPLATE = "chat_template.jinja"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-_EMBEDDING = "embed_tokens.weight"
+_OLDER = ("added_tokens.json", "merges.txt", "spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
+"""Files of tokenizers of an older form, which do not have the tokens that are added."""
 
 SmallFiles = Mapping[str, "Path | bytes | None"]
 
 
 def tokenizer_files_of(
-    configuration: Configuration, models: Mapping[Reference, StoredModel], first: ModelNode
+    configuration: Configuration,
+    models: Mapping[Reference, StoredModel],
+    vocabulary: Vocabulary | None,
+    first: ModelNode,
 ) -> SmallFiles:
     """The files of the output's tokenizer that it does not have from its first input, by name.
 
     Raises:
-        ConfigError: tokens would have to be moved, or there is no tokenizer.
+        ConfigError: there is no tokenizer that a chat template could be given to.
     """
     folder = next(model.path for model in models.values() if model.source == first.source)
     files: dict[str, Path | bytes | None] = {}
-    if configuration.tokenizer is not None:
-        files |= tokenizer_files(folder, _donor(configuration, models, folder).path)
+    if vocabulary is not None:
+        donor = models[vocabulary.donor].path
+        files |= tokenizer_files(folder, donor)
+        if vocabulary.added:
+            files |= dict.fromkeys(set(_OLDER) & files.keys())
+            files[TOKENIZER] = _with_tokens(donor, vocabulary.added)
     if configuration.chat_template is not None:
         files |= _with_template(files, folder, configuration.chat_template)
     return files
 
 
-def _donor(configuration: Configuration, models: Mapping[Reference, StoredModel], first: Path) -> StoredModel:
-    """The model whose tokenizer is asked for; all others have the same tokens."""
-    source = configuration.tokenizer
-    if source == "base":
-        source = configuration.base or next(r for r, model in models.items() if model.path == first)
-    assert isinstance(source, Reference)
-    chosen = models[source]
-    tokenizer = Tokenizer.beside(chosen.path)
-    if tokenizer is None:
-        raise ConfigError(f"tokenizer_source: there is no tokenizer beside {chosen.path}.")
-    for reference, model in models.items():
-        other = Tokenizer.beside(model.path)
-        difference = "it has none" if other is None else next(tokenizer.differences(other), None)
-        if difference is None and other is not None and len(other.tokens) != len(tokenizer.tokens):
-            difference = f"{len(tokenizer.tokens)} and {len(other.tokens)} tokens"
-        if difference is not None:
-            raise ConfigError(
-                f"tokenizer_source: the tokens of {reference} are not those of {source}: {difference}. Rows "
-                "of embeddings are not moved here; merge models with one vocabulary."
-            )
-        _require_all_rows(model, len(tokenizer.tokens))
-    return chosen
-
-
-def _require_all_rows(model: StoredModel, tokens: int) -> None:
-    """See that an embedding has one row for each token: mergekit would cut the others."""
-    for key, info in model.infos.items():
-        if key.endswith(_EMBEDDING) and info.shape[0] != tokens:
-            raise ConfigError(
-                f"tokenizer_source: {model.source} has {info.shape[0]} rows in '{key}' for {tokens} tokens, "
-                "and mergekit would change their number. Leave out tokenizer_source to keep them."
-            )
+def _with_tokens(donor: Path, added: tuple[Mapping[str, Any], ...]) -> bytes:
+    """The `tokenizer.json` of a model with more tokens."""
+    folder = donor if donor.is_dir() else donor.parent
+    content = json.loads((folder / TOKENIZER).read_bytes())
+    content["added_tokens"] = [*(content.get("added_tokens") or ()), *added]
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _with_template(files: SmallFiles, folder: Path, template: str) -> SmallFiles:

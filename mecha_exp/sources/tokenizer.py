@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.errors import CheckpointError
+
 MAX_BYTES = 200_000_000
 """Larger files are not read."""
 
@@ -20,6 +22,10 @@ TOKENIZER_FILES = frozenset(
 )
 """The files that belong to a tokenizer."""
 
+TOKENIZER = "tokenizer.json"
+"""The file that holds all of a tokenizer."""
+
+_SPECIAL = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
@@ -32,12 +38,16 @@ class Tokenizer:
         tokens: by number.
         merges: the pairs that are joined, in their order; empty where there are none.
         model: the hash of a sentencepiece model; empty where there is none.
+        special: the tokens with a meaning of their own that `tokenizer_config.json` names.
+        added: the entries of `added_tokens`, by token.
     """
 
     folder: Path
     tokens: Mapping[int, str] = field(repr=False)
     merges: Sequence[str] = field(default=(), repr=False)
     model: str = ""
+    special: Sequence[str] = field(default=(), repr=False)
+    added: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def beside(path: Path | None, component: str = "") -> Tokenizer | None:
@@ -52,6 +62,20 @@ class Tokenizer:
         if component:
             folder = folder / component.replace("text_encoder", "tokenizer")
         return _read(folder) if folder.is_dir() else None
+
+    def in_order(self) -> list[str]:
+        """The tokens by number, from 0 on.
+
+        Raises:
+            CheckpointError: there is a number without a token.
+        """
+        gap = next((number for number in range(len(self.tokens)) if number not in self.tokens), None)
+        if gap is not None:
+            raise CheckpointError(
+                f"{self.folder}: the tokenizer has {len(self.tokens)} tokens, and none with the number "
+                f"{gap}, so that a row would stand for no token. Take the tokenizer of another model."
+            )
+        return [self.tokens[number] for number in range(len(self.tokens))]
 
     def differences(self, other: Tokenizer) -> Iterator[str]:
         """What differs from another tokenizer, in words; a number that only one of them names does not."""
@@ -86,7 +110,7 @@ def tokenizer_files(folder: Path, other: Path | None) -> dict[str, Path | None]:
 
 
 def _read(folder: Path) -> Tokenizer | None:
-    whole = _json(folder / "tokenizer.json")
+    whole = _json(folder / TOKENIZER)
     tokens, merges = _of_whole(whole) if isinstance(whole, dict) else ({}, ())
     if not tokens:
         tokens, merges = _of_parts(folder)
@@ -94,7 +118,24 @@ def _read(folder: Path) -> Tokenizer | None:
     if isinstance(added, dict):
         tokens = {**_by_number(added), **tokens}
     model = next((_hash(folder / name) for name in _MODELS if (folder / name).is_file()), "")
-    return Tokenizer(folder, tokens, merges, model) if tokens or model else None
+    if not tokens and not model:
+        return None
+    special = tuple(_special(_json(folder / "tokenizer_config.json")))
+    entries = whole.get("added_tokens") if isinstance(whole, dict) else None
+    known = {e["content"]: e for e in entries or () if isinstance(e, dict) and "content" in e}
+    return Tokenizer(folder, tokens, merges, model, special, known)
+
+
+def _special(config: Any) -> Iterator[str]:
+    """The tokens that a `tokenizer_config.json` names."""
+    config = config if isinstance(config, dict) else {}
+    more = config.get("additional_special_tokens")
+    entries = [config.get(name) for name in _SPECIAL] + (more if isinstance(more, list) else [])
+    entries += (config.get("added_tokens_decoder") or {}).values()
+    for entry in entries:
+        content = entry.get("content") if isinstance(entry, dict) else entry
+        if isinstance(content, str):
+            yield content
 
 
 def _of_whole(content: Mapping[str, Any]) -> tuple[dict[int, str], tuple[str, ...]]:

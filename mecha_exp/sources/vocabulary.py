@@ -15,6 +15,18 @@ from mecha_exp.checkpoint import TensorInfo, round_to, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.sources.source import Source, SourceView
 
+VOCABULARY_KEYS = (
+    *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "token_embedding.weight"),
+    *("shared.weight", "embed_in.weight", "embed_out.weight", "lm_head.weight", "lm_head.bias"),
+    *("cls.predictions.bias", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
+)
+"""The ends of keys whose tensors have a row for each token."""
+
+
+def has_token_rows(key: str) -> bool:
+    """Whether the tensor of a key has a row for each token."""
+    return key.endswith(VOCABULARY_KEYS)
+
 
 def as_stored(source: Source) -> Source:
     """The source below its vocabulary views: with the keys and rows that the file has."""

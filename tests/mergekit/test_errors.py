@@ -119,12 +119,6 @@ def said(config: str, **options: object) -> str:
             TIES + A.replace("a,", "a+,"),
             "models[0].model: expected a model as PATH, ORG/NAME@REVISION or MODEL+ADAPTER, got 'a+'",
         ),
-        (TIES + A + "tokenizer_source: union", "tokenizer_source: a union of vocabularies is not made here."),
-        (TIES + A + "tokenizer: {}", "tokenizer.source: a union of vocabularies is not made here."),
-        (
-            TIES + A + "tokenizer: {source: base, tokens: {x: {}}}",
-            "tokenizer.tokens: vocabularies are not changed",
-        ),
         (TIES + A + "tokenizer: {sorce: base}", "tokenizer: unknown word 'sorce'. Did you mean 'source'?"),
         (TIES + A + "tokenizer: base", "tokenizer: expected a mapping with 'source', got 'base'."),
         (
@@ -307,26 +301,6 @@ def test_keys_of_several_dtypes_need_a_dtype(here: Path):
 
     assert "dtype: the models have several dtypes." in said(linear + "[{model: x}, {model: a.w}]")
     assert from_mergekit(yaml.safe_load(linear + "[{model: x}, {model: b.w}]")) is not None
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"t1": 16, "t16": 1}, "the tokens of a are not those of base: token 1 is 't1' and 't16'."),
-        ({"t16": 16}, "the tokens of a are not those of base: 16 and 17 tokens."),
-    ],
-)
-def test_a_tokenizer_with_other_tokens_is_refused(change, message: str, here: Path, llamas: Path):
-    for name in ("base", "a"):
-        (here / name).mkdir()
-        for file in (llamas / name).iterdir():
-            (here / name / file.name).write_bytes(file.read_bytes())
-    tokenizer = json.loads((here / "a" / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    tokenizer["model"]["vocab"] = {**vocabulary, **change}
-    (here / "a" / "tokenizer.json").write_text(json.dumps(tokenizer))
-
-    assert message in said(TIES + A + "tokenizer_source: base")
 
 
 @pytest.mark.parametrize(

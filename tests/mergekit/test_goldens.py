@@ -45,4 +45,4 @@ def test_the_number_of_layers_is_that_of_mergekit(name: str, here: Path):
     merge(from_mergekit(yaml.safe_load(CONFIGS[name])), here / "merged")
 
     content = json.loads((here / "merged" / "config.json").read_text())
-    assert {word: content[word] for word in facts} == facts
+    assert content["num_hidden_layers"] == facts["num_hidden_layers"]

@@ -52,7 +52,7 @@ def prepare_inputs(
     finite = {model: FiniteSource(sources[model]) for model in scanned}
     lines = [*notes_on(opened.values()), *lines]
     notices = [*map(Notice, lines), *notices, *map(Notice, _spoilt_lines(finite.values()))]
-    sources = unify_vocabularies(sources | finite, options)
+    sources = unify_vocabularies(recipes, sources | finite, options)
     return Inputs(sources, configs.over_views(sources), dropped, tuple(notices))
 
 

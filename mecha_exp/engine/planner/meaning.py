@@ -91,7 +91,7 @@ class _Headers:
         configs = ConfigInference.over(opened)
         sources, _ = in_one_format([recipe], opened, configs)
         self._configs = config_digests([recipe], sources, configs)
-        sources = unify_vocabularies(sources, options)
+        sources = unify_vocabularies([recipe], sources, options)
         for source in sources.values():
             for key in source.keys():
                 source.info(key)

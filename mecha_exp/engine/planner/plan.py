@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,17 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import effective_values_of
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Trip
 from mecha_exp.engine.planner.resolution import ModelView, layer_views
+from mecha_exp.engine.planner.vocabulary import rows_taken
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import require_known
 from mecha_exp.engine.sinks import Receiver
 from mecha_exp.errors import ConfigError, MergeError
 from mecha_exp.graph.by_key import BlockValue, ByKey
-from mecha_exp.graph.nodes import ModelNode, Node, models_of
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of
+from mecha_exp.method_api.paths import path_arguments
 from mecha_exp.sources.layers import LayersSource, changed_entries
 from mecha_exp.sources.source import Source
-from mecha_exp.sources.tokenizer import tokenizer_files
+from mecha_exp.sources.tokenizer import TOKENIZER_FILES, tokenizer_files
 from mecha_exp.sources.vocabulary import as_stored, vocabulary_donor
 
 
@@ -210,6 +212,8 @@ class Plan:
         donor = vocabulary_donor(first)
         if template is not None and donor is not None:
             template = replace(template, replaced=tokenizer_files(template.folder, donor.path))
+        if template is not None and (taken := rows_taken([self.jobs[job].recipe])):
+            template = replace(template, replaced=_tokenizer_of(taken, template.folder))
         if template is not None and self.jobs[job].small_files:
             template = replace(template, replaced={**template.replaced, **self.jobs[job].small_files})
         stacked = self._stacked_layers(job)
@@ -250,6 +254,18 @@ def layout_of(source: Source) -> Layout:
 def size_of(layout: Layout) -> int:
     """The bytes of the tensors of a layout."""
     return sum(stored_bytes(dtype, shape) for dtype, shape in layout.values())
+
+
+def _tokenizer_of(taken: Sequence[MergeNode], folder: Path) -> Mapping[str, Path | None]:
+    """The files of the tokenizer that rows were taken for; those of the folder are left out.
+
+    Args:
+        taken: calls of `take_rows`.
+        folder: of the first model, whose tokens may be others.
+    """
+    named = (path for call in taken for _, path in path_arguments(call))
+    files: Mapping[str, Path | None] = tokenizer_files(folder, next(named, None))
+    return files or {name: None for name in sorted(TOKENIZER_FILES) if (folder / name).is_file()}
 
 
 def _tile_bytes(program: Program) -> int:

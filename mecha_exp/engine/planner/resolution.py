@@ -5,7 +5,7 @@ Both depend on the model configs of the files and not on the key, so this comes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from mecha_exp.architectures import resolve, views
 from mecha_exp.conversion.formats import FormatConversion
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion, adapter_conversion
+from mecha_exp.engine.planner.vocabulary import TAKE_ROWS
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.graph.rewrite import rewrite
@@ -22,6 +23,8 @@ from mecha_exp.peft.recipes import adapter_call
 from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.layers import LayersSource, Span
 from mecha_exp.sources.lora import AdapterSource, DeltaSource
+from mecha_exp.sources.rows.table import RowTable
+from mecha_exp.sources.rows.view import RowsSource
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.statistics import FISHER, GRAM, StatisticsSource, fingerprint
 
@@ -34,6 +37,8 @@ class ModelView(ModelNode):
         adapter: the config of the LoRA file whose differences these are.
         declared: the config that was declared for the file.
         span: the layers that are taken.
+        rows: where the rows of its tokens are taken from, as `RowTable` writes it.
+        row_models: the models of these rows, the one that is read first.
         statistic: the kind of statistics of a model on data that are read.
         base: the model that an adapter of PEFT is a difference to.
     """
@@ -41,11 +46,14 @@ class ModelView(ModelNode):
     adapter: str | None = None
     declared: str | None = None
     span: Span | None = None
+    rows: str | None = None
+    row_models: tuple[ModelNode, ...] = ()
     statistic: str | None = None
     base: ModelNode | None = None
 
     def identity(self) -> tuple[Any, ...]:
-        return (*super().identity(), self.adapter, self.declared, self.span, self.statistic, self.base)
+        taken = (self.span, self.rows, self.row_models)
+        return (*super().identity(), self.adapter, self.declared, *taken, self.statistic, self.base)
 
 
 NEEDED = {"fisher": {FISHER}, "regmean": {GRAM}}
@@ -191,6 +199,8 @@ class _Resolver:
             return self._with_deltas(adapters) if adapters is not None else self._in_format(node, method)
         if (span := span_of(node)) is not None:
             return self._some_layers(node, span)
+        if method.identifier == TAKE_ROWS:
+            return self._some_rows(node)
         return self._with_deltas(node) if isinstance(method, AdapterConversion) else node
 
     def _some_layers(self, node: MergeNode, span: Span) -> Node:
@@ -200,8 +210,35 @@ class _Resolver:
         leaf = ModelView(model.source, model.space, None, declared=model.config, span=span, base=base)
         if leaf not in self._sources:
             source = self._sources[model]
-            keys = source.all_keys() if isinstance(source, DeltaSource) else None
-            self._sources[leaf] = LayersSource(source, span, keys)
+            self._sources[leaf] = LayersSource(source, span, _all_keys(source))
+        return leaf
+
+    def _some_rows(self, node: MergeNode) -> Node:
+        """A view of a model with the rows of its tokens taken from other places."""
+        arguments = dict(node.arguments)
+        rows = arguments["rows"]
+        models = tuple(child for child in node.children if isinstance(child, ModelNode))
+        if not isinstance(rows, LiteralNode) or len(models) < len(arguments["models"]):  # type: ignore[arg-type]
+            return node
+        first, text = models[0], str(rows.value)
+        leaf = ModelView(
+            first.source,
+            first.space,
+            None,
+            declared=first.config,
+            rows=text,
+            row_models=models,
+            base=first.base if isinstance(first, ModelView) else None,
+        )
+        if leaf not in self._sources:
+            source, *donors = (self._sources[each] for each in models)
+            table = RowTable.parse(text)
+            if max(table.ends, default=0) > len(donors):
+                raise RecipeError(
+                    f"take_rows: rows are taken from model {max(table.ends)}, counted from 0, and "
+                    f"{len(models)} are given."
+                )
+            self._sources[leaf] = RowsSource(source, table, donors, _all_keys(source))
         return leaf
 
     def _peft_deltas(self, adapter: ModelNode, base: ModelNode) -> Node:
@@ -248,6 +285,11 @@ class _Resolver:
         declared = resolve(model.config)  # the file may be only a part of a model
         names = {key: alias for alias, key in declared.aliases().items() if alias in source}
         return ConvertedSource(source, views(declared, conversion.target).named(names))
+
+
+def _all_keys(source: Source) -> Collection[str] | None:
+    """The keys of differences that are zero, too; None for sources that list all their keys."""
+    return source.all_keys() if isinstance(source, DeltaSource) else None
 
 
 def _called(method: MergeMethod, node: MergeNode) -> MergeNode:

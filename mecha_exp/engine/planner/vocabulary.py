@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems
-from mecha_exp.graph.nodes import ModelNode
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.tokenizer import Tokenizer
-from mecha_exp.sources.vocabulary import VocabularyView
+from mecha_exp.sources.vocabulary import VocabularyView, has_token_rows
 
 Sources = Mapping[ModelNode, Source]
 
@@ -34,36 +34,40 @@ _TIED = {
 SHOWN_TOKENS = 3
 """How many tokens a message names."""
 
-_VOCABULARY = (
-    *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "token_embedding.weight"),
-    *("shared.weight", "embed_in.weight", "embed_out.weight", "lm_head.weight", "lm_head.bias"),
-    *("cls.predictions.bias", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
-)
-"""The ends of keys whose tensors have a row for each token."""
+TAKE_ROWS = "take_rows"
+"""The method that takes rows of tokens."""
 
 
-def unify_vocabularies(sources: Sources, options: EngineOptions) -> dict[ModelNode, Source]:
+def unify_vocabularies(
+    recipes: Sequence[Node], sources: Sources, options: EngineOptions
+) -> dict[ModelNode, Source]:
     """The inputs with one vocabulary, by the options `on_tied` and `resize_embeddings`.
+
+    Models whose rows a recipe takes by `take_rows` may have tokens and numbers of rows of their own.
 
     Raises:
         CheckpointError: the vocabularies differ, and the options make that an error.
     """
     problems = Problems()
+    arranged = set(models_of(*rows_taken(recipes)))
     if options.on_tokens == "error":
-        problems.add_all(different_tokens(sources))
+        problems.add_all(different_tokens({m: s for m, s in sources.items() if m not in arranged}))
     untied = _unify_ties(sources, options, problems)
-    resized = _unify_sizes(untied, options, problems)
+    resized = _unify_sizes({m: s for m, s in untied.items() if m not in arranged}, options, problems)
     problems.raise_as(CheckpointError)
-    return resized
+    return untied | resized
+
+
+def rows_taken(recipes: Sequence[Node]) -> list[MergeNode]:
+    """The calls of recipes that take rows of tokens."""
+    calls = (node for node in walk(*recipes) if isinstance(node, MergeNode))
+    return [call for call in calls if call.method.identifier == TAKE_ROWS]
 
 
 def different_tokens(sources: Sources) -> Iterator[str]:
     """A message about each input whose tokens differ from those of the first input with a tokenizer."""
     parts = dict.fromkeys(
-        _component_of(key)
-        for source in sources.values()
-        for key in source.keys()
-        if key.endswith(_VOCABULARY)
+        _component_of(key) for source in sources.values() for key in source.keys() if has_token_rows(key)
     )
     for part in parts:
         holders = [s for s in sources.values() if any(map(_is_of(part), s.keys()))]
@@ -88,7 +92,7 @@ def _component_of(key: str) -> str:
 
 def _is_of(part: str) -> Callable[[str], bool]:
     """Whether a key has a row for each token of a part."""
-    return lambda key: key.endswith(_VOCABULARY) and _component_of(key) == part
+    return lambda key: has_token_rows(key) and _component_of(key) == part
 
 
 def _unify_ties(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
@@ -125,11 +129,7 @@ def _unify_sizes(sources: Sources, options: EngineOptions, problems: Problems) -
     for key in dict.fromkeys(key for source in sources.values() for key in source.keys()):
         having = {model: source for model, source in sources.items() if key in source}
         shapes = [source.info(key).shape for source in having.values()]
-        if (
-            not key.endswith(_VOCABULARY)
-            or len({s[:1] for s in shapes}) == 1
-            or len({s[1:] for s in shapes}) > 1
-        ):
+        if not has_token_rows(key) or len({s[:1] for s in shapes}) == 1 or len({s[1:] for s in shapes}) > 1:
             continue
         sizes = sizes_by_key[key] = [shape[0] for shape in shapes]
         size = min(sizes) if options.resize_embeddings == "truncate" else max(sizes)

@@ -1,0 +1,131 @@
+"""What a configuration says about tokens: the tokenizer of the output, and where rows come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mecha_exp.errors import ConfigError, brief
+from mecha_exp.mergekit.references import Reference, read_reference
+from mecha_exp.mergekit.settings import check_known
+
+UNION, BASE = "union", "base"
+"""Tokenizers that are not those of a model that is named."""
+
+ZERO, MODEL_TOKEN = "zero", "model_token"
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """Where the row of a token comes from in models that lack it.
+
+    Attributes:
+        model: the model whose row is taken; None stands for zeros.
+        token: the other token of that model whose row it is, or its number; None is the token itself.
+        force: whether models that have the token get this row as well.
+        where: its place in the configuration, for messages.
+    """
+
+    model: Reference | None
+    token: str | int | None
+    force: bool
+    where: str
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """The tokenizer that the output gets.
+
+    Attributes:
+        source: `union`, `base`, or the model that has it.
+        tokens: the source of single tokens; those that the tokenizer lacks are added to it.
+        multiple: the number of rows is padded to a multiple of this.
+        where: its place in the configuration, for messages.
+    """
+
+    source: str | Reference
+    tokens: Mapping[str, TokenSource] = field(default_factory=dict)
+    multiple: int = 1
+    where: str = "tokenizer_source"
+
+    @property
+    def references(self) -> list[Reference]:
+        """The models that are named."""
+        sources = [self.source, *(token.model for token in self.tokens.values())]
+        return [source for source in sources if isinstance(source, Reference)]
+
+
+def read_tokenizer(config: Mapping[str, Any]) -> TokenizerSettings | None:
+    """Read `tokenizer_source`, or the section `tokenizer`; None where there is neither.
+
+    Raises:
+        ConfigError: there are both, or something in them cannot be read.
+    """
+    section, source = config.get("tokenizer"), config.get("tokenizer_source")
+    if section is None:
+        return None if source is None else TokenizerSettings(_source(source, "tokenizer_source"))
+    if source is not None:
+        raise ConfigError("tokenizer and tokenizer_source: give one of them.")
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"tokenizer: expected a mapping with 'source', got {brief(section)}.")
+    check_known(section, ("source", "tokens", "pad_to_multiple_of"), "tokenizer")
+    return TokenizerSettings(
+        _source(section.get("source", UNION), "tokenizer.source"),
+        _tokens(section.get("tokens") or {}),
+        _multiple(section.get("pad_to_multiple_of")),
+        "tokenizer.source",
+    )
+
+
+def _source(source: Any, where: str) -> str | Reference:
+    return source if source in (UNION, BASE) else read_reference(source, where)
+
+
+def _multiple(value: Any) -> int:
+    if value is None:
+        return 1
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"tokenizer.pad_to_multiple_of: expected a whole number above 0, got {brief(value)}."
+        )
+    return value
+
+
+def _tokens(section: Any) -> dict[str, TokenSource]:
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"tokenizer.tokens: expected a mapping of tokens, got {brief(section)}.")
+    return {str(token): _token(entry, f"tokenizer.tokens.{token}") for token, entry in section.items()}
+
+
+def _token(entry: Any, where: str) -> TokenSource:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: expected a mapping with 'source', got {brief(entry)}.")
+    check_known(entry, ("source", "force"), where)
+    force, source = entry.get("force", False), entry.get("source")
+    if not isinstance(force, bool):
+        raise ConfigError(f"{where}.force: expected true or false, got {brief(force)}.")
+    if source is None:
+        raise ConfigError(
+            f"{where}: names no 'source', without which mergekit has no row. Name a model, or write "
+            "source: {kind: zero}"
+        )
+    if isinstance(source, Mapping) and "kind" in source:
+        return _of_kind(source, force, f"{where}.source")
+    return TokenSource(read_reference(source, f"{where}.source"), None, force, where)
+
+
+def _of_kind(source: Mapping[str, Any], force: bool, where: str) -> TokenSource:
+    """Zeros, or the row of another token of a model."""
+    kind = source["kind"]
+    if kind == ZERO:
+        check_known(source, ("kind",), where)
+        return TokenSource(None, None, force, where)
+    if kind != MODEL_TOKEN:
+        raise ConfigError(f"{where}.kind: expected {ZERO} or {MODEL_TOKEN}, got {brief(kind)}.")
+    check_known(source, ("kind", "model", "token", "token_id"), where)
+    given = [source[word] for word in ("token", "token_id") if source.get(word) is not None]
+    is_number = isinstance(source.get("token_id"), int) and not isinstance(source.get("token_id"), bool)
+    if len(given) != 1 or not (is_number or isinstance(given[0], str)):
+        raise ConfigError(f"{where}: expected either 'token', a text, or 'token_id', a whole number.")
+    return TokenSource(read_reference(source.get("model"), f"{where}.model"), given[0], force, where)

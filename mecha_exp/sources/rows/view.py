@@ -1,0 +1,181 @@
+"""A model with the rows of its tokens in other places, or from other models; read row by row."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from functools import reduce
+
+import torch
+
+from mecha_exp.checkpoint import (
+    TensorInfo,
+    dtype_name,
+    is_arithmetic,
+    round_to,
+    stored_bytes,
+    torch_dtype,
+)
+from mecha_exp.checkpoint.positional import FileRegion, byte_view
+from mecha_exp.errors import CheckpointError
+from mecha_exp.sources.rows.table import RowTable, Run
+from mecha_exp.sources.source import Source, SourceView
+from mecha_exp.sources.vocabulary import has_token_rows
+
+_CHUNK = 1 << 18
+"""How many elements are held at once for the mean of all rows."""
+
+
+class RowsSource(SourceView):
+    """A source whose embedding and output layer have rows of other places. Other keys are as they were.
+
+    Rows are gathered as they are asked for, so a tile is all that is in memory. The mean of several rows is
+    computed in float64 and rounded to the dtype of the tensor: the one that all models are promoted to.
+
+    Args:
+        original: the source to read, model 0 of the table.
+        table: where the rows come from.
+        others: the models 1, 2, ... of the table.
+        keys: those of the original, where it has more than it lists.
+
+    Raises:
+        CheckpointError: a model lacks a key or a row that the table names, a tensor has rows of another
+            size, or is not floating point.
+    """
+
+    def __init__(
+        self,
+        original: Source,
+        table: RowTable,
+        others: Sequence[Source] = (),
+        keys: Collection[str] | None = None,
+    ) -> None:
+        super().__init__(original)
+        self._table = table
+        self._models = (original, *others)
+        self._keys = original.keys() if keys is None else keys
+        self._infos = {key: self._info_of(key) for key in self._keys if has_token_rows(key)}
+        self._means: dict[str, torch.Tensor] = {}
+        self._lock = threading.Lock()
+
+    def keys(self) -> Collection[str]:
+        return self._keys
+
+    def info(self, key: str) -> TensorInfo:
+        return self._infos.get(key) or self._original.info(key)
+
+    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
+        if key not in self._infos:
+            self._original.read_into(key, start, out)
+            return
+        width = self._width(key)
+        for run, offset, piece in self._pieces(start, out, width):
+            self._fill(key, run, offset, piece)
+        first_padded = self._table.count * width
+        done = max(0, min(first_padded - start, out.numel()))
+        if done < out.numel():
+            column = (start + done) % width
+            rows = math.ceil((column + out.numel() - done) / width)
+            out[done:] = self._mean(key).repeat(rows)[column : column + out.numel() - done]
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        if key not in self._infos:
+            self._original.read_bytes_into(key, start, view)
+            return
+        dtype = torch_dtype(self.info(key).dtype)
+        values = torch.empty(len(view) // dtype.itemsize, dtype=dtype)
+        self.read_into(key, start // dtype.itemsize, values)
+        view[:] = byte_view(values)
+
+    def region(self, key: str) -> FileRegion | None:
+        if key not in self._infos:
+            return self._original.region(key)
+        region, row = self._original.region(key), self._table.start
+        if region is None or row is None:
+            return None
+        itemsize = torch_dtype(self.info(key).dtype).itemsize
+        return region._replace(offset=region.offset + row * self._width(key) * itemsize)
+
+    def _info_of(self, key: str) -> TensorInfo:
+        """The dtype and the new shape of a key, once it is seen that all rows are there."""
+        own = self._original.info(key)
+        dtypes = []
+        for number in {0, *self._table.ends}:
+            model = self._models[number]
+            if key not in model:
+                raise CheckpointError(
+                    f"take_rows: rows of {self.name} come from {model.name}, which has no '{key}'."
+                )
+            info, end = model.info(key), self._table.ends.get(number, 0)
+            if info.shape[1:] != own.shape[1:]:
+                raise CheckpointError(
+                    f"take_rows: '{key}' is {list(own.shape)} in {self.name} and {list(info.shape)} in "
+                    f"{model.name}. Rows of one size are moved."
+                )
+            if end > info.shape[0]:
+                raise CheckpointError(
+                    f"take_rows: row {end - 1} of '{key}' is asked for, and {model.name} has "
+                    f"{info.shape[0]}, numbered from 0."
+                )
+            if not is_arithmetic(info.dtype):
+                raise CheckpointError(
+                    f"take_rows: '{key}' of {model.name} is {info.dtype}. Rows of floating point are moved."
+                )
+            dtypes.append(torch_dtype(info.dtype))
+        dtype = dtype_name(reduce(torch.promote_types, dtypes))
+        shape = (self._table.total, *own.shape[1:])
+        return TensorInfo(dtype, shape, 0, stored_bytes(dtype, shape))
+
+    def _width(self, key: str) -> int:
+        """How many elements a row has."""
+        return math.prod(self._infos[key].shape[1:])
+
+    def _pieces(self, start: int, out: torch.Tensor, width: int) -> Iterator[tuple[Run, int, torch.Tensor]]:
+        """The parts of a tile that lie in one run each, with the number of the first element in the run."""
+        end = start + out.numel()
+        for run in self._table.between(start // width, math.ceil(end / width)):
+            first, last = max(start, run.at * width), min(end, run.end * width)
+            yield run, first - run.at * width, out[first - start : last - start]
+
+    def _fill(self, key: str, run: Run, offset: int, piece: torch.Tensor) -> None:
+        """Read a part of a run: zeros, rows of a model, or the mean of rows."""
+        width = self._width(key)
+        parts = [(self._models[model], row * width + offset) for model, row in run.origins]
+        if not parts:
+            piece.zero_()
+        elif len(parts) == 1:
+            _read(*parts[0], key, piece)
+        else:
+            total = torch.zeros(piece.numel(), dtype=torch.float64)
+            values = torch.empty_like(total)
+            for model, first in parts:
+                _read(model, first, key, values)
+                total += values
+            piece.copy_(round_to(total / len(parts), piece.dtype))
+
+    def _mean(self, key: str) -> torch.Tensor:
+        """The mean of all rows before the padding, found once."""
+        with self._lock:
+            if key not in self._means:
+                self._means[key] = self._mean_of_rows(key)
+            return self._means[key]
+
+    def _mean_of_rows(self, key: str) -> torch.Tensor:
+        width, dtype = self._width(key), torch_dtype(self.info(key).dtype)
+        total = torch.zeros(width, dtype=torch.float64)
+        step = max(1, _CHUNK // width)
+        for row in range(0, self._table.count, step):
+            rows = torch.empty(min(step, self._table.count - row) * width, dtype=dtype)
+            self.read_into(key, row * width, rows)
+            total += rows.view(-1, width).double().sum(0)
+        return round_to(total / self._table.count, dtype)
+
+
+def _read(model: Source, start: int, key: str, out: torch.Tensor) -> None:
+    """Read elements of a model into a tensor of another dtype, too."""
+    dtype = torch_dtype(model.info(key).dtype)
+    values = out if dtype == out.dtype else torch.empty(out.numel(), dtype=dtype)
+    model.read_into(key, start, values)
+    if values is not out:
+        out.copy_(round_to(values, out.dtype))
