@@ -6,6 +6,7 @@ It runs in mergekit's own environment. tests/mergekit compares ours with the fil
 import importlib.metadata
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -19,14 +20,31 @@ from parity.mergekit_tokens import TOKEN_CONFIGS, write_token_models
 
 
 def merged(config: str, output: Path) -> Path:
-    """The folder that `mergekit-yaml` makes of a configuration."""
+    """The folder that mergekit makes of a configuration.
+
+    Of several documents it is that of the one without a name; the others are made before it, as folders of
+    the current one, which is what `mergekit-multi` does. Its own command fails on them in 0.1.5: pydantic
+    finds a circular reference in what it passes on.
+    """
     from mergekit.config import MergeConfiguration
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
-    configuration = MergeConfiguration.model_validate(yaml.safe_load(config))
-    run_merge(configuration, str(output), MergeOptions(quiet=True, write_model_card=False))
+    remaining = list(yaml.safe_load_all(config))
+    while remaining:
+        names = {document.get("name") for document in remaining}
+        ready = next(d for d in remaining if not names & set(strings_in(d)) - {d.get("name")})
+        remaining.remove(ready)
+        name = ready.pop("name", None)
+        path = Path(name) if name else output
+        configuration = MergeConfiguration.model_validate(ready)
+        run_merge(configuration, str(path), MergeOptions(quiet=True, write_model_card=False))
     return output
+
+
+def strings_in(document: object) -> list[str]:
+    """All strings in a document."""
+    return re.findall('"([^"]+)"', json.dumps(document))
 
 
 def write_golden(golden: Path, configs: Mapping[str, str], write: Callable[[Path], None]) -> None:

@@ -260,6 +260,54 @@ slices:
       - {model: a, layer_range: [2, 4], parameters: {weight: [{filter: layers.2., value: 3}, {value: 1}]}}
       - {model: b, layer_range: [0, 2], parameters: {weight: [{filter: layers.2., value: 3}, {value: 1}]}}
 """,
+    "documents": """\
+name: one
+merge_method: slerp
+base_model: base
+models: [{model: a}]
+parameters: {t: [0.2, 0.7]}
+---
+merge_method: ties
+base_model: base
+models: [{model: one}, {model: two}, {model: a}]
+parameters: {weight: 0.6, density: 0.8}
+---
+name: two
+merge_method: linear
+models: [{model: one, parameters: {weight: 1}}, {model: b, parameters: {weight: [0, 2]}}]
+""",
+    "documents in bfloat16": """\
+name: half
+merge_method: linear
+models: [{model: a}, {model: b}]
+parameters: {weight: 1}
+dtype: float32
+out_dtype: bfloat16
+---
+merge_method: task_arithmetic
+base_model: half
+models: [{model: half}, {model: base16}]
+parameters: {weight: 0.5}
+dtype: float32
+""",
+    "documents with slices": """\
+name: deep
+merge_method: passthrough
+slices:
+  - sources: [{model: a, layer_range: [0, 3]}]
+  - sources: [{model: b, layer_range: [1, 4]}]
+---
+merge_method: passthrough
+name: deeper
+slices:
+  - sources: [{model: b, layer_range: [0, 2]}]
+  - sources: [{model: a, layer_range: [0, 4]}]
+---
+merge_method: slerp
+base_model: deep
+models: [{model: deeper}]
+parameters: {t: [0.1, 0.9]}
+""",
     "the tokenizer of the base": _of_experts("ties", *DENSE) + "tokenizer_source: base\n",
 }
 """Each configuration by its name; their models are folders in the current one."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.graph.nodes import Node
-from mecha_exp.mergekit.documents import load_document, paths_of
+from mecha_exp.mergekit.documents import paths_in
 from mecha_exp.mergekit.recipe import Merge, read_merge
 from mecha_exp.recipe import build_recipe, deserialize_path, parameters_of
 from mecha_exp.recipe.files import fill_from_files, find_recipe
@@ -45,7 +45,7 @@ def merge_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Mer
         MechaError: as `from_mergekit` raises it.
     """
     path = find_recipe(Path(config["recipe"][MERGEKIT]), folders)
-    given = {name: _value_at(config, name) for name in paths_of(load_document(path))}
+    given = {name: _value_at(config, name) for name in paths_in(path)}
     offline = bool((config.get("hub") or {}).get("offline", True))
     return read_merge(path, {name: v for name, v in given.items() if v is not None}, folders, offline)
 
@@ -65,7 +65,7 @@ def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:
         RecipeError: everything that is wrong with the recipe.
     """
     if _is_of_mergekit(recipe):
-        return set(paths_of(load_document(find_recipe(Path(recipe[MERGEKIT]), folders))))
+        return set(paths_in(find_recipe(Path(recipe[MERGEKIT]), folders)))
     return {parameter.name for parameter in parameters_of(_built(recipe, folders))}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from mecha_exp.errors import ConfigError, brief, did_you_mean
 from mecha_exp.mergekit.methods import METHODS, NO_EFFECT
+from mecha_exp.mergekit.reading import Configuration
 
 _FREE = ("merge_method", "base_model", "dtype", "out_dtype", "chat_template")
 _FIXED = ("name", "tokenizer")
@@ -38,19 +40,84 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
     return documents
 
 
-def load_document(path: Path) -> dict[str, Any]:
-    """Read a YAML file of one document.
+def by_name(documents: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The documents of a file by the names that they give their merges; the output may have none, and is "".
 
     Raises:
-        ConfigError: as `load_documents`; or there are several documents.
+        ConfigError: two have one name, or more than one has none.
+    """
+    named: dict[str, Mapping[str, Any]] = {}
+    for document in documents:
+        name = str(document.get("name") or "")
+        if name in named:
+            who = f"two documents have the name {name!r}" if name else "two documents have no name"
+            raise ConfigError(f"{who}. Each merge that another one names has a 'name' of its own.")
+        named[name] = document
+    return named
+
+
+def in_order(configurations: Mapping[str, Configuration]) -> list[str]:
+    """The names of documents, each after those whose merges it names; the last is the output.
+
+    Raises:
+        ConfigError: documents name each other in a circle, or there are merges that no other names.
+    """
+    named = {
+        name: [r.path for r in configuration.references if r.path in configurations]
+        for name, configuration in configurations.items()
+    }
+    used = {other for others in named.values() for other in others}
+    last = [name for name in named if name not in used]
+    if len(last) > 1:
+        listed = ", ".join(repr(name) if name else "one without a name" for name in last)
+        raise ConfigError(
+            f"no document names the merges of {len(last)} documents: {listed}. One of them is the output; "
+            "put the others into files of their own."
+        )
+    try:
+        return list(TopologicalSorter(named).static_order())
+    except CycleError as error:
+        raise ConfigError(
+            f"the documents name each other in a circle: {' -> '.join(error.args[1])}."
+        ) from None
+
+
+def paths_in(path: Path) -> list[str]:
+    """The dotted paths of all values in a file, as `paths_of`; those of a document with a name begin with it.
+
+    Raises:
+        ConfigError: as `load_documents`.
     """
     documents = load_documents(path)
-    if len(documents) > 1:
-        raise ConfigError(
-            f"{path} has {len(documents)} documents, and one recipe is asked for. Put each into a file of "
-            "its own, merge those that others name first, and name their outputs."
-        )
-    return documents[0]
+    if len(documents) == 1:
+        return paths_of(documents[0])
+    return [
+        f"{name}.{value}" if name else value
+        for name, document in by_name(documents).items()
+        for value in paths_of(document)
+    ]
+
+
+def values_by_document(
+    named: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The values for each document, by their paths in it.
+
+    Args:
+        named: the documents by name.
+        values: by dotted path, which begins with the name of a document that has one.
+
+    Raises:
+        ConfigError: a path begins with the name of none of them.
+    """
+    own: dict[str, dict[str, Any]] = {name: {} for name in named}
+    for path, value in values.items():
+        name = next((name for name in named if name and path.startswith(f"{name}.")), "")
+        if name not in own:
+            known = ", ".join(map(repr, named))
+            raise ConfigError(f"{path}: begins with the name of no document. There are {known}.")
+        own[name][path.removeprefix(f"{name}.") if name else path] = value
+    return own
 
 
 def paths_of(config: Mapping[str, Any]) -> list[str]:

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import operator
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mecha_exp.architectures.lora import LORA_DELTA
-from mecha_exp.checkpoint import dtype_name, is_arithmetic, torch_dtype
+from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems
-from mecha_exp.graph.nodes import ModelNode, Node, call, models_of
-from mecha_exp.mergekit.documents import load_document, with_values
-from mecha_exp.mergekit.methods import IGNORED, OTHER, Arguments, Values
-from mecha_exp.mergekit.reading import Configuration, Slice, read_configuration
+from mecha_exp.graph.nodes import Node
+from mecha_exp.mergekit.documents import by_name, in_order, load_documents, values_by_document, with_values
+from mecha_exp.mergekit.reading import Configuration, read_configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
-from mecha_exp.mergekit.settings import Setting, first_value
+from mecha_exp.mergekit.slice_node import SliceBuilder
 from mecha_exp.mergekit.slices import spans_of
 from mecha_exp.mergekit.tokenizers import tokenizer_files_of
-from mecha_exp.mergekit.vocabulary import RowsOf, Vocabulary
+from mecha_exp.mergekit.vocabulary import Vocabulary
 from mecha_exp.sources import search_path
-from mecha_exp.sources.layers import NONE, Layers, Span, renamed_keys
 
 
 @dataclass(frozen=True)
@@ -37,10 +30,30 @@ class Merge:
     Attributes:
         recipe: its graph.
         small_files: the tokenizer's files that the output does not have from its first input; see `Job`.
+        first: its first input, whose config.json the output gets; None of other recipes.
+        slices: what it is made of.
     """
 
     recipe: Node
     small_files: Mapping[str, Path | bytes | None]
+    first: StoredModel | None = None
+    slices: Sequence[SliceBuilder] = ()
+
+    def as_model(self, name: str) -> StoredModel:
+        """The merge as an input of another: its graph, rounded to the dtype in which it would be written.
+
+        Raises:
+            ConfigError: its keys would be written in several dtypes.
+        """
+        assert self.first is not None
+        infos = {key: info for part in reversed(self.slices) for key, info in part.infos().items()}
+        dtypes = sorted({info.dtype for info in infos.values() if is_arithmetic(info.dtype)})
+        if len(dtypes) > 1:
+            raise ConfigError(f"dtype: its keys have {' and '.join(dtypes)}. Say one of them: dtype: float32")
+        recipe = self.recipe
+        if dtypes and dtypes[0] not in ("F32", "F64"):
+            recipe = recipe.to(dtype=str(torch_dtype(dtypes[0])).removeprefix("torch."))
+        return StoredModel(name, self.first.path, infos, recipe=recipe, small_files=self.small_files)
 
 
 def from_mergekit(
@@ -54,12 +67,14 @@ def from_mergekit(
 
     Parameters are found in mergekit's precedence (input, slice, whole), with gradients over the layers and
     filters, and become values by key. Arithmetic is float32 whatever `dtype` says, which is the dtype of the
-    output. Only the headers of the models are read. A recipe has no place for a tokenizer or a chat template:
+    output. Only the headers of the models are read. Of several documents, which name each other's merges, it
+    is the one that no other names. A recipe has no place for a tokenizer or a chat template:
     `python -m mecha_exp merge CONFIG.yml OUTPUT` writes those that the configuration asks for.
 
     Args:
         config: the path of a YAML file, or its content.
-        values: what takes the place of values in it, by dotted path: `{"models.0.parameters.weight": 0.3}`.
+        values: what takes the place of values in it, by dotted path: `{"models.0.parameters.weight": 0.3}`;
+            the name of a document comes first, if it has one.
         model_dirs: where models are looked for, after the current folder.
         offline: whether models of the hub must be in its cache already.
 
@@ -82,223 +97,92 @@ def read_merge(
     if isinstance(config, Mapping):
         return build(read_configuration(with_values(config, values or {})), folders, offline)
     path = Path(config)
-    document = load_document(path)
+    documents = load_documents(path)
     try:
-        return read_merge(document, values, folders, offline)
+        if len(documents) == 1:
+            return read_merge(documents[0], values, folders, offline)
+        return _merge_of_documents(documents, values or {}, folders, offline)
     except MechaError as error:
         raise type(error)(f"{path}: {error}") from None
 
 
-def build(configuration: Configuration, folders: Sequence[Path], offline: bool) -> Merge:
-    """The merge of a configuration that is read."""
-    models = find_models(configuration.references, folders, offline)
+def _merge_of_documents(
+    documents: Sequence[Mapping[str, Any]], values: Mapping[str, Any], folders: Sequence[Path], offline: bool
+) -> Merge:
+    """The merge of the last of several documents, with the graphs of those that it names in their places."""
+    named = by_name(documents)
+    configurations = {}
+    for name, own in values_by_document(named, values).items():
+        with _of_document(name):
+            configurations[name] = read_configuration(with_values(named[name], own))
+    made: dict[str, StoredModel] = {}
+    *before, last = in_order(configurations)
+    for name in before:
+        with _of_document(name):
+            made[name] = build(configurations[name], folders, offline, made).as_model(name)
+    with _of_document(last):
+        return build(configurations[last], folders, offline, made)
+
+
+@contextmanager
+def _of_document(name: str) -> Iterator[None]:
+    """Name the document in errors."""
+    try:
+        yield
+    except MechaError as error:
+        raise type(error)(f"document {name!r}: {error}" if name else str(error)) from None
+
+
+def build(
+    configuration: Configuration,
+    folders: Sequence[Path],
+    offline: bool,
+    made: Mapping[str, StoredModel] | None = None,
+) -> Merge:
+    """The merge of a configuration that is read.
+
+    Args:
+        configuration: what is merged.
+        folders: where models are looked for.
+        offline: whether models of the hub must be in its cache already.
+        made: the merges of other documents, which it names as models.
+    """
+    models = find_models(configuration.references, folders, offline, made or {})
     spans = spans_of(configuration, models) if configuration.is_sliced else [{}]
     vocabulary = Vocabulary.of(configuration, models)
-    parts = [
-        _SliceBuilder(
-            configuration, part, models, span, vocabulary.rows_of(part, models) if vocabulary else {}
-        ).node()
+    slices = [
+        SliceBuilder(configuration, part, models, span, vocabulary)
         for part, span in zip(configuration.slices, spans, strict=True)
     ]
-    recipe = reduce(lambda above, below: above | below, parts)
+    recipe = reduce(lambda above, below: above | below, [part.node() for part in slices])
     if configuration.dtype is not None:
         recipe = recipe.to(dtype=configuration.dtype)
-    return Merge(recipe, tokenizer_files_of(configuration, models, vocabulary, models_of(recipe)[0]))
+    first = models[configuration.slices[0].inputs[0].reference]
+    return Merge(recipe, tokenizer_files_of(configuration, models, vocabulary, first), first, slices)
 
 
 def find_models(
-    references: Sequence[Reference], folders: Sequence[Path], offline: bool
+    references: Sequence[Reference],
+    folders: Sequence[Path],
+    offline: bool,
+    made: Mapping[str, StoredModel],
 ) -> dict[Reference, StoredModel]:
     """Find all models of a configuration, or raise one CheckpointError that names those that are missing."""
     searched = [*folders, *search_path.get_all()]
     models: dict[Reference, StoredModel] = {}
     problems = Problems()
     for reference in references:
+        if reference.path in made and reference.lora:
+            raise ConfigError(
+                f"{reference}: {reference.path} is a merge of this file, and an adapter is added to a model "
+                "that is read. Add it to the model that it was trained on."
+            )
+        if reference.path in made:
+            models[reference] = made[reference.path]
+            continue
         try:
             models[reference] = StoredModel.find(reference, searched, offline)
         except CheckpointError as error:
             problems.add(error)
     problems.raise_as(CheckpointError)
     return models
-
-
-@dataclass(frozen=True)
-class _SliceBuilder:
-    """Builds the node of the inputs that are merged with each other."""
-
-    configuration: Configuration
-    part: Slice
-    models: Mapping[Reference, StoredModel]
-    spans: Mapping[Reference, Span]
-    rows: Mapping[Reference, RowsOf]
-
-    def node(self) -> Node:
-        """The merge of the inputs, with every parameter as one value or as a value by key."""
-        method = self.configuration.method
-        base = None if method.base == IGNORED else self.part.base
-        others = [entry.reference for entry in self.part.inputs if entry.reference != base]
-        node = method.build(
-            self._leaf(base) if base else None, list(map(self._leaf, others)), self._arguments()
-        )
-        dtype = None if self.configuration.dtype else self._common_dtype()
-        return node if dtype is None else node.to(dtype=dtype)
-
-    def _leaf(self, reference: Reference) -> Node:
-        """A model, or the layers and rows of it that the slice takes; with what its adapter adds to these."""
-        model, *deltas = self._parts(reference)
-        rows = self.rows.get(reference)
-        if rows is None or self._has_no_rest(reference):
-            return reduce(operator.add, [model, *deltas])
-        for each in (reference, *rows.others):
-            self.models[each].require_own_rows()
-        others = [self._parts(other)[0] for other in rows.others]
-        model = call("take_rows", model, *others, rows=str(rows.table))
-        return reduce(operator.add, [model, *(call("take_rows", d, rows=str(rows.own)) for d in deltas)])
-
-    def _parts(self, reference: Reference) -> list[Node]:
-        """A model and the difference that its adapter makes, or the layers of them."""
-        stored, span = self.models[reference], self.spans.get(reference)
-        model = ModelNode(stored.source)
-        parts: list[Node] = [model]
-        if stored.lora:
-            parts.append(call(LORA_DELTA, ModelNode(stored.lora), model))
-        if span is not None:
-            parts = [call("take_layers", part, **dataclasses.asdict(span)) for part in parts]
-        return parts
-
-    def _has_no_rest(self, reference: Reference) -> bool:
-        """Whether a slice takes layers of a model alone, without its embedding."""
-        return reference in self.spans and self.spans[reference].rest == NONE
-
-    def _arguments(self) -> Arguments:
-        """The hyperparameters of the call: one value each, or a mapping of selectors to values."""
-        settings = [setting for place in self._places(None) for setting in place.values()]
-        settings += [setting for entry in self.part.inputs for setting in entry.settings.values()]
-        if not any(setting.varies for setting in settings):
-            return self._at("", 0.0)
-        layers = self._layers(bool(self.spans) or any(setting.has_gradient for setting in settings))
-        keys = dict.fromkeys(key for names in self._names.values() for key in names)
-        by_key = {key: self._at(key, self._depth(key, layers)) for key in keys}
-        names = next(iter(by_key.values())).keys()
-        return {name: _by_key({key: each[name] for key, each in by_key.items()}, layers) for name in names}
-
-    @cached_property
-    def _names(self) -> Mapping[Reference, Mapping[str, str]]:
-        """By input the keys that it has in the output, each with its key in the model."""
-        names = {}
-        for reference in (entry.reference for entry in self.part.inputs):
-            model, span = self.models[reference], self.spans.get(reference)
-            whole = {key: key for key in model.infos}
-            names[reference] = (
-                renamed_keys(model.infos, model.layers, span, model.source) if span is not None else whole
-            )
-        return names
-
-    def _layers(self, are_needed: bool) -> Layers | None:
-        """The layers of the inputs, which have equally many."""
-        try:
-            layers = [self.models[entry.reference].layers for entry in self.part.inputs]
-        except CheckpointError:
-            if are_needed:
-                raise
-            return None
-        if are_needed and not self.spans and len(set(layers)) > 1:
-            counts = ", ".join(
-                f"{entry.reference} has {each.count}"
-                for entry, each in zip(self.part.inputs, layers, strict=True)
-            )
-            raise CheckpointError(f"{self.part.where}: the models differ in their layers: {counts}.")
-        return layers[0]
-
-    def _depth(self, key: str, layers: Layers | None) -> float:
-        """0 at the first layer, 1 at the last; as in mergekit 1 for a single one, and 0 outside of them."""
-        index = layers.index(key) if layers else None
-        if index is None or layers is None:
-            return 0.0
-        span = next(iter(self.spans.values()), Span(0, layers.count))
-        count = span.end - span.first
-        return (index - span.at) / (count - 1) if count > 1 else 1.0
-
-    def _at(self, key: str, depth: float) -> Arguments:
-        """The hyperparameters at a key."""
-        method = self.configuration.method
-        shared: dict[str, Any] = {}
-        each: dict[str, list[Any]] = {}
-        for name, parameter in method.parameters.items():
-            inputs = [
-                entry for entry in self.part.inputs if not self._is_exempt(entry.reference, parameter.scope)
-            ]
-            if parameter.scope == "shared":
-                shared[name] = self._value(name, None, key, depth)
-            else:
-                each[name] = [
-                    self._value(name, entry.settings, self._names[entry.reference].get(key, key), depth)
-                    for entry in inputs
-                ]
-        try:
-            return method.arguments(Values(shared, each))
-        except ConfigError as error:
-            at = f" (at the key '{key}')" if key else ""
-            raise ConfigError(f"{self.part.where}: {error}{at}") from None
-
-    def _is_exempt(self, reference: Reference, scope: str) -> bool:
-        """Whether an input is the base, and the parameter has no value for it."""
-        return scope == OTHER and reference == self.part.base
-
-    def _value(self, name: str, own: Mapping[str, Setting] | None, key: str, depth: float) -> Any:
-        parameter = self.configuration.method.parameters[name]
-        settings = [place[name] for place in self._places(own) if name in place]
-        value = first_value(settings, key, depth)
-        if value is None and parameter.default is None and not parameter.may_lack:
-            at = f" at the key '{key}'" if key and settings else ""
-            raise ConfigError(
-                f"{self.part.where}: {self.configuration.method_name} needs the parameter '{name}'{at}. Give "
-                f"it under the parameters of each model, or of the whole."
-            )
-        return parameter.default if value is None else value
-
-    def _places(self, own: Mapping[str, Setting] | None) -> Iterator[Mapping[str, Setting]]:
-        """Where a value is looked for, what is nearest to an input first."""
-        if own is not None:
-            yield own
-        yield self.part.settings
-        yield self.configuration.settings
-
-    def _common_dtype(self) -> str | None:
-        """The dtype that mergekit promotes inputs of different dtypes to; None where each key has one.
-
-        Raises:
-            ConfigError: keys would have different dtypes.
-        """
-        by_key: dict[str, set[torch.dtype]] = {}
-        for reference, names in self._names.items():
-            for key, original in names.items():
-                dtype = self.models[reference].infos[original].dtype
-                if is_arithmetic(dtype):
-                    by_key.setdefault(key, set()).add(torch_dtype(dtype))
-        if all(len(dtypes) == 1 for dtypes in by_key.values()):
-            return None
-        promoted = {reduce(torch.promote_types, dtypes) for dtypes in by_key.values()}
-        if len(promoted) > 1:
-            raise ConfigError(
-                "dtype: the models have several dtypes. Say that of the output: dtype: bfloat16"
-            )
-        return dtype_name(promoted.pop())
-
-
-def _by_key(values: Mapping[str, Any], layers: Layers | None) -> Any:
-    """One value, or a mapping of selectors to values: layers where all their keys agree, else keys."""
-    counts = Counter(map(repr, values.values()))
-    if len(counts) == 1:
-        return next(iter(values.values()))
-    most = counts.most_common(1)[0][0]
-    default = next(value for value in values.values() if repr(value) == most)
-    groups: dict[int | None, dict[str, Any]] = {}
-    for key, value in values.items():
-        groups.setdefault(layers.index(key) if layers else None, {})[key] = value
-    selected: dict[str, Any] = {}
-    for index, group in groups.items():
-        if layers and index is not None and len(set(map(repr, group.values()))) == 1:
-            group = {f"{layers.stack}{index}.*": next(iter(group.values()))}
-        selected |= {name: value for name, value in group.items() if repr(value) != most}
-    return {**selected, "default": default}

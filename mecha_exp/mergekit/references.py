@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from mecha_exp.checkpoint import TensorInfo, open_stored
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.errors import CheckpointError, ConfigError, brief, some
+from mecha_exp.graph.nodes import Node
 from mecha_exp.peft.config import config_of
 from mecha_exp.sources.layers import Layers
 from mecha_exp.sources.search import find_model
@@ -90,6 +91,8 @@ class StoredModel:
         infos: the dtype and the shape of every key.
         lora: the path of its adapter in a recipe; empty without one.
         lora_keys: those of its adapter.
+        recipe: its graph, where it is a merge that is not written.
+        small_files: the files that its folder would have in place of those of `path`; see `Job`.
     """
 
     source: str
@@ -97,6 +100,8 @@ class StoredModel:
     infos: Mapping[str, TensorInfo]
     lora: str = ""
     lora_keys: tuple[str, ...] = ()
+    recipe: Node | None = None
+    small_files: Mapping[str, Path | bytes | None] = field(default_factory=dict)
 
     @staticmethod
     def find(reference: Reference, folders: Sequence[Path], offline: bool) -> StoredModel:
@@ -120,8 +125,17 @@ class StoredModel:
             keys = tuple(opened.keys())
         return StoredModel(source, path, infos, lora, keys)
 
-    def require_own_rows(self) -> None:
-        """See that its adapter changes no rows of tokens; ConfigError where it does."""
+    def require_movable_rows(self) -> None:
+        """See that its rows of tokens can be moved.
+
+        Raises:
+            ConfigError: its adapter changes them, or it is a merge that is not written.
+        """
+        if self.recipe:
+            raise ConfigError(
+                f"tokenizer: rows of {self.source} would be moved, a merge of this file, and rows are moved "
+                "of models that are read. Give its own document the tokenizer, or merge it first, by itself."
+            )
         stems = {key.rpartition(".")[0] for key in VOCABULARY_KEYS}
         changed = [key for key in self.lora_keys if any(f".{stem}." in f".{key}." for stem in stems)]
         if changed:
@@ -133,7 +147,7 @@ class StoredModel:
     @cached_property
     def layers(self) -> Layers:
         """Its layers; CheckpointError where they cannot be told."""
-        return Layers.of(self.infos, self.source, self.path)
+        return Layers.of(self.infos, self.source, None if self.recipe else self.path)
 
 
 def _find(reference: Reference, folders: Sequence[Path], offline: bool) -> tuple[str, Path]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.mergekit.reading import Configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.vocabulary import Vocabulary
@@ -26,15 +25,15 @@ def tokenizer_files_of(
     configuration: Configuration,
     models: Mapping[Reference, StoredModel],
     vocabulary: Vocabulary | None,
-    first: ModelNode,
+    first: StoredModel,
 ) -> SmallFiles:
     """The files of the output's tokenizer that it does not have from its first input, by name.
 
     Raises:
         ConfigError: there is no tokenizer that a chat template could be given to.
     """
-    folder = next(model.path for model in models.values() if model.source == first.source)
-    files: dict[str, Path | bytes | None] = {}
+    folder = first.path
+    files: dict[str, Path | bytes | None] = dict(first.small_files)
     if vocabulary is not None:
         donor = models[vocabulary.donor].path
         files |= tokenizer_files(folder, donor)
@@ -42,7 +41,7 @@ def tokenizer_files_of(
             files |= dict.fromkeys(set(_OLDER) & files.keys())
             files[TOKENIZER] = _with_tokens(donor, vocabulary.added)
     if configuration.chat_template is not None:
-        files |= _with_template(files, folder, configuration.chat_template)
+        files = _with_template(files, folder, configuration.chat_template)
     return files
 
 
@@ -54,15 +53,19 @@ def _with_tokens(donor: Path, added: tuple[Mapping[str, Any], ...]) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _with_template(files: SmallFiles, folder: Path, template: str) -> SmallFiles:
+def _with_template(
+    files: Mapping[str, Path | bytes | None], folder: Path, template: str
+) -> dict[str, Path | bytes | None]:
     """The files that give a tokenizer a chat template."""
     folder = folder if folder.is_dir() else folder.parent
     settings = files.get(_TOKENIZER_CONFIG, folder / _TOKENIZER_CONFIG)
-    if not isinstance(settings, Path) or not settings.is_file():
+    content = settings.read_bytes() if isinstance(settings, Path) and settings.is_file() else settings
+    if not isinstance(content, bytes):
         raise ConfigError(f"chat_template: there is no {_TOKENIZER_CONFIG} beside the model in {folder}.")
-    content = json.loads(settings.read_bytes())
-    content.pop("chat_template", None)
+    config = json.loads(content)
+    config.pop("chat_template", None)
     return {
-        _TOKENIZER_CONFIG: (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode(),
+        **files,
+        _TOKENIZER_CONFIG: (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode(),
         CHAT_TEMPLATE: template.encode(),
     }

@@ -78,7 +78,7 @@ class Vocabulary:
         settings = configuration.tokenizer
         if settings is None:
             return None
-        tokenizers = {reference: require_tokenizer(model.path) for reference, model in models.items()}
+        tokenizers = {r: _tokenizer_of(r, model) for r, model in models.items()}
         base = configuration.base or configuration.slices[0].inputs[0].reference
         donor = base if isinstance(settings.source, str) else settings.source
         counts = {r: token_rows(model.infos, str(r)) for r, model in models.items()}
@@ -99,6 +99,11 @@ class Vocabulary:
     def padding(self) -> int:
         """How many rows follow the tokens."""
         return -len(self.tokens) % self.settings.multiple
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.tokens) + self.padding
 
     def rows_of(self, part: Slice, models: Mapping[Reference, StoredModel]) -> dict[Reference, RowsOf]:
         """The rows that each input of a slice gets; none for inputs whose rows stay as they are.
@@ -158,6 +163,17 @@ class Vocabulary:
         if not 0 <= row < self.counts[source.model]:
             raise ConfigError(f"{source.where}: {source.model} has no row for the token {wanted!r}.")
         return ((source.model, row),)
+
+
+def _tokenizer_of(reference: Reference, model: StoredModel) -> Tokenizer:
+    """The tokenizer of a model; ConfigError for one that is not written."""
+    folder = model.path if model.path.is_dir() else model.path.parent
+    if any(content != folder / name for name, content in model.small_files.items()):
+        raise ConfigError(
+            f"tokenizer: {reference}, a merge of this file, has a tokenizer that is not written. Put that "
+            "merge into a file of its own, and merge it first."
+        )
+    return require_tokenizer(model.path)
 
 
 def _numbers(tokenizer: Tokenizer, count: int) -> dict[str, int]:

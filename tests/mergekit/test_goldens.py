@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 
 from mecha_exp import from_mergekit, merge
@@ -27,7 +26,9 @@ def test_every_configuration_has_its_golden():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_output_is_that_of_mergekit(name: str, here: Path):
-    merged = merge(from_mergekit(yaml.safe_load(CONFIGS[name])))
+    (here / "config.yml").write_text(CONFIGS[name])
+
+    merged = merge(from_mergekit("config.yml"))
 
     golden = expected(name)
     assert merged.keys() == golden.keys()
@@ -42,7 +43,8 @@ def test_the_number_of_layers_is_that_of_mergekit(name: str, here: Path):
     with safe_open(GOLDEN, framework="pt") as golden:
         facts = json.loads(golden.metadata()["configs"])[name]
 
-    merge(from_mergekit(yaml.safe_load(CONFIGS[name])), here / "merged")
+    (here / "config.yml").write_text(CONFIGS[name])
+    merge(from_mergekit("config.yml"), here / "merged")
 
     content = json.loads((here / "merged" / "config.json").read_text())
     assert content["num_hidden_layers"] == facts["num_hidden_layers"]
