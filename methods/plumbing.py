@@ -108,6 +108,22 @@ def take_rows(
     raise RecipeError("take_rows: takes rows of models that are read, not of a merge. Merge the rows.")
 
 
+@merge_method
+def rename_keys(
+    a: Parameter(StateDict[T]),
+    rules: Parameter(str, help="such as `layers.*.mlp.* -> layers.*.experts.0.*`"),
+) -> Return(T):
+    """A model under other keys, by rules `OLD -> NEW` between commas; the first about a key decides.
+
+    A `*` stands for any text, which goes to the `*` of the same place in the new key. Keys that no rule is
+    about, or whose new name is empty, are left out. They are read in place: nothing is copied. `a` is a model
+    that is read. Source: this project.
+    """
+    raise RecipeError(
+        "rename_keys: renames keys of a model that is read, not of a merge. Rename them before."
+    )
+
+
 @merge_method(elementwise=True)
 def cast(
     a: Parameter(Tensor),

@@ -1,4 +1,4 @@
-"""Write what mergekit makes of the configurations: `python -m parity.mergekit FILE FILE_OF_TOKENS`.
+"""Write what mergekit makes of the configurations: `python -m parity.mergekit FILE TOKENS MIXTURES`.
 
 It runs in mergekit's own environment. tests/mergekit compares ours with the files.
 """
@@ -16,6 +16,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from parity.mergekit_configs import CONFIGS, write_models
+from parity.mergekit_mixtures import MIXTURE_CONFIGS, write_mixture_models
 from parity.mergekit_tokens import TOKEN_CONFIGS, write_token_models
 
 
@@ -31,6 +32,8 @@ def merged(config: str, output: Path) -> Path:
     from mergekit.options import MergeOptions
 
     remaining = list(yaml.safe_load_all(config))
+    if "experts" in remaining[0]:
+        return mixture(remaining[0], output)
     while remaining:
         names = {document.get("name") for document in remaining}
         ready = next(d for d in remaining if not names & set(strings_in(d)) - {d.get("name")})
@@ -39,6 +42,17 @@ def merged(config: str, output: Path) -> Path:
         path = Path(name) if name else output
         configuration = MergeConfiguration.model_validate(ready)
         run_merge(configuration, str(path), MergeOptions(quiet=True, write_model_card=False))
+    return output
+
+
+def mixture(config: object, output: Path) -> Path:
+    """The folder that `mergekit-moe` makes of a configuration."""
+    from mergekit.moe.config import MoEMergeConfig
+    from mergekit.options import MergeOptions
+    from mergekit.scripts.moe import build
+
+    output.mkdir(parents=True)
+    build(MoEMergeConfig.model_validate(config), str(output), MergeOptions(), device="cpu")
     return output
 
 
@@ -75,14 +89,16 @@ def facts_of(output: Path) -> dict[str, object]:
     facts = {word: content[word] for word in ("num_hidden_layers", "vocab_size")}
     tokenizer = json.loads((output / "tokenizer.json").read_text())
     numbers = {**tokenizer["model"]["vocab"], **{e["content"]: e["id"] for e in tokenizer["added_tokens"]}}
+    facts |= {word: content[word] for word in content if "expert" in word or word == "model_type"}
     return {**facts, "tokens": sorted(numbers, key=numbers.__getitem__)}
 
 
-def main(golden: str, golden_of_tokens: str) -> None:
-    """Write both files."""
-    files = [Path(golden).resolve(), Path(golden_of_tokens).resolve()]
-    write_golden(files[0], CONFIGS, write_models)
-    write_golden(files[1], TOKEN_CONFIGS, write_token_models)
+def main(*paths: str) -> None:
+    """Write the three files."""
+    configs, tokens, mixtures = (Path(path).resolve() for path in paths)
+    write_golden(configs, CONFIGS, write_models)
+    write_golden(tokens, TOKEN_CONFIGS, write_token_models)
+    write_golden(mixtures, MIXTURE_CONFIGS, write_mixture_models)
 
 
 if __name__ == "__main__":

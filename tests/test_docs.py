@@ -34,6 +34,18 @@ def blocks(language: str, *marks: pytest.MarkDecorator) -> list[object]:
     ]
 
 
+def save_llama(folder: Path) -> None:
+    """A Llama of one layer."""
+    folder.mkdir()
+    layer = "model.layers.0"
+    names = [f"{layer}.self_attn.{name}_proj.weight" for name in "qkvo"]
+    names += [f"{layer}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
+    save_file({name: torch.randn(4, 4) for name in names}, folder / "model.safetensors")
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 4)
+    config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 1, **sizes}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The models, adapters and configurations of mergekit that the examples name, in the current folder."""
@@ -54,6 +66,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         vocabulary = {token: number for number, token in enumerate(tokens)}
         (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
         (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": len(tokens)}))
+    for name in ("llama_a", "llama_b"):
+        save_llama(tmp_path / name)
     page = (REPOSITORY / "docs" / "mergekit.md").read_text(encoding="utf-8")
     for match in BLOCK.finditer(page):
         if match[1] == "yaml":

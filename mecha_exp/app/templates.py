@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.graph.nodes import Node
+from mecha_exp.errors import ConfigError
+from mecha_exp.graph.nodes import InMemory, Node, models_of
 from mecha_exp.mergekit.documents import paths_in
 from mecha_exp.mergekit.recipe import Merge, read_merge
 from mecha_exp.recipe import build_recipe, deserialize_path, parameters_of
@@ -42,12 +43,18 @@ def merge_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Mer
     """The merge of a configuration of mergekit, with the values that are given for its dotted paths.
 
     Raises:
-        MechaError: as `from_mergekit` raises it.
+        MechaError: as `from_mergekit` raises it; or it is a mixture of experts, which has no signature.
     """
     path = find_recipe(Path(config["recipe"][MERGEKIT]), folders)
     given = {name: _value_at(config, name) for name in paths_in(path)}
     offline = bool((config.get("hub") or {}).get("offline", True))
-    return read_merge(path, {name: v for name, v in given.items() if v is not None}, folders, offline)
+    merge = read_merge(path, {name: v for name, v in given.items() if v is not None}, folders, offline)
+    if any(isinstance(model.source, InMemory) for model in models_of(merge.recipe)):
+        raise ConfigError(
+            f"{path} is a mixture of experts, whose gates are made in memory, so that a run could not be "
+            f"found again by its inputs. Merge it by itself: python -m mecha_exp merge {path} OUTPUT"
+        )
+    return merge
 
 
 def small_files_of(config: Mapping[str, Any], folders: Sequence[Path]) -> Mapping[str, Path | bytes | None]:

@@ -54,9 +54,12 @@ class Template:
     def fits(self, tensors: Layout) -> bool:
         """Whether the template has at least half of these keys, so that both have one format.
 
-        Where layers are stacked there may be many more of them.
+        Where layers are stacked there may be many more of them, and a config.json of its own says what the
+        model is.
         """
-        return bool(self.entries) or 2 * len(tensors.keys() & self.tensors.keys()) >= len(tensors)
+        if self.entries or CONFIG in self.replaced:
+            return True
+        return 2 * len(tensors.keys() & self.tensors.keys()) >= len(tensors)
 
 
 @dataclass(frozen=True)

@@ -55,5 +55,7 @@ def _plan_of_file(options: argparse.Namespace) -> int:
     engine = engine_options(options)
     with plan([Job(recipe, {})], engine) as planned:
         files = {model: source.path for model, source in planned.inputs.items() if source.path}
-        show_plan(planned, list(input_names(files).values()), {}, "The verb merge does it.")
+        names = input_names(files)
+        listed = [names.get(model, source.name) for model, source in planned.inputs.items()]
+        show_plan(planned, listed, {}, "The verb merge does it.")
     return 0

@@ -220,8 +220,8 @@ def _check_words(config: Mapping[str, Any]) -> None:
     """See that the words of a configuration are known, and say which are left out on purpose."""
     if any(word in config for word in _OF_MIXTURES):
         raise ConfigError(
-            "this is a configuration for a mixture of experts (mergekit-moe), which is not made here. Merge "
-            "the experts into one model, or use mergekit-moe."
+            "this has words of a mixture of experts (mergekit-moe), whose configuration has a file of its "
+            "own, with 'experts' and 'base_model'."
         )
     if config.get("modules") is not None:
         raise ConfigError(

@@ -14,6 +14,8 @@ from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems
 from mecha_exp.graph.nodes import Node
 from mecha_exp.mergekit.documents import by_name, in_order, load_documents, values_by_document, with_values
+from mecha_exp.mergekit.mixtures.reading import Mixture, is_mixture, read_mixture
+from mecha_exp.mergekit.mixtures.recipe import mixture_recipe
 from mecha_exp.mergekit.reading import Configuration, read_configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.slice_node import SliceBuilder
@@ -94,6 +96,8 @@ def read_merge(
     offline: bool = True,
 ) -> Merge:
     """The merge of a configuration; arguments and errors as of `from_mergekit`."""
+    if isinstance(config, Mapping) and is_mixture(config):
+        return _build_mixture(read_mixture(with_values(config, values or {})), folders, offline)
     if isinstance(config, Mapping):
         return build(read_configuration(with_values(config, values or {})), folders, offline)
     path = Path(config)
@@ -131,6 +135,12 @@ def _of_document(name: str) -> Iterator[None]:
         yield
     except MechaError as error:
         raise type(error)(f"document {name!r}: {error}" if name else str(error)) from None
+
+
+def _build_mixture(mixture: Mixture, folders: Sequence[Path], offline: bool) -> Merge:
+    """The merge of dense models into one of experts."""
+    models = find_models(mixture.references, folders, offline, {})
+    return Merge(*mixture_recipe(mixture, models))
 
 
 def build(

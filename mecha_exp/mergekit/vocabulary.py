@@ -15,8 +15,8 @@ from mecha_exp.mergekit.reading import Configuration, Slice
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.tokenizer_settings import UNION, TokenizerSettings, TokenSource
 from mecha_exp.recipe.tokens import require_tokenizer, token_rows
-from mecha_exp.sources.rows.table import RowTable
 from mecha_exp.sources.tokenizer import Tokenizer
+from mecha_exp.sources.views.row_table import RowTable
 from mecha_exp.sources.vocabulary import has_token_rows
 
 Rows: TypeAlias = "tuple[tuple[Reference, int], ...]"

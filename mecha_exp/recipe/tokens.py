@@ -9,10 +9,10 @@ from pathlib import Path
 from mecha_exp.checkpoint import TensorInfo, open_stored
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.graph.nodes import ModelNode, Node, call
-from mecha_exp.sources.rows.table import Origins, RowTable
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import infos_of
 from mecha_exp.sources.tokenizer import TOKENIZER, Tokenizer
+from mecha_exp.sources.views.row_table import Origins, RowTable
 from mecha_exp.sources.vocabulary import has_token_rows
 
 

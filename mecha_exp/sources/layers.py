@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mecha_exp.architectures.anatomy import side_of
-from mecha_exp.checkpoint import TensorInfo
-from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError, some
-from mecha_exp.sources.source import Source, SourceView
+from mecha_exp.sources.source import RenamedSource, Source
 
 ALL, NONE, BEFORE, AFTER = "all", "none", "before", "after"
 """Which keys outside the layers a view has."""
@@ -95,7 +91,7 @@ class Span:
     rest: str = NONE
 
 
-class LayersSource(SourceView):
+class LayersSource(RenamedSource):
     """A source that has some of the layers of another one, renumbered. Nothing is copied.
 
     Attributes:
@@ -113,7 +109,6 @@ class LayersSource(SourceView):
     """
 
     def __init__(self, original: Source, span: Span, keys: Collection[str] | None = None) -> None:
-        super().__init__(original)
         keys = original.keys() if keys is None else keys
         self.layers = Layers.of(keys, original.name, original.path)
         self.span = span
@@ -122,22 +117,7 @@ class LayersSource(SourceView):
                 f"{original.name}: layers {span.first} to {span.end - 1} are asked for, and it has "
                 f"{self.layers.count}, numbered from 0."
             )
-        self._original_keys = renamed_keys(keys, self.layers, span, original.name)
-
-    def keys(self) -> Collection[str]:
-        return self._original_keys.keys()
-
-    def info(self, key: str) -> TensorInfo:
-        return self._original.info(self._original_keys[key])
-
-    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
-        self._original.read_into(self._original_keys[key], start, out)
-
-    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
-        self._original.read_bytes_into(self._original_keys[key], start, view)
-
-    def region(self, key: str) -> FileRegion | None:
-        return self._original.region(self._original_keys[key])
+        super().__init__(original, renamed_keys(keys, self.layers, span, original.name))
 
 
 def renamed_keys(keys: Iterable[str], layers: Layers, span: Span, name: str) -> dict[str, str]:

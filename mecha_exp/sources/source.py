@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+
+import torch
 
 from mecha_exp.checkpoint import StateDictSource, TensorInfo
 from mecha_exp.checkpoint.positional import FileRegion
@@ -43,3 +45,31 @@ class SourceView(StateDictSource):
 
     def close(self) -> None:
         self._original.close()
+
+
+class RenamedSource(SourceView):
+    """Another source under other keys. Nothing is copied.
+
+    Args:
+        original: the source to read.
+        original_keys: each key with its key in the original.
+    """
+
+    def __init__(self, original: Source, original_keys: Mapping[str, str]) -> None:
+        super().__init__(original)
+        self._original_keys = original_keys
+
+    def keys(self) -> Collection[str]:
+        return self._original_keys.keys()
+
+    def info(self, key: str) -> TensorInfo:
+        return self._original.info(self._original_keys[key])
+
+    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
+        self._original.read_into(self._original_keys[key], start, out)
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        self._original.read_bytes_into(self._original_keys[key], start, view)
+
+    def region(self, key: str) -> FileRegion | None:
+        return self._original.region(self._original_keys[key])

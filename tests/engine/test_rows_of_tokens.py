@@ -26,7 +26,7 @@ from mecha_exp import (
     weighted_sum,
 )
 from mecha_exp.method_api.registry import resolve_method
-from mecha_exp.sources.rows.table import RowTable
+from mecha_exp.sources.views.row_table import RowTable
 
 take_rows = resolve_method("take_rows")
 

@@ -130,8 +130,8 @@ def said(config: str, **options: object) -> str:
             "chat_template: 'chatml' is a name, and only templates as text are read",
         ),
         (
-            "base_model: base\ngate_mode: random\nexperts: []",
-            "a mixture of experts (mergekit-moe), which is not made",
+            "base_model: base\ngate_mode: random",
+            "this has words of a mixture of experts (mergekit-moe), whose configuration has a file of its",
         ),
         (
             "merge_method: ties\nmodules: {text: {}}",

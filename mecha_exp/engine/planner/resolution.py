@@ -13,7 +13,7 @@ from mecha_exp.architectures import resolve, views
 from mecha_exp.conversion.formats import FormatConversion
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion, adapter_conversion
-from mecha_exp.engine.planner.vocabulary import TAKE_ROWS
+from mecha_exp.engine.planner.vocabulary import RENAME_KEYS, TAKE_ROWS
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.graph.rewrite import rewrite
@@ -23,10 +23,11 @@ from mecha_exp.peft.recipes import adapter_call
 from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.layers import LayersSource, Span
 from mecha_exp.sources.lora import AdapterSource, DeltaSource
-from mecha_exp.sources.rows.table import RowTable
-from mecha_exp.sources.rows.view import RowsSource
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.statistics import FISHER, GRAM, StatisticsSource, fingerprint
+from mecha_exp.sources.views.names import in_other_names
+from mecha_exp.sources.views.row_table import RowTable
+from mecha_exp.sources.views.rows import RowsSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,8 @@ class ModelView(ModelNode):
         declared: the config that was declared for the file.
         span: the layers that are taken.
         rows: where the rows of its tokens are taken from, as `RowTable` writes it.
-        row_models: the models of these rows, the one that is read first.
+        names: the rules by which its keys are renamed.
+        of: the models, or views of them, that are read so.
         statistic: the kind of statistics of a model on data that are read.
         base: the model that an adapter of PEFT is a difference to.
     """
@@ -47,12 +49,13 @@ class ModelView(ModelNode):
     declared: str | None = None
     span: Span | None = None
     rows: str | None = None
-    row_models: tuple[ModelNode, ...] = ()
+    names: str | None = None
+    of: tuple[ModelNode, ...] = ()
     statistic: str | None = None
     base: ModelNode | None = None
 
     def identity(self) -> tuple[Any, ...]:
-        taken = (self.span, self.rows, self.row_models)
+        taken = (self.span, self.rows, self.names, self.of)
         return (*super().identity(), self.adapter, self.declared, *taken, self.statistic, self.base)
 
 
@@ -201,13 +204,14 @@ class _Resolver:
             return self._some_layers(node, span)
         if method.identifier == TAKE_ROWS:
             return self._some_rows(node)
+        if method.identifier == RENAME_KEYS:
+            return self._renamed(node)
         return self._with_deltas(node) if isinstance(method, AdapterConversion) else node
 
     def _some_layers(self, node: MergeNode, span: Span) -> Node:
         """A view of some layers of a model."""
         (model,) = (child for child in node.children if isinstance(child, ModelNode))
-        base = model.base if isinstance(model, ModelView) else None
-        leaf = ModelView(model.source, model.space, None, declared=model.config, span=span, base=base)
+        leaf = _view_of(model, span=span)
         if leaf not in self._sources:
             source = self._sources[model]
             self._sources[leaf] = LayersSource(source, span, _all_keys(source))
@@ -220,16 +224,8 @@ class _Resolver:
         models = tuple(child for child in node.children if isinstance(child, ModelNode))
         if not isinstance(rows, LiteralNode) or len(models) < len(arguments["models"]):  # type: ignore[arg-type]
             return node
-        first, text = models[0], str(rows.value)
-        leaf = ModelView(
-            first.source,
-            first.space,
-            None,
-            declared=first.config,
-            rows=text,
-            row_models=models,
-            base=first.base if isinstance(first, ModelView) else None,
-        )
+        text = str(rows.value)
+        leaf = _view_of(*models, rows=text)
         if leaf not in self._sources:
             source, *donors = (self._sources[each] for each in models)
             table = RowTable.parse(text)
@@ -239,6 +235,17 @@ class _Resolver:
                     f"{len(models)} are given."
                 )
             self._sources[leaf] = RowsSource(source, table, donors, _all_keys(source))
+        return leaf
+
+    def _renamed(self, node: MergeNode) -> Node:
+        """A view of a model under other keys."""
+        model, rules = node.children
+        if not isinstance(model, ModelNode) or not isinstance(rules, LiteralNode):
+            return node
+        leaf = _view_of(model, names=str(rules.value))
+        if leaf not in self._sources:
+            source = self._sources[model]
+            self._sources[leaf] = in_other_names(source, str(rules.value), _all_keys(source))
         return leaf
 
     def _peft_deltas(self, adapter: ModelNode, base: ModelNode) -> Node:
@@ -285,6 +292,13 @@ class _Resolver:
         declared = resolve(model.config)  # the file may be only a part of a model
         names = {key: alias for alias, key in declared.aliases().items() if alias in source}
         return ConvertedSource(source, views(declared, conversion.target).named(names))
+
+
+def _view_of(*models: ModelNode, **how: Any) -> ModelView:
+    """A view of the first of some models, which says how they are read."""
+    first = models[0]
+    base = first.base if isinstance(first, ModelView) else None
+    return ModelView(first.source, first.space, None, declared=first.config, of=models, base=base, **how)
 
 
 def _all_keys(source: Source) -> Collection[str] | None:

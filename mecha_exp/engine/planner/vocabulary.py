@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems
-from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.tokenizer import Tokenizer
+from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.vocabulary import VocabularyView, has_token_rows
 
 Sources = Mapping[ModelNode, Source]
@@ -31,6 +32,9 @@ _TIED = {
 }
 """Tensors that may be missing, and those that then have the same values."""
 
+RENAME_KEYS = "rename_keys"
+"""The method that reads a model under other keys."""
+
 SHOWN_TOKENS = 3
 """How many tokens a message names."""
 
@@ -43,19 +47,44 @@ def unify_vocabularies(
 ) -> dict[ModelNode, Source]:
     """The inputs with one vocabulary, by the options `on_tied` and `resize_embeddings`.
 
-    Models whose rows a recipe takes by `take_rows` may have tokens and numbers of rows of their own.
+    Models whose rows a recipe takes by `take_rows` may have tokens and numbers of rows of their own, and
+    those whose rows it does not read at all, such as experts of a mixture, are left as they are.
 
     Raises:
         CheckpointError: the vocabularies differ, and the options make that an error.
     """
     problems = Problems()
     arranged = set(models_of(*rows_taken(recipes)))
+    unread = _without_tokens(recipes, sources)
+    read = {model: source for model, source in sources.items() if model not in unread}
     if options.on_tokens == "error":
-        problems.add_all(different_tokens({m: s for m, s in sources.items() if m not in arranged}))
-    untied = _unify_ties(sources, options, problems)
+        problems.add_all(different_tokens({m: s for m, s in read.items() if m not in arranged}))
+    untied = _unify_ties(read, options, problems)
     resized = _unify_sizes({m: s for m, s in untied.items() if m not in arranged}, options, problems)
     problems.raise_as(CheckpointError)
-    return untied | resized
+    return {**sources, **untied, **resized}
+
+
+def _without_tokens(recipes: Sequence[Node], sources: Sources) -> set[ModelNode]:
+    """The models of which recipes read other keys alone, by `rename_keys`."""
+    calls: dict[ModelNode, list[MergeNode]] = {}
+    for call in walk(*recipes):
+        for child in call.children if isinstance(call, MergeNode) else ():
+            if isinstance(child, ModelNode) and isinstance(call, MergeNode):
+                calls.setdefault(child, []).append(call)
+    return {
+        model
+        for model, source in sources.items()
+        if model in calls and not any(_reads_tokens(call, source) for call in calls[model])
+    }
+
+
+def _reads_tokens(call: MergeNode, source: Source) -> bool:
+    """Whether a call may read rows of tokens of a model."""
+    rules = dict(call.arguments).get("rules") if call.method.identifier == RENAME_KEYS else None
+    if not isinstance(rules, LiteralNode):
+        return True
+    return any(map(has_token_rows, in_other_names(source, str(rules.value)).keys()))
 
 
 def rows_taken(recipes: Sequence[Node]) -> list[MergeNode]:

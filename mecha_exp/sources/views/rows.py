@@ -19,8 +19,8 @@ from mecha_exp.checkpoint import (
 )
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.errors import CheckpointError
-from mecha_exp.sources.rows.table import RowTable, Run
 from mecha_exp.sources.source import Source, SourceView
+from mecha_exp.sources.views.row_table import RowTable, Run
 from mecha_exp.sources.vocabulary import has_token_rows
 
 _CHUNK = 1 << 18

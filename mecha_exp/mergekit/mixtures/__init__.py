@@ -1,0 +1,1 @@
+"""Dense models as the experts of one model: mergekit-moe's configurations."""

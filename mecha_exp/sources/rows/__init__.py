@@ -1,1 +1,0 @@
-"""Models whose rows of tokens are taken from other places: vocabularies by token, and not by number."""
