@@ -15,6 +15,9 @@ from mecha_exp.mergekit.tokenizer_settings import TokenizerSettings, read_tokeni
 WHOLE = (0, -1)
 """The layers of a model that is merged as a whole."""
 
+AUTO = "auto"
+"""The chat template that most models have."""
+
 _SECTIONS = ("models", "slices", "modules")
 _WORDS = (
     *_SECTIONS,
@@ -77,7 +80,7 @@ class Configuration:
         settings: the parameters for all slices.
         dtype: of the output; None is that of the inputs.
         tokenizer: what is said about the tokens of the output, or None.
-        chat_template: the template as text, or None.
+        chat_template: the template as text, `auto` for the one that most models have, or None.
         base: the base model of the whole configuration.
     """
 
@@ -273,9 +276,9 @@ def _output_dtype(config: Mapping[str, Any]) -> str | None:
 def _chat_template(config: Any) -> str | None:
     if config is None:
         return None
-    if not isinstance(config, str) or "{" not in config:
+    if not isinstance(config, str) or (config != AUTO and "{" not in config):
         raise ConfigError(
-            f"chat_template: {brief(config)} is a name, and only templates as text are read here. Give the "
-            "text of the template, in Jinja."
+            f"chat_template: {brief(config)} is a name, and only {AUTO} and templates as text are read here. "
+            "Give the text of the template, in Jinja."
         )
     return config

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.mergekit.reading import Configuration
+from mecha_exp.mergekit.reading import AUTO, Configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.vocabulary import Vocabulary
 from mecha_exp.sources.tokenizer import TOKENIZER, tokenizer_files
@@ -40,9 +40,34 @@ def tokenizer_files_of(
         if vocabulary.added:
             files |= dict.fromkeys(set(_OLDER) & files.keys())
             files[TOKENIZER] = _with_tokens(donor, vocabulary.added)
-    if configuration.chat_template is not None:
-        files = _with_template(files, folder, configuration.chat_template)
-    return files
+    template = configuration.chat_template
+    if template == AUTO:
+        template = _most_common_template(list(models.values()))
+    return files if template is None else _with_template(files, folder, template)
+
+
+def _most_common_template(models: Sequence[StoredModel]) -> str | None:
+    """The chat template that most models have, the first of equally many; None where none has one."""
+    templates = [template for model in models if (template := _template_of(model))]
+    return max(templates, key=templates.count) if templates else None
+
+
+def _template_of(model: StoredModel) -> str | None:
+    """The default chat template of a model: that of its own file, else of the configuration."""
+
+    def content(name: str) -> bytes:
+        folder = model.path if model.path.is_dir() else model.path.parent
+        source = model.small_files.get(name, folder / name)
+        if isinstance(source, Path):
+            return source.read_bytes() if source.is_file() else b""
+        return source or b""
+
+    if text := content(CHAT_TEMPLATE):
+        return text.decode().strip()
+    template = json.loads(content(_TOKENIZER_CONFIG) or b"{}").get("chat_template")
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    return template.strip() if isinstance(template, str) else None
 
 
 def _with_tokens(donor: Path, added: tuple[Mapping[str, Any], ...]) -> bytes:

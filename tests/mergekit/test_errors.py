@@ -127,7 +127,7 @@ def said(config: str, **options: object) -> str:
         ),
         (
             TIES + A + "chat_template: chatml",
-            "chat_template: 'chatml' is a name, and only templates as text are read",
+            "chat_template: 'chatml' is a name, and only auto and templates as text are read",
         ),
         (
             "base_model: base\ngate_mode: random",

@@ -1,6 +1,7 @@
 """The verbs merge, show and plan take configurations of mergekit, with the words of mergekit-yaml."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -94,6 +95,26 @@ def test_a_tokenizer_and_a_chat_template_are_written(run, here: Path, llamas: Pa
     plain = json.loads((here / "plain" / "tokenizer_config.json").read_text())
     assert plain == {**settings, "pad_token": "t1", "chat_template": "x"}
     assert not (here / "plain" / "chat_template.jinja").exists()
+
+
+def test_the_chat_template_of_most_models_is_written(run, here: Path, llamas: Path):
+    templates = {"x": "{{ one }}", "y": [{"name": "default", "template": " {{ two }}\n"}], "z": None}
+    for name, template in templates.items():
+        shutil.copytree(llamas / "a", here / name)
+        settings = json.loads((here / name / "tokenizer_config.json").read_text())
+        (here / name / "tokenizer_config.json").write_text(
+            json.dumps({**settings, "chat_template": template})
+        )
+    (here / "z" / "chat_template.jinja").write_text("{{ two }}")
+    linear = "merge_method: linear\nparameters: {weight: 1}\nchat_template: auto\nmodels: "
+    (here / "auto.yml").write_text(linear + "[{model: x}, {model: y}, {model: z}, {model: b}]\n")
+    (here / "none.yml").write_text(linear + "[{model: a}, {model: b}]\n")
+
+    assert (run("merge", "auto.yml", "auto"), run("merge", "none.yml", "none")) == (0, 0)
+
+    assert (here / "auto" / "chat_template.jinja").read_text() == "{{ two }}"
+    assert "chat_template" not in json.loads((here / "auto" / "tokenizer_config.json").read_text())
+    assert not (here / "none" / "chat_template.jinja").exists()
 
 
 def test_random_masks_keep_the_density_of_each_layer(here: Path):
