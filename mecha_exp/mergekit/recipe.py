@@ -70,8 +70,9 @@ def from_mergekit(
     Parameters are found in mergekit's precedence (input, slice, whole), with gradients over the layers and
     filters, and become values by key. Arithmetic is float32 whatever `dtype` says, which is the dtype of the
     output. Only the headers of the models are read. Of several documents, which name each other's merges, it
-    is the one that no other names. A recipe has no place for a tokenizer or a chat template:
-    `python -m mecha_exp merge CONFIG.yml OUTPUT` writes those that the configuration asks for.
+    is the one that no other names; of a mixture of experts the gates are tensors in memory. A recipe has no
+    place for a tokenizer, a chat template or the config.json of a mixture: `python -m mecha_exp merge
+    CONFIG.yml OUTPUT` writes those that the configuration asks for.
 
     Args:
         config: the path of a YAML file, or its content.

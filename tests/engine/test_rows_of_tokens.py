@@ -25,8 +25,11 @@ from mecha_exp import (
     ties,
     weighted_sum,
 )
+from mecha_exp.graph.nodes import InMemory
 from mecha_exp.method_api.registry import resolve_method
+from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.views.row_table import RowTable
+from mecha_exp.sources.views.rows import RowsSource
 
 take_rows = resolve_method("take_rows")
 
@@ -108,6 +111,29 @@ def test_the_words_for_rows():
     mean = torch.cat(expected).mean(0, keepdim=True)
     torch.testing.assert_close(made[HEAD], torch.cat([*expected, mean, mean, mean]))
     assert torch.equal(made["model.layers.0.w.weight"], a["model.layers.0.w.weight"])
+
+
+class Counting(MemorySource):
+    """A model in memory that counts the elements which are read of it."""
+
+    count = 0
+
+    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
+        self.count += out.numel()
+        super().read_into(key, start, out)
+
+
+@given(st.integers(0, 8 * WIDTH - 1), st.integers(1, 3 * WIDTH))
+def test_a_tile_reads_the_elements_that_it_has_and_no_others(start: int, count: int):
+    order = [5, 0, 7, 1, 2, 6, 3, 4]
+    source = Counting(InMemory(tensors(1)))
+    view = RowsSource(source, RowTable.of([((0, row),) for row in order]))
+    tile = torch.empty(min(count, len(order) * WIDTH - start))
+
+    view.read_into(HEAD, start, tile)
+
+    assert source.count == tile.numel()
+    assert torch.equal(tile, tensors(1)[HEAD][order].flatten()[start : start + tile.numel()])
 
 
 def test_rows_of_several_dtypes_have_the_one_that_all_are_promoted_to():

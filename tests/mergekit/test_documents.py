@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mecha_exp import MechaError, from_mergekit, merge
 from mecha_exp.cli import main
@@ -123,8 +123,6 @@ def test_documents_that_cannot_be_one_graph_are_refused(text: str, message: str,
 
 def write_half(here: Path, llamas: Path) -> None:
     """A model with one key in bfloat16."""
-    from safetensors.torch import save_file
-
     (here / "half").mkdir()
     tensors = load_file(llamas / "a" / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].bfloat16()

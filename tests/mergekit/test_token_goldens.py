@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mecha_exp import MechaError, from_mergekit, merge
 from mecha_exp.cli import main
@@ -105,8 +105,6 @@ def test_an_adapter_moves_with_its_model_and_one_of_rows_is_refused(here: Path, 
         return {key: torch.randn(each, generator=generator) for key, each in names.items()}
 
     def write(tensors: dict[str, torch.Tensor], target: str) -> None:
-        from safetensors.torch import save_file
-
         (here / "adapter").mkdir(exist_ok=True)
         save_file(tensors, here / "adapter" / "adapter_model.safetensors")
         (here / "adapter" / "adapter_config.json").write_text(
