@@ -16,6 +16,7 @@ from mecha_exp.app.provenance import input_names
 from mecha_exp.app.templates import build_filled, small_files_of
 from mecha_exp.app.words.typed_names import in_typed_names
 from mecha_exp.checkpoint import INDEX, dtype_word, parse_size
+from mecha_exp.checkpoint.remote import address_of, keep_in
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
 from mecha_exp.engine.planner.meaning import meaning_of
@@ -129,7 +130,7 @@ class Point:
         return {
             **self.hyperparameters,
             "method": method,
-            **{f"input/{name}": str(self.files[model]) for model, name in self.names.items()},
+            **{f"input/{name}": _place(self.files[model]) for model, name in self.names.items()},
             "compute_dtype": dtype_word(self.options.compute_dtype),
             "output_dtype": output_dtype_words(self.dtype),
             **({"output_quantize": self.quantize} if self.quantize else {}),
@@ -284,6 +285,7 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
         ConfigError: an invalid engine or output setting.
         RecipeError: everything that is wrong with the recipe.
     """
+    _keep_models(config["models"])
     options = _options(config["engine"], folders_of(config))
     output = config["output"]
     recipe = build_filled(config, options.model_dirs, (*SECTIONS, *_NAMES))
@@ -297,6 +299,11 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
         path = Path(output["path"]).absolute() if output["path"] else default
     _check_quantize(output, path, shard_size)
     return Point(config, folder, recipe, options, path, dtype, shard_size)
+
+
+def _place(path: Path) -> str:
+    """Where a model lies: its path, or its address."""
+    return address_of(path) or str(path)
 
 
 def _reads_a_folder(recipe: Node, folders: Sequence[Path]) -> bool:
@@ -330,6 +337,14 @@ def _shard_size(output: Mapping[str, Any]) -> int | None:
         return parse_size(output["shard_size"])
     except ConfigError as error:
         raise ConfigError(f"output.shard_size: {error}") from None
+
+
+def _keep_models(models: Mapping[str, Any]) -> None:
+    """Keep what is read of models that lie elsewhere in `models.cache`."""
+    try:
+        keep_in(models.get("cache"), parse_size(models["cache_size"]) if models.get("cache_size") else None)
+    except ConfigError as error:
+        raise ConfigError(f"models.cache_size: {error}") from None
 
 
 def _options(engine: Mapping[str, Any], folders: list[Path]) -> EngineOptions:

@@ -11,6 +11,7 @@ from typing import Any
 from mecha_exp.checkpoint.folder import STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
 from mecha_exp.checkpoint.formats import INDEX
+from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Layout, Package, is_file_name, pack
 from mecha_exp.checkpoint.sidecars import CONFIG, companions
@@ -89,6 +90,11 @@ class Destination:
 
     def check(self) -> None:
         """Raise CheckpointError unless the model can be written. Leaves nothing behind."""
+        if address := address_in(str(self.path)):
+            raise CheckpointError(
+                f"{address} lies elsewhere, and outputs are written to this machine's disks only. Write to a "
+                "path, and upload the result with the store's own tool."
+            )
         if not self.is_folder:
             check_writable(self.path, sum(p.nbytes for p in self._packages))
             return

@@ -82,6 +82,7 @@ def open_stored(path: Path) -> StateDictSource:
 def load(path: Path) -> dict[str, torch.Tensor]:
     """Load all tensors of a stored model into memory, whatever its format."""
     with open_stored(path) as model:
+        model.expect(model.keys())
         return {key: model.read(key) for key in model.keys()}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.checkpoint.model import SafetensorsModel, StateDictSource
+from mecha_exp.checkpoint.remote import RemoteFile, is_stand_in
 from mecha_exp.checkpoint.safetensors.header import SUFFIX, begins_as_safetensors, open_regular
 from mecha_exp.checkpoint.torch_pickle import PickledModel, begins_as_pickle
 
@@ -51,7 +52,12 @@ INDEX = ".index.json"
 
 
 def open_file(path: Path) -> StateDictSource:
-    """Open a checkpoint file by its first bytes. A file of no known format is refused as safetensors."""
+    """Open a checkpoint file by its first bytes. A file of no known format is refused as safetensors.
+
+    A stand-in is the remote file that it stands for, in the one format that can be read in ranges.
+    """
+    if is_stand_in(path):
+        return SafetensorsModel(path, RemoteFile(path))
     with open_regular(path) as file:
         start = bytearray(min(_SNIFFED_BYTES, file.stat().st_size))
         file.read_into(0, memoryview(start))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, torch_dtype
-from mecha_exp.checkpoint.positional import FileRegion, byte_view
+from mecha_exp.checkpoint.positional import FileRegion, ReadableFile, byte_view
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
 from mecha_exp.checkpoint.safetensors.reader import Checkpoint
 from mecha_exp.errors import CheckpointError, did_you_mean
@@ -51,6 +51,9 @@ class StateDictSource(ABC):
     def region(self, key: str) -> FileRegion | None:
         """The place of a key's bytes in a file; None where no file holds them unchanged."""
         return None
+
+    def expect(self, keys: Iterable[str]) -> None:  # noqa: B027, most sources lie near
+        """Hear which keys will be read, in their likely order. What lies far away is fetched ahead."""
 
     @abstractmethod
     def check_unchanged(self) -> None:
@@ -96,14 +99,13 @@ class StateDictSource(ABC):
 
 
 class SafetensorsModel(StateDictSource):
-    """One safetensors file."""
+    """One safetensors file; `file` is what is read where that is not the file at `path`."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], file: ReadableFile | None = None) -> None:
         self.path = Path(path)
-        self.name = str(self.path)
         self.files = (self.path,)
-        self._file = Checkpoint(path)
-        self.identity = (str(self.path.resolve()), *self._file.identity)
+        self._file = Checkpoint(path, file)
+        self.name, self.identity = self._file.name, self._file.identity
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -123,6 +125,9 @@ class SafetensorsModel(StateDictSource):
 
     def region(self, key: str) -> FileRegion | None:
         return self._file.region(self.info(key).offset)
+
+    def expect(self, keys: Iterable[str]) -> None:
+        self._file.expect(keys)
 
     def check_unchanged(self) -> None:
         self._file.check_unchanged()
@@ -176,6 +181,13 @@ class JoinedModel(StateDictSource):
     def region(self, key: str) -> FileRegion | None:
         model, inner = self._origin(key)
         return model.region(inner)
+
+    def expect(self, keys: Iterable[str]) -> None:
+        by_model: dict[StateDictSource, list[str]] = {}
+        for model, inner in map(self._origin, keys):
+            by_model.setdefault(model, []).append(inner)
+        for model, own in by_model.items():
+            model.expect(own)
 
     def check_unchanged(self) -> None:
         for model in self._models:

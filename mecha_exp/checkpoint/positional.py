@@ -4,8 +4,9 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -21,6 +22,44 @@ class FileRegion(NamedTuple):
 
     descriptor: int
     offset: int
+
+
+class ReadableFile(Protocol):
+    """A file that many threads read at absolute offsets, wherever it lies.
+
+    Attributes:
+        name: the name of the file in messages.
+        size: its bytes.
+        identity: a value that differs once the file was changed or replaced.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def identity(self) -> tuple[str | int, ...]: ...
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        """Fill `view` with the bytes that start at `offset`."""
+
+    def region(self, offset: int) -> FileRegion | None:
+        """The place of a byte for machine code; None where none can read there."""
+
+    def expect(self, extents: Iterable[tuple[int, int]]) -> None:
+        """Hear which extents (first byte, bytes) will be read, in their likely order."""
+
+    def is_unchanged(self) -> bool:
+        """Whether the file is still what it was when it was opened."""
+
+    def close(self) -> None: ...
+
+
+def identity_of(status: os.stat_result) -> tuple[int, int, int]:
+    """The inode, size and time of change of a file."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _open(path: str | os.PathLike[str], flags: int, mode: int) -> int:
@@ -47,6 +86,7 @@ class PositionalFile:
             os.close(descriptor)
             raise
         self._lock = None if POSITIONAL else threading.Lock()
+        self._opened = identity_of(self.stat())
 
     def __enter__(self) -> "PositionalFile":
         return self
@@ -65,8 +105,30 @@ class PositionalFile:
         except ValueError:
             raise CheckpointError(f"{self.path} is closed.") from None
 
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
     def stat(self) -> os.stat_result:
         return os.fstat(self.descriptor)
+
+    @property
+    def size(self) -> int:
+        return self.stat().st_size
+
+    @property
+    def identity(self) -> tuple[str | int, ...]:
+        return str(self.path.resolve()), *self._opened
+
+    def is_unchanged(self) -> bool:
+        """Whether the path still leads to the file that was opened, unchanged since."""
+        try:
+            return identity_of(self.path.stat()) == self._opened
+        except OSError:
+            return False
+
+    def expect(self, extents: Iterable[tuple[int, int]]) -> None:
+        """Do nothing: the system reads ahead by itself."""
 
     def region(self, offset: int) -> FileRegion | None:
         """The place of a byte; None where the system has no calls that take an offset."""

@@ -11,6 +11,7 @@ from mecha_exp.checkpoint.dtypes import torch_dtype
 from mecha_exp.checkpoint.folder import PIPELINE
 from mecha_exp.checkpoint.formats import INDEX, SUFFIXES
 from mecha_exp.checkpoint.quantisation import CONFIG_SECTIONS
+from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.shards import Layout, Package
 from mecha_exp.errors import CheckpointError
 
@@ -99,6 +100,7 @@ def _changes(config: Mapping[str, Any], tensors: Layout, before: Layout) -> dict
 
 
 def _small_files(folder: Path) -> Iterator[Path]:
+    fetch_small_files(folder)
     for file in sorted(folder.iterdir()):
         name = file.name
         if (

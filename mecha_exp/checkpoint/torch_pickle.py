@@ -16,9 +16,8 @@ import torch
 
 from mecha_exp.checkpoint.dtypes import dtype_name
 from mecha_exp.checkpoint.model import StateDictSource
-from mecha_exp.checkpoint.positional import require_little_endian
+from mecha_exp.checkpoint.positional import identity_of, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
-from mecha_exp.checkpoint.safetensors.reader import identity_of
 from mecha_exp.errors import CheckpointError, some
 
 log = logging.getLogger(__name__)

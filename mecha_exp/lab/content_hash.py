@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import INDEX, open_stored
+from mecha_exp.checkpoint.remote import RemoteFile, is_stand_in
 from mecha_exp.errors import CheckpointError
 from mecha_exp.system.cache import cache_folder
 from mecha_exp.system.machine import available_cores
@@ -38,7 +39,8 @@ def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
     """The SHA-256 of a file, in hex; for a model in several files, of their names and contents.
 
     A file counts as unchanged while its path, size, time of change (of the data and of the entry) and inode
-    stay the same.
+    stay the same. A remote file has the hash that its store gives; where none is given, it is read for it
+    once, and again when its version changes.
 
     Raises:
         CheckpointError: it cannot be read, or it changes meanwhile.
@@ -107,7 +109,7 @@ def unread_bytes(paths: Iterable[Path]) -> int:
     for path in dict.fromkeys(paths):
         for file in files_of(path):
             if _cached(_identity(file)) is None:
-                total += file.stat().st_size
+                total += _size(file)
     return total
 
 
@@ -119,6 +121,8 @@ def _identity(path: Path) -> _Identity:
 
 
 def _hash(path: Path, advance: Advance) -> str:
+    if is_stand_in(path):
+        return _hash_remote(RemoteFile(path), advance)
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         buffer = memoryview(bytearray(_CHUNK))
@@ -126,6 +130,33 @@ def _hash(path: Path, advance: Advance) -> str:
             digest.update(buffer[:count])
             advance(count)
     return digest.hexdigest()
+
+
+def _hash_remote(file: RemoteFile, advance: Advance) -> str:
+    """The hash that the store gives, else that of all bytes, which are read."""
+    if file.sha256 is not None:
+        return file.sha256
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
+    with contextlib.closing(file):
+        file.expect([(0, file.size)])
+        for start in range(0, file.size, _CHUNK):
+            part = buffer[: min(_CHUNK, file.size - start)]
+            file.read_into(start, part)
+            digest.update(part)
+            advance(len(part))
+        if not file.is_unchanged():
+            raise CheckpointError(
+                f"{file.name} changed while it was being read. Run again once it is at rest."
+            )
+    return digest.hexdigest()
+
+
+def _size(path: Path) -> int:
+    """The bytes that reading a file for its hash moves."""
+    if not is_stand_in(path):
+        return path.stat().st_size
+    file = RemoteFile(path)
+    return 0 if file.sha256 else file.size
 
 
 def _cached(identity: _Identity) -> str | None:

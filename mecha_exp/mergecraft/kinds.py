@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mecha_exp.checkpoint import round_to
-from mecha_exp.errors import ConfigError, RecipeError, brief, did_you_mean, some
+from mecha_exp.checkpoint.remote import is_address
+from mecha_exp.errors import CheckpointError, ConfigError, RecipeError, brief, did_you_mean, some
 from mecha_exp.sources import search_path
 from mecha_exp.sources.search import find_model
 
@@ -86,6 +87,11 @@ def pipeline_of(name: str, task: str | None = None, **_: Any) -> Any:
         ConfigError: transformers is not installed.
         CheckpointError: the model is not there; the message says how to fetch it.
     """
+    if is_address(name):
+        raise CheckpointError(
+            f"{name} lies elsewhere, and transformers reads files of this machine only. Download the model, "
+            "and name the copy."
+        )
     folder = find_model(name, search_path.get_all(), offline=True)
     try:
         from transformers import pipeline

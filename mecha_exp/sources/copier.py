@@ -57,6 +57,7 @@ def write_source(
     destination.check()
     buffers, counting = threading.local(), threading.Lock()
     pieces = list(_pieces(source))
+    source.expect(source.keys())
     remaining = Counter(key for key, _, _ in pieces)
     writer = destination.open(metadata, durable=True, signature=signature)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 
@@ -77,6 +77,9 @@ class ConvertedSource(SourceView):
         (source, offset, _), *more = self._ranges(key)
         region = None if more or self._views[key].transposed else self._original.region(source)
         return region and region._replace(offset=region.offset + offset)
+
+    def expect(self, keys: Iterable[str]) -> None:
+        self._original.expect(dict.fromkeys(source for key in keys for source in self._views[key].sources))
 
     def _ranges(self, key: str) -> Iterator[tuple[str, int, int]]:
         """Yield the ranges that make up a key: a key of the original, the first byte in it, and the size."""

@@ -7,8 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.request import url2pathname
 
 from mecha_exp.checkpoint.hub import hub_folder, is_hub_name
+from mecha_exp.checkpoint.remote import is_address, look_up, with_slashes
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.errors import CheckpointError, did_you_mean
 from mecha_exp.sources import search_path
@@ -18,6 +20,7 @@ PACKAGE_SCHEME = "pkg://"
 MADE_SCHEME = "made://"
 TRAINERS = {"mini8": "mecha_exp.examples.mini8.train"}
 """The modules that train the models of a bench on first use, by its name; each has `model_file(name)`."""
+FILE_SCHEME = "file://"
 MODELS_DIR_VARIABLE = "MECHA_MODELS_DIR"
 
 
@@ -28,7 +31,8 @@ def find_model(path: str, folders: Sequence[Path], offline: bool = False) -> Pat
     environment variable MECHA_MODELS_DIR lists; `.safetensors` may be left out. `pkg://some.package/file` is
     a file inside an installed package that says that it carries models. `made://mini8/file` is a model that
     mecha_exp trains on first use. `org/name` is a model of the Hugging Face hub if no such file exists; where
-    `offline`, it must be in the cache of its library.
+    `offline`, it must be in the cache of its library. An address (`hf://org/name@revision`, `s3://...`,
+    `https://...`) is looked up, and what is returned stands for it; where `offline`, it is refused.
 
     Raises:
         CheckpointError: there is no such model; the message lists the searched folders and the nearest name.
@@ -37,6 +41,11 @@ def find_model(path: str, folders: Sequence[Path], offline: bool = False) -> Pat
         return packaged(path)
     if path.startswith(MADE_SCHEME):
         return _trained(path)
+    path = with_slashes(path)
+    if path.startswith(FILE_SCHEME):
+        path = url2pathname(path.removeprefix(FILE_SCHEME))
+    if is_address(path):
+        return _looked_up(path, offline)
     path = str(with_home(path))
     listed = os.environ.get(MODELS_DIR_VARIABLE, "").split(os.pathsep)
     searched = (Path(), *folders, *search_path.get_all(), *(Path(folder) for folder in listed if folder))
@@ -96,6 +105,15 @@ def packaged(path: str) -> Path:
         return package_folder(package).joinpath(*inner.parts)
     except CheckpointError as error:
         raise CheckpointError(f"'{path}': {error}") from None
+
+
+def _looked_up(address: str, offline: bool) -> Path:
+    if offline:
+        raise CheckpointError(
+            f"'{address}' lies elsewhere. Nothing is read from elsewhere without hub.offline=false "
+            "(offline=False in Python)."
+        )
+    return look_up(address)
 
 
 def _trained(path: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
@@ -39,6 +39,9 @@ class SourceView(StateDictSource):
 
     def region(self, key: str) -> FileRegion | None:
         return self._original.region(key)
+
+    def expect(self, keys: Iterable[str]) -> None:
+        self._original.expect(key for key in keys if key in self._original)
 
     def check_unchanged(self) -> None:
         self._original.check_unchanged()

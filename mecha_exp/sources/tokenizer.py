@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.errors import CheckpointError
 
 MAX_BYTES = 200_000_000
@@ -110,6 +111,7 @@ def tokenizer_files(folder: Path, other: Path | None) -> dict[str, Path | None]:
 
 
 def _read(folder: Path) -> Tokenizer | None:
+    fetch_small_files(folder)
     whole = _json(folder / TOKENIZER)
     tokens, merges = _of_whole(whole) if isinstance(whole, dict) else ({}, ())
     if not tokens:

@@ -24,9 +24,12 @@ FLAGS = {
 }
 """Hydra's flags, with the number of words that follow each."""
 
-_PATHS = ("models.base", "models.dir", "recipe.path", "sweep.file", "output.path", "store", "tracking.uri")
+_PATHS = (
+    *("models.base", "models.dir", "models.cache", "recipe.path", "sweep.file", "output.path", "store"),
+    "tracking.uri",
+)
 _LISTS_OF_PATHS = ("models.experts", "plugins")
-_NEW = ("output.path",)
+_NEW = ("output.path", "models.cache")
 """Paths that need not exist yet."""
 
 
@@ -145,7 +148,11 @@ def _exists(path: str, folders: Sequence[Path]) -> bool:
     try:
         if Path(path).exists():
             return True
-        from mecha_exp.sources.search import find_model  # imports torch, which takes seconds
+        from mecha_exp.checkpoint.remote import is_address  # imports torch, which takes seconds
+        from mecha_exp.sources.search import find_model
+
+        if is_address(path):
+            return "," not in path  # which of several is looked up when it is needed
 
         find_model(path, folders)
     except (CheckpointError, OSError, ValueError):

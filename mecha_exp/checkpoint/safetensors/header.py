@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
-from mecha_exp.checkpoint.positional import PositionalFile
+from mecha_exp.checkpoint.positional import PositionalFile, ReadableFile
 from mecha_exp.checkpoint.safetensors.json_reader import AGAIN, MAX_TEXT, EntryReader, require_short
 from mecha_exp.errors import CheckpointError, did_you_mean
 
@@ -95,9 +95,9 @@ def open_regular(path: str | os.PathLike[str]) -> PositionalFile:
     return file
 
 
-def parse_header(file: PositionalFile) -> Header:
+def parse_header(file: ReadableFile) -> Header:
     """Read and check the header of an open file."""
-    file_size = file.stat().st_size
+    file_size = file.size
     try:
         raw = _raw_header(file, file_size)
         data_start = _LENGTH_BYTES + len(raw)
@@ -106,7 +106,7 @@ def parse_header(file: PositionalFile) -> Header:
         tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
         _require_covered(tensors, data_start, file_size)
     except CheckpointError as error:
-        raise CheckpointError(f"{file.path}: {error}") from None
+        raise CheckpointError(f"{file.name}: {error}") from None
     return Header(tensors, metadata, data_start, file_size)
 
 
@@ -174,7 +174,7 @@ def _models_in(folder: Path) -> list[str]:
         return []
 
 
-def _raw_header(file: PositionalFile, file_size: int) -> bytearray:
+def _raw_header(file: ReadableFile, file_size: int) -> bytearray:
     if file_size == 0:
         raise CheckpointError(f"the file is empty. {AGAIN}")
     start = bytearray(min(file_size, 32))

@@ -1,13 +1,13 @@
 """Reads a safetensors file in parts, into buffers of the caller: no memory map, no copy."""
 
 import os
-from collections.abc import KeysView
+from collections.abc import Iterable, KeysView
 from pathlib import Path
 
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, torch_dtype
-from mecha_exp.checkpoint.positional import FileRegion, byte_view, require_little_endian
+from mecha_exp.checkpoint.positional import FileRegion, ReadableFile, byte_view, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, open_regular, parse_header
 from mecha_exp.errors import CheckpointError, did_you_mean
 
@@ -22,16 +22,21 @@ class Checkpoint:
     ...     tile = torch.empty(4096, dtype=torch.float16)
     ...     checkpoint.read_into("layer.weight", 0, tile)
 
+    Args:
+        path: of the file.
+        file: what is read, where that is not the file at `path`.
+
     Attributes:
-        identity: the inode, size and time of change of the file when it was opened.
+        name: the name of the file in messages.
+        identity: a value that differs once the file was changed or replaced.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], file: ReadableFile | None = None) -> None:
         require_little_endian()
         self.path = Path(path)
-        self._file = open_regular(path)
+        self._file: ReadableFile = file or open_regular(path)
         try:
-            self.identity = identity_of(self._file.stat())
+            self.name, self.identity = self._file.name, self._file.identity
             self.header: Header = parse_header(self._file)
         except BaseException:
             self._file.close()
@@ -62,10 +67,10 @@ class Checkpoint:
         info = self._info(key)
         if out.dtype is not number_format(info.dtype).torch or out.ndim != 1:
             wrong = f"{key} is {info.dtype}, which cannot fill a {out.ndim}-D tensor of {out.dtype}"
-            raise CheckpointError(f"{self.path}: {wrong}.")
+            raise CheckpointError(f"{self.name}: {wrong}.")
         stop = start + len(out)
         if not 0 <= start <= stop <= info.numel:
-            raise CheckpointError(f"{self.path}: {key} has {info.numel:,} elements, not [{start}, {stop}).")
+            raise CheckpointError(f"{self.name}: {key} has {info.numel:,} elements, not [{start}, {stop}).")
         self.read_bytes_into(info.offset + start * out.element_size(), byte_view(out))
 
     def read(self, key: str) -> torch.Tensor:
@@ -74,7 +79,7 @@ class Checkpoint:
         try:
             values = torch.empty(info.numel, dtype=torch_dtype(info.dtype))
         except CheckpointError as error:
-            raise CheckpointError(f"{self.path}: {key}: {error}") from None
+            raise CheckpointError(f"{self.name}: {key}: {error}") from None
         self.read_into(key, 0, values)
         return values.reshape(info.shape)
 
@@ -86,18 +91,20 @@ class Checkpoint:
         """The region from an absolute offset on; None where machine code cannot read it."""
         return self._file.region(offset)
 
+    def expect(self, keys: Iterable[str]) -> None:
+        """Hear which keys will be read, in their likely order."""
+        infos = (self._info(key) for key in keys)
+        self._file.expect([(info.offset, info.nbytes) for info in infos])
+
     def unchanged(self) -> bool:
-        """Whether the file at `path` still has the inode, size and time of the opened file."""
-        try:
-            return identity_of(self.path.stat()) == self.identity
-        except OSError:
-            return False
+        """Whether the file is still what it was when it was opened."""
+        return self._file.is_unchanged()
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError if the file was changed, replaced or removed since it was opened."""
         if not self.unchanged():
             raise CheckpointError(
-                f"{self.path} changed while it was being read. Run again once it is at rest."
+                f"{self.name} changed while it was being read. Run again once it is at rest."
             )
 
     def _info(self, key: str) -> TensorInfo:
@@ -105,9 +112,4 @@ class Checkpoint:
             return self.header.tensors[key]
         except KeyError:
             hint = did_you_mean(key, self.header.tensors)
-            raise CheckpointError(f"{self.path} has no key {key!r}.{hint}") from None
-
-
-def identity_of(status: os.stat_result) -> tuple[int, int, int]:
-    """The inode, size and time of change of a file."""
-    return status.st_ino, status.st_size, status.st_mtime_ns
+            raise CheckpointError(f"{self.name} has no key {key!r}.{hint}") from None

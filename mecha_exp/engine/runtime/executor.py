@@ -41,10 +41,17 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
                 else:
                     yield from (ComputeKey(key, part, context) for part in key.parts)
 
+    _expect(plan, resumption)
     Scheduler(runs(small=False), runs(small=True), plan.options, resumption.finish).run()
     for source in plan.sources.values():
         source.check_unchanged()
     return context.stats
+
+
+def _expect(plan: Plan, resumption: Resumption) -> None:
+    """Tell the inputs which of their keys will be read."""
+    for model, source in plan.sources.items():
+        source.expect(key.key for key in plan.keys if key.reads(model) and not resumption.skips(key))
 
 
 def compile_loops(plan: Plan) -> None:

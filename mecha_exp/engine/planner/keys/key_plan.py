@@ -76,6 +76,12 @@ class KeyPlan:
         outputs = {output.job for output in self.outputs}
         return frozenset(outputs | {job for job, _ in self.copies} | {job for job, *_ in self.statistics})
 
+    def reads(self, model: ModelNode) -> bool:
+        """Whether the key of a model is read. What methods read of other keys does not count."""
+        if self.program is None:
+            return any(model == source for _, source in self.copies)
+        return any(model in pass_.models for pass_ in self.program.full_passes)
+
     def roots_of(self, job: int) -> tuple[int, ...]:
         """The roots of the program that belong to a job: its outputs and their statistics."""
         statistics = [root for j, _, root in self.statistics if j == job]

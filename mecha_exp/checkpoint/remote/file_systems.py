@@ -1,0 +1,170 @@
+"""The file systems of fsspec as stores: S3, and any other."""
+
+from __future__ import annotations
+
+import base64
+import posixpath
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mecha_exp.checkpoint.remote.address import INDEX, scheme_of
+from mecha_exp.checkpoint.remote.libraries import fsspec_module, library
+from mecha_exp.checkpoint.remote.pin import Interruption, Pin, changed, first_line
+from mecha_exp.checkpoint.remote.retries import at_once
+from mecha_exp.errors import CheckpointError
+
+_VERSION_FIELDS = (
+    *("etag", "generation", "md5hash", "version_id", "mtime", "lastmodified", "last_modified"),
+    *("modified", "updated", "created"),
+)
+_GONE = {"NoSuchKey", "NoSuchBucket", "NotFound", "404"}
+_CHANGED = {"PreconditionFailed", "412", "InvalidRange", "416"}
+
+
+class AnyStore:
+    """Any file system of fsspec, by its own settings and credentials."""
+
+    def __init__(self, scheme: str) -> None:
+        fsspec = fsspec_module()
+        try:
+            self.fs: Any = fsspec.filesystem(scheme)
+        except ValueError:
+            raise CheckpointError(
+                f"{scheme}://: there is no such store. hf, s3, gs, http, https and those of fsspec are read."
+            ) from None
+        except ImportError as error:
+            raise CheckpointError(f"{scheme}:// needs another package: {first_line(error)}.") from None
+
+    def files(self, address: str) -> dict[str, Pin]:
+        root = self._root(address)
+        try:
+            self.fs.invalidate_cache()
+            if self.fs.isfile(root):
+                folder, _, name = root.rpartition("/")
+                paths = self._found(folder) if name.endswith(INDEX) else {"": root}
+            else:
+                paths = self._found(root)
+            pins = dict(at_once(lambda n: self.pin(paths[n], address), paths))
+        except CheckpointError:
+            raise
+        except Exception as error:  # each file system has errors of its own
+            raise CheckpointError(f"{address} cannot be read: {first_line(error)}.") from None
+        if not pins:
+            raise CheckpointError(f"{address} does not exist, or is empty.")
+        return pins
+
+    def pin(self, path: str, address: str) -> Pin:
+        """The pin of a file by its path in the file system."""
+        info = self.fs.info(path)
+        return Pin(self._address(path, address), info["size"], _version(info, address))
+
+    def read_into(self, pin: Pin, start: int, view: memoryview) -> int:
+        try:
+            content = self.fs.cat_file(self._root(pin.address), start=start, end=start + len(view))
+        except FileNotFoundError:
+            raise changed(pin, "it is gone") from None
+        except Exception as error:
+            raise Interruption(first_line(error)) from None
+        if len(content) > len(view):
+            raise CheckpointError(f"{pin.address}: the store sends more bytes than it was asked for.")
+        view[: len(content)] = content
+        return len(content)
+
+    def version(self, pin: Pin) -> str:
+        self.fs.invalidate_cache()
+        return _version(self.fs.info(self._root(pin.address)), pin.address)
+
+    def _root(self, address: str) -> str:
+        return str(self.fs._strip_protocol(address))
+
+    def _address(self, path: str, like: str) -> str:
+        return f"{scheme_of(like)}://{path.lstrip('/')}"
+
+    def _found(self, root: str) -> dict[str, str]:
+        paths = self.fs.find(root, maxdepth=2)
+        return {posixpath.relpath(path, root): path for path in paths}
+
+
+class S3Store(AnyStore):
+    """S3, with its checksums, and with reads that fail where the object is no longer the same."""
+
+    def __init__(self) -> None:
+        library("s3fs")
+        super().__init__("s3")
+
+    def pin(self, path: str, address: str) -> Pin:
+        bucket, key, version = self.fs.split_path(path)
+        head = self.fs.call_s3("head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED", **_of(version))
+        checksum = head.get("ChecksumSHA256", "")
+        whole = checksum and "-" not in checksum  # else of the parts of an upload
+        sha256 = base64.b64decode(checksum).hex() if whole else None
+        return Pin(self._address(path, address), head["ContentLength"], f"ETag {head['ETag']}", sha256)
+
+    def read_into(self, pin: Pin, start: int, view: memoryview) -> int:
+        from botocore.exceptions import ClientError
+
+        bucket, key, version = self.fs.split_path(self._root(pin.address))
+        etag, wanted = pin.version.removeprefix("ETag "), f"bytes={start}-{start + len(view) - 1}"
+        try:
+            answer = self.fs.call_s3(
+                "get_object", Bucket=bucket, Key=key, Range=wanted, IfMatch=etag, **_of(version)
+            )
+            content = self._body(answer)
+        except (ClientError, OSError) as error:
+            raise _of_s3(pin, error) from None
+        except Exception as error:
+            raise Interruption(first_line(error)) from None
+        _require_range(pin, answer, start, len(content))
+        if len(content) > len(view):
+            raise CheckpointError(f"{pin.address}: the store sends more bytes than it was asked for.")
+        view[: len(content)] = content
+        return len(content)
+
+    def version(self, pin: Pin) -> str:
+        return self.pin(self._root(pin.address), pin.address).version
+
+    def _body(self, answer: Mapping[str, Any]) -> bytes:
+        from fsspec.asyn import sync
+
+        content: bytes = sync(self.fs.loop, answer["Body"].read)
+        return content
+
+
+def _of(version: str | None) -> dict[str, str]:
+    return {"VersionId": version} if version else {}
+
+
+def _of_s3(pin: Pin, error: Exception) -> Exception:
+    """The error for a range that S3 did not give."""
+    code = str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+    cause = error.__cause__ or error
+    code = code or str(getattr(cause, "response", {}).get("Error", {}).get("Code", ""))
+    if code in _CHANGED:
+        return changed(pin, "it no longer has the ETag that it had")
+    if code in _GONE or isinstance(error, FileNotFoundError):
+        return changed(pin, "it is gone")
+    if isinstance(error, PermissionError):
+        return CheckpointError(f"{pin.address}: no access: {first_line(error)}.")
+    return Interruption(first_line(error))
+
+
+def _require_range(pin: Pin, answer: Mapping[str, Any], start: int, count: int) -> None:
+    sent = answer.get("ContentRange") or f"bytes 0-{count - 1}/{pin.size}"
+    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", sent)
+    if match is None or int(match[1]) != start or int(match[2]) != start + count - 1:
+        raise CheckpointError(f"{pin.address}: asked for bytes from {start} on, the store sends {sent}.")
+    if int(match[3]) != pin.size:
+        raise changed(pin, f"it had {pin.size:,} bytes, and has {match[3]}")
+
+
+def _version(info: Mapping[str, Any], address: str) -> str:
+    """What a file system says of the state of a file."""
+    known = {name.lower(): value for name, value in info.items()}
+    for field in _VERSION_FIELDS:
+        if known.get(field) is not None:
+            return f"{field} {known[field]}"
+    raise CheckpointError(
+        f"{address}: the store tells neither a version nor a time of change, so a change under a merge would "
+        "not be noticed. Download it, and name the file."
+    )

@@ -1,0 +1,125 @@
+"""The commands take addresses where they take paths."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mecha_exp import merge, weighted_sum
+from mecha_exp.cli import main
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch, capsys):
+    """Runs a command in a folder of its own, in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["mecha_exp", *words])
+        try:
+            status = main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        shown = capsys.readouterr()
+        return status, shown.out + shown.err
+
+    return run
+
+
+@pytest.fixture
+def models(served: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """A base and two experts on the server."""
+    tensors = {}
+    for seed, name in enumerate(("base", "a", "b")):
+        torch.manual_seed(seed)
+        tensors[name] = {f"layers.{n}.weight": torch.randn(50, 40) for n in range(3)}
+        save_file(tensors[name], served / f"{name}.safetensors")
+    return tensors
+
+
+def words(server, *more: str) -> list[str]:
+    experts = ",".join(f"{server.url}/{name}.safetensors" for name in "ab")
+    places = [f"models.base={server.url}/base.safetensors", f"models.experts=[{experts}]"]
+    return ["recipe=task_arithmetic", *places, "evaluator=none", "tracking=none", *more]
+
+
+def test_a_point_and_a_sweep_are_merged(command, models, server, tmp_path):
+    status, shown = command(*words(server, "alpha=0.5", "output.path=merged.safetensors"))
+    assert status == 0, shown
+
+    merged = load_file(tmp_path / "merged.safetensors")
+    base, a, b = models["base"], models["a"], models["b"]
+    expected = {key: base[key] + 0.5 * (a[key] - base[key] + b[key] - base[key]) for key in base}
+    assert all(torch.allclose(merged[key], expected[key], atol=1e-6) for key in base)
+
+    status, shown = command(*words(server, "alpha=0.1,0.2", "-m"))
+    assert status == 0, shown
+
+
+def test_a_record_names_addresses_and_the_signature_is_that_of_files(
+    command, models, server, served, tmp_path
+):
+    status, shown = command(*words(server, "alpha=0.5", "hydra.run.dir=elsewhere"))
+    assert status == 0, shown
+    status, shown = command(
+        *[w.replace(server.url, str(served)) for w in words(server, "alpha=0.5", "hydra.run.dir=here")]
+    )
+    assert status == 0, shown
+
+    elsewhere, here = (
+        json.loads((tmp_path / name / "run.json").read_text()) for name in ("elsewhere", "here")
+    )
+    assert elsewhere["parameters"]["input/base"] == f"{server.url}/base.safetensors"
+    assert elsewhere["signature"] == here["signature"]
+
+
+def test_the_models_cache_is_a_setting(command, models, server, tmp_path):
+    settings = ["models.cache=kept models", "models.cache_size=1MB"]
+    status, shown = command(*words(server, "alpha=0.5", "output=none", *settings))
+
+    assert status == 0, shown
+    assert [*(tmp_path / "kept models").iterdir()]
+
+
+def test_a_cache_size_that_is_none_is_an_error(command, models, server):
+    status, shown = command(*words(server, "alpha=0.5", "models.cache=kept", "models.cache_size=much"))
+
+    assert status == 1
+    assert "models.cache_size: expected a size such as 5GB or 500MB, got 'much'" in shown
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["info", "{url}/a.safetensors"],
+        [
+            "plan",
+            "recipe=weighted_sum",
+            "models.base={url}/a.safetensors",
+            "models.experts=[{url}/b.safetensors]",
+        ],
+        ["show", "{url}/merged.safetensors"],
+        ["diff", "{url}/a.safetensors", "{url}/b.safetensors"],
+        ["merge", "{url}/merged.safetensors", "-o", "again.safetensors"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_verbs_take_addresses(verb, command, models, server, served):
+    merge(weighted_sum(*[f"{server.url}/{name}.safetensors" for name in "ab"]), served / "merged.safetensors")
+
+    status, shown = command(*[word.format(url=server.url) for word in verb])
+
+    assert status == 0, shown
+
+
+def test_an_output_elsewhere_is_refused(command, models, server, tmp_path):
+    status, shown = command(*words(server, "alpha=0.5", "output.path=s3://bucket/merged.safetensors"))
+
+    assert status == 1
+    assert (
+        "s3://bucket/merged.safetensors lies elsewhere, and outputs are written to this machine"
+        in " ".join(shown.split())
+    )
+    assert not (tmp_path / "s3:").exists()

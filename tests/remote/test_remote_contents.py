@@ -1,0 +1,164 @@
+"""Signatures are made of contents, and what was read may be kept."""
+
+import hashlib
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mecha_exp import merge, weighted_sum
+from mecha_exp.checkpoint.remote import RemoteFile, kept, lookup, pieces
+from mecha_exp.errors import CheckpointError, ConfigError
+from mecha_exp.lab.content_hash import content_of, unread_bytes
+from mecha_exp.sources.search import find_model
+
+
+@pytest.fixture
+def file(served: Path, monkeypatch) -> Path:
+    """A model on the server."""
+    monkeypatch.setattr(pieces, "PIECE", 1 << 18)
+    monkeypatch.setattr(pieces, "SMALL", 1 << 10)
+    path = served / "model.safetensors"
+    save_file({f"layers.{n}": torch.randn(100_000) for n in range(4)}, path)
+    return path
+
+
+@pytest.fixture
+def address(server) -> str:
+    return f"{server.url}/model.safetensors"
+
+
+def again(address: str) -> Path:
+    """The stand-in of an address, as a new process finds it."""
+    lookup.lookup_failed()
+    return find_model(address, [])
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_a_file_has_one_content_wherever_it_lies(file, address):
+    assert content_of(find_model(address, [])) == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_a_folder_has_one_content_wherever_it_lies(file, server, served):
+    (served / "config.json").write_text("{}")
+
+    assert content_of(find_model(server.url, [])) == content_of(served)
+
+
+def test_contents_that_differ_in_one_byte_have_other_hashes(file, address):
+    first = content_of(find_model(address, []))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+    assert content_of(again(address)) != first
+
+
+def test_a_file_is_read_once_for_its_hash(file, address, server):
+    path = find_model(address, [])
+    assert unread_bytes([path]) == file.stat().st_size
+    content_of(path)
+    sent = server.sent
+
+    assert content_of(again(address)) == content_of(path)
+    assert unread_bytes([path]) == 0
+    assert server.sent - sent <= 1  # the byte that comes with its version
+
+
+def test_a_file_that_changes_while_it_is_hashed_is_an_error(file, address, server):
+    path = find_model(address, [])
+
+    def replace(handler, number: int) -> bool:
+        if handler.headers["Range"] == "bytes=0-0":
+            save_file({"other": torch.zeros(9)}, file)
+        return False
+
+    server.fault = replace
+
+    with pytest.raises(CheckpointError, match=r"model\.safetensors changed while it was being read"):
+        content_of(path)
+
+
+def test_what_is_kept_is_not_fetched_again(file, address, server, tmp_path):
+    kept.keep_in(str(tmp_path / "kept"))
+    first = merge(weighted_sum(address, file, alpha=0.3))
+    sent = server.sent
+
+    again(address)
+    second = merge(weighted_sum(address, file, alpha=0.3))
+
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert server.sent - sent < 10  # its version
+    assert size_of(tmp_path / "kept") > file.stat().st_size * 0.99
+
+
+def test_what_is_kept_of_one_version_is_not_taken_for_another(file, address, tmp_path):
+    kept.keep_in(str(tmp_path / "kept"))
+    merge(weighted_sum(address, file, alpha=0.3))
+    other = {f"layers.{n}": torch.randn(100_000) for n in range(4)}
+    save_file(other, file)
+
+    again(address)
+    merged = merge(weighted_sum(address, other, alpha=0.0))
+
+    assert all(torch.equal(merged[key], other[key]) for key in other)
+
+
+def test_a_damaged_range_is_fetched_again(file, address, tmp_path):
+    kept.keep_in(str(tmp_path / "kept"))
+    first = merge(weighted_sum(address, file, alpha=0.3))
+    for path in (tmp_path / "kept").rglob("*-*"):
+        if path.is_file():
+            content = bytearray(path.read_bytes())
+            content[-5] ^= 1
+            path.write_bytes(content)
+
+    again(address)
+    second = merge(weighted_sum(address, file, alpha=0.3))
+
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_no_more_is_kept_than_is_allowed(file, address, server, tmp_path):
+    limit = 900_000
+    kept.keep_in(str(tmp_path / "kept"), limit)
+
+    merge(weighted_sum(address, file, alpha=0.3))
+
+    assert 300_000 < size_of(tmp_path / "kept") <= limit
+
+
+def _hash_in(address: str, results) -> None:
+    results.put(content_of(find_model(address, [])))
+
+
+@pytest.mark.heavy
+def test_several_processes_share_the_folder(file, address, tmp_path, monkeypatch):
+    kept.keep_in(str(tmp_path / "kept"), 900_000)
+    spawn = multiprocessing.get_context("spawn")
+    results = spawn.Queue()
+    processes = [spawn.Process(target=_hash_in, args=(address, results)) for _ in range(3)]
+
+    for process in processes:
+        process.start()
+    hashes = {results.get(timeout=120) for _ in processes}
+    for process in processes:
+        process.join()
+
+    assert hashes == {hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert size_of(tmp_path / "kept") <= 900_000 + 3 * 400_000
+
+
+def test_a_size_that_is_no_number_is_an_error(file, address, monkeypatch, tmp_path):
+    monkeypatch.setenv(kept.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(kept.SIZE_VARIABLE, "much")
+
+    with pytest.raises(ConfigError, match="MECHA_MODELS_CACHE_SIZE: expected a number of bytes, got 'much'"):
+        RemoteFile(find_model(address, []))
+    assert os.environ[kept.SIZE_VARIABLE] == "much"
