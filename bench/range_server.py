@@ -161,9 +161,9 @@ class Handler(BaseHTTPRequestHandler):
     def send_body(self, content: bytes) -> int:
         """Send a part of a body over the link."""
         self.server.link.carry(len(content))
-        self.wfile.write(content)
         with self.server.lock:
             self.server.sent += len(content)
+        self.wfile.write(content)
         return len(content)
 
 

@@ -58,6 +58,20 @@ def test_a_file_in_a_folder_and_the_folder_have_addresses(hub):
     assert load(find_model("hf://lab/tiny/sub", [])).keys() == {"other"}
 
 
+def test_a_pipeline_is_read_by_its_components(hub, served, tmp_path):
+    pipeline = served / "lab" / "pipeline"
+    for part in ("unet", "vae"):
+        (pipeline / part).mkdir(parents=True)
+        save_file({f"{part}_w": torch.ones(9)}, pipeline / part / "diffusion_pytorch_model.safetensors")
+        (pipeline / part / "config.json").write_text('{"_class_name": "Some"}')
+    (pipeline / "model_index.json").write_text("{}")
+
+    merge(weighted_sum("hf://lab/pipeline", "hf://lab/pipeline", alpha=0.5), tmp_path / "merged")
+
+    assert load(tmp_path / "merged").keys() == {"unet.unet_w", "vae.vae_w"}
+    assert (tmp_path / "merged" / "vae" / "config.json").read_text() == '{"_class_name": "Some"}'
+
+
 def test_pickles_beside_safetensors_are_left_alone(hub, storage):
     merge(weighted_sum("hf://lab/tiny", TENSORS, alpha=0.5))
 

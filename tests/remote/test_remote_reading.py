@@ -11,10 +11,11 @@ from safetensors.torch import save_file
 from state_dicts import as_bytes, random_model
 
 from bench.range_server import RangeServer
-from mecha_exp import merge, pick_component, ties, weighted_sum
+from mecha_exp import from_mergekit, merge, pick_component, ties, weighted_sum
 from mecha_exp.architectures import from_yaml, register
 from mecha_exp.checkpoint import load, open_stored
 from mecha_exp.checkpoint.remote import is_address, lookup, pieces
+from mecha_exp.checkpoint.remote.pin import Pin
 from mecha_exp.engine import Job, plan
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.search import find_model
@@ -184,6 +185,41 @@ def test_any_file_system_of_fsspec_is_read(pair, served):
     assert same(here, got)
 
 
+def replace_in_memory(content: bytes | None) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.rm("/bucket/a.safetensors")
+    if content is not None:
+        memory.pipe("/bucket/a.safetensors", content)
+
+
+@pytest.mark.parametrize(
+    ("is_gone", "message"),
+    [(True, "changed after it was looked up: it is gone"), (False, "changed while it was being read")],
+)
+def test_a_file_of_any_file_system_that_changes_under_a_merge_is_an_error(is_gone, message, pair, served):
+    import fsspec
+
+    content = (served / "a.safetensors").read_bytes()
+    fsspec.filesystem("memory").pipe("/bucket/a.safetensors", content)
+    here = merge(weighted_sum(served / "a.safetensors", served / "b.safetensors", alpha=0.0))
+    find_model("memory://bucket/a.safetensors", [])
+    replace_in_memory(None if is_gone else content)
+
+    with pytest.raises(CheckpointError, match=message):
+        merge(weighted_sum("memory://bucket/a.safetensors", here, alpha=0.0))
+
+
+def test_files_outside_the_folder_of_a_model_are_refused():
+    pins = {name: Pin(name, 9) for name in ("model.safetensors", "../../.bashrc.json")}
+
+    with pytest.raises(
+        CheckpointError, match=r"names files outside its own folder: \.\./\.\./\.bashrc\.json"
+    ):
+        lookup._readable(pins, "hf://org/name")
+
+
 def test_a_folder_of_any_file_system_is_read(served, tmp_path):
     import fsspec
 
@@ -249,6 +285,18 @@ def test_where_nothing_may_be_downloaded_an_address_is_refused(server):
     ):
         find_model(f"{server.url}/a.safetensors", [], offline=True)
     assert not server.requests
+
+
+def test_configurations_of_mergekit_read_nothing_from_elsewhere_unless_they_may(server, pair):
+    address = f"{server.url}/a.safetensors"
+    words = {"merge_method": "linear", "models": [{"model": address, "parameters": {"weight": 1.0}}]}
+
+    with pytest.raises(
+        CheckpointError, match=r"lies elsewhere\. Nothing is read .* without hub\.offline=false"
+    ):
+        merge(from_mergekit(words, offline=True))
+    merged = merge(from_mergekit({**words, "dtype": "float32"}, offline=False))
+    assert torch.equal(merged["large"], pair[0]["large"])
 
 
 def test_without_a_cache_folder_an_address_is_refused(server, monkeypatch):

@@ -73,7 +73,14 @@ class AnyStore:
 
     def version(self, pin: Pin) -> str:
         self.fs.invalidate_cache()
-        return _version(self.fs.info(self._root(pin.address)), pin.address)
+        try:
+            return self.pin(self._root(pin.address), pin.address).version
+        except FileNotFoundError:
+            raise changed(pin, "it is gone") from None
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise Interruption(first_line(error)) from None
 
     def _root(self, address: str) -> str:
         return str(self.fs._strip_protocol(address))
@@ -120,9 +127,6 @@ class S3Store(AnyStore):
             raise CheckpointError(f"{pin.address}: the store sends more bytes than it was asked for.")
         view[: len(content)] = content
         return len(content)
-
-    def version(self, pin: Pin) -> str:
-        return self.pin(self._root(pin.address), pin.address).version
 
     def _body(self, answer: Mapping[str, Any]) -> bytes:
         from fsspec.asyn import sync

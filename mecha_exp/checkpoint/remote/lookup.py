@@ -8,7 +8,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mecha_exp.checkpoint.remote.address import INDEX, name_of
 from mecha_exp.checkpoint.remote.pin import Pin, Store
@@ -16,7 +16,7 @@ from mecha_exp.checkpoint.remote.retries import read_all
 from mecha_exp.checkpoint.remote.stand_in import ADDRESS, LEFT_OUT, StandIn, stand_ins
 from mecha_exp.checkpoint.remote.stores import store_at
 from mecha_exp.checkpoint.safetensors.header import MAX_HEADER_BYTES, SUFFIX, begins_as_safetensors
-from mecha_exp.errors import CheckpointError
+from mecha_exp.errors import CheckpointError, some
 from mecha_exp.system.atomic_write import atomic_write
 
 FIRST_BYTES = 1 << 13
@@ -141,6 +141,9 @@ def _is_late(name: str, pin: Pin) -> bool:
 
 def _readable(pins: Mapping[str, Pin], address: str) -> dict[str, Pin]:
     """The files of a model that are of use: safetensors, and small files beside them."""
+    outside = [name for name in pins if ".." in PurePosixPath(name).parts or name[:1] == "/" or "\\" in name]
+    if outside:
+        raise CheckpointError(f"{address} names files outside its own folder: {some(outside)}.")
     if list(pins) == [""]:
         if pins[""].address.partition("@")[0].endswith(_PICKLES):
             raise _only_pickles(address)

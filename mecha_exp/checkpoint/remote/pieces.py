@@ -22,12 +22,12 @@ SMALL = 1 << 18
 """Bytes below which a tensor is in the lane of the small ones."""
 AHEAD = 32 << 20
 """Bytes of a file that are fetched ahead of the reader, in each lane."""
-AHEAD_PIECES = 32
+AHEAD_PIECES = 64
 """Pieces of a lane that are fetched ahead at most."""
 KEPT = 64 << 20
 """Bytes of a file that stay in memory after they were read, for the next stage of a key."""
-CONNECTIONS = 16
-"""Ranges of a lane that are fetched at once, of all files together."""
+CONNECTIONS = (16, 48)
+"""Ranges that are fetched at once, of all files together: in the lane of the large tensors, and the small."""
 
 Fetch = Callable[[int, memoryview], None]
 """Fills a view with the bytes of the file from an offset on."""
@@ -158,7 +158,7 @@ class Pieces:
 @functools.cache
 def _threads(is_small: bool, process: int) -> ThreadPoolExecutor:
     """The threads of a lane, which all files share; a forked process has its own."""
-    return ThreadPoolExecutor(CONNECTIONS, f"mecha_exp ranges {'small' if is_small else 'large'}")
+    return ThreadPoolExecutor(CONNECTIONS[is_small], f"mecha_exp ranges {'small' if is_small else 'large'}")
 
 
 def _cut(extents: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:

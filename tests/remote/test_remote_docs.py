@@ -1,0 +1,76 @@
+"""The commands of docs/remote.md run, with servers on the loopback in place of the stores that they name."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from hub_server import Hub
+from safetensors.torch import save, save_file
+
+from bench.range_server import RangeServer
+from mecha_exp.checkpoint.remote import stores
+from mecha_exp.cli import main
+
+pytestmark = pytest.mark.libraries
+
+PAGE = Path(__file__).parents[2] / "docs" / "remote.md"
+PREFIX = "python -m mecha_exp "
+COMMANDS = [
+    line.removeprefix(PREFIX)
+    for block in re.findall(
+        r"^```text\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    for line in block.splitlines()
+    if line.startswith(PREFIX)
+]
+
+
+@pytest.fixture
+def everywhere(server: RangeServer, served: Path, monkeypatch, tmp_path: Path):
+    """The stores of the page: a hub, a bucket, and a web server, whose address is returned."""
+    from moto.server import ThreadedMotoServer
+
+    folder = served / "lab" / "base"
+    folder.mkdir(parents=True)
+    tensors = {"layers.0.weight": torch.randn(50, 40)}
+    for path in (folder / "model.safetensors", served / "base.safetensors"):
+        save_file(tensors, path)
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    import boto3
+
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="models")
+    client.put_object(
+        Bucket="models", Key="expert/model.safetensors", Body=save({k: -t for k, t in tensors.items()})
+    )
+    with RangeServer(served) as hub:
+        hub.fault = Hub(served, server).answer
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        stores.store_of.cache_clear()
+        __import__("fsspec").filesystem("s3").clear_instance_cache()
+        monkeypatch.chdir(tmp_path)
+        yield server.url
+    moto.stop()
+
+
+def test_the_page_has_commands():
+    assert len(COMMANDS) == 4
+
+
+def test_the_commands_run(everywhere, monkeypatch, capsys):
+    for command in COMMANDS:
+        words = shlex.split(command.replace("https://models.example.org", everywhere))
+        untracked = [] if words[0] in ("info", "plan") else ["tracking=none", "evaluator=none"]
+        monkeypatch.setattr("sys.argv", ["mecha_exp", *words, *untracked])
+        try:
+            status = main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        assert status == 0, capsys.readouterr()
