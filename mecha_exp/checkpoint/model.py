@@ -11,6 +11,7 @@ import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion, ReadableFile, byte_view
+from mecha_exp.checkpoint.remote.stand_in import address_of
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
 from mecha_exp.checkpoint.safetensors.reader import Checkpoint
 from mecha_exp.errors import CheckpointError, did_you_mean
@@ -151,7 +152,7 @@ class JoinedModel(StateDictSource):
         parts: Sequence[tuple[str, StateDictSource, Collection[str] | None]],
         beside: Sequence[Path] = (),
     ) -> None:
-        self.path, self.name = path, str(path)
+        self.path, self.name = path, address_of(path) or str(path)
         self._models = [model for _, model, _ in parts]
         self.files = (*(file for model in self._models for file in model.files), *beside)
         self._beside = {file: _version(file) for file in beside}

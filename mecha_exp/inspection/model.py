@@ -59,7 +59,7 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
     if deep:
         anomalies += _nonfinite(model)
     return {
-        "path": str(model.path),
+        "path": model.name,
         "config": config.identifier if detection.is_known else None,
         "sizes": config.sizes,
         "keys": len(infos),

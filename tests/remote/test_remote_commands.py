@@ -75,6 +75,23 @@ def test_a_record_names_addresses_and_the_signature_is_that_of_files(
     assert elsewhere["signature"] == here["signature"]
 
 
+def test_a_run_is_reproduced(command, models, server):
+    status, shown = command(*words(server, "alpha=0.5", "hydra.run.dir=run"))
+    assert status == 0, shown
+
+    status, shown = command("reproduce", "run")
+
+    assert status == 0, shown
+    assert f"{server.url}/base.safetensors, the same content" in shown
+    assert "identical: " in shown
+
+
+def test_a_description_names_the_address(command, models, server):
+    _, shown = command("info", f"{server.url}/a.safetensors")
+
+    assert shown.startswith(f"{server.url}/a.safetensors: of no known model config")
+
+
 def test_the_models_cache_is_a_setting(command, models, server, tmp_path):
     settings = ["models.cache=kept models", "models.cache_size=1MB"]
     status, shown = command(*words(server, "alpha=0.5", "output=none", *settings))

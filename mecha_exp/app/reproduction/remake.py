@@ -15,6 +15,7 @@ from mecha_exp.app.reproduction.comparison import Outcome, compare_bytes, compar
 from mecha_exp.app.reproduction.original import Original
 from mecha_exp.app.reproduction.sources import restore_plugins
 from mecha_exp.checkpoint.formats import SAFETENSORS
+from mecha_exp.checkpoint.remote import address_of
 from mecha_exp.engine.code_hash import code_hashes
 from mecha_exp.engine.options import SETTINGS
 from mecha_exp.errors import CheckpointError, ConfigError
@@ -86,7 +87,8 @@ def _find_inputs(
         now = content_of(path)
         if known and now != known:
             outcome.differences.append(f"the input {path} has changed: SHA-256 was {known}, is {now}")
-        moved = "" if str(path) == model.source else f", found as {path}"
+        place = address_of(path) or str(path)
+        moved = "" if place == model.source else f", found as {place}"
         outcome.inputs.append(f"{model.source}{moved}{', the same content' if now == known else ''}")
     return found
 
