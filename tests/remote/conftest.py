@@ -17,7 +17,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
-    lookup.lookup_failed()
+    lookup.forget_lookups()
     return tmp_path / "cache"
 
 

@@ -274,7 +274,14 @@ def test_a_time_of_change_tells_versions_apart_once_it_is_past(file, server):
 
     os.utime(file, (2_000_000_000, 2_000_000_000))
     with pytest.raises(CheckpointError, match=r"gives neither an ETag nor a time of change that is past"):
-        lookup.lookup_failed()
+        lookup.forget_lookups()
+        read(server)
+
+
+def test_a_weak_etag_is_not_enough(file, server, monkeypatch):
+    monkeypatch.setattr(Handler, "validators", lambda *_: {"ETag": 'W/"same"'})
+
+    with pytest.raises(CheckpointError, match=r"gives neither an ETag nor a time of change that is past"):
         read(server)
 
 

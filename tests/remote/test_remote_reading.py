@@ -1,5 +1,6 @@
 """Models on a web server: the same values as from a file, and no more bytes than the recipe needs."""
 
+import errno
 import json
 import shutil
 import struct
@@ -144,6 +145,34 @@ def test_a_folder_of_shards_is_written_with_its_small_files(end, server, served,
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["architectures"] == ["Tiny"]
 
 
+@pytest.mark.parametrize("name", ["download", "model.v1.5", "get"])
+def test_a_download_needs_no_suffix(name, pair, server, served):
+    (served / "a.safetensors").rename(served / name)
+
+    assert load(find_model(f"{server.url}/{name}", [])).keys() == pair[0].keys()
+
+
+def test_a_folder_may_have_a_dot_in_its_name(served, server):
+    (served / "model-v1.5").mkdir()
+    tensors = sharded(served / "model-v1.5")
+
+    assert same(load(find_model(f"{server.url}/model-v1.5", [])), tensors)
+
+
+def test_headers_that_cannot_be_kept_are_an_error(pair, server, fresh, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+
+    with pytest.raises(
+        CheckpointError, match=r"its headers cannot be kept in .*remote: No space left on device\. Make"
+    ):
+        find_model(f"{server.url}/a.safetensors", [])
+    monkeypatch.undo()
+    assert [*(fresh / "remote").iterdir()] == []
+
+
 def test_large_small_files_wait_until_they_are_needed(server, served):
     sharded(served)
 
@@ -260,11 +289,11 @@ def test_what_is_an_address(path, is_one):
         ("{url}/none.safetensors", r"none\.safetensors does not exist: the server answers 404"),
         (
             "{url}/none",
-            r"/none has none of model\.safetensors, model\.safetensors\.index\.json, .*lists no folders",
+            r"/none is not a file that can be read in ranges, and has none of .*lists no folders",
         ),
         ("{url}/empty.safetensors", r"empty\.safetensors is empty"),
         ("{url}/model.bin", r"model\.bin is stored as pickles, which cannot be read in parts\. Download it"),
-        ("{url}/folder?token=1", r"name a file, since a folder cannot have a query"),
+        ("{url}/folder?token=1", r"/folder\?token=1 does not exist"),
         ("{url}/page.safetensors", r"page\.safetensors: this is a web page, not a model"),
         ("memory://nothing/here", r"memory://nothing/here does not exist, or is empty"),
         ("hf://name", r"'hf://name' is not the address of a model on the hub: expected hf://org/name"),
@@ -343,7 +372,7 @@ def test_pipelines_of_transformers_are_refused(server):
 def test_a_second_process_finds_the_stand_ins(pair, server, fresh):
     find_model(f"{server.url}/a.safetensors", [])
     before = len(server.requests)
-    lookup.lookup_failed()  # as a process that begins
+    lookup.forget_lookups()  # as a process that begins
 
     find_model(f"{server.url}/a.safetensors", [])
 

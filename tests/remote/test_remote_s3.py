@@ -105,7 +105,7 @@ def test_what_is_not_there_is_said(address, bucket):
 def test_without_the_library_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     stores.store_of.cache_clear()
-    lookup.lookup_failed()
+    lookup.forget_lookups()
 
     with pytest.raises(CheckpointError, match=r"s3fs, which is not installed: pip install 'mecha_exp\[s3\]'"):
         find_model(ADDRESS, [])

@@ -17,6 +17,8 @@ OWN_SCHEMES = ("pkg", "made")
 """Schemes of models on this machine."""
 
 INDEX = ".index.json"
+PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+FILE_SUFFIXES = (".safetensors", ".sft", *PICKLES)
 HTTP = ("http", "https")
 S3 = ("s3", "s3a")
 

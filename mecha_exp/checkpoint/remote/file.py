@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.checkpoint.remote.kept import keeper
-from mecha_exp.checkpoint.remote.lookup import lookup_failed
+from mecha_exp.checkpoint.remote.lookup import forget_lookups
 from mecha_exp.checkpoint.remote.pieces import Pieces
 from mecha_exp.checkpoint.remote.retries import again, read_all
 from mecha_exp.checkpoint.remote.stand_in import read_stand_in
@@ -63,7 +63,7 @@ class RemoteFile:
         """Whether the store still has the version that was looked up."""
         now = again(lambda: store_at(self.name).version(self._pin), self.name)
         if now != self._pin.version:
-            lookup_failed()
+            forget_lookups()
         return now == self._pin.version
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class RemoteFile:
         try:
             read_all(store_at(self.name), self._pin, start, view)
         except CheckpointError:
-            lookup_failed()
+            forget_lookups()
             raise
         if self._keeper is not None:
             self._keeper.write(self._pin, start, view)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mecha_exp.checkpoint.remote.address import INDEX, scheme_of
-from mecha_exp.checkpoint.remote.libraries import fsspec_module, library
+from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import Interruption, Pin, changed, first_line
 from mecha_exp.checkpoint.remote.retries import at_once
 from mecha_exp.errors import CheckpointError
@@ -25,27 +25,16 @@ _CHANGED = {"PreconditionFailed", "412", "InvalidRange", "416"}
 class AnyStore:
     """Any file system of fsspec, by its own settings and credentials."""
 
-    def __init__(self, scheme: str) -> None:
-        fsspec = fsspec_module()
-        try:
-            self.fs: Any = fsspec.filesystem(scheme)
-        except ValueError:
-            raise CheckpointError(
-                f"{scheme}://: there is no such store. hf, s3, gs, http, https and those of fsspec are read."
-            ) from None
-        except ImportError as error:
-            raise CheckpointError(f"{scheme}:// needs another package: {first_line(error)}.") from None
-
     def files(self, address: str) -> dict[str, Pin]:
-        root = self._root(address)
+        fs, path = _opened(address)
         try:
-            self.fs.invalidate_cache()
-            if self.fs.isfile(root):
-                folder, _, name = root.rpartition("/")
-                paths = self._found(folder) if name.endswith(INDEX) else {"": root}
-            else:
-                paths = self._found(root)
-            pins = dict(at_once(lambda n: self.pin(paths[n], address), paths))
+            fs.invalidate_cache()
+            if fs.isfile(path) and not path.endswith(INDEX):
+                return {"": self.pin(address)}
+            folder = address.rpartition("/")[0] if fs.isfile(path) else address.rstrip("/")
+            root = _opened(folder)[1]
+            names = [posixpath.relpath(found, root) for found in fs.find(root, maxdepth=2)]
+            pins = dict(at_once(lambda name: self.pin(f"{folder}/{name}"), names))
         except CheckpointError:
             raise
         except Exception as error:  # each file system has errors of its own
@@ -54,27 +43,26 @@ class AnyStore:
             raise CheckpointError(f"{address} does not exist, or is empty.")
         return pins
 
-    def pin(self, path: str, address: str) -> Pin:
-        """The pin of a file by its path in the file system."""
-        info = self.fs.info(path)
-        return Pin(self._address(path, address), info["size"], _version(info, address))
+    def pin(self, address: str) -> Pin:
+        """The pin of a file. Raises what the file system raises."""
+        fs, path = _opened(address)
+        info = fs.info(path)
+        return Pin(address, info["size"], _version(info, address))
 
     def read_into(self, pin: Pin, start: int, view: memoryview) -> int:
+        fs, path = _opened(pin.address)
         try:
-            content = self.fs.cat_file(self._root(pin.address), start=start, end=start + len(view))
+            content = fs.cat_file(path, start=start, end=start + len(view))
         except FileNotFoundError:
             raise changed(pin, "it is gone") from None
         except Exception as error:
             raise Interruption(first_line(error)) from None
-        if len(content) > len(view):
-            raise CheckpointError(f"{pin.address}: the store sends more bytes than it was asked for.")
-        view[: len(content)] = content
-        return len(content)
+        return _fill(view, content, pin)
 
     def version(self, pin: Pin) -> str:
-        self.fs.invalidate_cache()
         try:
-            return self.pin(self._root(pin.address), pin.address).version
+            _opened(pin.address)[0].invalidate_cache()
+            return self.pin(pin.address).version
         except FileNotFoundError:
             raise changed(pin, "it is gone") from None
         except CheckpointError:
@@ -82,61 +70,72 @@ class AnyStore:
         except Exception as error:
             raise Interruption(first_line(error)) from None
 
-    def _root(self, address: str) -> str:
-        return str(self.fs._strip_protocol(address))
-
-    def _address(self, path: str, like: str) -> str:
-        return f"{scheme_of(like)}://{path.lstrip('/')}"
-
-    def _found(self, root: str) -> dict[str, str]:
-        paths = self.fs.find(root, maxdepth=2)
-        return {posixpath.relpath(path, root): path for path in paths}
-
 
 class S3Store(AnyStore):
     """S3, with its checksums, and with reads that fail where the object is no longer the same."""
 
     def __init__(self) -> None:
         library("s3fs")
-        super().__init__("s3")
 
-    def pin(self, path: str, address: str) -> Pin:
-        bucket, key, version = self.fs.split_path(path)
-        head = self.fs.call_s3("head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED", **_of(version))
+    def pin(self, address: str) -> Pin:
+        fs, place = _object_at(address)
+        head = fs.call_s3("head_object", **place, ChecksumMode="ENABLED")
         checksum = head.get("ChecksumSHA256", "")
         whole = checksum and "-" not in checksum  # else of the parts of an upload
         sha256 = base64.b64decode(checksum).hex() if whole else None
-        return Pin(self._address(path, address), head["ContentLength"], f"ETag {head['ETag']}", sha256)
+        return Pin(address, head["ContentLength"], f"ETag {head['ETag']}", sha256)
 
     def read_into(self, pin: Pin, start: int, view: memoryview) -> int:
         from botocore.exceptions import ClientError
+        from fsspec.asyn import sync
 
-        bucket, key, version = self.fs.split_path(self._root(pin.address))
+        fs, place = _object_at(pin.address)
         etag, wanted = pin.version.removeprefix("ETag "), f"bytes={start}-{start + len(view) - 1}"
         try:
-            answer = self.fs.call_s3(
-                "get_object", Bucket=bucket, Key=key, Range=wanted, IfMatch=etag, **_of(version)
-            )
-            content = self._body(answer)
+            answer = fs.call_s3("get_object", **place, Range=wanted, IfMatch=etag)
+            content = sync(fs.loop, answer["Body"].read)
         except (ClientError, OSError) as error:
             raise _of_s3(pin, error) from None
         except Exception as error:
             raise Interruption(first_line(error)) from None
         _require_range(pin, answer, start, len(content))
-        if len(content) > len(view):
-            raise CheckpointError(f"{pin.address}: the store sends more bytes than it was asked for.")
-        view[: len(content)] = content
-        return len(content)
-
-    def _body(self, answer: Mapping[str, Any]) -> bytes:
-        from fsspec.asyn import sync
-
-        content: bytes = sync(self.fs.loop, answer["Body"].read)
-        return content
+        return _fill(view, content, pin)
 
 
-def _of(version: str | None) -> dict[str, str]:
-    return {"VersionId": version} if version else {}
+def _opened(address: str) -> tuple[Any, str]:
+    """The file system of an address, which fsspec keeps open, and the path in it.
+
+    Raises:
+        CheckpointError: there is no such file system, or its package is not installed.
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        fs, path = url_to_fs(address)
+    except ValueError:
+        raise CheckpointError(
+            f"{scheme_of(address)}://: there is no such store. hf, s3, gs, http, https and those of fsspec "
+            "are read."
+        ) from None
+    except ImportError as error:
+        raise CheckpointError(
+            f"{scheme_of(address)}:// needs another package: {first_line(error)}."
+        ) from None
+    return fs, path
+
+
+def _object_at(address: str) -> tuple[Any, dict[str, str]]:
+    """The file system of an object of S3, and its place for the calls of S3."""
+    fs, path = _opened(address)
+    bucket, key, version = fs.split_path(path)
+    return fs, {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
+
+
+def _fill(view: memoryview, content: bytes, pin: Pin) -> int:
+    if len(content) > len(view):
+        raise CheckpointError(f"{pin.address}: the store sends more bytes than it was asked for.")
+    view[: len(content)] = content
+    return len(content)
 
 
 def _of_s3(pin: Pin, error: Exception) -> Exception:

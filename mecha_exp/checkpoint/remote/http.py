@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mecha_exp.checkpoint.remote.libraries import fsspec_module
+from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import Interruption, Pin, changed, first_line
 from mecha_exp.errors import CheckpointError
 
@@ -19,6 +19,10 @@ _STRONG_AFTER = 1.0
 """Seconds after which a time of change tells versions apart, by RFC 9110, section 8.8.2.2."""
 
 
+class NotThere(CheckpointError):
+    """There is no such file."""
+
+
 class HttpReader:
     """Reads ranges of URLs. Many threads share one session, which lives in the loop of fsspec.
 
@@ -27,7 +31,8 @@ class HttpReader:
     """
 
     def __init__(self, scheme: str = "https", headers: Mapping[str, str] | None = None) -> None:
-        self._fs: Any = fsspec_module("aiohttp").filesystem(scheme)
+        library("aiohttp")
+        self._fs: Any = library("fsspec").filesystem(scheme)
         self._headers = dict(headers or {})
 
     def look_up(self, url: str) -> Pin:
@@ -116,10 +121,6 @@ def _require_usable(answer: Any, address: str) -> None:
         raise CheckpointError(f"{address} cannot be read: the server answers {status} {answer.reason}.")
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise CheckpointError(f"{address}: the server sends a compressed form, of which ranges mean nothing.")
-
-
-class NotThere(CheckpointError):
-    """There is no such file."""
 
 
 def _expected(answer: Any, pin: Pin, start: int, wanted: int) -> int:

@@ -10,17 +10,6 @@ from mecha_exp.errors import CheckpointError
 _EXTRAS = {"huggingface_hub": "hub", "s3fs": "s3"}
 
 
-def fsspec_module(needed: str = "") -> Any:
-    """The module `fsspec`; `needed` is another that must be there.
-
-    Raises:
-        CheckpointError: one of them is not installed.
-    """
-    if needed:
-        library(needed)
-    return library("fsspec")
-
-
 def library(name: str) -> Any:
     """A module that reads from a store.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from mecha_exp.checkpoint.remote.address import INDEX, name_of
+from mecha_exp.checkpoint.remote.address import INDEX, PICKLES, name_of
 from mecha_exp.checkpoint.remote.pin import Pin, Store
 from mecha_exp.checkpoint.remote.retries import read_all
 from mecha_exp.checkpoint.remote.stand_in import ADDRESS, LEFT_OUT, StandIn, stand_ins
@@ -27,7 +27,6 @@ SMALL = 64_000_000
 """Bytes of the largest small file."""
 
 _SMALL_SUFFIXES = (".json", ".txt", ".model", ".jinja")
-_PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 _known: dict[str, Path] = {}
 """What was looked up by this process, by address: it sees each model in one state."""
 
@@ -44,7 +43,7 @@ def look_up(address: str) -> Path:
     return path
 
 
-def lookup_failed() -> None:
+def forget_lookups() -> None:
     """Forget what was looked up, since something has changed."""
     _known.clear()
 
@@ -95,9 +94,12 @@ def _write(folder: Path, name: str, address: str, pins: Mapping[str, Pin], store
             own = {f.rpartition("/")[2]: p.entry() for f, p in late.items() if f.rpartition("/")[0] == part}
             (temporary / name / part / LEFT_OUT).write_text(json.dumps(own))
         temporary.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # another process was faster
-            raise
+    except OSError as error:
+        if not folder.is_dir():  # else another process was faster
+            raise CheckpointError(
+                f"{address}: its headers cannot be kept in {folder.parent}: {error.strerror}. Make room, "
+                "or name another cache folder in MECHA_EXP_CACHE."
+            ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -145,7 +147,7 @@ def _readable(pins: Mapping[str, Pin], address: str) -> dict[str, Pin]:
     if outside:
         raise CheckpointError(f"{address} names files outside its own folder: {some(outside)}.")
     if list(pins) == [""]:
-        if pins[""].address.partition("@")[0].endswith(_PICKLES):
+        if pins[""].address.partition("@")[0].endswith(PICKLES):
             raise _only_pickles(address)
         return dict(pins)
     wanted = {
@@ -155,7 +157,7 @@ def _readable(pins: Mapping[str, Pin], address: str) -> dict[str, Pin]:
         and (name.endswith(SUFFIX) or (name.endswith(_SMALL_SUFFIXES) and pin.size <= SMALL))
     }
     if not any(name.endswith(SUFFIX) for name in wanted):
-        if any(name.endswith(_PICKLES) for name in pins):
+        if any(name.endswith(PICKLES) for name in pins):
             raise _only_pickles(address)
         raise CheckpointError(f"{address} has no safetensors files.")
     return wanted

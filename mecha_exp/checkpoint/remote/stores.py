@@ -18,7 +18,7 @@ def store_of(scheme: str, process: int) -> Store:
         return HubStore()
     if scheme in HTTP:
         return HttpStore(scheme)
-    return S3Store() if scheme in S3 else AnyStore(scheme)
+    return S3Store() if scheme in S3 else AnyStore()
 
 
 def store_at(address: str) -> Store:

@@ -7,18 +7,20 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
-from mecha_exp.checkpoint.remote.address import INDEX, parse_hub
+from mecha_exp.checkpoint.remote.address import FILE_SUFFIXES, INDEX, parse_hub
 from mecha_exp.checkpoint.remote.http import HttpReader, NotThere
 from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import Pin, Store, first_line
 from mecha_exp.checkpoint.remote.retries import again, at_once, read_all
 from mecha_exp.errors import CheckpointError, some
 
-_STEMS = ("model", "diffusion_pytorch_model", "adapter_model")
+_WHOLE = tuple(
+    f"{stem}.safetensors{end}"
+    for stem in ("model", "diffusion_pytorch_model", "adapter_model")
+    for end in ("", INDEX)
+)
 _BESIDE = (
     *("config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -39,11 +41,9 @@ class HttpStore:
         if plain.endswith(INDEX):
             folder, _, name = plain.rpartition("/")
             return self._sharded(folder, name, self._pin(address))
-        if PurePosixPath(urlsplit(plain).path).suffix:
+        if query or plain.endswith(FILE_SUFFIXES):
             return {"": self._pin(address)}
-        if query:
-            raise CheckpointError(f"{address}: name a file, since a folder cannot have a query.")
-        return self._folder(plain.rstrip("/"))
+        return self._folder(plain.rstrip("/")) or self._file_without_suffix(address)
 
     def read_into(self, pin: Pin, start: int, view: memoryview) -> int:
         return self._reader.read_into(pin, start, view)
@@ -55,17 +55,23 @@ class HttpStore:
         return again(lambda: self._reader.look_up(address), address)
 
     def _folder(self, folder: str) -> dict[str, Pin]:
-        names = [f"{stem}.safetensors{end}" for stem in _STEMS for end in ("", INDEX)]
-        present = self._present(folder, names)
-        whole = next((name for name in names if name in present), None)
+        present = self._present(folder, _WHOLE)
+        whole = next((name for name in _WHOLE if name in present), None)
         if whole is None:
-            raise CheckpointError(
-                f"{folder} has none of {', '.join(names)}. A web server lists no folders: name the file or "
-                "the index of the model."
-            )
+            return {}
         if whole.endswith(INDEX):
             return self._sharded(folder, whole, present[whole])
         return {whole: present[whole], **self._present(folder, _BESIDE)}
+
+    def _file_without_suffix(self, address: str) -> dict[str, Pin]:
+        """A download whose address ends as that of a folder might."""
+        try:
+            return {"": self._pin(address)}
+        except CheckpointError:
+            raise CheckpointError(
+                f"{address} is not a file that can be read in ranges, and has none of {', '.join(_WHOLE)}. A "
+                "web server lists no folders: name the file or the index of the model."
+            ) from None
 
     def _sharded(self, folder: str, name: str, index: Pin) -> dict[str, Pin]:
         shards = _shards(self, index)

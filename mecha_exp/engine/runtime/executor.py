@@ -34,8 +34,7 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
 
     def runs(small: bool) -> Iterator[KeyTask]:
         for key in plan.keys:
-            is_used = key.numel and (key.outputs or key.copies or key.statistics)
-            if is_used and is_small(plan, key) is small and not resumption.skips(key):
+            if key.is_used and is_small(plan, key) is small and not resumption.skips(key):
                 if key.program is None:
                     yield CopyKey(key, context)
                 else:
@@ -51,7 +50,11 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
 def _expect(plan: Plan, resumption: Resumption) -> None:
     """Tell the inputs which of their keys will be read."""
     for model, source in plan.sources.items():
-        source.expect(key.key for key in plan.keys if key.reads(model) and not resumption.skips(key))
+        source.expect(
+            key.key
+            for key in plan.keys
+            if key.is_used and key.reads(model) and not resumption.is_finished(key)
+        )
 
 
 def compile_loops(plan: Plan) -> None:

@@ -76,6 +76,11 @@ class KeyPlan:
         outputs = {output.job for output in self.outputs}
         return frozenset(outputs | {job for job, _ in self.copies} | {job for job, *_ in self.statistics})
 
+    @property
+    def is_used(self) -> bool:
+        """Whether there is something to be done for the key."""
+        return bool(self.numel and (self.outputs or self.copies or self.statistics))
+
     def reads(self, model: ModelNode) -> bool:
         """Whether the key of a model is read. What methods read of other keys does not count."""
         if self.program is None:
