@@ -67,11 +67,11 @@ def _stand_in(address: str) -> Path:
         raise CheckpointError(
             f"{address}: models that lie elsewhere need the cache folder, and MECHA_EXP_CACHE turns it off."
         )
-    store = store_at(address)
+    name, store = name_of(address), store_at(address)
     pins = _readable(store.files(address), address)
     listed = [address, [(name, pin.entry()) for name, pin in sorted(pins.items())]]
     digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:24]
-    folder, name = root / digest, name_of(address)
+    folder = root / digest
     if not folder.is_dir():
         _write(folder, name, address, pins, store)
     return folder / name
