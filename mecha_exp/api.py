@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from mecha_exp.checkpoint import dtype_name
+from mecha_exp.checkpoint import dtype_name, is_file_name
 from mecha_exp.conversion.shortest_path import convert
 from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.constants import config_of_constants, constants, with_models
@@ -27,6 +27,7 @@ from mecha_exp.errors import CheckpointError, ConfigError, MergeError, RecipeErr
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import Node, models_of
 from mecha_exp.graph.spaces import checked_spaces
+from mecha_exp.publishing.card import Settings, model_card
 from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.system.memory import peak_memory
 from mecha_exp.system.progress import LoggedProgress, merge_summary, tqdm_progress
@@ -73,6 +74,7 @@ def merge(
     validate_mm_contract: bool = True,
     cache: Mapping[Node, Any] | None = None,
     tqdm: Callable[..., Any] | None = None,
+    card: bool = True,
 ) -> Path | StateDictOutput:
     """Merge a recipe into one model.
 
@@ -101,6 +103,8 @@ def merge(
         cache: for each node the object that its method receives as `cache`, to be reused by later merges.
         tqdm: creates a progress bar with bytes, rate, time left and the current key, as `tqdm.tqdm` does;
             without it the log gets lines every few seconds, at the level INFO (see `set_log_level`).
+        card: whether a folder gets a model card, README.md, for which the inputs are read once more; see
+            `model_card`.
         total_buffer_size, memoize_intermediates, validate_mm_contract: accepted and ignored; see
             docs/migrating-from-sd-mecha.md.
 
@@ -135,7 +139,12 @@ def merge(
         node = with_models(node, config)
         if not models_of(node):
             return _constants(constants(node, config, options), target, output, output_device)
-    job = Job(node, target, parse_output_dtype(output_dtype if dtype is None else dtype), caches=cache or {})
+    made_as = parse_output_dtype(output_dtype if dtype is None else dtype)
+    is_folder = isinstance(target, Path) and not is_file_name(target)
+    make_card = (
+        functools.partial(model_card, node, Settings(options, made_as)) if card and is_folder else None
+    )
+    job = Job(node, target, made_as, card=make_card, caches=cache or {})
     with plan([job], options) as planned, _progress(planned, tqdm) as progress:
         if not planned.layouts[0] and not allow_empty_merge:
             raise MergeError(

@@ -13,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mecha_exp.app.provenance import input_names
-from mecha_exp.app.templates import build_filled, small_files_of
+from mecha_exp.app.templates import build_filled, config_of_mergekit, small_files_of
 from mecha_exp.app.words.typed_names import in_typed_names
-from mecha_exp.checkpoint import INDEX, dtype_word, parse_size
+from mecha_exp.checkpoint import INDEX, dtype_word, is_file_name, parse_size
 from mecha_exp.checkpoint.remote import address_of, keep_in
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
@@ -29,6 +29,7 @@ from mecha_exp.graph.by_key import PATTERNS, ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call, models_of
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.signature import Signature, signature_of
+from mecha_exp.publishing.card import Settings, model_card
 from mecha_exp.sources.search import find_model, folders_of
 
 SECTIONS = (
@@ -45,7 +46,7 @@ SECTIONS = (
 )
 """The groups of the configuration. All other top-level keys but `_NAMES` are hyperparameters."""
 _NAMES = ("name", "plugins", "rerun", "store", "hub", "data")
-_NOT_IN_THE_TENSORS = ("save", "path", "durable", "shard_size", "prune")
+_NOT_IN_THE_TENSORS = ("save", "path", "durable", "shard_size", "prune", "card")
 """Output settings that do not change the tensors, or do it in the recipe."""
 UNMEASURED = Scoring((), None, DIRECTIONS[0], None, False)
 """The scoring of a point before `Workbench.sign` has looked up its evaluators."""
@@ -197,7 +198,19 @@ class Point:
             shard_size=self.shard_size,
             quantize=self.quantize,
             small_files=small_files_of(self.config, self.options.model_dirs),
+            card=self._make_card if isinstance(output, Path) and self.has_card else None,
         )
+
+    @property
+    def has_card(self) -> bool:
+        """Whether its model is written with a model card."""
+        is_folder = self.output is not None and (self.shard_size is not None or not is_file_name(self.output))
+        return is_folder and bool(self.config["output"].get("card", True))
+
+    def _make_card(self) -> bytes:
+        config = config_of_mergekit(self.config, self.options.model_dirs)
+        contents = self.contents if self.hashes_inputs else {}
+        return model_card(self.recipe, Settings(self.options, self.dtype, config), contents)
 
     def signed_job(self) -> Job:
         """The job of a signed point. Each call makes a new state dict, because an attempt may fail."""

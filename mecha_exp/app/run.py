@@ -20,6 +20,7 @@ from mecha_exp.app.measurements import Measured, base_of, experts_of
 from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.provenance import git_changes
 from mecha_exp.app.reproduction.sources import SOURCES_FILE, sources_text
+from mecha_exp.app.sweep.cards import note_results
 from mecha_exp.app.sweep.summary import reopen
 from mecha_exp.app.tracking import EndedRun, Tracker
 from mecha_exp.app.workbench import Workbench, workbench
@@ -151,6 +152,8 @@ class _PointRun:
         self.record.note = _what_changed(self.earlier, self.record, point)
         _describe(self.record, point, result)
         _measure(self, self.bench, point, result)
+        if point.has_card and self.record.model == str(point.output):
+            note_results(self.record)
         self.record.status = FINISHED
         _write_files(point, result.statistics)
         if self.sweep is None and self.record.block_weights:  # a sweep has one figure for all of its points

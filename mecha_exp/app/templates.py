@@ -63,6 +63,11 @@ def small_files_of(config: Mapping[str, Any], folders: Sequence[Path]) -> Mappin
     return merge_of_mergekit(config, folders).small_files if is_foreign else {}
 
 
+def config_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Mapping[str, Any] | None:
+    """The configuration of mergekit that a recipe is, with its values; None for any other recipe."""
+    return merge_of_mergekit(config, folders).config if _is_of_mergekit(config.get("recipe")) else None
+
+
 def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:
     """The names of the parameters of a configured recipe, before they are filled.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Layout, Package, is_file_name, pack
-from mecha_exp.checkpoint.sidecars import CONFIG, companions
+from mecha_exp.checkpoint.sidecars import CARD, CONFIG, companions, is_own_card
 from mecha_exp.checkpoint.transaction.space import check_folder_writable, check_writable
 from mecha_exp.errors import CheckpointError
 
@@ -74,6 +74,7 @@ class Destination:
         template: the model whose folder is imitated.
         components: the sub-folders of the folder where no template gives them.
         small_files: the files beside the weights there, by their path in the folder.
+        card: makes the model card of the folder, once the merge begins; None writes none.
     """
 
     path: Path
@@ -82,11 +83,19 @@ class Destination:
     template: Template | None = None
     components: Sequence[Component] = ()
     small_files: Mapping[str, Path] = field(default_factory=dict)
+    card: Callable[[], bytes] | None = field(default=None, repr=False)
 
     @property
     def is_folder(self) -> bool:
         """Whether a folder is written."""
         return self.shard_size is not None or not is_file_name(self.path)
+
+    @property
+    def foreign_card(self) -> Path | None:
+        """The README.md that lies there and stays, since somebody else wrote it; None where a card may be."""
+        file = self.path / CARD
+        stays = self.card is not None and self.is_folder and file.exists() and not is_own_card(file)
+        return file if stays else None
 
     def check(self) -> None:
         """Raise CheckpointError unless the model can be written. Leaves nothing behind."""
@@ -112,11 +121,14 @@ class Destination:
         if not self.is_folder:
             return CheckpointWriter(self.path, self.tensors, metadata, durable=durable, signature=signature)
         template = self._fitting
+        beside: dict[str, Path | bytes] = dict(template.small_files if template else self.small_files)
+        if self.card is not None and self.foreign_card is None:
+            beside[CARD] = self.card()
         return FolderWriter(
             self.path,
             self._packages,
             metadata,
-            companions=template.small_files if template else self.small_files,
+            companions=beside,
             before=template.tensors if template else {},
             entries=template.entries if template else {},
             durable=durable,

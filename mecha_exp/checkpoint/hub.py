@@ -9,7 +9,7 @@ from mecha_exp.checkpoint.formats import FORMATS, INDEX, SUFFIXES
 from mecha_exp.errors import CheckpointError
 
 _NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")
-_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
+_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
 _WEIGHTS = tuple(known.suffixes[0] for known in FORMATS)
 
 

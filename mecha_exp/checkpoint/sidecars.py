@@ -16,12 +16,18 @@ from mecha_exp.checkpoint.shards import Layout, Package
 from mecha_exp.errors import CheckpointError
 
 CONFIG = "config.json"
+CARD = "README.md"
+"""The model card of a folder. That of an input describes the input, and is not copied."""
+CARD_TAG = "mecha_exp"
+"""The tag in the front matter of a card that this library wrote."""
 MAX_BYTES = 64_000_000
 """Larger files are not copied."""
+MAX_FRONT_MATTER = 1 << 16
+"""The bytes in which the front matter of a card ends."""
 
 _WEIGHTS = (*SUFFIXES, INDEX, ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
 _NOT_COPIED = (".incomplete", ".jpg", ".lock", ".pdf", ".png")
-_OF_TRAINING = {"README.md", "trainer_state.json", "training_args.bin", "run.json"}
+_OF_TRAINING = {CARD, "trainer_state.json", "training_args.bin", "run.json"}
 """Files about the training of one model."""
 
 _OF_QUANTISATION = {"quantize_config.json", "quant_config.json", "hf_quant_config.json"}
@@ -48,6 +54,17 @@ def companions(folder: Path) -> dict[str, Path]:
     if not (folder / CONFIG).is_file():
         return {}
     return {file.name: file for file in _small_files(folder)}
+
+
+def is_own_card(file: Path) -> bool:
+    """Whether a file is a model card that this library wrote, by its front matter."""
+    try:
+        with file.open("rb") as opened:
+            opening = opened.read(MAX_FRONT_MATTER)
+    except OSError:
+        return False
+    front_matter, end, _ = opening.partition(b"\n---\n")
+    return opening.startswith(b"---\n") and bool(end) and f"\n- {CARD_TAG}".encode() in front_matter
 
 
 def content_of(

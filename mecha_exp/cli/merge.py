@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.checkpoint import open_stored
+from mecha_exp.checkpoint import is_file_name, open_stored
 from mecha_exp.cli.arguments import (
     add_engine,
     add_recipe,
@@ -23,6 +24,7 @@ from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.provenance import Origin
 from mecha_exp.errors import ConfigError
 from mecha_exp.mergekit.recipe import Merge
+from mecha_exp.publishing.card import Settings, model_card
 from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
 from mecha_exp.recipe.files import find_recipe
 from mecha_exp.system.memory import PeakMemory
@@ -52,15 +54,18 @@ def main(arguments: list[str]) -> int:
     word = options.dtype or previous.output.get("dtype")
     # A model that is merged again unchanged gets the same header.
     is_unchanged = previous.metadata and not options.parameter and not options.dtype
+    engine = engine_options(options, **previous.engine, workers=options.workers)
+    dtype, output = parse_output_dtype(word), _output(options)
+    has_card = options.card and not is_file_name(output)
     job = Job(
         merge.recipe,
-        _output(options),
-        parse_output_dtype(word),
+        output,
+        dtype,
         previous.metadata if is_unchanged else None,
         quantize=previous.output.get("quantize"),
         small_files=merge.small_files,
+        card=partial(model_card, merge.recipe, Settings(engine, dtype, merge.config)) if has_card else None,
     )
-    engine = engine_options(options, **previous.engine, workers=options.workers)
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance)
     for warning in report.warnings:
@@ -88,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
         "the recipe's name with .safetensors, in the current folder)",
     )
     parser.add_argument("--dtype", help="of the output, as float16 (default: each key's in the first model)")
+    parser.add_argument(
+        "--no-card",
+        dest="card",
+        action="store_false",
+        help="write no model card (README.md) into a folder, for which the inputs are read once more",
+    )
     parser.add_argument(
         "--workers", type=int, metavar="N", help="threads (default: one for each core); never changes a byte"
     )

@@ -32,12 +32,14 @@ class Merge:
     Attributes:
         recipe: its graph.
         small_files: the tokenizer's files that the output does not have from its first input; see `Job`.
+        config: the content of the configuration, with the values that were changed.
         first: its first input, whose config.json the output gets; None of other recipes.
         slices: what it is made of.
     """
 
     recipe: Node
     small_files: Mapping[str, Path | bytes | None]
+    config: Mapping[str, Any] | None = None
     first: StoredModel | None = None
     slices: Sequence[SliceBuilder] = ()
 
@@ -100,7 +102,9 @@ def read_merge(
     if isinstance(config, Mapping) and is_mixture(config):
         return _build_mixture(read_mixture(with_values(config, values or {})), folders, offline)
     if isinstance(config, Mapping):
-        return build(read_configuration(with_values(config, values or {})), folders, offline)
+        changed = with_values(config, values or {})
+        merge = build(read_configuration(changed), folders, offline)
+        return dataclasses.replace(merge, config=changed)
     path = Path(config)
     documents = load_documents(path)
     try:

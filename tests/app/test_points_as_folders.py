@@ -7,6 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+EVALUATOR = """
+from mecha_exp import evaluator
+
+@evaluator("first", metric="mass", direction="maximize", units={"mass": "units"})
+def first(state_dict):
+    return {"mass": float(state_dict["layer.weight"].abs().sum())}
+"""
 CONFIG = {"model_type": "tiny", "architectures": ["Tiny"]}
 
 
@@ -28,7 +35,8 @@ def test_points_of_a_sweep_over_folders_are_folders(app, folder, folders, no_fig
     (sweep,) = (folder / "outputs" / "multiruns").iterdir()
     a, b = (load_file(folder / name / "model.safetensors")["layer.weight"] for name in "ab")
     for point, alpha in (("0", 0.25), ("1", 0.5)):
-        assert files_in(sweep / point / "model") == ["config.json", "model.safetensors", "tokenizer.json"]
+        files = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+        assert files_in(sweep / point / "model") == files
         merged = load_file(sweep / point / "model" / "model.safetensors")["layer.weight"]
         assert torch.equal(merged, torch.lerp(a, b, alpha))
         record = json.loads((sweep / point / "run.json").read_text())
@@ -45,3 +53,32 @@ def test_files_stay_files_and_a_point_without_a_model_has_none(app, folder, fold
     runs = sorted((folder / "outputs" / "runs").iterdir())  # two folders, even where one second has both
     kept = [[*run.glob("model*")] for run in runs]
     assert [[path.name for path in paths] for paths in kept] == [["model.safetensors"], []]
+
+
+def test_the_card_of_a_point_has_its_numbers_and_the_verdict(app, folder, folders, no_figures):
+    (folder / "first.py").write_text(EVALUATOR)
+    measured = [*folders[:-1], "plugins=[first.py]", "evaluator.name=first"]
+
+    assert app(*measured, "alpha=0.25,0.5", "-m").status == 0
+
+    (sweep,) = (folder / "outputs" / "multiruns").iterdir()
+    for point in ("0", "1"):
+        card = (sweep / point / "model" / "README.md").read_text()
+        mass = json.loads((sweep / point / "run.json").read_text())["metrics"]["mass"]
+        assert card.count("## Results") == 1
+        assert f"| **mass** | {mass:.6g} | units |" in card
+        assert "time/" not in card
+    assert "The point `alpha=0.5` of a sweep, whose verdict is:" in card
+    assert "\n- 'alpha=0.25' has mass" in card
+    assert "| `weighted_sum` | alpha = 0.5 |" in card
+
+
+def test_a_card_is_written_where_it_is_wanted_and_with_the_numbers_of_its_run(app, folder, folders):
+    (folder / "first.py").write_text(EVALUATOR)
+    measured = [*folders[:-1], "plugins=[first.py]", "evaluator.name=first"]
+
+    assert app(*measured, "output.path=bare", "output.card=false").status == 0
+    assert app(*measured, "output.path=with_card").status == 0
+
+    assert not (folder / "bare" / "README.md").exists()
+    assert "| **mass** |" in (folder / "with_card" / "README.md").read_text()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from mecha_exp.app.sweep.cards import note_results
 from mecha_exp.app.tracking import EndedRun, close_run, log_runs, mend
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.report import (
@@ -22,7 +23,7 @@ from mecha_exp.report.adaptive import FILES as ADAPTIVE_FILES
 from mecha_exp.report.factors import factor_notes
 from mecha_exp.report.search.notes import search_notes
 from mecha_exp.report.shapley import shapley_notes
-from mecha_exp.report.verdict import concluded_results
+from mecha_exp.report.verdict import concluded_results, conclusion
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
 from mecha_exp.runs.record import FAILED, FINISHED
 from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking
@@ -108,6 +109,9 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         for record in failed:
             reason = printable(_last_line(record.error))
             stdout.print(f"  {escape(record.name)}: {escape(reason)}", soft_wrap=True)
+    for path, record in sweep.records(folder).items():
+        if record.model and Path(record.model).is_relative_to(path.absolute()):
+            note_results(record, conclusion(results))
     for note in [*factor_notes(results), *shapley_notes(results), *search_notes(results), *results.notes]:
         stdout.print(note, markup=False, soft_wrap=True)
     stdout.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Job:
         shard_size: the most bytes of a file: a larger model is written to a folder, in shards.
         small_files: files beside the weights of a folder in place of those of the first input, by name: a
             path, the content, or None to leave one out.
+        card: makes the model card of a folder, README.md, when everything has been checked; None writes
+            none. `merge` and the command line give one (`publishing/card.py`).
         quantize: `fp8_scaled` writes the matrices of linear layers as float8_e4m3fn with a scale each, in
             ComfyUI's layout, and all else in its dtype; None writes numbers.
         caches: by node the `cache` of its method, which lives from merge to merge.
@@ -68,6 +70,7 @@ class Job:
     shard_size: int | None = None
     quantize: str | None = None
     small_files: Mapping[str, Path | bytes | None] = field(default_factory=dict)
+    card: Callable[[], bytes] | None = field(default=None, repr=False)
     caches: Mapping[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -219,7 +222,7 @@ class Plan:
         stacked = self._stacked_layers(job)
         if template is not None and stacked:
             template = replace(template, entries=changed_entries(template.folder, stacked))
-        return Destination(output, self.layouts[job], shard_size, template)
+        return Destination(output, self.layouts[job], shard_size, template, card=self.jobs[job].card)
 
     def _stacked_layers(self, job: int) -> list[LayersSource]:
         """The views of layers that a job's recipe takes of its models, in order."""

@@ -84,6 +84,15 @@ def _bind(job: Job, binder: Binder) -> Job:
     return replace(job, recipe=recipe, caches=caches, dtype=dtype)
 
 
+def _foreign_cards(plan: Plan) -> Iterator[Notice]:
+    """Say which cards are not written, since a README.md of somebody else is there."""
+    destinations = filter(None, map(plan.destination, range(len(plan.jobs))))
+    for file in filter(None, (destination.foreign_card for destination in destinations)):
+        yield Notice(
+            f"{file} was not written by mecha_exp and stays as it is. Delete it for a card of the new model."
+        )
+
+
 class _Planner:
     """Checks bound jobs and builds their `Plan`."""
 
@@ -129,7 +138,7 @@ class _Planner:
         work = (plans, layouts, warnings, backends, configs, trips)
         plan = Plan(self._jobs, self._options, self._sources, *work)
         self._check_space(plan)
-        return plan
+        return replace(plan, warnings=(*plan.warnings, *_foreign_cards(plan)))
 
     def _check_recipes(self) -> None:
         """Every recipe reads a model, and the model configs are those that methods declare."""

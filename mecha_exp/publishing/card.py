@@ -1,0 +1,194 @@
+"""Model cards: what a merged model was made of, how, and under which licences, as README.md of its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from mecha_exp.checkpoint.folder import PIPELINE
+from mecha_exp.checkpoint.sidecars import CARD_TAG, CONFIG
+from mecha_exp.engine import EngineOptions
+from mecha_exp.engine.options import SETTINGS
+from mecha_exp.engine.planner.by_key import output_dtype_words
+from mecha_exp.engine.provenance import settings_of, versions
+from mecha_exp.errors import brief
+from mecha_exp.graph.by_key import ByKey
+from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, Node, models_of, walk
+from mecha_exp.mergekit.writing import to_mergekit
+from mecha_exp.publishing.inputs import Input, inputs_of
+from mecha_exp.publishing.licences import Licence
+from mecha_exp.recipe.text import serialize
+
+SHOWN_CALLS = 12
+"""The calls of a recipe that are listed; its text has all."""
+SHOWN_NAMES = 3
+"""The inputs that the title names."""
+
+RESULTS = "\n## Results\n"
+"""The heading of the last section, which is filled when the model has been measured."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides a merge beside its recipe.
+
+    Attributes:
+        options: of the engine.
+        dtype: of the output; None is that of each key in the first input.
+        config: the configuration of mergekit that the recipe was read from; empty for any other recipe.
+    """
+
+    options: EngineOptions = EngineOptions()  # noqa: RUF009, it is immutable
+    dtype: torch.dtype | ByKey | None = None
+    config: Mapping[str, Any] | None = None
+
+
+def model_card(
+    recipe: Node,
+    settings: Settings = Settings(),
+    contents: Mapping[Path, str] | None = None,
+) -> bytes:
+    """The card of a merged model: Markdown with the front matter that hubs read, in UTF-8.
+
+    It has the method with its hyperparameters, the inputs with the SHA-256 of their contents and their
+    licences, and the recipe: as a configuration of mergekit where that means the same, or else as text.
+    Nothing in it depends on the time, so that the same merge has the same card.
+
+    Args:
+        recipe: its graph.
+        settings: of the merge.
+        contents: the SHA-256 of each input by path; None reads the inputs.
+
+    Raises:
+        CheckpointError: an input does not exist or cannot be read.
+    """
+    inputs = inputs_of(recipe, settings.options.model_dirs, contents)
+    front_matter = yaml.safe_dump(_front_matter(inputs), sort_keys=False, allow_unicode=True)
+    sections = [
+        f"---\n{front_matter}---\n",
+        f"# Merge of {_names([each.name for each in inputs])}\n",
+        "\n".join(_method_lines(recipe)),
+        "\n".join(_input_lines(inputs)),
+        "\n".join(_recipe_lines(recipe, settings)),
+        "\n".join(_setting_lines(settings)),
+    ]
+    return "\n".join(sections).encode()
+
+
+def with_results(card: str, lines: Sequence[str]) -> str:
+    """A card with these lines as its last section; none leave it without one."""
+    text = card.partition(RESULTS)[0]
+    return text + RESULTS + "\n" + "\n".join(lines) + "\n" if lines else text
+
+
+def _front_matter(inputs: Sequence[Input]) -> dict[str, Any]:
+    """The entries by which a hub finds and links a model."""
+    entries: dict[str, Any] = {}
+    if repositories := sorted({each.repository for each in inputs if each.repository}):
+        entries |= {"base_model": repositories, "base_model_relation": "merge"}
+    folder = inputs[0].folder if inputs else None
+    if folder and (folder / PIPELINE).is_file():
+        entries["library_name"] = "diffusers"
+    elif folder and (folder / CONFIG).is_file():
+        entries["library_name"] = "transformers"
+    if licence := _common_licence(inputs):
+        entries |= licence.front_matter
+    return {**entries, "tags": ["merge", CARD_TAG]}
+
+
+def _common_licence(inputs: Sequence[Input]) -> Licence | None:
+    """The licence that all inputs have; None where one has another, or none that is known."""
+    licences = {each.licence for each in inputs}
+    licence = licences.pop() if len(licences) == 1 else None
+    return licence if licence and licence.word else None
+
+
+def _method_lines(recipe: Node) -> Iterator[str]:
+    calls = [node for node in reversed(list(walk(recipe))) if isinstance(node, MergeNode)]
+    yield "## Method\n"
+    if not calls:
+        yield "One model, unchanged.\n"
+        return
+    about = (calls[0].method.__doc__ or "").strip().partition("\n")[0]
+    yield f"`{calls[0].method.identifier}`: {about}\n"
+    yield "| call | hyperparameters |\n| --- | --- |"
+    for call in calls[:SHOWN_CALLS]:
+        yield f"| `{call.method.identifier}` | {_cell(_hyperparameters(call))} |"
+    if len(calls) > SHOWN_CALLS:
+        yield f"| ... | {len(calls) - SHOWN_CALLS} more in the recipe |"
+    yield ""
+
+
+def _hyperparameters(call: MergeNode) -> str:
+    """The values of a call, those that are the defaults too."""
+    given = dict(call.arguments)
+    words = []
+    for spec in call.method.signature.parameters:
+        argument = given.get(spec.name)
+        if isinstance(argument, LiteralNode):
+            value = argument.value
+            words.append(f"{spec.name} = {brief(dict(value.words) if isinstance(value, ByKey) else value)}")
+        elif argument is None and not spec.required and spec.default is not None:
+            words.append(f"{spec.name} = {brief(spec.default)}")
+    return ", ".join(words)
+
+
+def _input_lines(inputs: Sequence[Input]) -> Iterator[str]:
+    yield "## Inputs\n"
+    yield "| model | licence | SHA-256 of its content |\n| --- | --- | --- |"
+    for each in inputs:
+        name = f"{each.name} at `{each.commit}`" if each.commit else each.name
+        yield f"| {_cell(name)} | {_cell(str(each.licence or 'unknown'))} | `{each.sha256 or 'in memory'}` |"
+    yield ""
+    unknown = [each.name for each in inputs if each.licence is None or not each.licence.word]
+    licences = {str(each.licence) for each in inputs if each.licence}
+    if unknown:
+        yield f"The licence of {_names(unknown)} is not known from a card beside the weights.\n"
+    if len(licences) > 1:
+        yield (
+            f"The inputs have different licences ({', '.join(sorted(licences))}), so this card names none. "
+            "Who publishes the model keeps to all of them.\n"
+        )
+
+
+def _recipe_lines(recipe: Node, settings: Settings) -> Iterator[str]:
+    yield "## Recipe\n"
+    config = settings.config or to_mergekit(recipe, settings.dtype, settings.options.model_dirs)
+    if config is not None:
+        yield "As a configuration of mergekit, for `python -m mecha_exp merge CONFIG.yml OUTPUT` too:\n"
+        yield f"```yaml\n{yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)}```\n"
+    elif any(isinstance(model.source, InMemory) for model in models_of(recipe)):
+        yield "It reads models in memory, which have no path that a text could name.\n"
+    else:
+        yield "For `python -m mecha_exp merge RECIPE.mecha -o OUTPUT`:\n"
+        yield f"```text\n{serialize(recipe)}\n```\n"
+
+
+def _setting_lines(settings: Settings) -> Iterator[str]:
+    """The settings that are not the defaults, and the versions of what computes."""
+    defaults, own = settings_of(EngineOptions()), settings_of(settings.options)
+    changed = {f"engine.{name}": own[name] for name in SETTINGS if own[name] != defaults[name]}
+    if settings.dtype is not None:
+        changed["output.dtype"] = str(output_dtype_words(settings.dtype))
+    yield "## Settings\n"
+    words = [f"`{name}={value}`" for name, value in changed.items()]
+    yield f"{', '.join(words) if words else 'The defaults'}.\n"
+    made_with = ", ".join(f"{package} {version}" for package, version in versions().items())
+    yield f"Made with {made_with}.\n"
+
+
+def _names(names: Sequence[str]) -> str:
+    listed = list(dict.fromkeys(names))
+    if len(listed) > SHOWN_NAMES:
+        return f"{', '.join(listed[:SHOWN_NAMES])} and {len(listed) - SHOWN_NAMES} more"
+    return " and ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))
+
+
+def _cell(text: str) -> str:
+    """A text as a cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")

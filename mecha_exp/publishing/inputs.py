@@ -1,0 +1,81 @@
+"""The inputs of a merge as its card names them: where they come from, what they hold, their licences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mecha_exp.checkpoint import Template
+from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
+from mecha_exp.lab.content_hash import contents_of
+from mecha_exp.publishing.licences import Licence, licence_of
+from mecha_exp.sources.search import find_model
+
+_CACHED, _SNAPSHOTS = "models--", "snapshots"
+"""The names of folders in the cache of the hub: models--ORG--NAME/snapshots/COMMIT."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A model that was merged.
+
+    Attributes:
+        name: for people: the name on the hub, or that of the file or folder.
+        repository: the name on the hub, if the model comes from its cache.
+        commit: of the repository.
+        sha256: of its content; empty for a model in memory.
+        licence: None where nothing says it.
+        folder: with the small files of the model, if there is one.
+    """
+
+    name: str
+    repository: str = ""
+    commit: str = ""
+    sha256: str = ""
+    licence: Licence | None = None
+    folder: Path | None = None
+
+
+def inputs_of(
+    recipe: Node, folders: Sequence[Path] = (), contents: Mapping[Path, str] | None = None
+) -> list[Input]:
+    """The inputs of a recipe, each once, in the order of its arguments.
+
+    Args:
+        folders: where models are looked for, after the current folder.
+        contents: the SHA-256 by path, where they are known; otherwise the models are read for them.
+
+    Raises:
+        CheckpointError: a model does not exist or cannot be read.
+    """
+    models = models_of(recipe)
+    paths = {model: find_model(model.source, folders) for model in models if isinstance(model.source, str)}
+    hashes = contents_of(paths.values()) if contents is None else contents
+    inputs = [
+        _of_file(paths[model], hashes.get(paths[model], "")) if model in paths else _in_memory(model)
+        for model in models
+    ]
+    return list(dict.fromkeys(inputs))
+
+
+def _in_memory(model: ModelNode) -> Input:
+    assert isinstance(model.source, InMemory)
+    return Input(model.source.name)
+
+
+def _of_file(path: Path, sha256: str) -> Input:
+    template = Template.at(path, {})
+    folder = template.folder if template else None
+    repository, commit = _repository(path)
+    licence = licence_of(folder) if folder else None
+    return Input(repository or path.name, repository, commit, sha256, licence, folder)
+
+
+def _repository(path: Path) -> tuple[str, str]:
+    """The name on the hub and the commit of a model in the hub's cache; empty for any other path."""
+    parts = path.absolute().parts
+    for cached, snapshots, commit in zip(parts, parts[1:], parts[2:], strict=False):
+        if cached.startswith(_CACHED) and snapshots == _SNAPSHOTS:
+            return cached.removeprefix(_CACHED).replace("--", "/", 1), commit
+    return "", ""
