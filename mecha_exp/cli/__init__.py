@@ -25,6 +25,7 @@ VERBS = (
     "ls",
     "merge",
     "plan",
+    "push",
     "recalibrate",
     "reproduce",
     "show",

@@ -173,7 +173,8 @@ def build(
     if configuration.dtype is not None:
         recipe = recipe.to(dtype=configuration.dtype)
     first = models[configuration.slices[0].inputs[0].reference]
-    return Merge(recipe, tokenizer_files_of(configuration, models, vocabulary, first), first, slices)
+    small_files = tokenizer_files_of(configuration, models, vocabulary, first)
+    return Merge(recipe, small_files, first=first, slices=slices)
 
 
 def find_models(
