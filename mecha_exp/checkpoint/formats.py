@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mecha_exp.checkpoint.gguf.header import begins_as_gguf
+from mecha_exp.checkpoint.gguf.model import GgufModel
 from mecha_exp.checkpoint.model import SafetensorsModel, StateDictSource
 from mecha_exp.checkpoint.remote import RemoteFile, is_stand_in
 from mecha_exp.checkpoint.safetensors.header import SUFFIX, begins_as_safetensors, open_regular
@@ -35,11 +37,12 @@ class Format:
         return path.suffix in self.suffixes + self.other_suffixes
 
 
+GGUF = Format((), begins_as_gguf, GgufModel, (".gguf",))
 SAFETENSORS = Format((SUFFIX,), begins_as_safetensors, SafetensorsModel, (".sft",))
 PICKLE = Format((".bin", ".ckpt", ".pt", ".pth"), begins_as_pickle, PickledModel)
 
-FORMATS = (SAFETENSORS, PICKLE)
-"""All formats, the preferred ones first."""
+FORMATS = (GGUF, SAFETENSORS, PICKLE)
+"""All formats, the preferred ones first; GGUF has no folders, and the surest first bytes."""
 
 FOLDER_SUFFIXES = tuple(suffix for known in FORMATS for suffix in known.suffixes)
 """The suffixes of weights in a model's folder, the preferred ones first."""

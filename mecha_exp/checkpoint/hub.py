@@ -10,7 +10,7 @@ from mecha_exp.errors import CheckpointError
 
 _NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
-_WEIGHTS = tuple(known.suffixes[0] for known in FORMATS)
+_WEIGHTS = tuple(known.suffixes[0] for known in FORMATS if known.suffixes)
 
 
 def is_hub_name(name: str) -> bool:

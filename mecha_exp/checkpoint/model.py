@@ -25,12 +25,14 @@ class StateDictSource(ABC):
         path: the file or folder that the user named; None for a state dict in memory.
         files: the files that hold the tensors.
         identity: a value that differs once a file was changed or replaced; None where nothing tells.
+        codes: the keys that are stored as codes and read as the numbers that these stand for.
     """
 
     name: str
     path: Path | None
     files: tuple[Path, ...]
     identity: tuple[str | int, ...] | None
+    codes: tuple[str, ...] = ()
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -163,6 +165,7 @@ class JoinedModel(StateDictSource):
             for key in model.keys():
                 if selected is None or key in selected:
                     self._add(prefix + key, model, key)
+        self.codes = tuple(key for key, (model, inner) in self._origins.items() if inner in model.codes)
 
     @property
     def metadata(self) -> Mapping[str, str]:

@@ -149,6 +149,8 @@ def codes_of(model: StateDictSource) -> list[Codes]:
 
 def quantisation_of(model: StateDictSource) -> Quantisation | None:
     """How the tensors of a model are quantised, or None where they are plain numbers; reads headers only."""
+    if model.codes:
+        return Quantisation("Q8_0 (GGUF)", model.codes)
     stored = {model.info(key).dtype for key in model.keys()}
     if stored.isdisjoint((*INTEGERS, *FP8)):
         return None

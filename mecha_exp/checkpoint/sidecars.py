@@ -25,7 +25,7 @@ MAX_BYTES = 64_000_000
 MAX_FRONT_MATTER = 1 << 16
 """The bytes in which the front matter of a card ends."""
 
-_WEIGHTS = (*SUFFIXES, INDEX, ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
+_WEIGHTS = (*SUFFIXES, INDEX, ".h5", ".msgpack", ".npz", ".onnx")
 _NOT_COPIED = (".incomplete", ".jpg", ".lock", ".pdf", ".png")
 _OF_TRAINING = {CARD, "trainer_state.json", "training_args.bin", "run.json"}
 """Files about the training of one model."""

@@ -33,7 +33,7 @@ _LOOKALIKES = {
     b"PK": "a pickle checkpoint (.ckpt, .pt), not safetensors: convert it to safetensors first",
     b"\x80": "a pickle checkpoint (.ckpt, .pt), not safetensors: convert it to safetensors first",
     b"version https://git-lfs": "a git-lfs pointer, not the model: run 'git lfs pull'",
-    b"GGUF": "a GGUF file, not safetensors: convert it to safetensors first",
+    b"GGUF": "a GGUF file, not safetensors",
     b"<": "a web page, not a model: the download needs another link, or a login",
 }
 

@@ -187,7 +187,7 @@ def layout_of(source: Source, budget: int) -> Layout | None:
         CheckpointError: it is of a format that is not read exactly, or its tensors do not fit each other.
     """
     quantisation = quantisation_of(source)
-    if quantisation is None:
+    if quantisation is None or source.codes:  # which the source itself reads as numbers
         return None
     problems: list[str] = []
     config = quantization_config(source.path) or {}

@@ -123,7 +123,7 @@ def require_plain(
         except CheckpointError as error:
             problems.add(error)
             continue
-        if plain[name] is not source and on_quantised == "error":
+        if (plain[name] is not source or source.codes) and on_quantised == "error":
             quantisation = quantisation_of(source)
             assert quantisation is not None
             problems.add(refusal(source, quantisation, OPTION))
@@ -133,4 +133,11 @@ def require_plain(
 
 def notes_on(sources: Collection[Source]) -> list[str]:
     """A line about each model that is dequantised."""
-    return [str(source) for source in sources if isinstance(source, DequantisedSource)]
+    views = [str(source) for source in sources if isinstance(source, DequantisedSource)]
+    coded = [
+        f"{source.name} is quantised: {quantisation_of(source)}. {len(source.codes)} tensors are read as "
+        "float32, code times scale"
+        for source in sources
+        if source.codes
+    ]
+    return views + coded

@@ -1,0 +1,104 @@
+"""A GGUF file as a state dict: plain numbers as they lie there, Q8_0 as the numbers of its codes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+
+from mecha_exp.checkpoint.dtypes import stored_bytes
+from mecha_exp.checkpoint.gguf.header import GgufHeader, parse_header
+from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, PLAIN, Q8_0, decode_q8_0
+from mecha_exp.checkpoint.model import StateDictSource
+from mecha_exp.checkpoint.positional import FileRegion, byte_view, require_little_endian
+from mecha_exp.checkpoint.safetensors.header import TensorInfo, open_regular
+from mecha_exp.checkpoint.safetensors.reader import identity_of
+from mecha_exp.errors import CheckpointError
+
+OWN_FIELDS = "mecha_"
+"""The beginning of the names of the fields that say how a merged model was made."""
+
+_BLOCKS_AT_ONCE = 1 << 15
+_NUMBER = torch.float32.itemsize
+
+
+class GgufModel(StateDictSource):
+    """One GGUF file of F32, F16, BF16 and Q8_0; its keys are llama.cpp's names of tensors.
+
+    Tensors of Q8_0 read as float32, code times scale in float32 arithmetic, as the package gguf dequantises
+    them; of the file only the blocks that are asked for are read.
+
+    Attributes:
+        header: its fields and tensors.
+    """
+
+    path: Path
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        require_little_endian()
+        self.path = Path(path)
+        self.name = str(self.path)
+        self.files = (self.path,)
+        self._file = open_regular(path)
+        try:
+            self._status = identity_of(self._file.stat())
+            self.header: GgufHeader = parse_header(self._file)
+        except BaseException:
+            self._file.close()
+            raise
+        self.identity = (str(self.path.resolve()), *self._status)
+        self._infos = {key: self._info_of(key) for key in self.header.tensors}
+        self.codes = tuple(key for key, tensor in self.header.tensors.items() if tensor.kind == Q8_0)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        texts = {name: self.header.text(name) for name in self.header.fields if name.startswith(OWN_FIELDS)}
+        return {name: text for name, text in texts.items() if text is not None}
+
+    def keys(self) -> Collection[str]:
+        return self._infos.keys()
+
+    def info(self, key: str) -> TensorInfo:
+        try:
+            return self._infos[key]
+        except KeyError:
+            raise self._unknown(key) from None
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        offset = self.info(key).offset
+        if self.header.tensors[key].kind != Q8_0:
+            self._file.read_into(offset + start, view)
+            return
+        size = BLOCK * _NUMBER
+        first, stop = start // size, -(-(start + len(view)) // size)
+        for begin in range(first, stop, _BLOCKS_AT_ONCE):
+            end = min(begin + _BLOCKS_AT_ONCE, stop)
+            blocks = torch.empty((end - begin) * BLOCK_BYTES, dtype=torch.uint8)
+            self._file.read_into(offset + begin * BLOCK_BYTES, byte_view(blocks))
+            numbers = byte_view(decode_q8_0(blocks.reshape(-1, BLOCK_BYTES)))
+            low, high = max(start, begin * size), min(start + len(view), end * size)
+            view[low - start : high - start] = numbers[low - begin * size : high - begin * size]
+
+    def region(self, key: str) -> FileRegion | None:
+        is_coded = self.header.tensors[key].kind == Q8_0
+        return None if is_coded else self._file.region(self.info(key).offset)
+
+    def check_unchanged(self) -> None:
+        try:
+            unchanged = identity_of(self.path.stat()) == self._status
+        except OSError:
+            unchanged = False
+        if not unchanged:
+            raise CheckpointError(
+                f"{self.path} changed while it was being read. Run again once it is at rest."
+            )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _info_of(self, key: str) -> TensorInfo:
+        tensor = self.header.tensors[key]
+        dtype = "F32" if tensor.kind == Q8_0 else PLAIN[tensor.kind].dtype
+        return TensorInfo(dtype, tensor.shape, tensor.offset, stored_bytes(dtype, tensor.shape))
