@@ -11,6 +11,8 @@ from typing import Any
 from mecha_exp.checkpoint.folder import STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
 from mecha_exp.checkpoint.formats import INDEX
+from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
+from mecha_exp.checkpoint.gguf.writer import GgufTemplate, GgufWriter, check_gguf
 from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Layout, Package, is_file_name, pack
@@ -74,6 +76,7 @@ class Destination:
         template: the model whose folder is imitated.
         components: the sub-folders of the folder where no template gives them.
         small_files: the files beside the weights there, by their path in the folder.
+        gguf: what a GGUF file takes from the first input; None where that is not one.
         card: makes the model card of the folder, once the merge begins; None writes none.
     """
 
@@ -83,6 +86,7 @@ class Destination:
     template: Template | None = None
     components: Sequence[Component] = ()
     small_files: Mapping[str, Path] = field(default_factory=dict)
+    gguf: GgufTemplate | None = field(default=None, repr=False)
     card: Callable[[], bytes] | None = field(default=None, repr=False)
 
     @property
@@ -104,6 +108,8 @@ class Destination:
                 f"{address} lies elsewhere, and outputs are written to this machine's disks only. Write to a "
                 "path, and upload the result with the store's own tool."
             )
+        if self.path.suffix == GGUF_SUFFIX and not self.is_folder:
+            check_gguf(self.path, self.tensors, self.gguf)
         if not self.is_folder:
             check_writable(self.path, sum(p.nbytes for p in self._packages))
             return
@@ -118,6 +124,8 @@ class Destination:
         self, metadata: Mapping[str, str], durable: bool, signature: str | None
     ) -> CheckpointWriter | FolderWriter:
         """Open a writer for the model."""
+        if self.gguf is not None and self.path.suffix == GGUF_SUFFIX:
+            return GgufWriter(self.path, self.tensors, metadata, self.gguf, durable, signature)
         if not self.is_folder:
             return CheckpointWriter(self.path, self.tensors, metadata, durable=durable, signature=signature)
         template = self._fitting

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mecha_exp.checkpoint.gguf.header import begins_as_gguf
+from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX, begins_as_gguf
 from mecha_exp.checkpoint.gguf.model import GgufModel
 from mecha_exp.checkpoint.model import SafetensorsModel, StateDictSource
 from mecha_exp.checkpoint.remote import RemoteFile, is_stand_in
@@ -37,7 +37,7 @@ class Format:
         return path.suffix in self.suffixes + self.other_suffixes
 
 
-GGUF = Format((), begins_as_gguf, GgufModel, (".gguf",))
+GGUF = Format((), begins_as_gguf, GgufModel, (GGUF_SUFFIX,))
 SAFETENSORS = Format((SUFFIX,), begins_as_safetensors, SafetensorsModel, (".sft",))
 PICKLE = Format((".bin", ".ckpt", ".pt", ".pth"), begins_as_pickle, PickledModel)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from mecha_exp.checkpoint.dtypes import stored_bytes
 from mecha_exp.checkpoint.folder import STEMS, Component
 from mecha_exp.checkpoint.formats import INDEX
+from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.errors import CheckpointError, ConfigError, some
 
@@ -62,7 +63,7 @@ class Package:
 
 def is_file_name(path: Path) -> bool:
     """Whether an output path means one file. Any other path is the folder of a model."""
-    return path.suffix == SUFFIX or (path.exists() and not path.is_dir())
+    return path.suffix in (SUFFIX, GGUF_SUFFIX) or (path.exists() and not path.is_dir())
 
 
 def pack(tensors: Layout, components: Sequence[Component], shard_size: int | None) -> list[Package]:

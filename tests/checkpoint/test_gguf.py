@@ -159,8 +159,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path):
 
 @pytest.mark.libraries
 def test_files_and_numbers_are_those_of_the_package_gguf(tmp_path: Path):
-    import gguf
-
+    gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(0)
     numbers = np.concatenate([rng.standard_normal((3, 64)) * scale for scale in (1e-6, 1, 1e4)]).astype("f4")
     numbers[0, :32], numbers[1, :4] = 0, (0.5, -0.5, 1.5, 127)

@@ -18,6 +18,7 @@ from mecha_exp.checkpoint.safetensors.header import MAX_TENSORS
 from mecha_exp.errors import CheckpointError, some
 
 MAGIC = b"GGUF"
+GGUF_SUFFIX = ".gguf"
 VERSIONS = (2, 3)
 ALIGNMENT_FIELD = "general.alignment"
 SPLIT_FIELD = "split.count"

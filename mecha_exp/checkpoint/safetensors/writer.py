@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -23,6 +24,31 @@ FLUSH_SECONDS = 5.0
 """How often a durable writer flushes finished keys: after a power failure only later ones are redone."""
 
 _flush_data = getattr(os, "fdatasync", os.fsync)  # only Linux has the former
+
+
+class Places(NamedTuple):
+    """Where the tensors of a file lie.
+
+    Attributes:
+        header: the first bytes of the file.
+        offsets: of each tensor, absolute, in bytes.
+        sizes: of each tensor in the file, in bytes.
+        nbytes: of the whole file.
+    """
+
+    header: bytes
+    offsets: Mapping[str, int]
+    sizes: Mapping[str, int]
+    nbytes: int
+
+    @staticmethod
+    def in_safetensors(
+        tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+    ) -> "Places":
+        """The places in a safetensors file."""
+        sizes = {key: stored_bytes(*tensor) for key, tensor in tensors.items()}
+        header, offsets = encode_header(tensors, metadata)
+        return Places(header, offsets, sizes, len(header) + sum(sizes.values()))
 
 
 class CheckpointWriter:
@@ -43,6 +69,7 @@ class CheckpointWriter:
 
     Args:
         signature: a hash of all that decides the bytes; None to never resume.
+        places: of a file in another format than safetensors.
 
     Attributes:
         finished: the keys that an earlier run finished, with its notes. Writing them again does nothing.
@@ -56,6 +83,7 @@ class CheckpointWriter:
         *,
         durable: bool = True,
         signature: str | None = None,
+        places: Places | None = None,
     ) -> None:
         require_little_endian()
         self.path = Path(path).absolute()
@@ -63,10 +91,9 @@ class CheckpointWriter:
         self._durable = durable
         self._signature = signature
         self._tensors = dict(tensors)
-        self._sizes = {key: stored_bytes(*tensor) for key, tensor in tensors.items()}
-        self._header, self._offsets = encode_header(tensors, metadata)
+        places = places or Places.in_safetensors(tensors, metadata)
+        self._header, self._offsets, self._sizes, self.nbytes = places
         self._allocated = 0
-        self.nbytes = len(self._header) + sum(self._sizes.values())
         self._written = dict.fromkeys(self._sizes, 0)
         self._changed = threading.Condition(threading.Lock())
         self._writing = 0  # threads that are using the file

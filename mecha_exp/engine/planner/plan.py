@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import Destination, Template, stored_bytes
+from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
+from mecha_exp.checkpoint.gguf.writer import GgufTemplate
 from mecha_exp.checkpoint.shards import Layout, is_file_name
 from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
 from mecha_exp.engine.ir.program import Pass, Program
@@ -91,7 +93,8 @@ def check_quantize(choice: str | None, path: Path | None, shard_size: int | None
         ConfigError: the way is unknown, or the output is a folder.
     """
     require_known(choice)
-    if choice and (shard_size is not None or (path is not None and not is_file_name(path))):
+    is_one_file = shard_size is None and (path is None or is_file_name(path))
+    if choice and (not is_one_file or (path is not None and path.suffix == GGUF_SUFFIX)):
         raise ConfigError(
             f"quantize={choice} writes ComfyUI's layout, which is one file: name an output that ends in "
             ".safetensors, without shard_size."
@@ -222,7 +225,9 @@ class Plan:
         stacked = self._stacked_layers(job)
         if template is not None and stacked:
             template = replace(template, entries=changed_entries(template.folder, stacked))
-        return Destination(output, self.layouts[job], shard_size, template, card=self.jobs[job].card)
+        gguf = GgufTemplate.of(as_stored(first), keeps_codes=self.jobs[job].dtype is None)
+        layout, card = self.layouts[job], self.jobs[job].card
+        return Destination(output, layout, shard_size, template, gguf=gguf, card=card)
 
     def _stacked_layers(self, job: int) -> list[LayersSource]:
         """The views of layers that a job's recipe takes of its models, in order."""
