@@ -97,6 +97,7 @@ from .method_api.state_dict import (
 from .method_api.state_dict import (
     skip_key as skip_key,
 )
+from .peft.extraction import extract_adapter as extract_adapter
 from .peft.merging import merge_adapters as merge_adapters
 from .random import uniform as uniform
 from .recipe import (

@@ -1,4 +1,4 @@
-"""`python -m mecha_exp adapters`: merge adapters of PEFT into one adapter."""
+"""`python -m mecha_exp adapters`: merge adapters of PEFT into one adapter, or extract one from a model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import argparse
 from pathlib import Path
 
 from mecha_exp.cli.arguments import add_models_dir, make_parser
+from mecha_exp.errors import some
+from mecha_exp.peft.extraction import extract_adapter
 from mecha_exp.peft.merging import MergedAdapter, merge_adapters
-from mecha_exp.terminal import make_table, stdout
+from mecha_exp.terminal import make_table, print_table, stdout
 
 EXAMPLE = """\
 examples:
     python -m mecha_exp adapters math code -o both           concatenated: no error, ranks add up
     python -m mecha_exp adapters math code --weights 1 -0.3 -o both --rank 16
+    python -m mecha_exp adapters extract FINE BASE OUTPUT --rank 16      from a model: see its --help
+"""
+
+EXTRACT = "extract"
+EXAMPLE_OF_EXTRACT = """\
+examples:
+    python -m mecha_exp adapters extract fine-tuned base adapter --rank 16
+    python -m mecha_exp adapters extract fine-tuned base adapter --modules-to-save embed_tokens norm
+    python -m mecha_exp adapters extract fine-tuned base adapter --leave-out '*.bias' '*norm.weight'
 """
 
 SHOWN_MODULES = 3
@@ -20,7 +31,9 @@ SHOWN_MODULES = 3
 
 
 def main(arguments: list[str]) -> int:
-    """Merge adapters, and say what the rank costs."""
+    """Merge adapters, or extract one, and say what the rank costs."""
+    if arguments[:1] == [EXTRACT]:
+        return _extract(arguments[1:])
     options = _parser().parse_args(arguments)
     weights = options.weights if len(options.weights) != 1 else options.weights[0]
     merged = merge_adapters(
@@ -28,6 +41,58 @@ def main(arguments: list[str]) -> int:
     )
     _show(merged, options.rank)
     return 0
+
+
+def _extract(arguments: list[str]) -> int:
+    options = _parser_of_extract().parse_args(arguments)
+    made = extract_adapter(
+        options.fine,
+        options.base,
+        options.output,
+        options.rank,
+        modules_to_save=options.modules_to_save,
+        leave_out=options.leave_out,
+        model_dirs=options.models_dir,
+    )
+    ranks = sorted(set(made.ranks.values()))
+    spread = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+    more = f", {len(made.whole)} tensors whole" if made.whole else ""
+    line = f"{made.path}: {len(made.ranks)} modules of rank {spread}{more}, relative error {made.error:.3g}"
+    stdout.print(line, markup=False, soft_wrap=True)
+    if made.left_out:
+        stdout.print(f"left out: {some(made.left_out, 5)}", markup=False, soft_wrap=True)
+    table = make_table("module", "rank", "relative error")
+    for module, error in made.errors.items():
+        table.add_row(module, str(made.ranks[module]), f"{error:.3g}")
+    print_table(table)
+    return 0
+
+
+def _parser_of_extract() -> argparse.ArgumentParser:
+    parser = make_parser(
+        f"adapters {EXTRACT}",
+        "Extract an adapter of PEFT from a fine-tuned model: at each linear layer the product of a rank that "
+        "is nearest to what it adds to its base, with the error of each.",
+        EXAMPLE_OF_EXTRACT,
+    )
+    parser.add_argument("fine", help="the fine-tuned model: a file, a folder, or a name on the hub")
+    parser.add_argument("base", help="the model that it was trained from")
+    parser.add_argument("output", type=Path, metavar="FOLDER", help="the adapter")
+    parser.add_argument(
+        "--rank", type=int, default=16, metavar="R", help="the largest of a module (default: 16)"
+    )
+    parser.add_argument(
+        "--modules-to-save",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="ends of names of modules saved whole",
+    )
+    parser.add_argument(
+        "--leave-out", nargs="+", default=[], metavar="PATTERN", help="of keys whose changes are left out"
+    )
+    add_models_dir(parser, "where the models are looked for, after the current folder; may be repeated")
+    return parser
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,21 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mecha_exp.architectures.lora import PEFT_PREFIX
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.checkpoint.folder import ADAPTER_CONFIG, ADAPTER_STEM
-from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
 from mecha_exp.peft.config import LORA, PeftConfig, config_of
 from mecha_exp.peft.modules import OF_COLUMNS, OF_ROWS, A, B, sorted_modules
 from mecha_exp.peft.sums import Sum, Term
+from mecha_exp.peft.writing import config_of_ranks, require_adapter_folder, write_adapter
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import Source
-from mecha_exp.system.atomic_write import atomic_write
 
 _OWN = {"peft_type", "base_model_name_or_path", "task_type", "fan_in_fan_out", "inference_mode", "bias"}
 """The entries of a configuration that the merged adapter has from the first one."""
@@ -104,8 +98,8 @@ def merge_adapters(
     if infinite := [key for key, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise CheckpointError(f"{output}: {some(infinite, 3)} would be too large for float32.")
     ranks = {module: tensors[parts.key(module, 0)].shape[0] for module in parts.modules}
-    config = {**parts.shared_config(), **_config_of_ranks(ranks)}
-    _write(Path(output), tensors, config)
+    config = {**parts.shared_config(), **config_of_ranks(ranks)}
+    write_adapter(Path(output), tensors, config)
     total = math.fsum(made.squared_norm for made in sums.values())
     errors = {
         module: math.sqrt(made.squared_error(rank) / made.squared_norm) if made.squared_norm else 0.0
@@ -126,10 +120,7 @@ def _check(adapters: Sequence[Any], weights: Sequence[float], rank: int | None, 
         raise ConfigError(f"weights: expected finite numbers, got {some(map(str, weights))}.")
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
         raise ConfigError(f"rank: expected a whole number of at least 1, or none, got {rank!r}.")
-    if output.is_file() or (
-        output.is_dir() and any(output.iterdir()) and not (output / ADAPTER_CONFIG).is_file()
-    ):
-        raise CheckpointError(f"{output} is there and is not an adapter: name another folder.")
+    require_adapter_folder(output)
 
 
 @dataclass(frozen=True)
@@ -267,34 +258,3 @@ def _errors_at(sums: Mapping[str, Sum], total: float) -> dict[int, float]:
     """The error at each power of two below the largest rank."""
     largest = max(made.rank for made in sums.values())
     return {1 << n: _error(sums, 1 << n, total) for n in range(largest.bit_length()) if 1 << n < largest}
-
-
-def _config_of_ranks(ranks: Mapping[str, int]) -> dict[str, Any]:
-    """The entries that give each module its rank and the scale 1."""
-    common = max(ranks.values(), key=list(ranks.values()).count)
-    others = {re.escape(module): rank for module, rank in ranks.items() if rank != common}
-    return {
-        "r": common,
-        "lora_alpha": common,
-        "rank_pattern": others,
-        "alpha_pattern": others,
-        "target_modules": sorted(ranks),
-        "use_rslora": False,
-        "use_dora": False,
-        "lora_dropout": 0.0,
-        "init_lora_weights": True,
-    }
-
-
-def _write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write the folder of an adapter, or leave what was there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (
-            atomic_write(folder / ADAPTER_CONFIG) as config_file,
-            atomic_write(folder / f"{ADAPTER_STEM}{SUFFIX}") as weights_file,
-        ):
-            save_file(dict(tensors), weights_file, metadata={"format": "pt"})
-            config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} cannot be written: {error}.") from None
