@@ -24,10 +24,10 @@ from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.report import About
 from mecha_exp.engine.runtime.context import Progress
 from mecha_exp.errors import CheckpointError, ConfigError, MergeError, RecipeError, some
+from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import Node, models_of
 from mecha_exp.graph.spaces import checked_spaces
-from mecha_exp.publishing.card import Settings, model_card
 from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.system.memory import peak_memory
 from mecha_exp.system.progress import LoggedProgress, merge_summary, tqdm_progress
@@ -140,10 +140,7 @@ def merge(
         if not models_of(node):
             return _constants(constants(node, config, options), target, output, output_device)
     made_as = parse_output_dtype(output_dtype if dtype is None else dtype)
-    is_folder = isinstance(target, Path) and not is_file_name(target)
-    make_card = (
-        functools.partial(model_card, node, Settings(options, made_as)) if card and is_folder else None
-    )
+    make_card = _card_of(node, options, made_as) if card and _is_folder(target) else None
     job = Job(node, target, made_as, card=make_card, caches=cache or {})
     with plan([job], options) as planned, _progress(planned, tqdm) as progress:
         if not planned.layouts[0] and not allow_empty_merge:
@@ -208,6 +205,16 @@ def _workers(threads: int) -> int:
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
         raise ConfigError(f"threads: expected a whole number of at least 0, got {threads!r}")
     return max(threads, 1)
+
+
+def _is_folder(target: Path | dict[str, torch.Tensor]) -> bool:
+    return isinstance(target, Path) and not is_file_name(target)
+
+
+def _card_of(recipe: Node, options: EngineOptions, dtype: torch.dtype | ByKey | None) -> Callable[[], bytes]:
+    from mecha_exp.publishing.card import Settings, model_card  # which a merge into memory does not need
+
+    return functools.partial(model_card, recipe, Settings(options, dtype))
 
 
 def _check_space(node: Node, requested: str | None) -> None:
