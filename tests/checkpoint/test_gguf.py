@@ -1,6 +1,8 @@
 """GGUF files: plain numbers and Q8_0 are read exactly, in parts; what is not read is refused."""
 
+import contextlib
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,10 @@ from hypothesis import strategies as st
 
 from mecha_exp import EngineOptions, merge, weighted_sum
 from mecha_exp.checkpoint import open_stored
+from mecha_exp.checkpoint.gguf.header import parse_header
 from mecha_exp.checkpoint.gguf.types import decode_q8_0, encode_q8_0
+from mecha_exp.checkpoint.safetensors.header import open_regular
 from mecha_exp.errors import CheckpointError
-
-Kinds = {"plain": F32, "half": F16, "brain": BF16}
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -117,35 +119,21 @@ def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(content: bytes, mes
         open_stored(path)
 
 
-def test_two_tensors_of_one_name_or_place_are_refused(tmp_path: Path):
-    path, _ = small_model(tmp_path / "model.gguf")
-    content = path.read_bytes().replace(b"output_norm.weight", b"token_embd.weight\0")
-    path.write_bytes(content.replace(b"token_embd.weight\0", b"token_embd.weight ", 1))
-    with open_stored(path) as model:
-        assert "token_embd.weight " in model
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path):
+    tensors = {"aa": (F32, (64,), bytes(256)), "ab": (F32, (1,), bytes(4))}
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes(tensors).replace(b"ab", b"aa"))
 
-    a, b = (F32, (1,), bytes(4)), (F32, (64,), bytes(256))
-    double = gguf_bytes({"aa": b, "ab": a}).replace(b"ab", b"aa")
-    path.write_bytes(double)
     with pytest.raises(CheckpointError, match="the header has 'aa' twice"):
-        open_stored(path)
+        open_stored(tmp_path / "model.gguf")
 
 
 @given(st.binary(max_size=400))
 def test_no_bytes_after_the_magic_do_harm(content: bytes):
-    from mecha_exp.checkpoint.gguf.header import parse_header
-    from mecha_exp.checkpoint.safetensors.header import open_regular
-
-    path = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path()
-    file = path / "fuzzed.gguf"
-    file.write_bytes(b"GGUF\x03\0\0\0" + content)
-    try:
-        with open_regular(file) as opened:
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(b"GGUF\x03\0\0\0" + content)
+        file.flush()
+        with open_regular(file.name) as opened, contextlib.suppress(CheckpointError):
             parse_header(opened)
-    except CheckpointError:
-        pass
-    finally:
-        file.unlink()
 
 
 def test_a_file_that_changes_is_noticed(tmp_path: Path):
