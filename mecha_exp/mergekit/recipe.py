@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def read_merge(
     if isinstance(config, Mapping):
         changed = with_values(config, values or {})
         merge = build(read_configuration(changed), folders, offline)
-        return dataclasses.replace(merge, config=changed)
+        return replace(merge, config=changed)
     path = Path(config)
     documents = load_documents(path)
     try:

@@ -14,7 +14,6 @@ from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, PLAIN, Q8_0, dec
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.positional import FileRegion, byte_view, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import TensorInfo, open_regular
-from mecha_exp.checkpoint.safetensors.reader import identity_of
 from mecha_exp.errors import CheckpointError
 
 OWN_FIELDS = "mecha_"
@@ -43,12 +42,11 @@ class GgufModel(StateDictSource):
         self.files = (self.path,)
         self._file = open_regular(path)
         try:
-            self._status = identity_of(self._file.stat())
             self.header: GgufHeader = parse_header(self._file)
         except BaseException:
             self._file.close()
             raise
-        self.identity = (str(self.path.resolve()), *self._status)
+        self.identity = self._file.identity
         self._infos = {key: self._info_of(key) for key in self.header.tensors}
         self.codes = tuple(key for key, tensor in self.header.tensors.items() if tensor.kind == Q8_0)
 
@@ -86,11 +84,7 @@ class GgufModel(StateDictSource):
         return None if is_coded else self._file.region(self.info(key).offset)
 
     def check_unchanged(self) -> None:
-        try:
-            unchanged = identity_of(self.path.stat()) == self._status
-        except OSError:
-            unchanged = False
-        if not unchanged:
+        if not self._file.is_unchanged():
             raise CheckpointError(
                 f"{self.path} changed while it was being read. Run again once it is at rest."
             )
