@@ -112,7 +112,7 @@ def test_a_login_goes_to_the_hub_and_not_to_its_storage(hub, storage, server, mo
             "hf://lab/tiny/none.safetensors",
             r"the repository has no 'none\.safetensors'\. It has config\.json",
         ),
-        ("hf://lab/tiny/pytorch_model.bin", r"is stored as pickles, which cannot be read in parts"),
+        ("hf://lab/tiny/pytorch_model.bin", r"is stored as a pickle, which is not read in parts"),
     ],
 )
 def test_what_is_not_there_is_said(address, message, hub):
@@ -124,7 +124,7 @@ def test_a_model_of_pickles_alone_is_refused(hub, served):
     (served / "lab" / "old").mkdir()
     (served / "lab" / "old" / "pytorch_model.bin").write_bytes(b"\x80\x02")
 
-    with pytest.raises(CheckpointError, match=r"hf://lab/old is stored as pickles"):
+    with pytest.raises(CheckpointError, match=r"hf://lab/old is stored as a pickle"):
         find_model("hf://lab/old", [])
 
 

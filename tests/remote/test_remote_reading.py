@@ -292,7 +292,8 @@ def test_what_is_an_address(path, is_one):
             r"/none is not a file that can be read in ranges, and has none of .*lists no folders",
         ),
         ("{url}/empty.safetensors", r"empty\.safetensors is empty"),
-        ("{url}/model.bin", r"model\.bin is stored as pickles, which cannot be read in parts\. Download it"),
+        ("{url}/model.bin", r"model\.bin is stored as a pickle, which is not read in parts\. Download it"),
+        ("{url}/model.gguf", r"model\.gguf is stored as GGUF, which is not read in parts\. Download it"),
         ("{url}/folder?token=1", r"/folder\?token=1 does not exist"),
         ("{url}/page.safetensors", r"page\.safetensors: this is a web page, not a model"),
         ("memory://nothing/here", r"memory://nothing/here does not exist, or is empty"),
@@ -302,6 +303,7 @@ def test_what_is_an_address(path, is_one):
 def test_what_cannot_be_read_is_said(address, message, server, served):
     (served / "empty.safetensors").touch()
     (served / "model.bin").write_bytes(b"\x80\x02")
+    (served / "model.gguf").write_bytes(b"GGUF")
     (served / "page.safetensors").write_text("<!doctype html><html>" + " " * 40)
 
     with pytest.raises(CheckpointError, match=message):

@@ -17,8 +17,15 @@ OWN_SCHEMES = ("pkg", "made")
 """Schemes of models on this machine."""
 
 INDEX = ".index.json"
-PICKLES = (".bin", ".ckpt", ".pt", ".pth")
-FILE_SUFFIXES = (".safetensors", ".sft", *PICKLES)
+NOT_IN_PARTS = {
+    ".bin": "a pickle",
+    ".ckpt": "a pickle",
+    ".gguf": "GGUF",
+    ".pt": "a pickle",
+    ".pth": "a pickle",
+}
+"""What is read from a disk only, by suffix."""
+FILE_SUFFIXES = (".safetensors", ".sft", *NOT_IN_PARTS)
 HTTP = ("http", "https")
 S3 = ("s3", "s3a")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from mecha_exp.checkpoint.remote.address import INDEX, PICKLES, name_of
+from mecha_exp.checkpoint.remote.address import INDEX, NOT_IN_PARTS, name_of
 from mecha_exp.checkpoint.remote.pin import Pin, Store
 from mecha_exp.checkpoint.remote.retries import read_all
 from mecha_exp.checkpoint.remote.stand_in import ADDRESS, LEFT_OUT, StandIn, stand_ins
@@ -147,8 +147,7 @@ def _readable(pins: Mapping[str, Pin], address: str) -> dict[str, Pin]:
     if outside:
         raise CheckpointError(f"{address} names files outside its own folder: {some(outside)}.")
     if list(pins) == [""]:
-        if pins[""].address.partition("@")[0].endswith(PICKLES):
-            raise _only_pickles(address)
+        _check_format(pins[""].address.partition("@")[0], address)
         return dict(pins)
     wanted = {
         name: pin
@@ -157,13 +156,15 @@ def _readable(pins: Mapping[str, Pin], address: str) -> dict[str, Pin]:
         and (name.endswith(SUFFIX) or (name.endswith(_SMALL_SUFFIXES) and pin.size <= SMALL))
     }
     if not any(name.endswith(SUFFIX) for name in wanted):
-        if any(name.endswith(PICKLES) for name in pins):
-            raise _only_pickles(address)
+        for name in sorted(pins):
+            _check_format(name, address)
         raise CheckpointError(f"{address} has no safetensors files.")
     return wanted
 
 
-def _only_pickles(address: str) -> CheckpointError:
-    return CheckpointError(
-        f"{address} is stored as pickles, which cannot be read in parts. Download it, and name the copy."
-    )
+def _check_format(name: str, address: str) -> None:
+    """Refuse a file of another format than safetensors."""
+    if kind := NOT_IN_PARTS.get(PurePosixPath(name).suffix):
+        raise CheckpointError(
+            f"{address} is stored as {kind}, which is not read in parts. Download it, and name the copy."
+        )
