@@ -1,7 +1,6 @@
 """Parts of the difference between models, and masks for where to add it."""
 
 import math
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -10,8 +9,9 @@ from torch.nn.functional import cosine_similarity
 from mecha_exp import Parameter, Return, merge_method
 from mecha_exp.extensions.merge_methods import is_constant
 from mecha_exp.methods.linear import add_difference, add_scaled, subtract, weighted_sum
-from mecha_exp.methods.parameters import Alpha, Base, Delta, Model, Share, Small, Weight
+from mecha_exp.methods.parameters import Alpha, Base, Model, Share, Small, Weight
 from mecha_exp.methods.reductions import column_cosines, column_products, dot, slice_size, squared_norm
+from mecha_exp.methods.smoothing import smoothed
 
 
 @merge_method(elementwise=True, register=False)
@@ -212,47 +212,6 @@ def extract(
     cosine = cosine_similarity(db, dc, dim=-1).clamp(-1, 1).unsqueeze(-1)
     d = ((cosine + 1) / 2) ** gamma
     return a + (db + alpha * (dc - db)) * (d + beta * (1 - 2 * d))
-
-
-@merge_method(register=False)
-def smoothed(d: Delta) -> Return(Tensor, "delta"):
-    """The Gaussian (sigma 1) of the median of 3 entries along each axis, mirrored at the edges."""
-    if not d.ndim:
-        return d
-    width = 4  # of the Gaussian's tail, in sigmas
-    places = torch.arange(-width, width + 1, dtype=d.dtype)
-    kernel = torch.exp(-places.square() / 2)
-    kernel = kernel / kernel.sum()
-    smooth = _median_of_neighbours(d)
-    for axis in range(d.ndim):
-        extended = _mirrored(smooth, axis, width)
-        count = d.shape[axis]
-        smooth = sum(k * extended.narrow(axis, i, count) for i, k in enumerate(kernel))
-    return smooth
-
-
-def _median_of_neighbours(d: Tensor) -> Tensor:
-    """The median of the 3^n entries around each entry, a slice of axis 0 at a time."""
-    extended = d
-    for axis in range(d.ndim):
-        extended = _mirrored(extended, axis, 1)
-    offsets = list(product(range(3), repeat=d.ndim - 1))
-    slices = []
-    for row in range(d.shape[0]):
-        around = extended[row : row + 3]
-        windows = [around[(slice(None), *map(_window, offset, d.shape[1:]))] for offset in offsets]
-        slices.append(torch.cat(windows).median(0).values)
-    return torch.stack(slices)
-
-
-def _window(start: int, count: int) -> slice:
-    return slice(start, start + count)
-
-
-def _mirrored(d: Tensor, axis: int, width: int) -> Tensor:
-    """d with `width` more entries at both ends of an axis: d c b a | a b c d | d c b a."""
-    places = torch.arange(-width, d.shape[axis] + width, device=d.device) % (2 * d.shape[axis])
-    return d.index_select(axis, torch.minimum(places, 2 * d.shape[axis] - 1 - places))
 
 
 @merge_method(composite=True)
