@@ -79,6 +79,13 @@ def ours(case: str, output: Path, inputs: list[str]) -> Work:
         "trimming": lambda: me.ties(base, *experts, density=0.2),
         "trimming_global": lambda: me.ties(base, *experts, density=0.2, trim="global"),
         "norms": lambda: me.metagpt(base, *experts),
+        "nine_tenths": lambda: me.add_ties_with_dare(base, *experts, probability=0.9, k=0.2),
+        "importance": lambda: me.arcee_fusion(base, experts[0]),
+        "by_rank": lambda: me.top_k_tensor_sum(base, experts[0], width=0.4),
+        "smoothed": lambda: me.smooth_add(base, *experts[:2]),
+        "isotropic": lambda: me.iso_c(base, *experts),
+        "isotropic_common": lambda: me.iso_cts(base, *experts),
+        "cosine": lambda: me.add_cosine_b(base, experts[0]),
     }
     points = POINTS if case == "ties_sweep" else [None]
     if case == "ties_sweep":

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, RecipeError, Return, merge_method, uniform
-from mecha_exp.extensions.merge_methods import spread
+from mecha_exp.extensions.merge_methods import ranks, spread
 from mecha_exp.methods.linear import add_merged
-from mecha_exp.methods.ordering import ranks
 from mecha_exp.methods.parameters import (
     Base,
     Delta,

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, Return, factor, merge_method, uniform
-from mecha_exp.extensions.merge_methods import is_constant
+from mecha_exp.extensions.merge_methods import is_constant, ranks
 from mecha_exp.methods.centres import Iterations, Nearest, Progress
 from mecha_exp.methods.dare import dropped_entries
 from mecha_exp.methods.linear import add_merged, add_scaled, deltas_to
 from mecha_exp.methods.linear import scale as scaled
-from mecha_exp.methods.ordering import ranks
 from mecha_exp.methods.parameters import (
     Alpha,
     Base,

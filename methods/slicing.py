@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, Tile, factor, merge_method
+from mecha_exp.extensions.merge_methods import ascending_order
 from mecha_exp.methods.linear import add_scaled, subtract
-from mecha_exp.methods.ordering import ascending_order
 from mecha_exp.methods.parameters import Base, Model, Small
 
 Width = Parameter(
@@ -44,6 +45,15 @@ def ascending(a: Model) -> Return(Tensor, "param"):
     return ascending_order(a.flatten())
 
 
+def _entry_of_rank(sizes: Tensor, rank: int) -> Tensor | int:
+    """The entry of a rank, 1 being the smallest; -1, below all sizes, for rank 0."""
+    if rank == 0:
+        return -1
+    if sizes.device.type != "cpu":
+        return sizes.kthvalue(rank).values
+    return torch.from_numpy(np.partition(sizes.numpy(), rank - 1))[rank - 1]
+
+
 @merge_method(register=False)
 def redistribute(
     a: Model, order_a: Small, order_b: Small, width: Parameter(float), offset: Parameter(float)
@@ -53,12 +63,10 @@ def redistribute(
     ordered = values[order_a]
     start, stop, outside = region(width, offset, len(values))
     sizes = ordered.abs()
-    by_size = sizes.sort().values
-    least = by_size[start - 1] if start > 0 else -1
-    largest = by_size[stop - 1] if stop > 0 else -1
+    least, largest = (_entry_of_rank(sizes, rank) for rank in (start, stop))
     chosen = ((sizes >= least) & (sizes <= largest)) != outside
-    moved = torch.empty_like(values)
-    moved[order_b] = torch.where(chosen, ordered, values[order_b])
+    moved = values.clone()
+    moved[order_b[chosen]] = ordered[chosen]
     return moved.reshape(a.shape)
 
 

@@ -6,6 +6,7 @@ The built-in methods import nothing of mecha_exp beside this, the public names a
 from mecha_exp.architectures.views import viewed
 from mecha_exp.checkpoint.dtypes import parse_dtype, round_to
 from mecha_exp.conversion.lora import adapter_conversion
+from mecha_exp.engine.compiler.sorting import ascending_order, ranks
 from mecha_exp.errors import did_you_mean
 from mecha_exp.graph.literals import value_to_node
 from mecha_exp.method_api.decorators import merge_method
@@ -26,12 +27,14 @@ __all__ = [
     "StateDict",
     "StateDictKeyError",
     "adapter_conversion",
+    "ascending_order",
     "did_you_mean",
     "get_all",
     "get_all_converters",
     "is_constant",
     "merge_method",
     "parse_dtype",
+    "ranks",
     "resolve",
     "round_to",
     "spread",

@@ -439,7 +439,7 @@ def test_a_loop_that_needs_more_than_the_c_library_is_no_object():
     from numba.core import cgutils
     from numba.extending import intrinsic
 
-    from mecha_exp.engine.compiler.intrinsics import array_at
+    from mecha_exp.engine.compiler.kernels.intrinsics import array_at
 
     @intrinsic
     def foreign(context):

@@ -69,6 +69,22 @@ class StreamJob(IntEnum):
     DONE = 17
 
 
+class RadixJob(IntEnum):
+    """Words of what the radix kernel receives.
+
+    `VALUES` is the address of rows of float32, `RESULT` that of as many ranks in float32, or of places in
+    int64. `FIRST` and `SECOND` have room for a row of 64-bit words each, `COUNTS` for 3 times 2048.
+    """
+
+    VALUES = 0
+    RESULT = 1
+    COLUMNS = 2
+    RANKS = 3
+    FIRST = 4
+    SECOND = 5
+    COUNTS = 6
+
+
 def words(table: type[IntEnum]) -> Any:
     """The positions of a table as a named tuple of ints, which machine code folds; it cannot read an enum."""
     make: Any = namedtuple  # whose fields a type checker wants as literals

@@ -114,7 +114,7 @@ class LoopWriter:
     def _module(self) -> Iterator[str]:
         yield "import numpy as np"
         yield "from numba import boolean, float32, float64, int16, int32, int64, uint8, uint64"
-        yield "from mecha_exp.engine.compiler.intrinsics import *"
+        yield "from mecha_exp.engine.compiler.kernels.intrinsics import *"
         yield ""
         yield "def loop(start, count, table):"
         yield from _indented(1, self._arrays())

@@ -65,6 +65,11 @@ class FusedPass:
             self._texts[dtypes] = LoopWriter(self.trace, self.compute_dtype, *dtypes).text()
         return self._texts[dtypes]
 
+    @cached_property
+    def by_torch(self) -> frozenset[Node]:
+        """The inputs that torch computes of each tile before the loop: what is done by rows."""
+        return frozenset(node for node in self.trace.inputs if node in self.program.tile_calls)
+
     @property
     def operations(self) -> int:
         """How many operations an element goes through."""
@@ -136,7 +141,10 @@ def describe_backends(program: Program, backends: Mapping[Pass, FusedPass | str]
     words = ["whole" for stage in program.stages for n in stage.before if program.extents[n] is Extent.WHOLE]
     for pass_ in program.full_passes:
         backend = backends.get(pass_, TOO_SMALL)
-        words.append(f"eager: {backend}" if isinstance(backend, str) else "fused")
+        if isinstance(backend, str):
+            words.append(f"eager: {backend}")
+        else:
+            words.append("fused but for rows" if backend.by_torch else "fused")
     return words
 
 

@@ -144,7 +144,8 @@ def _name(text: LoopText) -> str:
     return f"{_version()}-{hashlib.sha256(text.source.encode()).hexdigest()[:32]}"
 
 
-_CALLED = ("abi", "intrinsics", "stream_kernel")
+_FOLDER = Path(__file__).parent
+_CALLED = (_FOLDER / "abi.py", *sorted((_FOLDER / "kernels").glob("*.py")))
 """The modules that the source of a loop calls, whose text is part of what a loop is."""
 
 
@@ -157,5 +158,5 @@ def _version() -> str:
     versions = (sys.version, *packages, object_file.FORMAT)
     machine = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), platform.machine())
     settings = sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
-    called = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _CALLED]
+    called = [path.read_bytes() for path in _CALLED]
     return hashlib.sha256(repr((versions, machine, settings, called)).encode()).hexdigest()[:12]

@@ -17,7 +17,7 @@ from mecha_exp.engine.ir.calls import Call, Extent
 from mecha_exp.engine.ir.interpreter import TileCall, accumulate, evaluate
 from mecha_exp.engine.ir.model_values import ModelValue
 from mecha_exp.engine.ir.program import Pass, Program, Stage, compile_program
-from mecha_exp.engine.ir.reductions import is_by_entry, open_accumulator
+from mecha_exp.engine.ir.reductions import is_by_entry, is_ranked, open_accumulator
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.nodes import MergeNode, Node
 from mecha_exp.method_api.state_dict import Tile
@@ -44,6 +44,18 @@ def _toy_value(value: ModelValue, compute_dtype: torch.dtype) -> torch.Tensor:
     """A number of the whole model, of a model of one toy tile: it has the shape of the real one."""
     program = compile_program([value.call], compute_dtype, sampled=False)
     return _ToyRun(program, compute_dtype).result(value.call)
+
+
+def _has_work_beside_rows(pass_: Pass) -> bool:
+    """Whether a loop is of use after what torch does by rows, and adds up nothing.
+
+    Sums of a pass by rows are those of whole rows, while a loop adds up blocks of a fixed size.
+    """
+    if any(is_by_entry(node) and not is_ranked(node) for node, _ in pass_.reductions):
+        return False
+    wanted = {*pass_.used_here, *(node for _, node in pass_.outputs)}
+    is_ranking = any(is_ranked(node) for node, _ in pass_.reductions)
+    return is_ranking or any(not (isinstance(n, MergeNode) and n.method.columns) for n in wanted)
 
 
 class _ToyRun:
@@ -75,7 +87,7 @@ class _ToyRun:
             self._values.update(of_pass)
 
     def _trace(self, pass_: Pass) -> Trace | str:
-        if pass_.by_rows:
+        if pass_.by_rows and not _has_work_beside_rows(pass_):
             return "it works on rows"
         recorder = Recorder(self._values, _TOY_SIZE)
         try:
@@ -116,7 +128,7 @@ class _ToyRun:
         return evaluate(pass_.nodes, calls, self._tile, leaf, self._flat, dict(self._values))
 
     def _call(self, node: MergeNode, call: Call, recorder: Recorder | None) -> TileCall:
-        """An elementwise call as it is traced: draws are inputs, and no method learns where its tile lies."""
+        """A call as it is traced: draws and results by rows are inputs, and no method learns its place."""
 
         def draw(values: Mapping[Node, Any], tile: Tile) -> torch.Tensor:
             drawn = torch.linspace(0, 0.5, _TOY_SIZE, dtype=self._dtype)
@@ -124,11 +136,19 @@ class _ToyRun:
                 recorder.begins(DRAW, node, drawn)
             return drawn
 
+        def given(values: Mapping[Node, Any], tile: Tile) -> torch.Tensor:
+            assert recorder is not None
+            result = torch.linspace(0.5, 1, _TOY_SIZE, dtype=self._dtype)
+            recorder.begins(INPUT, node, result)
+            return result
+
         def refuse(values: Mapping[Node, Any], tile: Tile) -> torch.Tensor:
             raise Untraceable(f"{node.method.identifier}: it asks where its tile lies")
 
         if node.method is uniform:
             return draw
+        if recorder and node.method.columns:
+            return given
         return refuse if recorder and node.method.signature.wants_tile else call
 
     def _flat(self, node: MergeNode, result: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,6 +88,7 @@ class Kernel:
         sources: its inputs that are models, in the order of its inputs.
         targets: (output of the loop, job) for every output that is written.
         limits: for every input and output the magnitude, as bits, from which on Python does the tile.
+        early: what torch computes of each tile before the loop, and what that needs, in order.
     """
 
     def __init__(self, spec: PassSpec, backend: FusedPass) -> None:
@@ -108,6 +109,7 @@ class Kernel:
         self.targets = [(number, o.job) for number, outputs in enumerate(written) for o in outputs]
         self.limits = array("q", [self._input_limit] * len(self.read) + [*map(self._limit, completed)])
         self._written = written
+        self.early = _needed_for(backend.by_torch, spec.pass_)
 
     @cached_property
     def loop(self) -> Loop | None:
@@ -156,3 +158,12 @@ class Kernel:
         if self.is_single:
             return int(np.float32(magnitude).view(np.int32))
         return int(np.float64(magnitude).view(np.int64))
+
+
+def _needed_for(wanted: Iterable[Node], pass_: Pass) -> tuple[Node, ...]:
+    """The nodes of a pass that these need, and they themselves, arguments before their users."""
+    needed = set(wanted)
+    for node in reversed(pass_.nodes):
+        if node in needed:
+            needed.update(node.children)
+    return tuple(node for node in pass_.nodes if node in needed)

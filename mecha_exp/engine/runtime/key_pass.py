@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -133,9 +133,11 @@ class KeyPass:
     def _run_kernel(
         self, call: KernelCall, tile: Tile, scratch: Scratch
     ) -> tuple[dict[Node, torch.Tensor], dict[Node, float]]:
-        trace = call.trace
+        trace, early = call.trace, self._early_inputs(call, tile, scratch)
         inputs = [
-            self._read_as(dtype, node, index, tile, scratch)
+            Buffer.of(early[node].contiguous())
+            if node in early
+            else self._read_as(dtype, node, index, tile, scratch)
             for index, (node, dtype) in enumerate(zip(trace.inputs, call.read, strict=True))
         ]
         outputs = call.output_buffers(tile.stop - tile.start, scratch)
@@ -149,10 +151,19 @@ class KeyPass:
             self._accumulate(by_block, {**self._values, **values}, tile)
         return values, dict(zip(nodes, peaks[len(inputs) :], strict=True))
 
+    def _early_inputs(self, call: KernelCall, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
+        """The inputs of the loop that torch computes, in memory that the loop's other inputs do not take."""
+        kernel = call.kernel
+        if not kernel.early:
+            return {}
+        places = (("early", number) for number in count())
+        values = self._evaluated(kernel.early, places, tile, scratch)
+        return {node: values[node] for node in kernel.backend.by_torch}
+
     def _read_as(self, dtype: torch.dtype, node: Node, place: int, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile in the dtype that the loop wants, which is the stored one or that of the arithmetic."""
         if dtype is self._dtype or not isinstance(node, ModelNode):
-            return self._read(node, place, tile, scratch)
+            return self._read(node, ("input", place), tile, scratch)
         return self._read_stored(node, ("input", place), tile, scratch)
 
     # eager
@@ -165,10 +176,15 @@ class KeyPass:
 
     def _values_of(self, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
         """Every value of the pass for one tile, flat; small values as they are."""
-        index_of_leaf = count()
+        return self._evaluated(self._pass.nodes, (("input", number) for number in count()), tile, scratch)
+
+    def _evaluated(
+        self, nodes: Sequence[Node], places: Iterator[object], tile: Tile, scratch: Scratch
+    ) -> dict[Node, torch.Tensor]:
+        """The values of nodes for one tile; `places` names the memory of each leaf."""
 
         def leaf(node: Node) -> torch.Tensor:
-            values = self._read_here(node, next(index_of_leaf), tile, scratch)
+            values = self._read_here(node, next(places), tile, scratch)
             if self._checked and isinstance(node, ModelNode):
                 self._check(node, values, peak_of(values), tile)
             return values
@@ -178,7 +194,7 @@ class KeyPass:
             return result.reshape(-1).to(self._device, self._dtype)
 
         calls, small = self._program.tile_calls, self._small_values()
-        return evaluate(self._pass.nodes, calls, tile, leaf, flat, small)
+        return evaluate(nodes, calls, tile, leaf, flat, small)
 
     def _small_values(self) -> dict[Node, torch.Tensor]:
         """The values that are known before the pass, the small ones on the device."""
@@ -187,12 +203,12 @@ class KeyPass:
         small = {n: v for n, v in self._values.items() if self._program.extents[n] is Extent.SMALL}
         return {**self._values, **{node: value.to(self._device) for node, value in small.items()}}
 
-    def _read_here(self, node: Node, place: int, tile: Tile, scratch: Scratch) -> torch.Tensor:
+    def _read_here(self, node: Node, place: object, tile: Tile, scratch: Scratch) -> torch.Tensor:
         """A tile on the device, in the dtype of the arithmetic."""
         if self._device == CPU:
             return self._read(node, place, tile, scratch).tensor
         if isinstance(node, ModelNode):
-            buffer = self._read_stored(node, ("input", place), tile, scratch)
+            buffer = self._read_stored(node, place, tile, scratch)
         else:
             buffer = self._read(node, place, tile, scratch)
         return buffer.tensor.to(self._device, non_blocking=True).to(self._dtype)
@@ -204,15 +220,15 @@ class KeyPass:
 
     # both
 
-    def _read(self, node: Node, place: int, tile: Tile, scratch: Scratch) -> Buffer:
+    def _read(self, node: Node, place: object, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile of a model or of a whole tensor, in the dtype of the arithmetic."""
         if not isinstance(node, ModelNode):
             parts = [self._values[node].view(-1)[start:stop] for start, stop in self._places(tile)]
             return Buffer.of(torch.cat(parts) if len(parts) > 1 else parts[0])
         stored = self._spec.stored[node]
         if stored is self._dtype:
-            return self._read_stored(node, ("input", place), tile, scratch)
-        converted = scratch.take(("input", place), self._dtype, tile.stop - tile.start)
+            return self._read_stored(node, place, tile, scratch)
+        converted = scratch.take(place, self._dtype, tile.stop - tile.start)
         widen(self._read_stored(node, "stored", tile, scratch).tensor, converted.tensor)
         return converted
 

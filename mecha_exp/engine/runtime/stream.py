@@ -25,7 +25,7 @@ from mecha_exp.engine.runtime.buffers import Buffer
 from mecha_exp.method_api.state_dict import Tile
 
 STREAM_TEXT = LoopText(
-    "from mecha_exp.engine.compiler.stream_kernel import streamed\n\n"
+    "from mecha_exp.engine.compiler.kernels.stream import streamed\n\n"
     "def loop(start, count, table):\n"
     "    streamed(start, count, table)\n",
     room=0,

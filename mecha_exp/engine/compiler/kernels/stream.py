@@ -7,7 +7,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from mecha_exp.engine.compiler.abi import WORD, Move, Rank, StreamJob, Table, words
-from mecha_exp.engine.compiler.intrinsics import array_at
+from mecha_exp.engine.compiler.kernels.intrinsics import array_at
 from mecha_exp.engine.ir.reductions import REDUCTION_BLOCK
 
 _JOB, _MOVE, _RANK, _TABLE = words(StreamJob), words(Move), words(Rank), words(Table)
