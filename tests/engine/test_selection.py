@@ -160,6 +160,45 @@ def threshold_of(node):
     return filled(node, kth_magnitude(node, k=0.2))
 
 
+def mostly_zero():
+    return torch.where(normal(1).abs() > 1.645, normal(), 0)
+
+
+DISTRIBUTIONS = {
+    "nine tenths zeros": mostly_zero,
+    "four fifths zeros, where the threshold is": lambda: torch.where(normal(1).abs() > 1.2816, normal(), 0),
+    "zeros of both signs": lambda: mostly_zero() * normal(2).sign(),
+    "two values": lambda: normal().sign() + 2,
+    "one value": lambda: torch.ones(COUNT),
+    "sorted": lambda: normal().sort().values,
+    "reversed": lambda: normal().sort(descending=True).values,
+    "not a number": lambda: torch.where(normal(1) > 1, torch.nan, normal()),
+    "denormals": lambda: normal() * 1e-40,
+    "infinities": lambda: torch.where(normal(1) > 1, torch.inf, normal()),
+}
+
+
+@pytest.mark.parametrize("fuse", ["never", "always"])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_no_distribution_costs_another_trip_or_more_memory(name, fuse, monkeypatch):
+    trips, held = Trips(monkeypatch), []
+    values = DISTRIBUTIONS[name]()
+    add = Candidates.add
+
+    def note(self, *counts):
+        held.append(len(counts[-1]) if self._bracket != EVERYTHING else 0)
+        add(self, *counts)
+
+    monkeypatch.setattr(Candidates, "add", note)
+    options = mx.EngineOptions(fuse=fuse, on_nonfinite="keep")
+    mx.merge_many([mx.Job(threshold_of(mx.model({"w": values})), output := {})], options)
+
+    numbers = values[~values.isnan()].abs().sort().values
+    assert output["w"][0] == numbers[max(int(0.8 * len(numbers)), 1) - 1]
+    assert trips.count == 2
+    assert sum(held) < COUNT // 2  # of what is sorted the sample knows least
+
+
 @pytest.mark.parametrize("fuse", ["never", "always"])
 @pytest.mark.parametrize("count", [1000, COUNT])
 def test_what_is_not_a_number_is_not_counted(fuse, count):

@@ -34,7 +34,9 @@ class Rank(IntEnum):
     HIGH = 1
     BELOW = 2
     NAN = 3
-    INSIDE = 4
+    AT_LOW = 4
+    AT_HIGH = 5
+    INSIDE = 6
 
 
 class Move(IntEnum):

@@ -1,9 +1,10 @@
 """Order statistics: the exact element of a rank, found by sampling mostly in one pass over the data.
 
 A sample tells a bracket that the wanted entry is almost certainly in. One pass then counts the entries below
-the bracket and collects those inside it, a percent or so, and the wanted one is among them. The sample never
-decides what is found: where the counts say that the entry lies elsewhere, or where so many are equal that
-they cannot be collected, further passes go on from what is known, 16 bits of the entry in each.
+the bracket and at its ends, and collects those inside it, a percent or so: the wanted one is an end or among
+them. A value that many entries have, such as the 0 of what was dropped, is an end and costs no more than any
+other. The sample never decides what is found: where the counts say that the entry lies elsewhere, or where
+too many are inside to be collected, further passes go on from what is known, 16 bits of the entry in each.
 
 Floats are compared as whole numbers that sort as they do (`sort_key`). What is not a number is not counted.
 """
@@ -141,7 +142,8 @@ class Candidates:
 
     Attributes:
         below: how many entries lie below it.
-        count: how many lie inside.
+        at_low, at_high: how many are equal to its ends; where it has one end those are `at_low`.
+        count: how many lie inside, between the ends.
         no_numbers: how many are not a number.
     """
 
@@ -151,12 +153,14 @@ class Candidates:
         self._shift = max(0, (bracket.high - bracket.low).bit_length() - DIGIT_BITS)
         self._held: list[Keys] = []
         self._bins: NDArray[np.int64] | None = None  # only where too many would have to be held
-        self.below = self.count = self.no_numbers = 0
+        self.below = self.at_low = self.at_high = self.count = self.no_numbers = 0
 
-    def add(self, below: int, no_numbers: int, keys: Keys) -> None:
-        """Add a tile's counts: elements below the bracket, NaNs, and the candidates inside it."""
+    def add(self, below: int, no_numbers: int, at_low: int, at_high: int, keys: Keys) -> None:
+        """Add a tile's counts: elements below the bracket, NaNs, those at its ends, and those inside it."""
         self.below += below
         self.no_numbers += no_numbers
+        self.at_low += at_low
+        self.at_high += at_high
         self.count += len(keys)
         if len(keys):
             self._held.append(keys)
@@ -171,9 +175,13 @@ class Candidates:
         """The entry of that rank, 1 being the smallest of all; or where to look for it next."""
         if rank <= self.below:
             return Bracket(everything.low, self._bracket.low - 1)
-        if rank > self.below + self.count:
+        place = rank - self.below - self.at_low - 1
+        if place < 0:
+            return self._bracket.low
+        if place >= self.count + self.at_high:
             return Bracket(self._bracket.high + 1, everything.high)
-        place = rank - self.below - 1
+        if place >= self.count:
+            return self._bracket.high
         if self._bins is None:
             return _ranked(self.collected(), place)
         self._count_held()
@@ -191,11 +199,14 @@ class Candidates:
         self._bins, self._held = bins, []
 
 
-def partition(keys: Keys, bracket: Bracket) -> tuple[int, int, Keys]:
-    """Count the sort keys below a bracket and those of NaN, and select those inside it."""
-    no_numbers = int((keys == np.iinfo(keys.dtype).max).sum())
-    inside = keys[(keys >= bracket.low) & (keys <= bracket.high)]
-    return int((keys < bracket.low).sum()), no_numbers, inside
+def partition(keys: Keys, bracket: Bracket) -> tuple[int, int, int, int, Keys]:
+    """Count the sort keys below a bracket, of NaN and at both ends, and select those inside it."""
+    inside = keys[(keys > bracket.low) & (keys < bracket.high)]
+    no_numbers, at_low, at_high = (
+        int(np.count_nonzero(keys == key)) for key in (np.iinfo(keys.dtype).max, *bracket)
+    )
+    below = int(np.count_nonzero(keys < bracket.low))
+    return below, no_numbers, at_low, at_high if bracket.high > bracket.low else 0, inside
 
 
 def as_state(found: int | Bracket, dtype: torch.dtype) -> torch.Tensor:

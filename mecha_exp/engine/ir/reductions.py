@@ -177,10 +177,10 @@ class Ranked(Accumulator):
         (values,) = results
         self.collect(*partition(sort_key(values.to(self._dtype)).cpu().numpy(), self.bracket))
 
-    def collect(self, below: int, no_numbers: int, keys: Keys) -> None:
-        """Add a tile's counts: elements below the bracket, NaNs, and the candidates inside it."""
+    def collect(self, below: int, no_numbers: int, at_low: int, at_high: int, keys: Keys) -> None:
+        """Add a tile's counts and the elements inside the bracket; see `Candidates.add`."""
         with self._lock:
-            self._inside.add(below, no_numbers, keys)
+            self._inside.add(below, no_numbers, at_low, at_high, keys)
 
     def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
         if self.state is not None and is_found(self.state):

@@ -91,7 +91,7 @@ class KernelCall:
         ]
         found = array("q")
         for reduction in self._ranked:
-            found.extend((*reduction.bracket, 0, 0, 0))
+            found.extend((*reduction.bracket, *[0] * (len(Rank) - len(reduction.bracket))))
         first, row_bytes = found.buffer_info()[0], len(Rank) * WORD
         terms = [self._sums.address(tile.start), *(buffer.address for buffer in candidates)]
         terms += range(first, first + len(candidates) * row_bytes, row_bytes)
@@ -106,7 +106,8 @@ class KernelCall:
         for index, (reduction, buffer) in enumerate(zip(self._ranked, table.candidates, strict=True)):
             row = table.found[index * len(Rank) : (index + 1) * len(Rank)]
             inside = buffer.tensor[: row[Rank.INSIDE]].numpy().copy()
-            reduction.collect(row[Rank.BELOW], row[Rank.NAN], inside)
+            counts = (row[word] for word in (Rank.BELOW, Rank.NAN, Rank.AT_LOW, Rank.AT_HIGH))
+            reduction.collect(*counts, inside)
 
 
 def kernel_call(

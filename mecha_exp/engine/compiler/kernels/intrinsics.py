@@ -274,14 +274,19 @@ from_e5m2fnuz, to_e5m2fnuz, as_e5m2fnuz = _float8(torch.float8_e5m2fnuz, 16, 2)
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
 def gathered(keys, count, low, high, last, words, found, kept):
-    """Count the sort keys of a strip that lie below a bracket, and append the few inside it to `kept`.
+    """Count the sort keys of a strip below a bracket and at its ends, and append the few inside to `kept`.
 
     `found` is a row of `abi.Rank`, whose counts grow; `last` is the sort key of NaN; `words` is room.
     """
     inside = words.view(np.uint8)  # eight of them are looked at as one word
     below, no_numbers, place = np.int32(0), np.int32(0), np.uint64(found[_RANK.INSIDE])
+    at_low, at_high = np.int32(0), np.int32(0)
     for i in range(count):
-        inside[i] = np.uint8(keys[i] >= low) & np.uint8(keys[i] <= high)
+        inside[i] = np.uint8(keys[i] > low) & np.uint8(keys[i] < high)
+    for i in range(count):
+        at_low = np.int32(at_low + np.int32(keys[i] == low))
+    for i in range(count):
+        at_high = np.int32(at_high + np.int32(keys[i] == high))
     for i in range(count):
         below = np.int32(below + np.int32(keys[i] < low))
     for i in range(count):
@@ -295,6 +300,8 @@ def gathered(keys, count, low, high, last, words, found, kept):
                 place += np.uint64(inside[i])
     found[_RANK.BELOW] += below
     found[_RANK.NAN] += no_numbers
+    found[_RANK.AT_LOW] += at_low
+    found[_RANK.AT_HIGH] += at_high if high > low else np.int32(0)
     found[_RANK.INSIDE] = np.int64(place)
 
 
