@@ -474,3 +474,65 @@ def test_a_loop_that_is_dropped_takes_nothing_of_the_others_with_it():
         gc.collect()
 
     object_file.NativeLoop(object_file.build(nothing))(0, 0, 0)
+
+
+@merge_method(rowwise=True, register=False)
+def row_itself(a: Parameter(Tensor)) -> Return(Tensor):
+    """Its argument, as no loop may write over it."""
+    return a
+
+
+@merge_method(rowwise=True, register=False)
+def by_largest(a: Parameter(Tensor)) -> Return(Tensor):
+    """The rows over their largest magnitude."""
+    return a / a.abs().amax(-1, keepdim=True)
+
+
+@merge_method(elementwise=True, register=False)
+def product(a: Parameter(Tensor), b: Parameter(Tensor), s: Parameter(Tensor, "param") = 2.0) -> Return(
+    Tensor
+):
+    """s a b."""
+    return a * b * s
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        lambda a, b: product(row_itself(a), b),
+        lambda a, b: product(by_largest(product(a, b)), product(row_itself(product(a, a)), b)),
+        lambda a, b: product(by_largest(a), b, mx.kth_magnitude(by_largest(a), k=0.2)),
+        lambda a, b: product(a, b, mx.dot(by_largest(a), b)),
+    ],
+    ids=["its argument", "between loops", "ranked", "added up"],
+)
+def test_what_lies_beside_rows_is_fused_with_the_same_bytes(recipe, dtype):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (mx.model({"w": torch.randn(700, 96, generator=generator).to(dtype)}) for _ in range(2))
+    outputs = {}
+    for fuse in ("never", "always"):
+        for tile_size in (1 << 11, 1 << 20):
+            outputs[fuse, tile_size] = {}
+            job = mx.Job(recipe(a, b), outputs[fuse, tile_size])
+            mx.merge_many([job], mx.EngineOptions(fuse=fuse, tile_size=tile_size))
+
+    assert len({output["w"].numpy().tobytes() for output in outputs.values()}) == 1
+
+
+def test_the_plan_says_that_rows_are_left_to_torch():
+    a, b = (mx.model({"w": torch.ones(4, 3)}) for _ in range(2))
+    said = {}
+    recipes = {"beside": product(by_largest(a), b), "alone": by_largest(a), "sum": norm_of_rows(a, b)}
+    for name, recipe in recipes.items():
+        with mx.plan([mx.Job(recipe, {})], mx.EngineOptions(fuse="always")) as plan:
+            said[name] = set(plan.fused)
+
+    assert said["beside"] == {"fused but for rows"}
+    assert said["alone"] == {"eager: it works on rows"}
+    assert said["sum"] == {"eager: it works on rows", "fused"}
+
+
+def norm_of_rows(a, b):
+    """A product with a sum over rows, which loops would add up in another order."""
+    return product(a, b, mx.dot(by_largest(a), b))

@@ -164,7 +164,7 @@ class Plan:
 
     @property
     def fused(self) -> dict[str, int]:
-        """The number of elements by backend: "fused", "eager: why" or "whole"."""
+        """The number of elements by backend: "fused", "fused but for rows", "eager: why" or "whole"."""
         counts: dict[str, int] = {}
         for key in self.keys:
             for how in describe_backends(key.program, self.backends) if key.program else ():
