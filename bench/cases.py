@@ -48,6 +48,45 @@ def peak_memory() -> int:
     return int(line.split()[1]) * 1024
 
 
+BY_METHOD = "method:"
+"""Before the name of a method, which is called with the inputs and its defaults."""
+
+
+def measured_methods() -> dict[str, int]:
+    """The methods that make a model of models alone, of any network, and how many models each is given."""
+    from torch import Tensor
+
+    from mecha_exp.extensions.merge_methods import get_all
+
+    counts = {}
+    for method in get_all():
+        signature, kind = method.signature, method.kind.value
+        given = [spec for spec in signature.parameters if spec.required]
+        takes_models = all(spec.is_tensor and spec.is_model and not spec.is_state_dict for spec in given)
+        returned = signature.returned
+        makes_model = returned.interface is Tensor and "param" not in (returned.spaces or ())
+        if takes_models and makes_model and kind not in ("choice", "factor", "interface", "reduction"):
+            counts[method.identifier] = 4 if given[-1].variadic else len(given) + takes_differences(method)
+    return counts
+
+
+def takes_differences(method: Any) -> bool:
+    """Whether a method takes differences of models, and no models."""
+    given = [spec for spec in method.signature.parameters if spec.required]
+    return all(spec.spaces and "weight" not in spec.spaces for spec in given)
+
+
+def by_name(identifier: str, inputs: list[str]) -> Any:
+    """A call of a method with the inputs in order, or with their differences to the first one."""
+    import mecha_exp as me
+    from mecha_exp.extensions.merge_methods import resolve
+
+    method, (base, *experts) = resolve(identifier), inputs
+    if takes_differences(method):
+        return method(*(me.subtract(expert, base) for expert in experts))
+    return method(*inputs)
+
+
 def ours(case: str, output: Path, inputs: list[str]) -> Work:
     """A case by mecha_exp."""
     import mecha_exp as me
@@ -98,7 +137,9 @@ def ours(case: str, output: Path, inputs: list[str]) -> Work:
             for n, alpha in enumerate(points)
         ]
     else:
-        jobs = [Job(recipes[case](), output, durable=False, statistics=case == "statistics")]
+        name = case.removeprefix(BY_METHOD)
+        recipe = recipes[case]() if name == case else by_name(name, inputs)
+        jobs = [Job(recipe, output, durable=False, statistics=case == "statistics")]
     workers = os.environ.get(WORKERS_VARIABLE)
     options = EngineOptions(workers=int(workers) if workers else None)
     return lambda: merge_many(jobs, options)

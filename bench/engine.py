@@ -4,6 +4,7 @@
     python -m bench.engine --save                           the whole table, into bench/RESULTS.md
     python -m bench.engine --cases ties slerp --no-peers    single rows
     python -m bench.engine --cases families --size half     a method of each family, 0.5 GB models
+    python -m bench.engine --cases all --size small --no-peers    every row, and one for each method
     python -m bench.engine --cases sdxl --disk /var/tmp     what needs more room than the memory disk has
 
 The floor of a case is the time to read every input once (`cat` to nowhere) and to copy one output. Each run
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.bars import Bar, Reached, verdict
-from bench.cases import MEMORY_VARIABLE, WORKERS_VARIABLE, touch_memory
+from bench.cases import BY_METHOD, MEMORY_VARIABLE, WORKERS_VARIABLE, measured_methods, touch_memory
 from bench.models import make_models, many_keys
 from bench.report import as_for_users, machine, save_section, table
 
@@ -98,6 +99,16 @@ FAMILIES = {
     "trimming": Case("trimming", "weighted TIES, 3 experts", 4, tools=ALONE),
 }
 """One method of each family, by a name of `cases.py`."""
+SLOW = {
+    "nine_tenths": Case("nine_tenths", "TIES after DARE, nine tenths dropped, 3 experts", 4, tools=ALONE),
+    "importance": Case("importance", "Arcee fusion of 2", 2, tools=ALONE),
+    "by_rank": Case("by_rank", "top_k_tensor_sum of 2", 2, tools=ALONE),
+    "smoothed": Case("smoothed", "smooth_add of 3", 3, tools=ALONE),
+    "isotropic": Case("isotropic", "Iso-C, 3 experts", 4, tools=ALONE),
+    "isotropic_common": Case("isotropic_common", "Iso-CTS, 3 experts", 4, tools=ALONE),
+    "cosine": Case("cosine", "add_cosine_b of 2", 2, tools=ALONE),
+}
+"""Methods that sort, filter, decompose, or go by rows."""
 WHOLE_MODEL = {
     "trimming_global": Case("trimming_global", "TIES over the whole model, 3 experts", 4, tools=ALONE),
     "norms": Case("norms", "MetaGPT, 3 experts", 4, tools=ALONE),
@@ -168,9 +179,10 @@ CASES = [
     ),
     *FAMILIES.values(),
     *WHOLE_MODEL.values(),
+    *SLOW.values(),
 ]
-EVERY_FAMILY = "families"
-BY_NAME_ONLY = ("sdxl", *FAMILIES, *WHOLE_MODEL)
+EVERY_FAMILY, EVERYTHING = "families", "all"
+BY_NAME_ONLY = ("sdxl", *FAMILIES, *WHOLE_MODEL, *SLOW)
 """Rows that are measured only if they are named: they need 21 GB of disk, or make the table long."""
 
 
@@ -203,7 +215,7 @@ def main() -> None:
     parser.add_argument(
         "--size", default="sd15", choices=["small", "half", "sd15", "sdxl"], help="of the models"
     )
-    names = [*(case.name for case in CASES), EVERY_FAMILY]
+    names = [*(case.name for case in CASES), EVERY_FAMILY, EVERYTHING]
     parser.add_argument(
         "--cases", nargs="*", choices=names, metavar="CASE", help=f"only these of: {', '.join(names)}"
     )
@@ -249,9 +261,18 @@ def peers(environments: Path) -> dict[str, Path]:
 
 
 def chosen_cases(named: Sequence[str] | None) -> list[Case]:
-    """The rows that are named, `families` being one for each family of methods; or all but the long ones."""
+    """The rows that are named, or all but the long ones.
+
+    `families` has one for each family of methods, and `all` every row but that of SDXL and one for each
+    method.
+    """
     if not named:
         return [case for case in CASES if case.name not in BY_NAME_ONLY]
+    if EVERYTHING in named:
+        methods = (
+            Case(BY_METHOD + name, name, count, tools=ALONE) for name, count in measured_methods().items()
+        )
+        return [*(case for case in CASES if case.name != "sdxl"), *methods]
     wanted = {*named, *(FAMILIES if EVERY_FAMILY in named else ())}
     return [case for case in CASES if case.name in wanted]
 

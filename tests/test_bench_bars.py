@@ -1,8 +1,12 @@
 """The benchmark says which bars are met, by how much one is missed, and what it could not tell."""
 
 import pytest
+import torch
 
+import mecha_exp as mx
 from bench.bars import Bar, Reached, verdict
+from bench.cases import BY_METHOD, by_name, measured_methods
+from bench.engine import CASES, chosen_cases
 from bench.report import as_for_users
 
 ONE = Reached(seconds=2.0, peak=300_000_000, floor=1.0)
@@ -48,3 +52,20 @@ def test_programs_are_measured_with_what_python_has_compiled(monkeypatch: pytest
 
     assert "PYTHONDONTWRITEBYTECODE" not in as_for_users()
     assert as_for_users()["SOMETHING_ELSE"] == "kept"
+
+
+def test_every_row_is_one_that_can_be_asked_for():
+    rows = {case.name: case for case in chosen_cases(["all"])}
+
+    assert {case.name for case in CASES} - {"sdxl"} <= rows.keys()
+    assert {"della", "iso_c", "ties_sum", "rotate"} <= measured_methods().keys()
+    assert not {"rebasin", "norm", "fisher", "get_dtype"} & measured_methods().keys()
+    assert all(rows[BY_METHOD + name].inputs == count for name, count in measured_methods().items())
+
+
+@pytest.mark.parametrize("name", measured_methods())
+def test_each_method_of_the_bench_can_be_called_as_it_is_there(name):
+    inputs = [mx.model({"w": torch.full((4, 3), float(i))}) for i in range(measured_methods()[name])]
+
+    with mx.plan([mx.Job(by_name(name, inputs), {})]) as planned:
+        assert planned.layouts[0]["w"][1] == (4, 3)
