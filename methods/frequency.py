@@ -114,11 +114,10 @@ def high_frequencies_in_order(
     d: Model, order: Small, alpha: Parameter(float), tilt: Parameter(float)
 ) -> Return(Tensor):
     """The high frequencies of the entries in an order, as if they were samples in time."""
-    waves = torch.fft.rfft(d.flatten()[order])
+    waves = torch.fft.rfft(d.flatten().index_select(0, order))
     distance = torch.arange(len(waves)).to(d) / max(len(waves) - 1, 1)
-    back = d.new_empty(d.numel())
-    back[order] = torch.fft.irfft(waves * high_pass(distance, alpha, tilt), n=d.numel())
-    return back.reshape(d.shape)
+    high = torch.fft.irfft(waves * high_pass(distance, alpha, tilt), n=d.numel())
+    return torch.empty_like(high).index_copy_(0, order, high).reshape(d.shape)
 
 
 @merge_method(composite=True)
