@@ -106,8 +106,8 @@ class KernelCall:
         for index, (reduction, buffer) in enumerate(zip(self._ranked, table.candidates, strict=True)):
             row = table.found[index * len(Rank) : (index + 1) * len(Rank)]
             inside = buffer.tensor[: row[Rank.INSIDE]].numpy().copy()
-            counts = (row[word] for word in (Rank.BELOW, Rank.NAN, Rank.AT_LOW, Rank.AT_HIGH))
-            reduction.collect(*counts, inside)
+            below, no_numbers, at_low, at_high = row[Rank.BELOW : Rank.INSIDE]
+            reduction.collect(below, no_numbers, at_low, at_high, inside)
 
 
 def kernel_call(
