@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -66,6 +67,7 @@ def _is_file(text: str) -> bool:
         return False
 
 
+@functools.cache  # to look one up takes 15 ms, and each point has several keys
 def _version(module: str) -> str:
     """The version of an installed library, by the name of its module."""
     try:

@@ -66,6 +66,18 @@ def test_jobs_have_the_configuration_that_hydra_would_compose():
         assert OmegaConf.is_readonly(ours_job.hydra) == OmegaConf.is_readonly(hydras_job.hydra)
 
 
+def test_the_next_batch_of_a_sweep_composes_nothing_from_the_files_again(monkeypatch):
+    register_with_hydra()
+    with hydra_of(get_args_parser().parse_args([])) as ours:
+        sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
+        bases: dict[tuple[str, ...], bytes] = {}
+        first = list(Jobs(ours.config_loader, sweep, JOBS, bases=bases))
+        monkeypatch.setattr(ours.config_loader, "load_sweep_config", lambda *_: pytest.fail("composed again"))
+        again = list(Jobs(ours.config_loader, sweep, JOBS, bases=bases))
+
+    assert [_everything(job) for job in again] == [_everything(job) for job in first]
+
+
 def test_jobs_in_turn_have_nothing_of_the_one_before():
     plain = [["alpha=0.1", "++note=a"], ["alpha=0.2", "++note=b"], ["alpha=0.3"], ["++note=c"]]
     nested = [["++blocks.a=0.1"], ["++blocks.b=0.2"], ["++new={a: 1}"], ["++new={b: 2}"], ["+note=d"]]

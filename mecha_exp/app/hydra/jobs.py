@@ -38,6 +38,8 @@ class Jobs:
         config: the configuration of the sweep.
         overrides: the overrides of each job.
         first_number: the number of the first job.
+        bases: the configurations of the same sweep that are composed from the files already, by what chooses
+            files. To compose one takes as long as many points of a small model.
     """
 
     def __init__(
@@ -46,11 +48,12 @@ class Jobs:
         config: DictConfig,
         overrides: Sequence[Sequence[str]],
         first_number: int = 0,
+        bases: dict[tuple[str, ...], bytes] | None = None,
     ) -> None:
         self._loader, self._config = loader, config
         self._overrides, self._first_number = overrides, first_number
         self._groups = set(loader.list_groups(""))
-        self._bases: dict[tuple[str, ...], bytes] = {}
+        self._bases = {} if bases is None else bases
 
     def __len__(self) -> int:
         return len(self._overrides)

@@ -47,6 +47,7 @@ class OnePassLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what all jobs have in common."""
         self._context, self._run_point, self._config = hydra_context, task_function, config
+        self._bases: dict[tuple[str, ...], bytes] = {}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run every job; returns their return values in the order of the jobs."""
@@ -54,7 +55,8 @@ class OnePassLauncher(Launcher):
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         bench = workbench(self._config.store, self._config.rerun)
-        jobs = Jobs(self._context.config_loader, self._config, job_overrides, initial_job_idx)
+        loader = self._context.config_loader
+        jobs = Jobs(loader, self._config, job_overrides, initial_job_idx, self._bases)
         returned: dict[int, JobReturn] = {}
         known = 0
         for part in _parts(jobs, bench):
