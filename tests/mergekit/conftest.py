@@ -15,9 +15,15 @@ def llamas(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def models(llamas: Path) -> Path:
+    """The folder in which models are found; a module may have one of its own."""
+    return llamas
+
+
 @pytest.fixture
-def here(llamas: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder; the models are found beside it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MECHA_MODELS_DIR", str(llamas))
+    monkeypatch.setenv("MECHA_MODELS_DIR", str(models))
     return tmp_path

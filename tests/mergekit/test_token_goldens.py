@@ -26,14 +26,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def here(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder; the models are found beside it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MECHA_MODELS_DIR", str(models))
-    return tmp_path
-
-
 def run(monkeypatch: pytest.MonkeyPatch, config: str, output: str) -> None:
     Path("config.yml").write_text(config)
     monkeypatch.setattr("sys.argv", ["mecha_exp", "merge", "config.yml", output])
