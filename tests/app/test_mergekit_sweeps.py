@@ -56,6 +56,11 @@ def test_a_value_is_swept_by_its_dotted_path(app, models: Path, word: str, resul
 
 def test_a_tokenizer_is_that_of_the_configuration(app, models: Path):
     (models / "linear.yml").write_text(f"{CONFIG}tokenizer_source: b\n")
+    for name in "ab":
+        tokenizer = {"model": {"type": "WordLevel", "vocab": {"x": 0, "y": 1}, "unk_token": "x"}}
+        (models / name / "tokenizer.json").write_text(json.dumps(tokenizer))
+        tensors = {"w": torch.zeros(4), "model.embed_tokens.weight": torch.ones(2, 4)}
+        save_file(tensors, models / name / "model.safetensors")
 
     outcome = app(*BASE, "output.path=merged")
 
