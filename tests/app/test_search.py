@@ -295,6 +295,20 @@ def test_a_folder_with_the_trials_of_another_sampler_is_refused(search, folder, 
     assert json.loads(before)["logarithmic"] == []
 
 
+def test_a_search_of_an_earlier_version_goes_on(search, folder):
+    words = ("sweep.batch=2", "hydra.sweep.dir=s")
+    search("sweep.trials=2", *words)
+    file, first = Path("s/trials.json"), json.loads(Path("s/trials.json").read_text())
+    file.write_text(json.dumps({name: value for name, value in first.items() if name != "sampler"}))
+
+    outcome = search("sweep.trials=4", *words)
+
+    assert outcome.status == 0, outcome.err
+    later = json.loads(file.read_text())
+    assert later["sampler"] == first["sampler"] and later["trials"][:2] == first["trials"]
+    assert len(later["trials"]) == len(measured(folder)) == 4
+
+
 def test_without_optuna_it_says_what_to_install(search, folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None)
 

@@ -66,7 +66,8 @@ def read_trials(folder: Path, space: Space, sampler: Sampler) -> list[Trial]:
         return []
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        description, chosen_by = content["space"], content["sampler"]
+        description = content["space"]
+        chosen_by = content.get("sampler", str(sampler))  # earlier versions did not name it
         trials = [Trial(asked["parameters"], asked["state"]) for asked in content["trials"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error}. Delete it to search anew.") from None
