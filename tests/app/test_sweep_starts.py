@@ -115,6 +115,18 @@ def test_a_new_evaluator_measures_models_that_are_there(app, folder, passes_run)
     assert all(float(row["accuracy"]) > 0.8 for row in rows(sweep_of(folder)))
 
 
+def test_points_are_chosen_by_the_metric_that_is_asked_for_now(app, folder):
+    @evaluator("test_two_numbers", metric="x")
+    def measure(state_dict):
+        return {"x": 1.0, "y": 2.0}
+
+    words = ("evaluator.name=test_two_numbers", "alpha=0.3,0.5", "output=none", "hydra.sweep.dir=s", "-m")
+    app(*words)
+    app(*words, "evaluator.metric=y", "evaluator.direction=minimize")
+
+    assert {(r["metric"], r["direction"]) for r in records(folder / "s")} == {("y", "minimize")}
+
+
 def test_failed_points_are_tried_again_unless_they_are_not_to_be(app, folder, moody):
     command = ("alpha=0.3,0.5", "output=none", "evaluator.name=test_moody", "-m")
     assert app(*command).status != 0

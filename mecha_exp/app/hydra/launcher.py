@@ -24,6 +24,7 @@ from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.tracking import Tracker
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError
+from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.runs.record import Record
@@ -144,7 +145,18 @@ def _finished_record(point: Point, bench: Workbench) -> Record | None:
     has_model = point.output is None or record.has_model
     race = point.scoring.race
     is_whole = record.dropped is None or (race is not None and record.race == asdict(race))
-    return record if record.finished and is_same and has_model and is_whole else None
+    is_done = record.finished and is_same and has_model and is_whole
+    return record if is_done and _is_judged_alike(record, point.scoring) else None
+
+
+def _is_judged_alike(record: Record, scoring: Scoring) -> bool:
+    """Whether points are chosen by the numbers that a record names."""
+    judged_by = (record.metric, record.direction, record.objectives)
+    return not scoring.evaluations or judged_by == (
+        scoring.metric,
+        scoring.direction,
+        dict(scoring.objectives),
+    )
 
 
 def _as_returned(overrides: Sequence[str], record: Record) -> JobReturn:
