@@ -1,6 +1,7 @@
 """Trials that race: dropped ones are told to Optuna as pruned, and only whole ones can be chosen."""
 
 import csv
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -174,6 +175,37 @@ def test_bad_trials_are_stopped_at_a_low_fidelity(app, folder, limits, workers):
     limits.clear()
     assert "nothing to do" in app(*words, f"evaluator.workers={workers}", "sweep.fidelity=limit").out
     assert not limits
+
+
+@pytest.mark.parametrize("storage", [None, "shared.log"])
+def test_a_number_that_is_not_finite_has_failed_and_is_told_once(app, folder, storage):
+    @evaluator("test_fidelity", metric="score", fidelities=("limit",))
+    def score(state_dict, *, context: Context, limit: int):
+        return {"score": math.nan if limit < 90 and context.hyperparameters.get("alpha") else 1.0}
+
+    words = (*FIDELITY, "sweep.fidelity=limit", *([f"sweep.storage={storage}"] if storage else []))
+    app(*words)
+    journal = Path(storage or "s/study.log")
+    states = Counter(trial.state.name for trial in trials_of(journal))
+    assert states["FAIL"] > 12 and set(states) == {"FAIL", "COMPLETE"}
+
+    assert "nothing to do" in app(*words).out
+
+    assert Counter(trial.state.name for trial in trials_of(journal)) == states
+
+
+def test_a_trial_that_was_dropped_by_another_metric_races_again(app, folder):
+    @evaluator("test_fidelity", metric="score", fidelities=("limit",))
+    def score(state_dict, *, context: Context, limit: int):
+        alpha = float(context.hyperparameters.get("alpha") or 0)
+        return {"score": -abs(alpha - 0.3), "other": 10 + alpha}
+
+    app(*FIDELITY, "sweep.fidelity=limit")
+    app(*FIDELITY, "sweep.fidelity=limit", "evaluator.metric=other", "evaluator.direction=maximize")
+
+    for row, trial in zip(rows(folder), trials_of(Path("s/study.log"))[-24:], strict=True):
+        told = trial.value if row["other"] else max(trial.intermediate_values.items())[1]
+        assert told == pytest.approx(10 + float(row["alpha"]))
 
 
 @pytest.mark.parametrize(

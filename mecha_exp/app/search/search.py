@@ -152,10 +152,12 @@ class Search:
             record = Record.load(folder)
         except ConfigError:  # the point left no record
             return None
-        if record.finished and record.dropped is not None:
-            return Dropped(record.dropped, record.metrics[f"{RACE}{record.metric}"])
-        values = tuple(record.metrics.get(metric, math.nan) for metric in self.objectives)
-        return values if record.finished and all(map(math.isfinite, values)) else None
+        reached = record.dropped
+        names = self.objectives if reached is None else [f"{RACE}{record.metric}"]
+        values = tuple(record.metrics.get(name, math.nan) for name in names)
+        if not record.finished or not all(map(math.isfinite, values)):
+            return None
+        return values if reached is None else Dropped(reached, *values)
 
     def _untold(self, entry: Entry) -> Outcome:
         """What a process has measured of a trial before it died, where its folder can be seen."""
