@@ -9,9 +9,12 @@ from mecha_exp.api import merge
 from mecha_exp.comfyui import host
 from mecha_exp.comfyui.widgets import BLOCKS, RECIPE
 from mecha_exp.errors import ConfigError, RecipeError, brief
+from mecha_exp.graph.by_key import DEFAULT
 from mecha_exp.graph.literals import model
-from mecha_exp.graph.nodes import Node
-from mecha_exp.recipe import deserialize_path, fill, serialize_and_save
+from mecha_exp.graph.nodes import Node, models_of
+from mecha_exp.lab.content_hash import files_of
+from mecha_exp.recipe import deserialize_path, fill, serialize, serialize_and_save
+from mecha_exp.sources.search import find_model
 
 SPACES = ("weight", "delta")
 DTYPES = ("as the inputs", "float16", "bfloat16", "float32")
@@ -36,8 +39,7 @@ class ModelNode:
     @classmethod
     def IS_CHANGED(cls, file: str, **_: Any) -> str:
         """What differs once the file was replaced, so that what depends on it is made again."""
-        status = host.model_path(file).stat()
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return _state_of(host.model_path(file))
 
     def open(self, file: str, merge_space: str) -> tuple[Node]:
         """The model as a recipe."""
@@ -63,13 +65,17 @@ class BlockWeightsNode:
         """The values by block.
 
         Raises:
-            ConfigError: a line is not a name and a number, or names a block again.
+            ConfigError: a line is not a name and a number, or names a block again, or all other blocks.
         """
         found: dict[str, float] = {}
         for number, line in enumerate(values.splitlines(), 1):
             name, separator, value = (part.strip() for part in line.partition("="))
             if not line.strip():
                 continue
+            if name == DEFAULT:
+                raise ConfigError(
+                    f"line {number}: the other blocks have the number of the method's own widget."
+                )
             try:
                 if not (separator and name) or name in found:
                     raise ValueError
@@ -110,8 +116,11 @@ class LoadRecipeNode:
 
     @classmethod
     def IS_CHANGED(cls, path: str, **_: Any) -> str:
-        """The text of the file, so that a recipe that was edited is read again."""
-        return Path(path).read_text(encoding="utf-8") if Path(path).is_file() else ""
+        """What differs once the recipe was edited, or one of its models replaced."""
+        recipe = deserialize_path(Path(path).expanduser())
+        models = [find_model(str(each.source), []) for each in models_of(recipe)]
+        states = [_state_of(file) for each in models for file in files_of(each)]
+        return " ".join([serialize(recipe), *states])
 
     def load(self, path: str, parameters: str = "", **sockets: Node | None) -> tuple[Node]:
         """The recipe with its parameters.
@@ -124,6 +133,8 @@ class LoadRecipeNode:
         connected = [value for value in given if value is not None]
         if len(names) != len(connected):
             raise RecipeError(f"parameters names {len(names)}, and {len(connected)} sockets are connected.")
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise RecipeError(f"parameters names '{repeated[0]}' twice.")
         recipe = deserialize_path(Path(path).expanduser())
         return (fill(recipe, dict(zip(names, connected, strict=True))) if names else recipe,)
 
@@ -204,6 +215,12 @@ class MergeToFileNode:
         path.parent.mkdir(parents=True, exist_ok=True)
         merge(recipe, path, output_dtype=_dtype(dtype), tqdm=host.ProgressBar)
         return {"ui": {"text": [str(path)]}, "result": (str(path),)}
+
+
+def _state_of(file: Path) -> str:
+    """What differs once a file was replaced."""
+    status = file.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _dtype(word: str) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ConfigError
@@ -26,11 +28,11 @@ _NONE = "none"
 def widget_of(spec: ParameterSpec) -> Widget:
     """The widget of a hyperparameter: a slider where both ends of its range are known."""
     about = {"tooltip": spec.help}
-    if spec.choices:
-        words = [_word(choice) for choice in spec.choices]
+    if choices := _choices(spec):
+        words = [_word(choice) for choice in choices]
         words = [_NONE, *words] if spec.default is None else words
         return words, {"default": words[0] if spec.required else _word(spec.default), **about}
-    if spec.interface is bool and spec.default is not None:
+    if spec.interface is bool:
         return "BOOLEAN", {"default": bool(spec.default), **about}
     if _is_text(spec):
         text = "" if spec.required or spec.default is None else str(spec.default)
@@ -55,27 +57,38 @@ def argument_of(spec: ParameterSpec, value: Any) -> Any:
     """The argument for a widget's value.
 
     Raises:
-        ConfigError: a text that is not the numbers that are expected.
+        ConfigError: a text that is not the numbers that are expected, or is empty without a default.
     """
-    if spec.choices:
-        return next((choice for choice in spec.choices if _word(choice) == value), None)
+    if choices := _choices(spec):
+        return next((choice for choice in choices if _word(choice) == value), None)
     if not isinstance(value, str):
         return value
     text = value.strip()
+    if spec.required and not text:
+        raise ConfigError(f"{spec.name} is empty, and it has no default: {spec.help}.")
     if not text or text == _NONE:
         return None if spec.default is None else spec.default
-    if spec.interface is str:
+    if spec.interface in (str, Path):
         return text
+    kind, what = (
+        (int, "a whole number") if spec.interface is int else (float, "numbers with commas between them")
+    )
     try:
-        numbers = [float(part) for part in text.split(",")]
+        numbers = [kind(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{spec.name}: expected numbers with commas between them, got '{text}'.") from None
-    return numbers if len(numbers) > 1 else int(numbers[0]) if spec.interface is int else numbers[0]
+        raise ConfigError(f"{spec.name}: expected {what}, got '{text}'.") from None
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def takes_blocks(spec: ParameterSpec) -> bool:
     """Whether a hyperparameter is a number that may differ by block."""
     return not spec.choices and not _is_text(spec) and spec.interface not in (bool, int)
+
+
+def _choices(spec: ParameterSpec) -> Sequence[Any]:
+    """What a menu offers; a flag that may be none as well is one."""
+    is_flag_or_none = spec.interface is bool and spec.default is None
+    return (True, False) if is_flag_or_none else spec.choices
 
 
 def _is_text(spec: ParameterSpec) -> bool:

@@ -180,6 +180,9 @@ def test_recipes_are_written_and_read_with_their_parameters(comfy):
     prompt["load"]["inputs"]["parameters"] = "x"
     with pytest.raises(RecipeError, match="parameters names 1, and 2 sockets are connected"):
         run(prompt, "load")
+    prompt["load"]["inputs"]["parameters"] = "x, x"
+    with pytest.raises(RecipeError, match="parameters names 'x' twice"):
+        run(prompt, "load")
 
 
 @pytest.mark.parametrize("name", [name for name in NODE_CLASS_MAPPINGS if name.startswith("mecha_exp.")])
@@ -229,9 +232,58 @@ def test_a_model_that_was_replaced_is_another(comfy):
     assert inspect.signature(cls.IS_CHANGED)
 
 
+def test_a_recipe_that_was_edited_and_a_model_in_it_that_was_replaced_are_others(comfy, monkeypatch):
+    monkeypatch.setenv("HOME", str(comfy.output))
+    path = comfy.output / "mine.mecha"
+    cls, given = NODE_CLASS_MAPPINGS["mecha_exp:load_recipe"], {"path": "~/mine.mecha", "parameters": ""}
+    a, b = (comfy.checkpoints / f"{name}.safetensors" for name in "ab")
+    states = []
+    for change in (
+        lambda: me.serialize_and_save(me.weighted_sum(a, b, alpha=0.3), path),
+        lambda: me.serialize_and_save(me.weighted_sum(a, b, alpha=0.4), path),
+        lambda: save_file({"w": torch.ones(1)}, b),
+    ):
+        change()
+        states.append(cls.IS_CHANGED(**given))
+        assert cls.IS_CHANGED(**given) == states[-1]
+    assert len(set(states)) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "widgets", "written"),
+    [
+        ("ties", {"ties_kept": "true"}, "ties_kept=true"),
+        ("ties", {"ties_kept": "none"}, None),
+        ("randperm", {"seed": "3"}, "seed=3"),
+        ("take_rows", {"rows": "0:3", "tokenizer": "/x/t.json"}, 'tokenizer="/x/t.json"'),
+    ],
+)
+def test_what_no_number_says_has_a_widget(comfy, name, widgets, written):
+    declared = NODE_CLASS_MAPPINGS[f"mecha_exp.{name}"].INPUT_TYPES()["required"]
+    sockets = {n: ["a", 0] for n, (kind, _) in declared.items() if kind == "MECHA_RECIPE"}
+    text = me.serialize(
+        run({**models("a"), "m": defaults(f"mecha_exp.{name}", **sockets, **widgets)}, "m")[0]
+    )
+    assert written in text if written else next(iter(widgets)) not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "widgets", "error"),
+    [
+        ("randperm", {"seed": "2.5"}, r"seed: expected a whole number, got '2\.5'"),
+        ("pick_component", {}, "component is empty, and it has no default: such as `vae`"),
+    ],
+)
+def test_texts_that_are_not_arguments_are_refused(comfy, name, widgets, error):
+    prompt = {**models("a"), "m": defaults(f"mecha_exp.{name}", a=["a", 0], **widgets)}
+    with pytest.raises(ConfigError, match=error):
+        run(prompt, "m")
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
+        ("IN00 = 1\ndefault = 2", "line 2: the other blocks have the number of the method's own widget"),
         ("IN00", "line 1: expected a block and a number such as IN04 = 0.3, got 'IN00'"),
         ("IN00 = 1\nIN01 = x", "line 2: expected a block and a number"),
         ("IN00 = 1\nIN00 = 2", "line 2: 'IN00' has a value already"),
