@@ -209,9 +209,9 @@ def _write(
 
 def _fitted(values: Tensor, key: str, dtype: str) -> Tensor:
     """The values in the dtype in which they are stored."""
-    stored = values.to(number_format(dtype).torch)
+    stored = values.cpu().to(number_format(dtype).torch)
     if not bool(stored.isfinite().all()):
         raise EvaluationError(
-            f"'{key}' is up to {float(values.max()):.3g}, which {dtype} does not hold. Merge to float32."
+            f"'{key}' is up to {float(values.abs().max()):.3g}, which {dtype} does not hold. Merge to float32."
         )
     return stored

@@ -35,8 +35,10 @@ def main(arguments: list[str]) -> int:
     if "module" not in given:
         raise ConfigError("module=... is missing: FILE.py:function, which makes the network of the model.")
     from mecha_exp.calibration import load_subject, recalibrate
+    from mecha_exp.calibration.calibrate import check_output
     from mecha_exp.calibration.loading import hash_of_data
 
+    check_output(given["output"], [Path(given["data"])])
     path = find_model(options.model, options.models_dir)
     provenance = {
         "model": str(options.model),

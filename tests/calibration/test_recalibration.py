@@ -155,6 +155,7 @@ class Odd(nn.Module):
         (1, torch.full((3, 2), torch.nan), r"the inputs of 'norm' are NaN or infinite"),
         (1, torch.ones(3, 5), r"example 0 fails: RuntimeError"),
         (1, torch.tensor([[1e6, 0], [-1e6, 0]]), r"'norm.running_var' is up to 2e\+12, which F16 does not"),
+        (1, torch.tensor([[-1e6, 0], [-1e6, 0]]), r"'norm.running_mean' is up to 1e\+06, which F16 does not"),
     ],
 )
 def test_what_has_no_statistics_is_refused(tmp_path, times, examples, error):
@@ -182,6 +183,8 @@ def test_networks_and_words_that_do_not_fit_are_refused(tmp_path, monkeypatch):
             recalibrate(foreign, stored, Path("out.safetensors"), {})
         with pytest.raises(ConfigError, match="is an input, which would be destroyed"):
             recalibrate(subject, stored, Path("m.safetensors"), {})
+    with pytest.raises(ConfigError, match=r"output=x\.safetensors is an input, which would be destroyed"):
+        verb.main(["m.safetensors", "module=digits", "data=x.safetensors", "output=x.safetensors"])
     with pytest.raises(ConfigError, match=r"module=\.\.\. is missing: FILE\.py:function"):
         verb.main(["m.safetensors", "data=x", "output=out.safetensors"])
     with pytest.raises(ConfigError, match=r"(?s)'labels=true' is not a setting.*output=\.\.\. is missing"):
