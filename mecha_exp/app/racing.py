@@ -144,8 +144,8 @@ def _measure_at(
         scoring = group[name][0].scoring
         try:
             measured[name] = _metric_in(result().metrics, scoring)
-        except EvaluationError as error:
-            measured[name] = error
+        except EvaluationError as error:  # under the key by which `rerun=never` looks for failures
+            measured[name] = EvaluationError(str(error), _key(group[name][0]))
     return measured
 
 

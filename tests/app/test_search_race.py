@@ -194,6 +194,26 @@ def test_a_number_that_is_not_finite_has_failed_and_is_told_once(app, folder, st
     assert Counter(trial.state.name for trial in trials_of(journal)) == states
 
 
+def test_a_trial_that_failed_at_a_low_fidelity_is_left_alone_if_asked(app, folder):
+    asked = []
+
+    @evaluator("test_fidelity", metric="score", fidelities=("limit",))
+    def score(state_dict, *, context: Context, limit: int):
+        if context.hyperparameters.get("alpha") and limit < 90:
+            asked.append(limit)
+            raise ValueError("it is not the day")
+        return {"score": 1.0}
+
+    words = (*FIDELITY, "sweep.fidelity=limit")
+    app(*words)
+    assert len(asked) > 12
+    asked.clear()
+
+    again = app(*words, "rerun=never")
+
+    assert not asked and "It failed before. rerun=failed tries it again." in again.err.replace("\n", " ")
+
+
 def test_a_trial_that_was_dropped_by_another_metric_races_again(app, folder):
     @evaluator("test_fidelity", metric="score", fidelities=("limit",))
     def score(state_dict, *, context: Context, limit: int):
