@@ -72,8 +72,10 @@ def recalibrate(
                 _run(subject, number)
                 advance(1)
         layers[name].running_mean, layers[name].running_var = moments.result(name, layers[name])
-        for buffer in ("running_mean", "running_var"):
-            changed[subject.key_of(_buffer(name, buffer))] = getattr(layers[name], buffer)
+        for each, module in subject.module.named_modules(remove_duplicate=False):
+            if module is layers[name]:  # which the model may have under several names
+                for buffer in ("running_mean", "running_var"):
+                    changed[subject.key_of(_buffer(each, buffer))] = getattr(module, buffer)
     _write(stored, changed, output, {METADATA: json.dumps({**provenance, "layers": names})})
     return names
 
@@ -116,7 +118,7 @@ class _Moments:
         assert layer.running_mean is not None
         variance = self.squares / (self.count - 1)
         if not bool((self.mean.isfinite() & variance.isfinite()).all()):
-            raise EvaluationError(f"the inputs of '{name}' are NaN or infinite. Look for NaN in the model.")
+            raise EvaluationError(f"the inputs of '{name}' are NaN or infinite. Look for NaN in the data and in the model.")
         return self.mean.to(layer.running_mean.dtype), variance.to(layer.running_mean.dtype)
 
 

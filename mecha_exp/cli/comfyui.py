@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _custom_nodes(folder: Path) -> Path:
     for candidate in (folder / "custom_nodes", folder):
-        if candidate.name == "custom_nodes" and candidate.is_dir():
+        if candidate.absolute().name == "custom_nodes" and candidate.is_dir():
             return candidate
     raise ConfigError(
         f"{folder} is not a folder of ComfyUI: there is no custom_nodes in it. Name that folder."

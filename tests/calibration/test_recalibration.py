@@ -133,6 +133,19 @@ def test_the_same_bytes_twice(bench):
     assert Path("out.safetensors").read_bytes() == first
 
 
+def test_a_layer_of_two_names_has_its_statistics_under_both(tmp_path):
+    net = nn.Sequential(nn.BatchNorm1d(2)).eval()
+    net.alias = net[0]
+    save_file({key: tensor.clone() for key, tensor in net.state_dict().items()}, tmp_path / "m.safetensors")
+    subject = Subject(net, torch.randn(20, 2) + 5, lambda x: net[0](x[None]))
+    with open_stored(tmp_path / "m.safetensors") as stored:
+        assert recalibrate(subject, stored, tmp_path / "out.safetensors", {}) == ["0"]
+    found = load_file(tmp_path / "out.safetensors")
+    for buffer in ("running_mean", "running_var"):
+        assert torch.equal(found[f"alias.{buffer}"], found[f"0.{buffer}"])
+    assert float(found["0.running_mean"].min()) > 4
+
+
 class Odd(nn.Module):
     """A network whose batch norm is applied as often as its input says."""
 

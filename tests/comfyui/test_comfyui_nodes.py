@@ -312,10 +312,11 @@ def test_what_cannot_be_done_is_said(comfy, tmp_path):
         run(prompt, "merge")
 
 
-def test_the_folder_that_install_writes_has_the_nodes(tmp_path, capsys):
+def test_the_folder_that_install_writes_has_the_nodes(tmp_path, capsys, monkeypatch):
     nodes = tmp_path / "ComfyUI" / "custom_nodes"
     nodes.mkdir(parents=True)
-    for folder in (nodes, nodes.parent):
+    monkeypatch.chdir(nodes)
+    for folder in (nodes, nodes.parent, Path()):
         assert verb.main(["install", str(folder)]) == 0
     assert "start ComfyUI again" in capsys.readouterr().out
     file = nodes / "mecha_exp_nodes" / "__init__.py"
