@@ -118,7 +118,9 @@ class _Moments:
         assert layer.running_mean is not None
         variance = self.squares / (self.count - 1)
         if not bool((self.mean.isfinite() & variance.isfinite()).all()):
-            raise EvaluationError(f"the inputs of '{name}' are NaN or infinite. Look for NaN in the data and in the model.")
+            raise EvaluationError(
+                f"the inputs of '{name}' are NaN or infinite. Look for NaN in the data and in the model."
+            )
         return self.mean.to(layer.running_mean.dtype), variance.to(layer.running_mean.dtype)
 
 

@@ -136,13 +136,24 @@ def test_a_server_of_mysql_that_does_not_answer_is_said_without_the_password(fol
     assert "secret" not in str(raised.value)
 
 
-def test_mysql_without_its_driver_says_which_one_is_missing(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pymysql", None)
+@pytest.mark.parametrize(
+    ("url", "driver", "package"),
+    [
+        ("mysql://host/x", "pymysql", "pymysql"),
+        ("mysql+mysqldb://host/x", "MySQLdb", "mysqlclient"),
+        ("postgresql+psycopg://host/x", "psycopg", "'psycopg[binary]'"),
+    ],
+)
+def test_a_server_without_its_driver_says_which_package_is_missing(folder, monkeypatch, url, driver, package):
+    monkeypatch.setitem(sys.modules, driver, None)
 
-    with pytest.raises(
-        ConfigError, match=r"mysql://host/x cannot be reached: .*pymysql.*pip install pymysql"
-    ):
-        opened("mysql://host/x")
+    with pytest.raises(ConfigError) as raised:
+        opened(url)
+
+    assert (
+        f"{url} cannot be reached: it needs {driver}, which is not installed: pip install {package}"
+        in str(raised.value)
+    )
 
 
 def test_a_database_that_breaks_in_the_middle_ends_the_search_in_our_words(folder):

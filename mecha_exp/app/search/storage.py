@@ -23,6 +23,8 @@ _KINDS = (
 )
 _SERVERS = {"postgresql": PostgresLocks, "mysql": MySQLLocks}
 """The locks of databases that are servers, by the names that SQLAlchemy has for them."""
+_PACKAGES = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+"""The packages of drivers that are called otherwise than their modules, or need a compiler without this."""
 
 
 def open_shared(
@@ -49,7 +51,8 @@ def open_shared(
             study, known = _opened(make(), name, directions, json.dumps(described))
         locks.leave()
     except ModuleNotFoundError as error:  # SQLAlchemy's driver of the database
-        how = f"it needs {error.name}, which is not installed: pip install {error.name}"
+        package = _PACKAGES.get(str(error.name), error.name)
+        how = f"it needs {error.name}, which is not installed: pip install {package}"
         raise ConfigError(f"sweep.storage={shown} cannot be reached: {how}") from None
     except Exception as error:  # of a database, of any kind
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
