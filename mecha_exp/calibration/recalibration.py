@@ -215,7 +215,8 @@ def _fitted(values: Tensor, key: str, dtype: str) -> Tensor:
     """The values in the dtype in which they are stored."""
     stored = values.cpu().to(number_format(dtype).torch)
     if not bool(stored.isfinite().all()):
+        largest = float(values.abs().max())
         raise EvaluationError(
-            f"'{key}' is up to {float(values.abs().max()):.3g}, which {dtype} does not hold. Merge to float32."
+            f"'{key}' is up to {largest:.3g}, which {dtype} does not hold. Merge to float32."
         )
     return stored
