@@ -109,6 +109,10 @@ def test_a_file_with_as_many_tensors_as_a_brace_is_no_safetensors_file(tmp_path:
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62), r"its header ends beyond byte 32"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + struct.pack("<I", 77), r"the unknown type 77"),
         (b"GGUF" + struct.pack("<I", 3), r"its header ends beyond byte 8"),
+        (
+            b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"\xff" + struct.pack("<II", 4, 0),
+            r"a name in its header is not text in UTF-8\. It is damaged or was not fully copied",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(content: bytes, message: str, tmp_path: Path):

@@ -14,6 +14,7 @@ from mecha_exp.checkpoint.gguf.model import GgufModel
 from mecha_exp.checkpoint.gguf.types import decode_q8_0, encode_q8_0
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate
 from mecha_exp.errors import CheckpointError, ConfigError
+from mecha_exp.graph.nodes import call
 
 TOKENS = ["<s>", "a", "b"]
 DEQUANTISE = EngineOptions(on_quantised="dequantise")
@@ -115,6 +116,35 @@ def test_codes_become_plain_numbers_of_a_dtype_that_is_asked_for(tmp_path: Path)
     with GgufModel(merged) as made:
         assert made.codes == ()
         assert made.header.fields["general.file_type"] == struct.pack("<II", 4, 32)
+
+
+def matrix(path: Path, numbers: torch.Tensor) -> Path:
+    """A file of one matrix of Q8_0."""
+    blocks = encode_q8_0(numbers.flatten())
+    return write_gguf(path, {"w.weight": (Q8_0, tuple(numbers.shape), raw(blocks))})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_recipe_that_casts_codes_gives_plain_numbers_of_that_dtype(dtype: torch.dtype, tmp_path: Path):
+    torch.manual_seed(0)
+    a, b = (matrix(tmp_path / f"{name}.gguf", torch.randn(8, 64)) for name in "ab")
+    recipe = weighted_sum(a, b, alpha=0.3)
+
+    merged = merge(recipe.to(dtype=dtype), tmp_path / "merged.gguf", DEQUANTISE)
+
+    expected = merge(recipe, options=DEQUANTISE)["w.weight"].to(dtype)
+    assert numbers_of(merged)["w.weight"].dtype is dtype
+    assert torch.equal(numbers_of(merged)["w.weight"], expected)
+
+
+def test_numbers_that_codes_cannot_hold_are_refused(tmp_path: Path):
+    a = matrix(tmp_path / "a.gguf", torch.full((8, 64), 8e6))
+    recipe = call("linear", a, a, weights=[1.0, 1.0], normalize=False)
+
+    with pytest.raises(CheckpointError, match=r"w\.weight has values that Q8_0 cannot hold.*beyond 8\.3 mil"):
+        merge(recipe, tmp_path / "merged.gguf", DEQUANTISE)
+
+    assert not (tmp_path / "merged.gguf").exists()
 
 
 @pytest.mark.parametrize("size", [1, 7, 31, 33, 50, 96])

@@ -87,8 +87,10 @@ def parse_header(file: PositionalFile) -> GgufHeader:
     """
     try:
         return _parse(_Cursor(file))
-    except (CheckpointError, UnicodeDecodeError) as error:
+    except CheckpointError as error:
         raise CheckpointError(f"{file.path}: {error}") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{file.path}: a name in its header is not text in UTF-8. {_AGAIN}") from None
 
 
 class _Cursor:

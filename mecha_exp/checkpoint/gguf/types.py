@@ -75,6 +75,18 @@ def type_name(number: int) -> str:
     return PLAIN[number].dtype if number in PLAIN else _CODED.get(number, f"of the unknown type {number}")
 
 
+def scales_of(blocks: Tensor) -> Tensor:
+    """The scales of blocks of Q8_0.
+
+    Args:
+        blocks: uint8, [blocks, 34].
+
+    Returns:
+        float16, [blocks, 1].
+    """
+    return blocks[:, :2].contiguous().view(torch.float16)
+
+
 def decode_q8_0(blocks: Tensor) -> Tensor:
     """The numbers d * q of blocks of Q8_0, in float32.
 
@@ -86,15 +98,16 @@ def decode_q8_0(blocks: Tensor) -> Tensor:
 
     Source: `dequantize_row_q8_0` of ggml, and `Q8_0` of its package gguf.
     """
-    scales = blocks[:, :2].contiguous().view(torch.float16).float()
-    return (blocks[:, 2:].contiguous().view(torch.int8).float() * scales).flatten()
+    codes = blocks[:, 2:].contiguous().view(torch.int8)
+    return (codes.float() * scales_of(blocks).float()).flatten()
 
 
 def encode_q8_0(numbers: Tensor) -> Tensor:
     """The blocks of Q8_0 nearest to numbers: d = max(abs(x)) / 127, q = x / d rounded half away from zero.
 
     Codes are computed with d in float32, and d is stored in float16. A number is off by d / 2 at most, and by
-    what the rounding of d to float16 adds, 2^-11 of its magnitude.
+    what the rounding of d to float16 adds: 2^-11 of its magnitude, or, where d is below 2^-14, 127 * 2^-25.
+    Scales above 65504, the largest float16, become infinite.
 
     Args:
         numbers: float32, [32 * blocks].

@@ -15,7 +15,7 @@ import torch
 
 from mecha_exp.checkpoint.gguf.header import MAGIC, STRING, UINT32, VERSIONS, GgufHeader
 from mecha_exp.checkpoint.gguf.model import OWN_FIELDS, GgufModel
-from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, NUMBERS, PLAIN, Q8_0, encode_q8_0
+from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, NUMBERS, PLAIN, Q8_0, encode_q8_0, scales_of
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter, Places
@@ -37,7 +37,7 @@ class GgufTemplate:
 
     Attributes:
         header: the fields, and the order of the tensors.
-        codes: the keys that are written as Q8_0.
+        codes: the keys that are Q8_0 there and stay it, where the result has them as float32.
     """
 
     header: GgufHeader
@@ -54,6 +54,10 @@ class GgufTemplate:
             return None
         return GgufTemplate(first.header, frozenset(first.codes if keeps_codes else ()))
 
+    def codes_in(self, tensors: Tensors) -> frozenset[str]:
+        """The keys that are written as Q8_0: a recipe may cast others to a dtype, which they have then."""
+        return frozenset(key for key in self.codes if key in tensors and tensors[key][0] == "F32")
+
 
 class GgufWriter(CheckpointWriter):
     """A GGUF file in the making: like a `CheckpointWriter`, with tensors of Q8_0 encoded as they come."""
@@ -67,7 +71,7 @@ class GgufWriter(CheckpointWriter):
         durable: bool = True,
         signature: str | None = None,
     ) -> None:
-        self._codes = template.codes
+        self._codes = template.codes_in(tensors)
         self._begun: dict[tuple[str, int], tuple[torch.Tensor, int]] = {}
         self._joining = threading.Lock()
         places = places_of(tensors, metadata, template)
@@ -101,8 +105,13 @@ class GgufWriter(CheckpointWriter):
     def _encode(self, key: str, start: int, values: torch.Tensor) -> None:
         """Write whole blocks."""
         if len(values):
-            blocks = encode_q8_0(values).flatten()
-            super().write_bytes(key, start // BLOCK * BLOCK_BYTES, byte_view(blocks))
+            blocks = encode_q8_0(values)
+            if not scales_of(blocks).isfinite().all():
+                raise CheckpointError(
+                    f"{self.path}: {key} has values that Q8_0 cannot hold, whose scales are float16: beyond "
+                    "8.3 million, or not finite. Write plain numbers, such as output.dtype=float32."
+                )
+            super().write_bytes(key, start // BLOCK * BLOCK_BYTES, byte_view(blocks.flatten()))
 
     def _join(self, key: str, start: int, values: torch.Tensor) -> None:
         """Hold a part of a block, and write the block once it is whole."""
@@ -158,7 +167,8 @@ def places_of(tensors: Tensors, metadata: Mapping[str, str], template: GgufTempl
     """The header of a file, and where its tensors lie."""
     header = template.header
     order = [key for key in header.tensors if key in tensors]
-    kinds = {key: Q8_0 if key in template.codes else NUMBERS[tensors[key][0]] for key in order}
+    codes = template.codes_in(tensors)
+    kinds = {key: Q8_0 if key in codes else NUMBERS[tensors[key][0]] for key in order}
     sizes = {key: _bytes_of(math.prod(tensors[key][1]), kinds[key]) for key in order}
     entries, relative, end = bytearray(), {}, 0
     for key in order:
