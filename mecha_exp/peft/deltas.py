@@ -77,18 +77,26 @@ class PeftDeltas(DeltaSource):
         return delta.reshape(self._shape(key))
 
 
+def is_tied(model: Source) -> bool:
+    """Whether a model uses its embedding as its output layer, by its keys and the config.json beside it.
+
+    A config without `tie_word_embeddings` leaves it true, as transformers reads it.
+    """
+    content = config_beside(model.path)
+    names = " ".join(map(str, content.get("architectures") or ()))
+    has_head = any(key.endswith(HEADS) for key in model.keys())
+    may_tie = content.get("tie_word_embeddings", True) and any(word in names for word in _WITH_HEAD)
+    return may_tie and not has_head
+
+
 def _check_ties(name: str, adapter: PeftDeltas, base: Source) -> None:
     """Refuse to change an embedding that its model uses as the output layer, too.
 
     Trained with PEFT, the output layer keeps the values from before, unless `ensure_weight_tying` says that
-    both have one adapter. A config without `tie_word_embeddings` leaves it true, as transformers reads it.
+    both have one adapter.
     """
     changed = [key for key in adapter.modules if key.endswith(EMBEDDINGS)]
-    content = config_beside(base.path)
-    has_head = any(key.endswith(HEADS) for key in base.keys())
-    names = " ".join(map(str, content.get("architectures") or ()))
-    is_tied = content.get("tie_word_embeddings", True) and any(word in names for word in _WITH_HEAD)
-    if changed and is_tied and not has_head and not adapter.config.ties_embeddings:
+    if changed and is_tied(base) and not adapter.config.ties_embeddings:
         raise CheckpointError(
             f"{name}: it changes {changed[0]}, which {base.name} uses as its output layer, too (it is tied), "
             "and the adapter leaves that as it was. on_tied=untie gives the result an output layer of its "

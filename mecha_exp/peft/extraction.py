@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 
 from mecha_exp.architectures.lora import PEFT_PREFIX
-from mecha_exp.checkpoint import Template, is_arithmetic, open_stored
-from mecha_exp.checkpoint.sidecars import CONFIG
+from mecha_exp.checkpoint import is_arithmetic, open_stored
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
+from mecha_exp.peft.deltas import EMBEDDINGS, is_tied
 from mecha_exp.peft.modules import A, B
 from mecha_exp.peft.writing import config_of_ranks, require_adapter_folder, write_adapter
+from mecha_exp.sources.layers import config_beside
 from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import Source
 
 _WEIGHT = ".weight"
-_TABLES = ("embed", "wte", "wpe", "shared", "lookup")
-"""Parts of the last name of tables of rows, which are looked up and not multiplied with."""
+_TABLE = re.compile(r".*(embed|wte|wpe|lookup).*|(.*_)?emb|shared|relative_attention_bias")
+"""The last names of tables of rows, which are looked up and not multiplied with."""
 _TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
 """The model types with `Conv1D` of transformers, stored as (inputs, outputs), and its names there."""
@@ -83,8 +84,8 @@ def extract_adapter(
     Raises:
         ConfigError: a rank below 1.
         CheckpointError: the models have other keys or shapes, or are quantised; something else changed than
-            linear layers, and it is not said what to do with it; nothing changed; values that are not finite;
-            or a folder that holds something else.
+            linear layers, and it is not said what to do with it; an embedding that is the output layer, too;
+            nothing changed; values that are not finite; or a folder that holds something else.
 
     Source: LoRA extraction as in kohya's sd-scripts and mergekit's `extract_lora`; PEFT for the names.
 
@@ -105,7 +106,7 @@ def extract_adapter(
 
 def _written(pair: _Pair, output: Path, rank: int, base: str) -> ExtractedAdapter:
     """Decompose the differences, and write the adapter."""
-    tensors = {f"{PEFT_PREFIX}{key}": pair.fine.read(key).contiguous() for key in pair.whole}
+    tensors = {f"{PEFT_PREFIX}{key}": _read(pair.fine, key).contiguous() for key in pair.whole}
     ranks: dict[str, int] = {}
     lost: dict[str, tuple[float, float]] = {}
     for module, difference in pair.differences():
@@ -142,12 +143,23 @@ class _Pair:
         if shapes:
             problems.add(f"{some(shapes, 3)} have other shapes in {self.fine.name} than in {self.base.name}.")
         problems.raise_as(CheckpointError)
+        self._check_ties()
         if others := [key for key in self._other_changes if key not in {*self.whole, *self.left_out}]:
             name = self._module(others[0]).rpartition(".")[2]
             raise CheckpointError(
                 f"besides linear layers {len(others)} tensors changed: {some(others, 5)}. Save their modules "
                 f"whole (--modules-to-save {name}), or leave the changes out (--leave-out '{others[0]}'). "
                 "Both take several."
+            )
+
+    def _check_ties(self) -> None:
+        """Refuse an embedding whose output layer PEFT would leave as it was."""
+        tied = [key for key in self.whole if key.endswith(EMBEDDINGS) and self._changed(key)]
+        if tied and is_tied(self.base):
+            raise CheckpointError(
+                f"{self.base.name} uses {tied[0]} as its output layer, too (it is tied): PEFT would leave "
+                f"that as it was. Leave the change out (--leave-out '{tied[0]}') and do not save the module, "
+                "or write both models with an output layer of their own."
             )
 
     @cached_property
@@ -158,11 +170,13 @@ class _Pair:
 
     @cached_property
     def left_out(self) -> tuple[str, ...]:
-        """The keys whose changes are left out."""
+        """The keys whose changes are left out, of modules that are not saved whole."""
         return tuple(
             key
             for key in self._shared
-            if any(fnmatchcase(key, pattern) for pattern in self.leave_out) and self._changed(key)
+            if key not in self.whole
+            and any(fnmatchcase(key, pattern) for pattern in self.leave_out)
+            and self._changed(key)
         )
 
     @property
@@ -175,7 +189,7 @@ class _Pair:
         skipped = {*self.whole, *self.left_out}
         for key in self._shared:
             if self._is_linear(key) and key not in skipped:
-                difference = self._read(self.fine, key) - self._read(self.base, key)
+                difference = _read(self.fine, key).float() - _read(self.base, key).float()
                 if difference.any():
                     module = self._module(key)
                     is_transposed = self.has_transposed and module.endswith(_CONV1D)
@@ -198,20 +212,13 @@ class _Pair:
 
     @cached_property
     def _config_of_base(self) -> Mapping[str, Any]:
-        template = Template.at(self.base.path, {})
-        if template is None:
-            return {}
-        try:
-            content = json.loads((template.folder / CONFIG).read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
+        return config_beside(self.base.path)
 
     def _is_linear(self, key: str) -> bool:
         info = self.fine.info(key)
         last = self._module(key).rpartition(".")[2]
         is_matrix = key.endswith(_WEIGHT) and len(info.shape) == 2 and is_arithmetic(info.dtype)
-        return is_matrix and not any(word in last for word in _TABLES)
+        return is_matrix and not _TABLE.fullmatch(last)
 
     def _changed(self, key: str) -> bool:
         return not torch.equal(self.fine.read(key), self.base.read(key))
@@ -220,12 +227,12 @@ class _Pair:
     def _module(key: str) -> str:
         return key.rpartition(".")[0]
 
-    @staticmethod
-    def _read(model: Source, key: str) -> Tensor:
-        tensor = model.read(key).float()
-        if not tensor.isfinite().all():
-            raise CheckpointError(f"{model.name}: {key} has values that are not finite (NaN or infinite).")
-        return tensor
+
+def _read(model: Source, key: str) -> Tensor:
+    tensor = model.read(key)
+    if not tensor.float().isfinite().all():
+        raise CheckpointError(f"{model.name}: {key} has values that are not finite (NaN or infinite).")
+    return tensor
 
 
 def _factors(difference: Tensor, rank: int) -> tuple[tuple[Tensor, Tensor], float, float]:

@@ -94,6 +94,48 @@ def test_modules_are_saved_whole_and_changes_left_out_where_that_is_said(base: B
         torch.testing.assert_close(again[key], base[key] if key.endswith(".bias") else expected[key])
 
 
+def test_a_change_in_a_module_that_is_saved_whole_is_not_left_out(base: Base, here: Path):
+    fine = fine_tuned(base, {f"{O}.weight": torch.ones(6, 6), NORM: torch.ones(6)})
+
+    made = extract_adapter(fine, "base", "out", modules_to_save=["norm"], leave_out=["*norm*"])
+
+    assert (made.whole, made.left_out) == ((NORM,), ())
+
+
+def test_a_module_that_is_saved_whole_is_finite(base: Base, here: Path):
+    fine = fine_tuned(base, {f"{O}.weight": torch.ones(6, 6), NORM: torch.full((6,), torch.nan)})
+
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight has values that are not finite"):
+        extract_adapter(fine, "base", "out", modules_to_save=["norm"])
+
+
+def test_an_embedding_that_is_the_output_layer_too_is_refused(base: Base, here: Path):
+    base.pop(f"{HEAD}.weight")
+    save_file(base, "base/model.safetensors")
+    Path("base/config.json").write_text('{"architectures": ["ToyForCausalLM"], "tie_word_embeddings": true}')
+    fine = fine_tuned(base, {f"{O}.weight": torch.ones(6, 6), EMBEDDING: torch.ones(20, 6)})
+
+    with pytest.raises(
+        CheckpointError, match=r"base uses model\.embed_tokens\.weight as its output layer, to"
+    ):
+        extract_adapter(fine, "base", "out", modules_to_save=["embed_tokens"])
+    made = extract_adapter(fine, "base", "out", leave_out=[EMBEDDING])
+
+    assert made.left_out == (EMBEDDING,)
+
+
+@pytest.mark.parametrize("name", ["relative_attention_bias", "shared", "emb", "pos_emb", "word_embeddings"])
+def test_a_table_of_rows_is_not_taken_for_a_linear_layer(name: str, base: Base, here: Path):
+    key = f"block.0.{name}.weight"
+    save_file(base | {key: torch.zeros(32, 2)}, "base/model.safetensors")
+    fine = fine_tuned(base | {key: torch.ones(32, 2)}, {f"{O}.weight": torch.ones(6, 6)})
+
+    with pytest.raises(
+        CheckpointError, match=rf"besides linear layers 1 tensors changed: block\.0\.{name}\."
+    ):
+        extract_adapter(fine, "base", "out")
+
+
 def test_a_transposed_layer_is_extracted_as_peft_has_it(base: Base, here: Path):
     Path("gpt").mkdir()
     key, change = "h.0.mlp.c_fc.weight", torch.randn(6, 2) @ torch.randn(2, 9)
