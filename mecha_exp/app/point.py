@@ -209,8 +209,7 @@ class Point:
 
     def _make_card(self) -> bytes:
         config = config_of_mergekit(self.config, self.options.model_dirs)
-        contents = self.contents if self.hashes_inputs else {}
-        return model_card(self.recipe, Settings(self.options, self.dtype, config), contents)
+        return model_card(self.recipe, Settings(self.options, self.dtype, config), self.contents)
 
     def signed_job(self) -> Job:
         """The job of a signed point. Each call makes a new state dict, because an attempt may fail."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from mecha_exp.checkpoint.folder import PIPELINE, read_index
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.checkpoint.shards import Package
+from mecha_exp.checkpoint.sidecars import CARD, is_own_card
 from mecha_exp.errors import CheckpointError
 
 _SHARD = r"-\d{5}-of-\d{5}"
@@ -26,10 +27,11 @@ _TOKEN = r"\.mecha-[0-9a-f]{8}"
 def replaced_files(folder: Path, packages: Sequence[Package]) -> set[str]:
     """The files of the model that a folder holds, by their path in it, which a new model replaces.
 
-    They are the indices, the shards that they list, those that a killed replacement has left, and the file
-    that marks a pipeline. Beside an index, shards that it does not list are such leftovers.
+    They are the indices, the shards that they list, those that a killed replacement has left, the file that
+    marks a pipeline, and a card that this library wrote, since it would describe the new model wrongly.
+    Beside an index, shards that it does not list are such leftovers.
     """
-    names = {PIPELINE}
+    names = {PIPELINE, *([CARD] if is_own_card(folder / CARD) else [])}
     for package in packages:
         names.add(package.path_of(package.index))
         names |= {package.path_of(shard.name) for shard in package.shards}

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.curves import Gradient, Preset
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.mergekit.methods import METHODS, REQUIRED, SHARED, Method
 from mecha_exp.mergekit.recipe import from_mergekit
+from mecha_exp.sources.search import find_model
 
 _OURS = {"lambda": "scale", "weight": "weights"}
 """Parameters of mergekit that our methods have under another name."""
@@ -31,7 +33,8 @@ def to_mergekit(
     """The configuration of mergekit that means the same as a recipe; None where there is none.
 
     It is one call of a method on stored models, with numbers for hyperparameters. A configuration is given
-    only if `from_mergekit` reads it as a call with the same arguments.
+    only if `from_mergekit` reads it as a call with the same arguments. Adapters have none: mergekit takes
+    them only beside the model that they change.
 
     Args:
         recipe: its graph.
@@ -43,7 +46,7 @@ def to_mergekit(
     models = [node for node in recipe.children if not isinstance(node, LiteralNode)]
     paths = [m.source for m in models if isinstance(m, ModelNode) and isinstance(m.source, str)]
     has_curves = any(isinstance(value, _BY_KEY) for value in _arguments(recipe).values())
-    if not paths or len(paths) < len(models) or has_curves:
+    if not paths or len(paths) < len(models) or has_curves or any(_is_adapter(p, folders) for p in paths):
         return None
     asked = recipe if dtype is None else recipe.to(dtype=dtype)
     for name, method in METHODS.items():
@@ -53,6 +56,10 @@ def to_mergekit(
             if _is_read_as(config, asked, folders):
                 return config
     return None
+
+
+def _is_adapter(source: str, folders: Sequence[Path]) -> bool:
+    return (find_model(source, folders) / ADAPTER_CONFIG).is_file()
 
 
 def _candidates(

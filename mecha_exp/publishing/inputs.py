@@ -69,7 +69,7 @@ def _of_file(path: Path, sha256: str) -> Input:
     folder = template.folder if template else None
     repository, commit = _repository(path)
     licence = licence_of(folder) if folder else None
-    return Input(repository or path.name, repository, commit, sha256, licence, folder)
+    return Input(repository or path.absolute().name, repository, commit, sha256, licence, folder)
 
 
 def _repository(path: Path) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,14 @@ OTHER = "other"
 """The word of the hub for a licence that is not in its list; its name stands beside it."""
 
 _TEXTS = {
-    "apache-2.0": ("apache license", "version 2.0"),
-    "mit": ("permission is hereby granted, free of charge", "without restriction"),
+    "apache-2.0": re.compile(
+        r"(copyright [^.]+\. all rights reserved\. )?"
+        r"apache license version 2\.0, january 2004 .*"
+        r"end of terms and conditions( appendix: how to apply .*)?"
+    ),
+    "mit": re.compile(r"((the )?mit license|copyright|permission is) .*without restriction.* software\."),
 }
-"""Licences by words of their texts, for folders without a card."""
+"""Licences by the beginning and the end of their texts, for folders without a card."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,19 @@ class Licence:
 
 
 def licence_of(folder: Path) -> Licence | None:
-    """The licence of a model in a folder: what its card says, or else its licence file; None without both."""
+    """The licence of a model in a folder: what its card says, or else its licence file; None without both.
+
+    A text that is not known to the end, or one of several files, tells no licence: it may hold for the code
+    alone.
+    """
     content = front_matter_of(folder / CARD)
     word = content.get("license")
     if isinstance(word, str) and word:
         name, link = (str(content.get(f"license_{part}") or "") for part in ("name", "link"))
         return Licence(word, name, link)
     files = sorted(file for file in folder.glob("LICENSE*") if file.is_file())
+    if len(files) > 1:
+        return Licence("")
     return _by_text(files[0]) if files else None
 
 
@@ -73,5 +84,5 @@ def _by_text(file: Path) -> Licence:
             text = " ".join(opened.read(MAX_FRONT_MATTER).lower().split())
     except OSError:
         text = ""
-    known = (word for word, marks in _TEXTS.items() if all(mark in text for mark in marks))
+    known = (word for word, pattern in _TEXTS.items() if pattern.fullmatch(text))
     return Licence(next(known, ""))

@@ -20,6 +20,12 @@ from mecha_exp.publishing.licences import front_matter_of, licence_of
 APACHE = "---\nlicense: apache-2.0\n---\n# The model\n"
 
 
+APACHE_TEXT = "Apache License\n   Version 2.0, January 2004\n ... END OF TERMS AND CONDITIONS"
+MIT_TEXT = """Permission is hereby granted, free of charge, to any person obtaining a copy ... to deal in the
+Software without restriction ... OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+SOFTWARE."""
+
+
 def model_folder(folder: Path, seed: int, card: str = "") -> Path:
     torch.manual_seed(seed)
     folder.mkdir(parents=True)
@@ -96,6 +102,26 @@ def test_a_card_of_ours_is_replaced_with_its_model(two: list[str]):
     assert "alpha = 0.6" in card_of(Path("merged"))
 
 
+def test_the_card_of_a_model_that_is_replaced_without_one_goes(two: list[str]):
+    for card in (True, False):
+        merge(weighted_sum(*two, alpha=0.3), "merged", card=card)
+        Path("merged/notes.txt").write_text("Mine.")
+
+    assert sorted(file.name for file in Path("merged").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "notes.txt",
+    ]
+
+
+def test_the_current_folder_has_its_name_in_a_card(two: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir("a")
+
+    merge(weighted_sum(".", "../b", alpha=0.3), "../merged")
+
+    assert "# Merge of a and b\n" in card_of(Path("../merged"))
+
+
 def test_a_merge_that_fails_leaves_the_card_of_the_model_that_stays(two: list[str], tmp_path: Path):
     merge(weighted_sum(*two, alpha=0.3), "merged")
     save_file({"layer.weight": torch.full((4, 3), torch.nan)}, tmp_path / "nan.safetensors")
@@ -134,9 +160,15 @@ def test_a_licence_without_a_word_of_the_hub_keeps_its_name(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("Apache License\n   Version 2.0, January 2004", "apache-2.0"),
-        ("Permission is hereby granted, free of charge, to any person ... without\nrestriction", "mit"),
+        (APACHE_TEXT + "\nAPPENDIX: How to apply the Apache License to your work.", "apache-2.0"),
+        ("Some rights reserved. Parts are under the\n" + APACHE_TEXT, ""),
+        ("The code is under the Apache License, Version 2.0; the weights are for research only.", ""),
+        ("MIT License\n\nCopyright (c) 2025 Somebody\n\n" + MIT_TEXT, "mit"),
+        (MIT_TEXT, "mit"),
+        ("Modified MIT License\n\n" + MIT_TEXT, ""),
+        (MIT_TEXT + "\nIts name is shown to all users.", ""),
         ("All rights reserved.", ""),
+        ("", ""),
     ],
 )
 def test_a_licence_file_is_known_by_its_words(text: str, word: str, tmp_path: Path):
@@ -145,6 +177,15 @@ def test_a_licence_file_is_known_by_its_words(text: str, word: str, tmp_path: Pa
     licence = licence_of(tmp_path)
 
     assert licence is not None and licence.word == word
+
+
+def test_a_licence_of_several_files_is_not_told_by_one_of_them(tmp_path: Path):
+    (tmp_path / "LICENSE-CODE").write_text(MIT_TEXT)
+    (tmp_path / "LICENSE-MODEL").write_text("For research only.")
+
+    licence = licence_of(tmp_path)
+
+    assert licence is not None and licence.word == "" and str(licence) == "see its licence file"
 
 
 @pytest.mark.parametrize("text", ["", "no front matter", "---\n[", "---\n- a list\n---\n", "\x00\xff"])
@@ -232,6 +273,18 @@ def test_what_mergekit_would_do_otherwise_has_no_configuration(recipe, three):
     from mecha_exp import model
 
     assert to_mergekit(recipe(*map(model, three))) is None
+
+
+def test_an_adapter_has_no_configuration_since_mergekit_takes_it_beside_its_model(three, tmp_path: Path):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    name = "base_model.model.layer"
+    factors = {f"{name}.lora_A.weight": torch.ones(2, 5), f"{name}.lora_B.weight": torch.ones(6, 2)}
+    save_file(factors, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["layer"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+
+    assert to_mergekit(call("ties", *three[:2], adapter)) is None
 
 
 def test_the_verb_writes_the_configuration_that_it_ran(two: list[str], tmp_path: Path, as_a_user):
