@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from mecha_exp.checkpoint.sidecars import CARD, MAX_FRONT_MATTER
+from mecha_exp.checkpoint.sidecars import CARD, MAX_FRONT_MATTER, is_own_card
 
 OTHER = "other"
 """The word of the hub for a licence that is not in its list; its name stands beside it."""
@@ -60,6 +60,8 @@ def licence_of(folder: Path) -> Licence | None:
     if isinstance(word, str) and word:
         name, link = (str(content.get(f"license_{part}") or "") for part in ("name", "link"))
         return Licence(word, name, link)
+    if is_own_card(folder / CARD):
+        return None  # the licence file beside it was copied from one of several inputs
     files = sorted(file for file in folder.glob("LICENSE*") if file.is_file())
     if len(files) > 1:
         return Licence("")

@@ -53,7 +53,7 @@ class Upload:
         Raises:
             ConfigError: the repository is not named `org/name`.
             CheckpointError: the folder does not hold a model that is complete and has a card, or it has links
-                that lead out of it. All problems at once.
+                that lead out of it, to a folder, or nowhere. All problems at once.
         """
         if not _NAME.fullmatch(repository):
             raise ConfigError(f"{repository!r} is not the name of a repository: expected org/name.")
@@ -103,7 +103,8 @@ class Upload:
 def _visible_files(folder: Path) -> Iterator[Path]:
     for path, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(path, name) for name in sorted(names) if not name.startswith("."))
+        links = [name for name in folders if Path(path, name).is_symlink()]  # which are not entered
+        yield from (Path(path, name) for name in sorted([*names, *links]) if not name.startswith("."))
 
 
 def _check(folder: Path, files: list[Path]) -> None:
@@ -121,8 +122,12 @@ def _check(folder: Path, files: list[Path]) -> None:
             f"{folder} has no model card. Merge without output.card=false, or write {CARD} yourself."
         )
     root = folder.resolve()
-    if outside := [str(file) for file in files if not file.resolve().is_relative_to(root)]:
-        problems.add(f"{some(outside, 3)} lead out of the folder. Put the files themselves in their places.")
+    links = [str(file) for file in files if not file.is_file() or not file.resolve().is_relative_to(root)]
+    if links:
+        problems.add(
+            f"{some(links, 3)} lead out of the folder, to a folder, or nowhere. Put the files themselves in "
+            "their places."
+        )
     try:
         with open_stored(folder) as model:
             model.check_unchanged()

@@ -146,6 +146,18 @@ def test_different_licences_are_said_and_none_is_claimed(tmp_path: Path, monkeyp
     assert "The licence of c is not known from a card beside the weights." in text
 
 
+def test_a_merge_of_a_merge_has_no_licence_that_its_inputs_do_not_share(tmp_path: Path):
+    (model_folder(tmp_path / "a", 0) / "LICENSE").write_text(MIT_TEXT)
+    b = model_folder(tmp_path / "b", 1, APACHE)
+    merge(weighted_sum(tmp_path / "a", b, alpha=0.5), tmp_path / "first")
+    assert (tmp_path / "first" / "LICENSE").exists()
+
+    merge(weighted_sum(tmp_path / "first", tmp_path / "a", alpha=0.5), tmp_path / "second")
+
+    assert licence_of(tmp_path / "first") is None
+    assert "license" not in front_matter_of(tmp_path / "second" / "README.md")
+
+
 def test_a_licence_without_a_word_of_the_hub_keeps_its_name(tmp_path: Path):
     card = "---\nlicense: other\nlicense_name: tiny\nlicense_link: https://example.org\n---\n"
     folders = [model_folder(tmp_path / name, seed, card) for seed, name in enumerate("ab")]

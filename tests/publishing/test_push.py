@@ -225,6 +225,15 @@ def test_a_link_out_of_the_folder_is_refused(merged: Path):
         Upload.of(merged, "me/merged")
 
 
+@pytest.mark.parametrize("target", ["a", "merged/inner", "nowhere"])
+def test_a_link_to_a_folder_or_to_nothing_is_refused(target: str, merged: Path):
+    (merged / "inner").mkdir()
+    (merged / "vae").symlink_to(merged.absolute().parent / target)
+
+    with pytest.raises(CheckpointError, match=r"vae lead out of the folder, to a folder, or nowhere\. Put"):
+        Upload.of(merged, "me/merged")
+
+
 @pytest.mark.parametrize("name", ["merged", "a/b/c", "../x", ""])
 def test_a_repository_is_named_by_its_owner_and_its_name(name: str, merged: Path):
     with pytest.raises(ConfigError, match=r"is not the name of a repository: expected org/name"):
