@@ -247,3 +247,31 @@ def test_models_beside_rows_that_are_taken_keep_their_checks(here: Path):
     with pytest.raises(CheckpointError, match="the tokenizers beside") as raised:
         merge(recipe)
     assert "moved2" in str(raised.value)
+
+
+def test_a_model_that_also_gives_rows_keeps_its_check(here: Path):
+    write(here / "reversed", TOKENS[::-1], tensors(5))
+    direct = weighted_sum("a", model("reversed"), alpha=0.5)
+
+    with pytest.raises(CheckpointError, match=r"the tokenizers beside .*a and .*reversed differ"):
+        merge(weighted_sum(align_tokens("moved", "a", "a"), direct, alpha=0.5))
+
+
+def test_rows_that_are_taken_for_other_tokens_are_not_merged(here: Path):
+    for recipe in (
+        weighted_sum("a", align_tokens("b", "moved"), alpha=0.5),
+        weighted_sum(align_tokens("b", "a"), align_tokens("b", "moved"), alpha=0.5),
+    ):
+        with pytest.raises(CheckpointError, match=r"the tokenizers beside .*a and .*moved differ"):
+            merge(recipe)
+
+    merge_many([(align_tokens("b", "a"), here / "one"), (align_tokens("b", "moved"), here / "two")])
+    assert (here / "two" / "tokenizer.json").read_bytes() == (here / "moved/tokenizer.json").read_bytes()
+
+
+def test_layers_without_rows_may_come_from_a_model_with_other_tokens(here: Path):
+    made = merge(stack_layers(("a", 0, 1), ("moved", 0, 1), ("a", 0, 1)))
+
+    a, moved = (load_file(here / name / "model.safetensors") for name in ("a", "moved"))
+    assert torch.equal(made[EMBEDDING], a[EMBEDDING])
+    assert torch.equal(made["model.layers.1.w.weight"], moved["model.layers.0.w.weight"])

@@ -13,7 +13,7 @@ from mecha_exp.architectures import resolve, views
 from mecha_exp.conversion.formats import FormatConversion
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion, adapter_conversion
-from mecha_exp.engine.planner.vocabulary import RENAME_KEYS, TAKE_ROWS
+from mecha_exp.engine.planner.vocabulary import RENAME_KEYS, TAKE_LAYERS, TAKE_ROWS
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.graph.rewrite import rewrite
@@ -73,9 +73,6 @@ def is_statistics(model: ModelNode) -> bool:
     """Whether what is read are statistics of a model, and not a model."""
     return isinstance(model, ModelView) and model.statistic is not None
 
-
-TAKE_LAYERS = "take_layers"
-"""The method that takes layers of a model."""
 
 STATISTICS = "statistics"
 """The method that reads statistics of models, and the argument of the methods that need them."""

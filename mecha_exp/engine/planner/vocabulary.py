@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, children_of, models_of, walk
+from mecha_exp.method_api.paths import path_arguments
+from mecha_exp.sources.layers import NONE
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.tokenizer import Tokenizer
 from mecha_exp.sources.views.names import in_other_names
@@ -38,6 +41,9 @@ RENAME_KEYS = "rename_keys"
 SHOWN_TOKENS = 3
 """How many tokens a message names."""
 
+TAKE_LAYERS = "take_layers"
+"""The method that takes layers of a model."""
+
 TAKE_ROWS = "take_rows"
 """The method that takes rows of tokens."""
 
@@ -47,44 +53,51 @@ def unify_vocabularies(
 ) -> dict[ModelNode, Source]:
     """The inputs with one vocabulary, by the options `on_tied` and `resize_embeddings`.
 
-    Models whose rows a recipe takes by `take_rows` may have tokens and numbers of rows of their own, and
-    those whose rows it does not read at all, such as experts of a mixture, are left as they are.
+    Models whose rows a recipe takes by `take_rows` alone may have tokens of their own, and those whose rows
+    it does not read at all, such as experts of a mixture, are left as they are.
 
     Raises:
         CheckpointError: the vocabularies differ, and the options make that an error.
     """
     problems = Problems()
     arranged = set(models_of(*rows_taken(recipes)))
-    unread = _without_tokens(recipes, sources)
+    direct = [frozenset(_read_by_row(recipe, sources)) for recipe in recipes]
+    unread = set(models_of(*recipes)) - arranged - frozenset().union(*direct)
     read = {model: source for model, source in sources.items() if model not in unread}
     if options.on_tokens == "error":
-        problems.add_all(different_tokens({m: s for m, s in read.items() if m not in arranged}))
+        tokenizers = [_tokenizers_taken(recipe) for recipe in recipes]
+        for models, folders in dict.fromkeys(zip(direct, tokenizers, strict=True)):
+            problems.add_all(different_tokens({m: s for m, s in sources.items() if m in models}, folders))
     untied = _unify_ties(read, options, problems)
     resized = _unify_sizes({m: s for m, s in untied.items() if m not in arranged}, options, problems)
     problems.raise_as(CheckpointError)
     return {**sources, **untied, **resized}
 
 
-def _without_tokens(recipes: Sequence[Node], sources: Sources) -> set[ModelNode]:
-    """The models of which recipes read other keys alone, by `rename_keys`."""
-    calls: dict[ModelNode, list[MergeNode]] = {}
-    for call in walk(*recipes):
-        for child in call.children if isinstance(call, MergeNode) else ():
-            if isinstance(child, ModelNode) and isinstance(call, MergeNode):
-                calls.setdefault(child, []).append(call)
-    return {
-        model
-        for model, source in sources.items()
-        if model in calls and not any(_reads_tokens(call, source) for call in calls[model])
-    }
+def _read_by_row(recipe: Node, sources: Sources) -> list[ModelNode]:
+    """The models whose rows of tokens a recipe reads where they lie, and not by `take_rows`."""
+    nodes = walk(recipe, children=lambda node: children_of(node) if _may_read_rows(node, sources) else ())
+    return [node for node in nodes if isinstance(node, ModelNode)]
 
 
-def _reads_tokens(call: MergeNode, source: Source) -> bool:
-    """Whether a call may read rows of tokens of a model."""
-    rules = dict(call.arguments).get("rules") if call.method.identifier == RENAME_KEYS else None
-    if not isinstance(rules, LiteralNode):
+def _may_read_rows(node: Node, sources: Sources) -> bool:
+    """Whether a node may read rows of tokens of what is below it, where these lie."""
+    if not isinstance(node, MergeNode):
         return True
-    return any(map(has_token_rows, in_other_names(source, str(rules.value)).keys()))
+    if node.method.identifier == TAKE_ROWS:
+        return False
+    words = {name: child.value for name, child in node.named_children if isinstance(child, LiteralNode)}
+    if node.method.identifier == TAKE_LAYERS:
+        return words.get("rest", NONE) != NONE
+    model = node.children[0]
+    if node.method.identifier == RENAME_KEYS and isinstance(model, ModelNode) and "rules" in words:
+        return any(map(has_token_rows, in_other_names(sources[model], str(words["rules"])).keys()))
+    return True
+
+
+def _tokenizers_taken(recipe: Node) -> tuple[Path, ...]:
+    """The tokenizers that a recipe takes rows for."""
+    return tuple(dict.fromkeys(path for call in rows_taken([recipe]) for _, path in path_arguments(call)))
 
 
 def rows_taken(recipes: Sequence[Node]) -> list[MergeNode]:
@@ -93,21 +106,28 @@ def rows_taken(recipes: Sequence[Node]) -> list[MergeNode]:
     return [call for call in calls if call.method.identifier == TAKE_ROWS]
 
 
-def different_tokens(sources: Sources) -> Iterator[str]:
-    """A message about each input whose tokens differ from those of the first input with a tokenizer."""
+def different_tokens(sources: Sources, tokenizers: Sequence[Path] = ()) -> Iterator[str]:
+    """A message about each input whose tokens differ from those of the first input with a tokenizer.
+
+    Args:
+        sources: the inputs.
+        tokenizers: those that rows of other inputs are taken for.
+    """
     parts = dict.fromkeys(
         _component_of(key) for source in sources.values() for key in source.keys() if has_token_rows(key)
     )
-    for part in parts:
-        holders = [s for s in sources.values() if any(map(_is_of(part), s.keys()))]
-        known = [(source, found) for source in holders if (found := Tokenizer.beside(source.path, part))]
-        for source, tokenizer in known[1:]:
+    taken = [(str(path.parent), path) for path in tokenizers]
+    for part in {**parts, **({"": None} if taken else {})}:
+        holders = [(s.name, s.path) for s in sources.values() if any(map(_is_of(part), s.keys()))]
+        places = holders if part else [*holders, *taken]
+        known = [(name, found) for name, path in places if (found := Tokenizer.beside(path, part))]
+        for name, tokenizer in known[1:]:
             first, original = known[0]
             different = list(itertools.islice(original.differences(tokenizer), SHOWN_TOKENS + 1))
             if different:
                 more = ", and so on" if len(different) > SHOWN_TOKENS else ""
                 yield (
-                    f"the tokenizers beside {first.name} and {source.name} differ, so that rows of different "
+                    f"the tokenizers beside {first} and {name} differ, so that rows of different "
                     f"tokens would be merged: {'; '.join(different[:SHOWN_TOKENS])}{more}. Merge models with "
                     "one vocabulary, or merge the rows all the same with on_tokens=merge."
                 )
