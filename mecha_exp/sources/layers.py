@@ -119,9 +119,6 @@ class LayersSource(RenamedSource):
             )
         super().__init__(original, renamed_keys(keys, self.layers, span, original.name))
 
-    def expect(self, keys: Iterable[str]) -> None:
-        self._original.expect(self._original_keys[key] for key in keys)
-
 
 def renamed_keys(keys: Iterable[str], layers: Layers, span: Span, name: str) -> dict[str, str]:
     """The keys that a span of layers has, each with the key of the original.

@@ -76,3 +76,6 @@ class RenamedSource(SourceView):
 
     def region(self, key: str) -> FileRegion | None:
         return self._original.region(self._original_keys[key])
+
+    def expect(self, keys: Iterable[str]) -> None:
+        self._original.expect(self._original_keys[key] for key in keys if key in self._original_keys)

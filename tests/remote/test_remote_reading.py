@@ -19,6 +19,7 @@ from mecha_exp.checkpoint.remote import is_address, lookup, pieces
 from mecha_exp.checkpoint.remote.pin import Pin
 from mecha_exp.engine import Job, plan
 from mecha_exp.errors import CheckpointError
+from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.sources.search import find_model
 
 
@@ -380,3 +381,43 @@ def test_a_second_process_finds_the_stand_ins(pair, server, fresh):
 
     assert len(server.requests) == before + 1  # its version alone
     assert isinstance(server, RangeServer)
+
+
+def test_a_model_under_other_keys_is_fetched_ahead(server, served):
+    save_file({f"layers.{n}.up": torch.full((8, 8), float(n)) for n in range(40)}, served / "a.safetensors")
+    before = len(server.requests)
+
+    made = merge(resolve_method("rename_keys")(f"{server.url}/a.safetensors", "layers.*.up -> deep.*.down"))
+
+    assert made["deep.7.down"][0, 0] == 7
+    assert len(server.requests) - before < 10  # the small tensors come together
+
+
+@pytest.mark.parametrize("order", ["shuffled", "with one moved", "of two models"])
+def test_rows_of_tokens_move_little_more_than_they_have(order, server, served, small_pieces, monkeypatch):
+    key, count, width = "model.embed_tokens.weight", 600, 512
+    for number, name in enumerate("ab"):
+        state = {key: torch.arange(count * width).view(count, width).float() + number}
+        save_file(state, served / f"{name}.safetensors")
+    rows = {
+        "shuffled": " ".join(str(263 * number % count) for number in range(count)),
+        "with one moved": f"{count - 1} 0:{count - 1}",
+        "of two models": f"0:{count - 3} 1@{count - 3} 1@0 1@7",
+    }[order]
+
+    made = merge(
+        resolve_method("take_rows")(*(f"{server.url}/{name}.safetensors" for name in "ab"), rows=rows)
+    )
+
+    here = merge(resolve_method("take_rows")(*(served / f"{name}.safetensors" for name in "ab"), rows=rows))
+    assert same(here, made)
+    assert server.sent < 1.3 * count * width * 4
+
+
+def test_a_file_that_was_closed_gives_no_bytes(pair, server):
+    model = open_stored(find_model(f"{server.url}/a.safetensors", []))
+    model.expect(model.keys())
+    model.close()
+    largest = max(model.keys(), key=lambda key: model.info(key).nbytes)
+    with pytest.raises(CheckpointError, match=r"a remote file was closed while it was being read\."):
+        model.read(largest)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from mecha_exp.errors import CheckpointError
+
 PIECE = 4 << 20
 """Bytes of a piece."""
 SMALL = 1 << 18
@@ -129,9 +131,10 @@ class Pieces:
         return future
 
     def _load(self, piece: Piece) -> bytearray:
+        if self._is_closed:
+            raise CheckpointError("a remote file was closed while it was being read.")
         content = bytearray(piece.nbytes)
-        if not self._is_closed:
-            self._fetch(piece.start, memoryview(content))
+        self._fetch(piece.start, memoryview(content))
         return content
 
     def _look_ahead(self, piece: Piece) -> None:

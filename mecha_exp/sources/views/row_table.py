@@ -7,12 +7,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeAlias
 
 from mecha_exp.errors import RecipeError, brief
 
 Origins: TypeAlias = "tuple[tuple[int, int], ...]"
 """The rows that one row is the mean of, as pairs of a model's number and a row of it; none for zeros."""
+
+_JUMPS = 16
+"""How often rows may go back and still count as read in their order."""
 
 _RANGE = re.compile(r"(?:(?P<model>\d+)@)?(?P<first>\d+)(?::(?P<end>\d+))?")
 _REPEATED = re.compile(r"(?P<word>zero|mean)(?:\*(?P<count>\d+))?")
@@ -119,6 +123,15 @@ class RowTable:
             return None
         origins = self.runs[0].origins
         return origins[0][1] if len(origins) == 1 and origins[0][0] == 0 else None
+
+    def reads_through(self, model: int, count: int) -> bool:
+        """Whether most of a model's `count` rows are read in about their order, and not here and there.
+
+        What lies elsewhere is fetched ahead in pieces of many rows; rows here and there are fetched alone.
+        """
+        ranges = [(row, run.count) for run in self.runs for number, row in run.origins if number == model]
+        jumps = sum(later < earlier for (earlier, _), (later, _) in pairwise(ranges))
+        return 2 * sum(rows for _, rows in ranges) >= count and jumps <= _JUMPS
 
     def between(self, first: int, end: int) -> Iterator[Run]:
         """The runs that rows of the result lie in; none of them for rows of the padding."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import reduce
 
 import torch
@@ -96,6 +96,18 @@ class RowsSource(SourceView):
             return None
         itemsize = torch_dtype(self.info(key).dtype).itemsize
         return region._replace(offset=region.offset + row * self._width(key) * itemsize)
+
+    def expect(self, keys: Iterable[str]) -> None:
+        listed = list(keys)
+        for number, model in enumerate(self._models):
+            model.expect([key for key in listed if self._is_read_through(number, key)])
+
+    def _is_read_through(self, number: int, key: str) -> bool:
+        """Whether a key of a model is read from its first element to its last."""
+        if key not in self._infos:
+            return number == 0 and key in self._original
+        model = self._models[number]
+        return key in model and self._table.reads_through(number, model.info(key).shape[0])
 
     def _info_of(self, key: str) -> TensorInfo:
         """The dtype and the new shape of a key, once it is seen that all rows are there."""
