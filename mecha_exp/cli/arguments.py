@@ -19,6 +19,8 @@ from mecha_exp.recipe.files import fill_from_files, find_recipe
 from mecha_exp.recipe.text_writer import CONSTANTS
 
 _ENGINE = "engine."
+_OFFLINE = {"hub.offline=true": True, "hub.offline=false": False}
+"""Words that say whether models in configurations of mergekit must lie on this machine."""
 
 
 def make_parser(verb: str, summary: str, examples: str) -> argparse.ArgumentParser:
@@ -85,8 +87,26 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "setting",
         nargs="*",
         metavar="engine.NAME=VALUE",
-        help="a setting of the engine, such as engine.on_missing=skip; may be repeated",
+        help="a setting of the engine, such as engine.on_missing=skip; may be repeated. hub.offline=false "
+        "fetches what a configuration of mergekit names",
     )
+
+
+def add_offline(parser: argparse.ArgumentParser) -> None:
+    """Add the word `hub.offline=false` for verbs that have no settings of the engine."""
+    parser.add_argument(
+        "setting",
+        nargs="*",
+        type=_offline_word,
+        metavar="hub.offline=false",
+        help="fetch what a configuration of mergekit names",
+    )
+
+
+def _offline_word(word: str) -> str:
+    if word not in _OFFLINE:
+        raise argparse.ArgumentTypeError(f"expected hub.offline=false, got {brief(word)}")
+    return word
 
 
 def engine_options(options: argparse.Namespace, **defaults: Any) -> EngineOptions:
@@ -99,6 +119,8 @@ def engine_options(options: argparse.Namespace, **defaults: Any) -> EngineOption
     problems = Problems()
     known = [f"{_ENGINE}{name}" for name in SETTINGS]
     for word in options.setting:
+        if word in _OFFLINE:
+            continue
         name, separator, value = word.partition("=")
         if not separator or name not in known:
             problems.add(
@@ -137,7 +159,8 @@ def load_mergekit(options: argparse.Namespace) -> Merge:
         MechaError: as `from_mergekit` raises it.
     """
     path = find_recipe(options.recipe, options.models_dir)
-    return read_merge(path, _parameters(options), options.models_dir)
+    is_offline = all(_OFFLINE.get(word, True) for word in options.setting)
+    return read_merge(path, _parameters(options), options.models_dir, is_offline)
 
 
 def _parameters(options: argparse.Namespace) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mecha_exp.cli.arguments import add_recipe, load_recipe, make_parser
+from mecha_exp.cli.arguments import add_offline, add_recipe, load_recipe, make_parser
 from mecha_exp.recipe import parameters_of, serialize, serialize_and_save
 from mecha_exp.recipe.templates import describe
 from mecha_exp.terminal import stderr, stdout
@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> int:
         EXAMPLE,
     )
     add_recipe(parser)
+    add_offline(parser)
     parser.add_argument(
         "-o", "--output", type=Path, help="the composed recipe (default: standard output)", metavar="FILE"
     )

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from mecha_exp.checkpoint.formats import SUFFIXES
-from mecha_exp.cli.arguments import add_recipe, load_recipe, make_parser
+from mecha_exp.cli.arguments import add_offline, add_recipe, load_recipe, make_parser
 from mecha_exp.graph.nodes import Node
 from mecha_exp.inspection.recipe_tree import data_of, tree_of
 from mecha_exp.inspection.run import show_run
@@ -38,6 +38,7 @@ def main(arguments: list[str]) -> int:
         EXAMPLE,
     )
     add_recipe(parser, "; or a run: its folder, signature, name, or MLflow id")
+    add_offline(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="the recipe as text, as a .mecha file has it")
     form.add_argument(

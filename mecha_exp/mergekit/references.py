@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import TensorInfo, open_stored
+from mecha_exp.checkpoint.remote import is_address
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.errors import CheckpointError, ConfigError, brief, some
 from mecha_exp.graph.nodes import Node
@@ -86,7 +87,8 @@ class StoredModel:
     """A model of a configuration, on this machine.
 
     Attributes:
-        source: its path in a recipe: that of the configuration, or of the snapshot in the hub's cache.
+        source: its path in a recipe: that of the configuration, which may be an address, or of the snapshot
+            in the hub's cache.
         path: its file or folder.
         infos: the dtype and the shape of every key.
         lora: the path of its adapter in a recipe; empty without one.
@@ -153,5 +155,7 @@ class StoredModel:
 def _find(reference: Reference, folders: Sequence[Path], offline: bool) -> tuple[str, Path]:
     """The path of a model in a recipe, and on this machine."""
     path = find_model(reference.place, folders, offline)
+    if is_address(reference.place):
+        return reference.place, path
     is_found_by_name = path.as_posix().removesuffix(SUFFIX).endswith(reference.place.removesuffix(SUFFIX))
     return reference.place if is_found_by_name else str(path), path

@@ -140,3 +140,22 @@ def test_an_output_elsewhere_is_refused(command, models, server, tmp_path):
         in " ".join(shown.split())
     )
     assert not (tmp_path / "s3:").exists()
+
+
+def test_configurations_of_mergekit_name_addresses(command, models, server, tmp_path):
+    linear = f"merge_method: linear\nmodels: [{{model: '{server.url}/a.safetensors'}}]\n"
+    (tmp_path / "linear.yml").write_text(f"{linear}parameters: {{weight: 1}}\n")
+    status, shown = command("merge", "linear.yml", "merged.safetensors")
+    assert status == 1
+    assert "lies elsewhere. Nothing is read from elsewhere without hub.offline=false" in shown
+
+    for verb in (["show"], ["compose"], ["plan"], ["merge", "-o", "merged.safetensors"]):
+        status, shown = command(*verb, "linear.yml", "hub.offline=false")
+        assert status == 0, shown
+
+    merged = load_file(tmp_path / "merged.safetensors")
+    assert all(torch.equal(merged[key], tensor) for key, tensor in models["a"].items())
+    status, shown = command("show", "merged.safetensors", "--text")
+    assert f'model "{server.url}/a.safetensors"' in shown
+    status, shown = command("show", "linear.yml", "hub.offline=no")
+    assert (status, "hub.offline=false" in shown) == (2, True)
