@@ -127,7 +127,7 @@ def read_configuration(config: Mapping[str, Any]) -> Configuration:
         slices,
         is_sliced,
         reader.settings(config.get("parameters"), "parameters"),
-        _output_dtype(config),
+        output_dtype(config),
         read_tokenizer(config),
         _chat_template(config.get("chat_template")),
         base,
@@ -262,7 +262,8 @@ def _layer_range(config: Any, where: str) -> tuple[int, int]:
     return first, end
 
 
-def _output_dtype(config: Mapping[str, Any]) -> str | None:
+def output_dtype(config: Mapping[str, Any]) -> str | None:
+    """The dtype that a configuration says for its output; ConfigError for one that is not known."""
     chosen = None
     for word in ("dtype", "out_dtype"):
         if config.get(word) is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.errors import ConfigError
 from mecha_exp.mergekit.reading import AUTO, Configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
@@ -57,6 +58,7 @@ def _template_of(model: StoredModel) -> str | None:
 
     def content(name: str) -> bytes:
         folder = model.path if model.path.is_dir() else model.path.parent
+        fetch_small_files(folder)
         source = model.small_files.get(name, folder / name)
         if isinstance(source, Path):
             return source.read_bytes() if source.is_file() else b""
@@ -83,6 +85,7 @@ def _with_template(
 ) -> dict[str, Path | bytes | None]:
     """The files that give a tokenizer a chat template."""
     folder = folder if folder.is_dir() else folder.parent
+    fetch_small_files(folder)
     settings = files.get(_TOKENIZER_CONFIG, folder / _TOKENIZER_CONFIG)
     content = settings.read_bytes() if isinstance(settings, Path) and settings.is_file() else settings
     if not isinstance(content, bytes):

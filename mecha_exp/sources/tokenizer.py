@@ -106,6 +106,7 @@ def tokenizer_files(folder: Path, other: Path | None) -> dict[str, Path | None]:
     source = other if other is None or other.is_dir() else other.parent
     if source is None or Tokenizer.beside(source) is None:
         return {}
+    fetch_small_files(folder)
     names = [name for name in sorted(TOKENIZER_FILES) if any((f / name).is_file() for f in (folder, source))]
     return {name: source / name if (source / name).is_file() else None for name in names}
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def test_gates_that_are_drawn_are_the_same_each_time(here: Path, monkeypatch: py
     assert gates.abs().max() <= 1 / math.sqrt(WIDTH) < 2 * gates.abs().max()
     drawn = torch.cat([normal[f"model.layers.{n}.block_sparse_moe.gate.weight"] for n in range(LAYERS)])
     assert 0.5 < drawn.std() < 1.5
+
+
+def test_gates_are_not_rounded_before_the_dtype_that_is_said(here: Path):
+    config = yaml.safe_load(TWO.replace("base_model: base", "base_model: base16"))
+
+    made = merge(from_mergekit({**config, "gate_mode": "random", "dtype": "float32"}))
+
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn((LAYERS, 2, WIDTH), generator=generator)
+    assert torch.equal(made["model.layers.1.block_sparse_moe.gate.weight"], drawn[1])
 
 
 def test_experts_have_the_feed_forward_layers_and_the_base_has_the_rest(
@@ -209,6 +220,7 @@ def of_expert(**words: object) -> str:
     ("config", "message"),
     [
         (mixture(gates=1), "configuration: unknown word 'gates'."),
+        (mixture(dtype="int8"), "dtype: unknown dtype 'int8'."),
         (mixture(experts=[]), "experts: expected a list of mappings, got []."),
         (mixture(gate_mode="rnd"), "gate_mode: unknown mode 'rnd'."),
         (
@@ -269,12 +281,18 @@ def write(folder: Path, config: dict[str, object] | None, width: int = INNER) ->
         (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_models_that_make_no_mixture_are_refused(here: Path):
+def test_models_that_make_no_mixture_are_refused(here: Path, models: Path):
     write(here / "gpt", {**model_config(), "model_type": "gpt2"})
     write(here / "biased", {**model_config(), "mlp_bias": True})
     write(here / "bare", None)
     write(here / "small", model_config())
     write(here / "wide", model_config(), 2 * INNER)
+
+    for name, entries in {"short": {"num_hidden_layers": 2}, "narrow": {"hidden_size": 4}}.items():
+        shutil.copytree(models / "base", here / name)
+        (here / name / "config.json").write_text(json.dumps({**model_config(), **entries}))
+    without = {entry: value for entry, value in model_config().items() if entry != "num_attention_heads"}
+    write(here / "headless", without)
 
     def of(base: str, expert: str) -> str:
         experts = f"experts: [{{source_model: {expert}}}]\nexperts_per_token: 1\n"
@@ -285,6 +303,11 @@ def test_models_that_make_no_mixture_are_refused(here: Path):
     )
     assert "no mixture is made of gpt2 with 0 shared experts" in of("gpt", "gpt")
     assert "base_model: has mlp_bias, which Mixtral does not have." in of("biased", "biased")
+    assert "base_model: its config.json has no num_attention_heads." in of("headless", "headless")
+    assert f"in the config.json of short num_hidden_layers is 2, and {LAYERS} in its weights." in of(
+        "short", "base"
+    )
+    assert f"of narrow hidden_size is 4, and {WIDTH} in its weights." in of("narrow", "base")
     assert "base_model: there is no config.json beside" in of("bare", "base")
     assert "small has no 'model.layers.0.self_attn.q_proj.weight', as a Llama or" in of("small", "base")
     assert "the feed-forward layers of wide have other keys or shapes than those of base." in of(
@@ -308,3 +331,17 @@ def test_a_base_that_transformers_cannot_load_is_named(here: Path, models: Path)
         (here / "base" / name).write_bytes((models / "base" / name).read_bytes())
 
     assert "base_model: transformers cannot load base:" in said(MIXTURE_CONFIGS["gates of embeddings"])
+
+
+@pytest.mark.libraries
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", ["cheap_embed", "hidden"])
+def test_a_prompt_without_tokens_is_refused(mode: str, here: Path, models: Path):
+    pytest.importorskip("transformers")
+    shutil.copytree(models / "base", here / "base")
+    (here / "base" / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0"}'
+    )
+    experts = [{"source_model": name, "positive_prompts": [text]} for name, text in (("a", "t1"), ("b", ""))]
+
+    assert "one of them has no tokens" in said(mixture(experts=experts, gate_mode=mode))

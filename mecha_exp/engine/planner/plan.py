@@ -14,6 +14,7 @@ import torch
 from mecha_exp.checkpoint import Destination, Template, stored_bytes
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate
+from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.shards import Layout, is_file_name
 from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
 from mecha_exp.engine.ir.program import Pass, Program
@@ -273,6 +274,7 @@ def _tokenizer_of(taken: Sequence[MergeNode], folder: Path) -> Mapping[str, Path
     """
     named = (path for call in taken for _, path in path_arguments(call))
     files: Mapping[str, Path | None] = tokenizer_files(folder, next(named, None))
+    fetch_small_files(folder)
     return files or {name: None for name in sorted(TOKENIZER_FILES) if (folder / name).is_file()}
 
 

@@ -74,6 +74,9 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 _BIASES = {"attention_bias": (QWEN3,), "mlp_bias": ()}
 """Biases of dense models, with the mixtures that have them."""
 
+_SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+"""Entries that the config.json of a base must have."""
+
 _OF_DENSE = ("auto_map", "layer_types", "max_window_layers")
 """Entries that do not go into the config.json of a mixture."""
 
@@ -121,8 +124,10 @@ def config_json(
     """The config.json of a mixture from that of its base.
 
     Raises:
-        ConfigError: the base has what the mixture cannot have.
+        ConfigError: the base has what the mixture cannot have, or lacks a size.
     """
+    if lacking := [entry for entry in _SIZES if entry not in base]:
+        raise ConfigError(f"base_model: its config.json has no {' and '.join(lacking)}.")
     for entry, having in _BIASES.items():
         if base.get(entry) and architecture not in having:
             raise ConfigError(f"base_model: has {entry}, which {architecture.name} does not have.")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import open_stored, torch_dtype
+from mecha_exp.checkpoint.remote import address_of, fetch_small_files
 from mecha_exp.errors import ConfigError
 from mecha_exp.mergekit.mixtures.reading import CHEAP, HIDDEN_MEAN, RANDOM, UNIFORM, Expert, Mixture
 
@@ -50,6 +51,13 @@ def gates(mixture: Mixture, base: Path, config: Mapping[str, Any]) -> torch.Tens
     if mixture.gate_mode == UNIFORM:
         return (torch.rand((layers, len(experts), hidden), generator=generator) * 2 - 1) / math.sqrt(hidden)
     folder = base if base.is_dir() else base.parent
+    fetch_small_files(folder)
+    if mixture.gate_mode != CHEAP and (address := address_of(folder)):
+        raise ConfigError(
+            f"gate_mode: {mixture.gate_mode} runs the base with transformers, which reads files of this "
+            f"machine only, and {address} lies elsewhere. Download it, and name the copy, or set gate_mode: "
+            f"{CHEAP}"
+        )
     transformers = _transformers(mixture.gate_mode)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -120,7 +128,10 @@ def _cheap_gates(experts: Sequence[Expert], tokenizer: Any, base: Path, layers: 
 def _tokens(prompts: Iterable[str], tokenizer: Any) -> list[list[int]]:
     """The tokens of prompts, each after the token that begins a text."""
     begin = tokenizer.bos_token or ""
-    return [tokenizer(begin + prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    listed = [tokenizer(begin + prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    if not all(listed):
+        raise ConfigError("positive_prompts and negative_prompts: one of them has no tokens. Remove it.")
+    return listed
 
 
 def _of_length_one(gate: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mecha_exp.errors import ConfigError, brief, did_you_mean
+from mecha_exp.mergekit.reading import output_dtype
 from mecha_exp.mergekit.references import Reference, read_reference
 from mecha_exp.mergekit.settings import check_known
 
@@ -98,8 +99,8 @@ def read_mixture(config: Mapping[str, Any]) -> Mixture:
             f"got {brief(count)}."
         )
     base = _model(config.get("base_model"), "base_model")
-    dtype = str(config["dtype"]).removeprefix("torch.") if config.get("dtype") else None
-    mixture = Mixture(base, experts, shared, mode, count, dtype, str(config.get("architecture") or ""))
+    architecture = str(config.get("architecture") or "")
+    mixture = Mixture(base, experts, shared, mode, count, output_dtype(config), architecture)
     _require_prompts(mixture)
     return mixture
 

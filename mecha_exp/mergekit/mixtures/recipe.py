@@ -45,13 +45,14 @@ def mixture_recipe(
     dtype = mixture.dtype or base_config.get("torch_dtype", base_config.get("dtype"))
     content = config_json(architecture, mixture, base_config, dtype)
     _require_shapes(mixture, models)
+    _require_sizes(base, base_config)
     kept = call("rename_keys", ModelNode(base.source), f"{DENSE}.* ->, * -> *")
     experts = [
         _expert(expert, models, architecture, f"{architecture.module}.experts.{number}")
         for number, expert in enumerate(mixture.experts)
     ]
     experts += [_expert(expert, models, architecture, SHARED) for expert in mixture.shared]
-    made = ModelNode(InMemory(_made(mixture, base, content, architecture), "gates"))
+    made = ModelNode(InMemory(_made(mixture, base, content, architecture, dtype), "gates"))
     recipe = reduce(lambda a, b: a | b, [kept, *experts, made])
     if dtype:
         recipe = recipe.to(dtype=dtype)
@@ -78,9 +79,13 @@ def _expert(
 
 
 def _made(
-    mixture: Mixture, base: StoredModel, content: Mapping[str, Any], architecture: Architecture
+    mixture: Mixture,
+    base: StoredModel,
+    content: Mapping[str, Any],
+    architecture: Architecture,
+    dtype: str | None,
 ) -> dict[str, torch.Tensor]:
-    """The tensors that no model has: gates, and biases of zeros."""
+    """The tensors that no model has: gates, and biases of zeros; in the base's dtype where none is said."""
     vectors = gates(mixture, base.path, content)
     count = len(mixture.experts)
     made: dict[str, torch.Tensor] = {}
@@ -94,7 +99,21 @@ def _made(
             if bias not in base.infos:
                 made[bias] = torch.zeros(base.infos[weight].shape[0])
     stored = torch_dtype(base.infos[_KEYS[0]].dtype)
-    return {key: tensor.to(stored) for key, tensor in made.items()}
+    return {key: tensor.to(stored) for key, tensor in made.items()} if dtype is None else made
+
+
+def _require_sizes(base: StoredModel, config: Mapping[str, Any]) -> None:
+    """See that the config.json of the base has the sizes of its weights, by which gates are made."""
+    inner, hidden = base.infos[_KEYS[1]].shape
+    layers = sum(key.endswith(".mlp.gate_proj.weight") for key in base.infos)
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner}
+    wrong = [
+        f"{entry} is {config[entry]}, and {size} in its weights"
+        for entry, size in sizes.items()
+        if config[entry] != size
+    ]
+    if wrong:
+        raise ConfigError(f"base_model: in the {CONFIG} of {base.source} {'; '.join(wrong)}.")
 
 
 def _require_shapes(mixture: Mixture, models: Mapping[Reference, StoredModel]) -> None:
