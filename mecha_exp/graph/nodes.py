@@ -158,10 +158,17 @@ class ModelNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """A state dict as the source of a leaf; it is equal only to itself."""
+    """A state dict as the source of a leaf; it is equal only to itself.
+
+    Attributes:
+        state_dict: its tensors.
+        name: for messages.
+        is_made: whether the reader of a configuration made the tensors, so that they are nobody's model.
+    """
 
     state_dict: Mapping[str, torch.Tensor]
     name: str = "in-memory model"
+    is_made: bool = False
 
     def __repr__(self) -> str:
         return f"<{self.name}, {len(self.state_dict)} keys>"

@@ -99,11 +99,12 @@ def read_merge(
     offline: bool = True,
 ) -> Merge:
     """The merge of a configuration; arguments and errors as of `from_mergekit`."""
-    if isinstance(config, Mapping) and is_mixture(config):
-        return _build_mixture(read_mixture(with_values(config, values or {})), folders, offline)
     if isinstance(config, Mapping):
         changed = with_values(config, values or {})
-        merge = build(read_configuration(changed), folders, offline)
+        if is_mixture(changed):
+            merge = _build_mixture(read_mixture(changed), folders, offline)
+        else:
+            merge = build(read_configuration(changed), folders, offline)
         return replace(merge, config=changed)
     path = Path(config)
     documents = load_documents(path)

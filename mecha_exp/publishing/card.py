@@ -143,7 +143,7 @@ def _input_lines(inputs: Sequence[Input]) -> Iterator[str]:
     yield "| model | licence | SHA-256 of its content |\n| --- | --- | --- |"
     for each in inputs:
         name = f"{each.name} at `{each.commit}`" if each.commit else each.name
-        yield f"| {_cell(name)} | {_cell(str(each.licence or 'unknown'))} | `{each.sha256 or 'in memory'}` |"
+        yield f"| {_cell(name)} | {_cell(str(each.licence or 'unknown'))} | `{each.sha256 or 'not known'}` |"
     yield ""
     unknown = [each.name for each in inputs if each.licence is None or not each.licence.word]
     licences = {str(each.licence) for each in inputs if each.licence}

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.checkpoint import Template
+from mecha_exp.checkpoint.remote import RemoteFile, address_of, fetch_small_files, is_stand_in
+from mecha_exp.checkpoint.remote.address import parse_hub
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
-from mecha_exp.lab.content_hash import contents_of
+from mecha_exp.lab.content_hash import contents_of, files_of, unread_bytes
 from mecha_exp.publishing.licences import Licence, licence_of
 from mecha_exp.sources.search import find_model
 
+_HUB = "hf://"
 _CACHED, _SNAPSHOTS = "models--", "snapshots"
 """The names of folders in the cache of the hub: models--ORG--NAME/snapshots/COMMIT."""
 
@@ -22,9 +25,9 @@ class Input:
 
     Attributes:
         name: for people: the name on the hub, or that of the file or folder.
-        repository: the name on the hub, if the model comes from its cache.
+        repository: the name on the hub, if the model comes from there or from its cache.
         commit: of the repository.
-        sha256: of its content; empty for a model in memory.
+        sha256: of its content; empty for a model in memory, and for one elsewhere whose store gives none.
         licence: None where nothing says it.
         folder: with the small files of the model, if there is one.
     """
@@ -40,23 +43,33 @@ class Input:
 def inputs_of(
     recipe: Node, folders: Sequence[Path] = (), contents: Mapping[Path, str] | None = None
 ) -> list[Input]:
-    """The inputs of a recipe, each once, in the order of its arguments.
+    """The inputs of a recipe, each once, in the order of its arguments; tensors that its reader made are not.
 
     Args:
         folders: where models are looked for, after the current folder.
-        contents: the SHA-256 by path, where they are known; otherwise the models are read for them.
+        contents: the SHA-256 by path, where they are known; otherwise the models are read for them, but for
+            those that lie elsewhere.
 
     Raises:
         CheckpointError: a model does not exist or cannot be read.
     """
-    models = models_of(recipe)
+    models = [model for model in models_of(recipe) if not _is_made(model)]
     paths = {model: find_model(model.source, folders) for model in models if isinstance(model.source, str)}
-    hashes = contents_of(paths.values()) if contents is None else contents
+    hashes = contents_of(filter(_is_near, paths.values())) if contents is None else contents
     inputs = [
         _of_file(paths[model], hashes.get(paths[model], "")) if model in paths else _in_memory(model)
         for model in models
     ]
     return list(dict.fromkeys(inputs))
+
+
+def _is_made(model: ModelNode) -> bool:
+    return isinstance(model.source, InMemory) and model.source.is_made
+
+
+def _is_near(path: Path) -> bool:
+    """Whether the hash of a model is known without moving all of it over a network."""
+    return address_of(path) is None or not unread_bytes([path])
 
 
 def _in_memory(model: ModelNode) -> Input:
@@ -67,13 +80,18 @@ def _in_memory(model: ModelNode) -> Input:
 def _of_file(path: Path, sha256: str) -> Input:
     template = Template.at(path, {})
     folder = template.folder if template else None
+    if folder:
+        fetch_small_files(folder)
     repository, commit = _repository(path)
     licence = licence_of(folder) if folder else None
     return Input(repository or path.absolute().name, repository, commit, sha256, licence, folder)
 
 
 def _repository(path: Path) -> tuple[str, str]:
-    """The name on the hub and the commit of a model in the hub's cache; empty for any other path."""
+    """The name on the hub and the commit of a model there or in the hub's cache; empty for any other path."""
+    if (address_of(path) or "").startswith(_HUB):
+        hub = parse_hub(RemoteFile(next(filter(is_stand_in, files_of(path)))).name)
+        return hub.repository, hub.revision or ""
     parts = path.absolute().parts
     for cached, snapshots, commit in zip(parts, parts[1:], parts[2:], strict=False):
         if cached.startswith(_CACHED) and snapshots == _SNAPSHOTS:

@@ -345,3 +345,19 @@ def test_a_prompt_without_tokens_is_refused(mode: str, here: Path, models: Path)
     experts = [{"source_model": name, "positive_prompts": [text]} for name, text in (("a", "t1"), ("b", ""))]
 
     assert "one of them has no tokens" in said(mixture(experts=experts, gate_mode=mode))
+
+
+def test_the_card_of_a_mixture_has_its_configuration_and_the_licence_of_its_models(
+    here: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("base", "a", "b"):
+        shutil.copytree(models / name, here / name)
+        (here / name / "README.md").write_text("---\nlicense: mit\n---\n")
+
+    made = make(monkeypatch, f"{TWO}gate_mode: random\n")
+
+    card = (here / "made" / "README.md").read_text()
+    assert "\nlicense: mit\n" in card
+    assert "# Merge of base, a and b\n" in card
+    again = make(monkeypatch, card.partition("```yaml\n")[2].partition("```")[0], "again")
+    assert all(torch.equal(made[key], again[key]) for key in made)

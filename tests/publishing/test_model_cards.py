@@ -225,7 +225,7 @@ def test_a_model_in_memory_has_no_path_to_name(two: list[str]):
     merge(weighted_sum("a", {"layer.weight": torch.ones(4, 3)}, alpha=0.5), "merged")
 
     text = card_of(Path("merged"))
-    assert "| in-memory model | unknown | `in memory` |" in text
+    assert "| in-memory model | unknown | `not known` |" in text
     assert "models in memory, which have no path" in text
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hub_server import COMMIT, Hub
 from safetensors.torch import save_file
 
@@ -165,3 +166,15 @@ def test_a_small_file_of_another_content_than_the_hub_says_is_an_error(hub, stor
         CheckpointError, match=r"changed after it was looked up: it had [\d,]+ bytes, and has \d+"
     ):
         merge(weighted_sum("hf://lab/tiny", TENSORS, alpha=0.5))
+
+
+def test_a_card_names_a_model_of_the_hub_with_its_commit_and_licence(hub, served, tmp_path):
+    (served / "lab" / "tiny" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+
+    merge(weighted_sum("hf://lab/tiny", "hf://lab/tiny@main", alpha=0.5), tmp_path / "merged")
+
+    card = (tmp_path / "merged" / "README.md").read_text()
+    front_matter = yaml.safe_load(card.split("---\n")[1])
+    assert (front_matter["base_model"], front_matter["license"]) == (["lab/tiny"], "apache-2.0")
+    sha256 = content_of(find_model("hf://lab/tiny", []))
+    assert f"| lab/tiny at `{COMMIT}` | apache-2.0 | `{sha256}` |" in card

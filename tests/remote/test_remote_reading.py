@@ -421,3 +421,13 @@ def test_a_file_that_was_closed_gives_no_bytes(pair, server):
     largest = max(model.keys(), key=lambda key: model.info(key).nbytes)
     with pytest.raises(CheckpointError, match=r"a remote file was closed while it was being read\."):
         model.read(largest)
+
+
+def test_a_card_moves_nothing_that_the_merge_does_not(pair, server, served, tmp_path):
+    size = sum(file.stat().st_size for file in served.iterdir())
+
+    recipe = weighted_sum(*(f"{server.url}/{name}.safetensors" for name in "ab"), alpha=0.3)
+    merge(recipe, tmp_path / "made")
+
+    assert server.sent < size + 2 * lookup.FIRST_BYTES + 100
+    assert "| a.safetensors | unknown | `not known` |" in (tmp_path / "made" / "README.md").read_text()

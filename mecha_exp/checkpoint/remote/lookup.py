@@ -27,6 +27,7 @@ SMALL = 64_000_000
 """Bytes of the largest small file."""
 
 _SMALL_SUFFIXES = (".json", ".txt", ".model", ".jinja")
+_SMALL_NAMES = ("LICENSE", "README.md")
 _known: dict[str, Path] = {}
 """What was looked up by this process, by address: it sees each model in one state."""
 
@@ -106,7 +107,7 @@ def _write(folder: Path, name: str, address: str, pins: Mapping[str, Pin], store
 
 def _write_file(path: Path, pin: Pin, store: Store) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.name.endswith(SUFFIX) or not path.name.endswith(_SMALL_SUFFIXES):
+    if path.name.endswith(SUFFIX) or not _is_small(path.name):
         StandIn(pin, _head(store, pin)).write(path)
     elif not _is_late(path.name, pin):
         path.write_bytes(_content(store, pin))
@@ -138,7 +139,12 @@ def _range(store: Store, pin: Pin, start: int, count: int) -> bytes:
 
 def _is_late(name: str, pin: Pin) -> bool:
     is_index = name.endswith(INDEX)
-    return name.endswith(_SMALL_SUFFIXES) and pin.size > FETCHED_AT_ONCE and not is_index
+    return _is_small(name) and pin.size > FETCHED_AT_ONCE and not is_index
+
+
+def _is_small(name: str) -> bool:
+    """Whether a file is one of those beside weights: of settings and tokens, a card, a licence."""
+    return name.endswith(_SMALL_SUFFIXES) or name.rpartition("/")[2].startswith(_SMALL_NAMES)
 
 
 def _readable(pins: Mapping[str, Pin], address: str) -> dict[str, Pin]:
@@ -153,7 +159,7 @@ def _readable(pins: Mapping[str, Pin], address: str) -> dict[str, Pin]:
         name: pin
         for name, pin in pins.items()
         if not any(part.startswith(".") for part in name.split("/"))
-        and (name.endswith(SUFFIX) or (name.endswith(_SMALL_SUFFIXES) and pin.size <= SMALL))
+        and (name.endswith(SUFFIX) or (_is_small(name) and pin.size <= SMALL))
     }
     if not any(name.endswith(SUFFIX) for name in wanted):
         for name in sorted(pins):

@@ -52,7 +52,7 @@ def mixture_recipe(
         for number, expert in enumerate(mixture.experts)
     ]
     experts += [_expert(expert, models, architecture, SHARED) for expert in mixture.shared]
-    made = ModelNode(InMemory(_made(mixture, base, content, architecture, dtype), "gates"))
+    made = ModelNode(InMemory(_made(mixture, base, content, architecture, dtype), "gates", is_made=True))
     recipe = reduce(lambda a, b: a | b, [kept, *experts, made])
     if dtype:
         recipe = recipe.to(dtype=dtype)
