@@ -11,7 +11,7 @@ from typing import Any
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import InMemory, Node, models_of
-from mecha_exp.mergekit.documents import paths_in
+from mecha_exp.mergekit.documents import by_name, load_documents, paths_in
 from mecha_exp.mergekit.recipe import Merge, read_merge
 from mecha_exp.recipe import build_recipe, deserialize_path, parameters_of
 from mecha_exp.recipe.files import fill_from_files, find_recipe
@@ -32,11 +32,23 @@ def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: S
         RecipeError: everything that is wrong with it.
     """
     if _is_of_mergekit(config.get("recipe")):
+        _require_free_names(find_recipe(Path(config["recipe"][MERGEKIT]), folders), reserved)
         return merge_of_mergekit(config, folders).recipe
     recipe = _built(config.get("recipe"), folders)
     names = sorted({parameter.name for parameter in parameters_of(recipe)} - set(reserved))
     given = {name: config[name] for name in names if config.get(name) is not None}
     return fill_from_files(recipe, given, folders)
+
+
+def _require_free_names(path: Path, reserved: Sequence[str]) -> None:
+    """See that values of the bench are not taken for values of a document of that name."""
+    documents = load_documents(path)
+    taken = sorted(by_name(documents).keys() & set(reserved)) if len(documents) > 1 else []
+    if taken:
+        raise ConfigError(
+            f"{path}: a document has the name {taken[0]!r}, which has a meaning of its own here: "
+            f"{taken[0]}.dtype would be read as both. Give it another name."
+        )
 
 
 def merge_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Merge:

@@ -51,6 +51,19 @@ def test_the_verb_merges_them_with_values_of_each(here: Path, monkeypatch: pytes
     assert sorted(path.name for path in here.iterdir()) == ["config.yml", "out"]
 
 
+def test_a_document_with_the_name_of_a_section_is_refused_by_the_bench(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    write(f"{ONE}---\n{LAST}".replace("one", "output"))
+    words = ["recipe=mergekit", "recipe.path=config.yml", "evaluator=none", "tracking=none"]
+    monkeypatch.setattr("sys.argv", ["mecha_exp", *words, "output.dtype=bfloat16"])
+
+    assert main() == 1
+    assert "a document has the name 'output', which has a meaning of its own here" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def test_the_dtype_of_a_merge_that_is_not_written_goes_on(here: Path):
     made = merge(from_mergekit(write(f"{ONE}out_dtype: bfloat16\n---\n{LAST}")))
 
