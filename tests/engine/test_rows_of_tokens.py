@@ -200,6 +200,11 @@ def test_words_that_cannot_be_read_are_refused(rows: str, message: str):
     assert message in said(lambda: take_rows(tensors(1), rows=rows), RecipeError)
 
 
+def test_a_model_without_rows_of_tokens_is_refused():
+    with pytest.raises(CheckpointError, match="has no key that is known for a row for each token"):
+        merge(take_rows({"token_embd.weight": torch.ones(3, 2)}, rows="0:2"))
+
+
 def test_rows_that_are_not_there_are_refused():
     a, b = tensors(1), tensors(2)
     b[HEAD] = b[HEAD][:, :3]

@@ -21,7 +21,7 @@ from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.source import Source, SourceView
 from mecha_exp.sources.views.row_table import RowTable, Run
-from mecha_exp.sources.vocabulary import has_token_rows
+from mecha_exp.sources.vocabulary import VOCABULARY_KEYS, has_token_rows
 
 _CHUNK = 1 << 18
 """How many elements are held at once for the mean of all rows."""
@@ -40,8 +40,8 @@ class RowsSource(SourceView):
         keys: those of the original, where it has more than it lists.
 
     Raises:
-        CheckpointError: a model lacks a key or a row that the table names, a tensor has rows of another
-            size, or is not floating point.
+        CheckpointError: there are no rows of tokens, a model lacks a key or a row that the table names, a
+            tensor has rows of another size, or is not floating point.
     """
 
     def __init__(
@@ -56,6 +56,11 @@ class RowsSource(SourceView):
         self._models = (original, *others)
         self._keys = original.keys() if keys is None else keys
         self._infos = {key: self._info_of(key) for key in self._keys if has_token_rows(key)}
+        if not self._infos:
+            raise CheckpointError(
+                f"take_rows: {original.name} has no key that is known for a row for each token, such as "
+                f"{VOCABULARY_KEYS[0]}."
+            )
         self._means: dict[str, torch.Tensor] = {}
         self._lock = threading.Lock()
 
