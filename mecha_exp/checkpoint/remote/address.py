@@ -55,7 +55,7 @@ def name_of(address: str) -> str:
     if scheme_of(address) == "hf":
         hub = parse_hub(address)
         plain = hub.file or hub.repository
-    return re.sub(r"[^\w.-]", "_", plain.rstrip("/").rpartition("/")[2]) or "model"
+    return re.sub(r"[^\w.-]", "_", plain.rstrip("/").rpartition("/")[2]).lstrip(".") or "model"
 
 
 def parse_hub(address: str) -> HubFile:
