@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX, parse_header
 from mecha_exp.checkpoint.remote import fetch_small_files
+from mecha_exp.checkpoint.safetensors.header import open_regular
 from mecha_exp.errors import CheckpointError
 
 MAX_BYTES = 200_000_000
@@ -52,13 +54,15 @@ class Tokenizer:
 
     @staticmethod
     def beside(path: Path | None, component: str = "") -> Tokenizer | None:
-        """The tokenizer beside a model's file, or in its folder; None where there is none.
+        """The tokenizer beside a model's file, in its folder, or in a GGUF file; None where there is none.
 
         Args:
             component: the part of a pipeline that the tokens belong to: `text_encoder_2` has `tokenizer_2`.
         """
         if path is None:
             return None
+        if path.suffix == GGUF_SUFFIX:
+            return _of_gguf(path)
         folder = path if path.is_dir() else path.parent
         if component:
             folder = folder / component.replace("text_encoder", "tokenizer")
@@ -109,6 +113,13 @@ def tokenizer_files(folder: Path, other: Path | None) -> dict[str, Path | None]:
     fetch_small_files(folder)
     names = [name for name in sorted(TOKENIZER_FILES) if any((f / name).is_file() for f in (folder, source))]
     return {name: source / name if (source / name).is_file() else None for name in names}
+
+
+def _of_gguf(path: Path) -> Tokenizer | None:
+    with open_regular(path) as file:
+        header = parse_header(file)
+    tokens, merges = (header.texts(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
+    return Tokenizer(path.parent, dict(enumerate(tokens)), tuple(merges)) if tokens else None
 
 
 def _read(folder: Path) -> Tokenizer | None:

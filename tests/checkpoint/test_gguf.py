@@ -172,3 +172,16 @@ def test_files_and_numbers_are_those_of_the_package_gguf(tmp_path: Path):
             expected = gguf.dequantize(theirs[name].data, kind)
             assert np.array_equal(model.read(name).float().numpy(), expected)
     assert encode_q8_0(torch.from_numpy(numbers)).numpy().tobytes() == theirs["Q8_0"].data.tobytes()
+
+
+def test_files_whose_tokens_differ_are_not_merged(tmp_path):
+    rows = {"token_embd.weight": (F32, (2, 4), raw(torch.ones(2, 4)))}
+    a, same, swapped = (
+        write_gguf(tmp_path / f"{name}.gguf", rows, {"tokenizer.ggml.tokens": tokens})
+        for name, tokens in (("a", ["x", "é"]), ("same", ["x", "é"]), ("swapped", ["é", "x"]))
+    )
+
+    assert merge(weighted_sum(a, same, alpha=0.5)).keys() == {"token_embd.weight"}
+    with pytest.raises(CheckpointError, match=r"the tokenizers beside .* differ, .* token 0 is 'x' and 'é'"):
+        merge(weighted_sum(a, swapped, alpha=0.5))
+    assert len(merge(weighted_sum(a, swapped, alpha=0.5), options=EngineOptions(on_tokens="merge"))) == 1

@@ -72,6 +72,17 @@ class GgufHeader:
         is_text = len(raw) >= 12 and raw[:4] == struct.pack("<I", STRING)
         return raw[12:].decode("utf-8", errors="replace") if is_text else None
 
+    def texts(self, name: str) -> list[str]:
+        """The values of a field that is a list of strings; empty where there is no such field."""
+        raw, texts, at = self.fields.get(name, b""), [], 16
+        if raw[:8] != struct.pack("<II", ARRAY, STRING):
+            return []
+        for _ in range(struct.unpack_from("<Q", raw, 8)[0]):
+            end = at + 8 + struct.unpack_from("<Q", raw, at)[0]
+            texts.append(raw[at + 8 : end].decode("utf-8", errors="replace"))
+            at = end
+        return texts
+
 
 def begins_as_gguf(start: bytes) -> bool:
     """Whether the first bytes of a file are those of a GGUF file."""

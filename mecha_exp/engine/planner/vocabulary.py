@@ -35,6 +35,9 @@ _TIED = {
 }
 """Tensors that may be missing, and those that then have the same values."""
 
+GGUF_EMBEDDING = "token_embd.weight"
+"""The key of the embedding in GGUF files, which have their tokens in the file."""
+
 RENAME_KEYS = "rename_keys"
 """The method that reads a model under other keys."""
 
@@ -91,7 +94,7 @@ def _may_read_rows(node: Node, sources: Sources) -> bool:
         return words.get("rest", NONE) != NONE
     model = node.children[0]
     if node.method.identifier == RENAME_KEYS and isinstance(model, ModelNode) and "rules" in words:
-        return any(map(has_token_rows, in_other_names(sources[model], str(words["rules"])).keys()))
+        return any(map(_has_tokens, in_other_names(sources[model], str(words["rules"])).keys()))
     return True
 
 
@@ -114,7 +117,7 @@ def different_tokens(sources: Sources, tokenizers: Sequence[Path] = ()) -> Itera
         tokenizers: those that rows of other inputs are taken for.
     """
     parts = dict.fromkeys(
-        _component_of(key) for source in sources.values() for key in source.keys() if has_token_rows(key)
+        _component_of(key) for source in sources.values() for key in source.keys() if _has_tokens(key)
     )
     taken = [(str(path.parent), path) for path in tokenizers]
     for part in {**parts, **({"": None} if taken else {})}:
@@ -141,7 +144,12 @@ def _component_of(key: str) -> str:
 
 def _is_of(part: str) -> Callable[[str], bool]:
     """Whether a key has a row for each token of a part."""
-    return lambda key: has_token_rows(key) and _component_of(key) == part
+    return lambda key: _has_tokens(key) and _component_of(key) == part
+
+
+def _has_tokens(key: str) -> bool:
+    """Whether the rows of a key are those of tokens; the rows of GGUF files are neither moved nor resized."""
+    return has_token_rows(key) or key == GGUF_EMBEDDING
 
 
 def _unify_ties(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
