@@ -270,6 +270,25 @@ def test_help_shows_how_to_begin_and_what_there_is_to_choose(as_a_user, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("words", [["alpha=0.3,0.5"], ["blocks.*=interval(0,1)"], ["recipe=ties,slerp"]])
+def test_help_does_not_mind_words_that_sweep(app, words):
+    outcome = app(*words, "-h")
+
+    assert outcome.status == 0, outcome.err
+    assert "python -m mecha_exp ui " in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("word", "message"), [("alhpa=1", "Could not override 'alhpa'"), ("alpha=[", "cannot be read")]
+)
+def test_help_says_what_is_wrong_with_the_words_beside_it(app, word, message):
+    outcome = app(word, "-h")
+
+    assert outcome.status == 1
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_explains_itself(app, verb):
     outcome = app(verb, "--help")

@@ -28,7 +28,7 @@ from hydra.errors import ConfigCompositionException, HydraException, OverridePar
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import Container, DictConfig, OmegaConf
 
-from mecha_exp.app.hydra.jobs import Jobs
+from mecha_exp.app.hydra.jobs import Jobs, parse_override
 from mecha_exp.app.hydra.options import register_choices, register_presets
 from mecha_exp.app.words.quoting import explain
 from mecha_exp.errors import ConfigError, MechaError
@@ -144,14 +144,30 @@ def _parse_references_once() -> None:
         names["parse"] = functools.lru_cache(10_000)(names["parse"])
 
 
+def _sweeps(word: str) -> bool:
+    """Whether an override has several values, which Hydra refuses without `--multirun` in its help, too."""
+    try:
+        return parse_override(word).is_sweep_override()
+    except OverrideParseException:  # Hydra says what is wrong with it
+        return False
+
+
 def answer(arguments: Sequence[str]) -> None:
-    """Let Hydra answer a flag such as `--help` that runs nothing."""
+    """Let Hydra answer a flag such as `--help` that runs nothing.
+
+    Raises:
+        ConfigError: a word beside `--help` cannot be read, or names nothing.
+    """
     register_presets()
     register_choices()
     flags = _flags_of(arguments)
     if flags.help:
         with hydra_of(flags) as ours:
-            ours.app_help(flags.config_name or CONFIG_NAME, get_args_parser(), flags)
+            flags.overrides = [word for word in flags.overrides if not _sweeps(word)]
+            try:
+                ours.app_help(flags.config_name or CONFIG_NAME, get_args_parser(), flags)
+            except HydraException as error:
+                raise ConfigError(_in_our_words(error)) from None
         return
     sys.argv = [sys.argv[0], *arguments]
     hydra_internals.ConfigLoaderImpl = _Loader  # type: ignore[attr-defined]  # Hydra's own start would use its own
