@@ -165,8 +165,10 @@ def _order(subject: Subject, layers: Mapping[str, _BatchNorm]) -> list[str]:
     repeated = [name for name in layers if met.count(name) != 1]
     if repeated:
         times = met.count(repeated[0])
-        how = f"{times} times in one example: its statistics would depend on themselves" if times else "never"
-        raise EvaluationError(f"'{repeated[0]}' is applied {how}.")
+        how = "never applied in the first example"
+        if times:
+            how = f"applied {times} times in one example: its statistics would depend on themselves"
+        raise EvaluationError(f"'{repeated[0]}' is {how}.")
     return met
 
 

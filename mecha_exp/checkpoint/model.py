@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, torch_dtype
-from mecha_exp.checkpoint.positional import FileRegion, ReadableFile, byte_view
+from mecha_exp.checkpoint.positional import FileRegion, ReadableFile, byte_view, file_changed
 from mecha_exp.checkpoint.remote.stand_in import address_of
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
 from mecha_exp.checkpoint.safetensors.reader import Checkpoint
@@ -198,9 +198,7 @@ class JoinedModel(StateDictSource):
             model.check_unchanged()
         for file, version in self._beside.items():
             if not file.is_file() or _version(file) != version:
-                raise CheckpointError(
-                    f"{file} changed while it was being read. Run again once it is at rest."
-                )
+                raise file_changed(file)
 
     def close(self) -> None:
         for model in self._models:

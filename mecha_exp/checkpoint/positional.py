@@ -62,6 +62,11 @@ def identity_of(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def file_changed(file: object) -> CheckpointError:
+    """The error of a file that is not what it was when it was opened."""
+    return CheckpointError(f"{file} changed while it was being read. Run again once it is at rest.")
+
+
 def _open(path: str | os.PathLike[str], flags: int, mode: int) -> int:
     try:
         descriptor = os.open(path, flags, mode)

@@ -16,7 +16,7 @@ import torch
 
 from mecha_exp.checkpoint.dtypes import dtype_name
 from mecha_exp.checkpoint.model import StateDictSource
-from mecha_exp.checkpoint.positional import identity_of, require_little_endian
+from mecha_exp.checkpoint.positional import file_changed, identity_of, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
 from mecha_exp.errors import CheckpointError, some
 
@@ -88,9 +88,7 @@ class PickledModel(StateDictSource):
         except OSError:
             unchanged = False
         if not unchanged:
-            raise CheckpointError(
-                f"{self.path} changed while it was being read. Run again once it is at rest."
-            )
+            raise file_changed(self.path)
 
     def close(self) -> None:
         self._tensors = {}

@@ -28,8 +28,11 @@ def main(arguments: list[str]) -> int:
     """Write the folder that ComfyUI loads; writing it again changes nothing."""
     options = _parser().parse_args(arguments)
     folder = _custom_nodes(options.folder)
-    (folder / NAME).mkdir(exist_ok=True)
-    atomic_write_text(folder / NAME / "__init__.py", _TEXT)
+    try:
+        (folder / NAME).mkdir(exist_ok=True)
+        atomic_write_text(folder / NAME / "__init__.py", _TEXT)
+    except OSError as error:
+        raise ConfigError(f"{folder / NAME} cannot be written: {error.strerror}.") from None
     stdout.print(f"{folder / NAME}: start ComfyUI again to load it", markup=False, soft_wrap=True)
     stdout.print(
         f"mecha_exp is installed for {sys.executable}. Install it for the Python of ComfyUI too, if that is "

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         raise ConfigError("module=... is missing: FILE.py:function, which makes the network of the model.")
     from mecha_exp.calibration import load_subject, recalibrate
     from mecha_exp.calibration.calibrate import check_output
-    from mecha_exp.calibration.loading import hash_of_data
+    from mecha_exp.calibration.loading import hash_of_code, hash_of_data
 
     check_output(given["output"], [Path(given["data"])])
     path = find_model(options.model, options.models_dir)
@@ -45,6 +45,8 @@ def main(arguments: list[str]) -> int:
         "model_sha256": content_of(path),
         "data": given["data"],
         "data_sha256": hash_of_data(given["data"]),
+        "module": given["module"],
+        "code": hash_of_code(given["module"]),
     }
     with open_stored(path) as stored:
         subject = load_subject(stored, given["data"], given["module"], given.get("count"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import INDEX, open_stored
+from mecha_exp.checkpoint.positional import file_changed
 from mecha_exp.checkpoint.remote import RemoteFile, is_stand_in
 from mecha_exp.errors import CheckpointError
 from mecha_exp.system.cache import cache_folder
@@ -55,9 +56,7 @@ def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
         if digest is None:
             digest = _hash(path, advance)
             if _identity(path) != identity:
-                raise CheckpointError(
-                    f"{path} changed while it was being read. Run again once it is at rest."
-                )
+                raise file_changed(path)
             _cache(identity, digest)
         return digest
     except OSError as error:
@@ -145,9 +144,7 @@ def _hash_remote(file: RemoteFile, advance: Advance) -> str:
             digest.update(part)
             advance(len(part))
         if not file.is_unchanged():
-            raise CheckpointError(
-                f"{file.name} changed while it was being read. Run again once it is at rest."
-            )
+            raise file_changed(file.name)
     return digest.hexdigest()
 
 

@@ -122,6 +122,7 @@ def test_the_header_names_model_and_data_and_no_recipe(bench):
     told = json.loads(header["mecha_exp.recalibrated"])
     assert (told["model"], told["data"], told["count"]) == ("merged.safetensors", "images.pt", 30)
     assert told["layers"] == ["norm", "late"]
+    assert (told["module"], len(told["code"])) == ("net.py:subject", 16)
     assert len(told["model_sha256"]) == len(told["data_sha256"]) == 64
     assert "mecha_recipe" not in header
 
@@ -163,7 +164,7 @@ class Odd(nn.Module):
     ("times", "examples", "error"),
     [
         (2, torch.ones(3, 2), r"'norm' is applied 2 times in one example"),
-        (0, torch.ones(3, 2), r"'norm' is applied never"),
+        (0, torch.ones(3, 2), r"'norm' is never applied in the first example"),
         (1, torch.ones(1, 2), r"'norm' sees 1 values for each channel .* Give more examples"),
         (1, torch.full((3, 2), torch.nan), r"the inputs of 'norm' are NaN or infinite"),
         (1, torch.ones(3, 5), r"example 0 fails: RuntimeError"),

@@ -324,5 +324,11 @@ def test_the_folder_that_install_writes_has_the_nodes(tmp_path, capsys, monkeypa
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.NODE_CLASS_MAPPINGS is NODE_CLASS_MAPPINGS
+    (tmp_path / "custom_nodes").mkdir()
+    (tmp_path / "custom_nodes" / "mecha_exp_nodes").touch()
+    with pytest.raises(ConfigError, match=r"mecha_exp_nodes cannot be written: File exists"):
+        verb.main(["install", str(tmp_path / "custom_nodes")])
+    (tmp_path / "custom_nodes" / "mecha_exp_nodes").unlink()
+    (tmp_path / "custom_nodes").rmdir()
     with pytest.raises(ConfigError, match="is not a folder of ComfyUI: there is no custom_nodes in it"):
         verb.main(["install", str(tmp_path)])

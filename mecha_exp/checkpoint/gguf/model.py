@@ -12,9 +12,8 @@ from mecha_exp.checkpoint.dtypes import stored_bytes
 from mecha_exp.checkpoint.gguf.header import GgufHeader, parse_header
 from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, PLAIN, Q8_0, decode_q8_0
 from mecha_exp.checkpoint.model import StateDictSource
-from mecha_exp.checkpoint.positional import FileRegion, byte_view, require_little_endian
+from mecha_exp.checkpoint.positional import FileRegion, byte_view, file_changed, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import TensorInfo, open_regular
-from mecha_exp.errors import CheckpointError
 
 OWN_FIELDS = "mecha_"
 """The beginning of the names of the fields that say how a merged model was made."""
@@ -85,9 +84,7 @@ class GgufModel(StateDictSource):
 
     def check_unchanged(self) -> None:
         if not self._file.is_unchanged():
-            raise CheckpointError(
-                f"{self.path} changed while it was being read. Run again once it is at rest."
-            )
+            raise file_changed(self.path)
 
     def close(self) -> None:
         self._file.close()

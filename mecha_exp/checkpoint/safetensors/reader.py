@@ -7,7 +7,13 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, torch_dtype
-from mecha_exp.checkpoint.positional import FileRegion, ReadableFile, byte_view, require_little_endian
+from mecha_exp.checkpoint.positional import (
+    FileRegion,
+    ReadableFile,
+    byte_view,
+    file_changed,
+    require_little_endian,
+)
 from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, open_regular, parse_header
 from mecha_exp.errors import CheckpointError, did_you_mean
 
@@ -103,9 +109,7 @@ class Checkpoint:
     def check_unchanged(self) -> None:
         """Raise CheckpointError if the file was changed, replaced or removed since it was opened."""
         if not self.unchanged():
-            raise CheckpointError(
-                f"{self.name} changed while it was being read. Run again once it is at rest."
-            )
+            raise file_changed(self.name)
 
     def _info(self, key: str) -> TensorInfo:
         try:
