@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mecha_exp.errors import ConfigError, brief, did_you_mean, some
 from mecha_exp.evaluators.common import one_line
-from mecha_exp.evaluators.common.tables import KINDS, read_rows
+from mecha_exp.evaluators.common.tables import KINDS, Row, read_rows
 
 COLUMNS = {
     **dict.fromkeys(("cola", "sst2"), ("sentence", None)),
@@ -163,11 +163,19 @@ def read_examples(task: Task, limit: int | None) -> Rows:
     Raises:
         ConfigError: a column is not there, or a text is none.
     """
-    columns = [task.text, *([task.pair] if task.pair else [])]
-    rows = read_rows(task.data, (*columns, task.label))[:limit]
+    columns = (task.text, *([task.pair] if task.pair else []), task.label)
+    return examples_of(task, read_rows(task.data, columns)[:limit])
+
+
+def examples_of(task: Task, rows: Sequence[Row]) -> Rows:
+    """The examples of a task in rows that have its columns.
+
+    Raises:
+        ConfigError: a text is none.
+    """
     for number, row in enumerate(rows):
-        for column in columns:
-            if not isinstance(row[column], str):
+        for column in (task.text, task.pair):
+            if column and not isinstance(row[column], str):
                 kind = type(row[column]).__name__
                 raise ConfigError(
                     f"{task.data}: the column '{column}' holds no text in row {number}, but {kind}."

@@ -9,12 +9,14 @@ The formulas are those of this package; docs/mergecraft.md says where mergecraft
 
 from mecha_exp.mergecraft.arithmetic import StateDict, dict_map
 from mecha_exp.mergecraft.decorators import layer_merge, model_merge
+from mecha_exp.mergecraft.glue import evaluate_glue_pipeline
 from mecha_exp.mergecraft.methods import dare, fisher, slerp, soup, stock, task, ties
 
 __all__ = [
     "StateDict",
     "dare",
     "dict_map",
+    "evaluate_glue_pipeline",
     "fisher",
     "layer_merge",
     "model_merge",
