@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import logging
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.search.space import Space
 from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.system.optuna_log import quiet_optuna
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -179,18 +178,3 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
             raise ConfigError(f"sweep.options.{option}: expected a number, a text, true or false.")
         if option == _STARTUP.get(name, ("", 0))[0] and (type(value) is not int or value < 0):
             raise ConfigError(f"sweep.options.{option}={value}: expected a whole number, 0 or more.")
-
-
-@contextmanager
-def quiet_optuna() -> Iterator[None]:
-    """Keep Optuna's log and its warnings of experimental features from the terminal meanwhile."""
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)

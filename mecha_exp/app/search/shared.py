@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.search.locks import Locks, new_worker
-from mecha_exp.app.search.samplers import quiet_optuna
 from mecha_exp.app.search.space import Space
 from mecha_exp.app.search.study import frozen_trial, outcome_of
 from mecha_exp.app.search.trials import Outcome, Trial
 from mecha_exp.errors import MechaError, StoreError
+from mecha_exp.system.optuna_log import quiet_optuna
 
 if TYPE_CHECKING:
     import optuna

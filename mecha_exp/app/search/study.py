@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mecha_exp.app.search.samplers import SEQUENCE, Sampler, quiet_optuna
+from mecha_exp.app.search.samplers import SEQUENCE, Sampler
 from mecha_exp.app.search.space import Dimension, Parameters, Space
 from mecha_exp.app.search.trials import AT_RANDOM, ENQUEUED, KNOWN, Outcome, Trial
 from mecha_exp.evaluation.racing import Dropped
+from mecha_exp.system.optuna_log import quiet_optuna
 
 if TYPE_CHECKING:
     import optuna

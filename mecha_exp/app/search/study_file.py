@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mecha_exp.app.search.samplers import quiet_optuna
 from mecha_exp.app.search.shared import POINT
 from mecha_exp.app.search.space import Space
 from mecha_exp.app.search.study import frozen_trial, outcome_of
 from mecha_exp.app.search.trials import Trial
+from mecha_exp.system.optuna_log import quiet_optuna
 
 if TYPE_CHECKING:
     import optuna

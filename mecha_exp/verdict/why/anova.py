@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -15,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mecha_exp.errors import EvaluationError
+from mecha_exp.system.optuna_log import quiet_optuna
 
 Floats = NDArray[np.float64]
 
@@ -118,7 +116,7 @@ def importances_at_the_top(
         import optuna
     except ImportError:
         return "Importances of drawn points need Optuna: pip install 'mecha_exp[search]'."
-    with _quiet():
+    with quiet_optuna():
         found = _shares(keys, signed, optuna.importance.PedAnovaImportanceEvaluator())
     return {name: float(found[name]) for name in keys}
 
@@ -128,7 +126,7 @@ def _forest_shares(
 ) -> Mapping[str, float]:
     import optuna
 
-    with _quiet():
+    with quiet_optuna():
         return _shares(keys, values, optuna.importance.FanovaImportanceEvaluator(seed=seed))
 
 
@@ -145,21 +143,6 @@ def _shares(
         study.add_trial(optuna.trial.create_trial(params=params, distributions=ranges, value=float(value)))
     shares: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
     return shares
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Optuna's log and its warnings of experimental features away meanwhile."""
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
 
 
 def _range(column: Sequence[Hashable]) -> object:
