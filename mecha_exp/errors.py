@@ -8,7 +8,8 @@
     ├── MergeError         the merge itself: not finite, out of memory, a method that failed
     ├── StoreError         the store of results: a full disk, a newer format
     ├── EvaluationError    an evaluator that raised, took too long, or did not return numbers
-    └── TrackingError      a run could not be logged: a server that does not answer
+    ├── TrackingError      a run could not be logged: a server that does not answer
+    └── ClusterError       workers of Ray or Slurm: none to be had, lost, or without the folder
 
 A message says what is wrong, where, and how to mend it. Several problems are reported at once: collect them
 in `Problems`, and raise when everything has been checked.
@@ -69,6 +70,10 @@ class EvaluationError(MechaError):
 
 class TrackingError(MechaError):
     """A finished run that could not be logged."""
+
+
+class ClusterError(MechaError):
+    """Workers of a cluster that cannot be had, that were lost, or that do not see what they need."""
 
 
 class Problems:

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.system.cache import cache_folder
-from mecha_exp.system.machine import available_cores
+from mecha_exp.system.cores import available_cores
 
 from .network import WIDTH, Encoder, encoder, features
 from .storage import pack, unpack

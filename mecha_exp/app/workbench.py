@@ -28,7 +28,7 @@ from mecha_exp.errors import ConfigError, MergeError, StoreError, did_you_mean
 from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.content_hash import content_of, size_of
 from mecha_exp.lab.store import ModelFile, ResultStore, StoredMerge
-from mecha_exp.system.machine import available_cores
+from mecha_exp.system.cores import available_cores
 from mecha_exp.terminal import Pace
 
 log = logging.getLogger(__name__)

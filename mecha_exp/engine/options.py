@@ -11,7 +11,7 @@ import torch
 from mecha_exp.checkpoint import parse_dtype
 from mecha_exp.engine.devices import CPU, check_device
 from mecha_exp.errors import ConfigError, did_you_mean
-from mecha_exp.system.machine import available_cores
+from mecha_exp.system.cores import available_cores
 
 ON_MISSING = ("error", "skip", "base")
 ON_EXTRA = ("skip", "error", "keep")

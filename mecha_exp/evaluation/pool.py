@@ -18,7 +18,7 @@ from mecha_exp.errors import ConfigError, Problems
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.isolation import EvaluationProcess, LostProcessError
 from mecha_exp.evaluation.measurement import Measurement
-from mecha_exp.system.machine import available_cores
+from mecha_exp.system.cores import available_cores
 
 if TYPE_CHECKING:
     from mecha_exp.evaluation.scoring import Evaluation

@@ -21,7 +21,7 @@ from mecha_exp.checkpoint.positional import file_changed
 from mecha_exp.checkpoint.remote import RemoteFile, is_stand_in
 from mecha_exp.errors import CheckpointError
 from mecha_exp.system.cache import cache_folder
-from mecha_exp.system.machine import available_cores
+from mecha_exp.system.cores import available_cores
 
 _CHUNK = 1 << 22
 _FILE = "contents.sqlite"

@@ -60,10 +60,3 @@ def _processor_by_llvm() -> tuple[str, set[str]]:
         features = {}
     names = (name for name, is_present in features.items() if is_present)
     return binding.get_host_cpu_name(), {_LINUX_NAMES.get(name, name) for name in names}
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -16,7 +16,7 @@ from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluators.common import ModelFolder, calm, one_line
 from mecha_exp.evaluators.vision.image_data import ImageSet
-from mecha_exp.system.machine import available_cores
+from mecha_exp.system.cores import available_cores
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _KEPT_BYTES = 2 << 30

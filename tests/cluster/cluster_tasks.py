@@ -1,0 +1,38 @@
+"""Tasks for the tests of workers: functions of a module, which workers import."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def describe(number: int) -> tuple[int, int, str, str | None]:
+    """The square of a number, and the process, folder and threads of the worker; 3 is an error."""
+    if number == 3:
+        raise ValueError("three")
+    return number**2, os.getpid(), str(Path.cwd()), os.environ.get("OMP_NUM_THREADS")
+
+
+def die_at_first(times: int, notes: str) -> int:
+    """Kill the worker so many times, then return how often that was."""
+    deaths = Path(notes)
+    before = len(deaths.read_text()) if deaths.exists() else 0
+    if before < times:
+        deaths.write_text("x" * (before + 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return before
+
+
+def sleep_and_note(notes: str) -> None:
+    """Write the worker's process to a file, and wait for a minute."""
+    Path(notes).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def raise_what_cannot_be_pickled() -> None:
+    """Raise an error that holds a lock."""
+    import threading
+
+    error = RuntimeError("with a lock")
+    error.lock = threading.Lock()
+    raise error

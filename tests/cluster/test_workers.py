@@ -1,0 +1,92 @@
+"""Tasks run on workers of each kind: they end in any order, and lost workers are replaced."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from cluster_tasks import describe, die_at_first, raise_what_cannot_be_pickled, sleep_and_note
+
+from mecha_exp.cluster import LostWorker, RayWorkers, SlurmWorkers, Workers
+from mecha_exp.cluster.task import Task
+from mecha_exp.errors import ClusterError, ConfigError
+from mecha_exp.system.cores import CORES, available_cores
+
+
+@pytest.fixture(params=["ray", pytest.param("processes", id="processes")])
+def workers(request, tmp_path, monkeypatch):
+    """Two workers of a kind that runs on one machine."""
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("ray" if request.param == "ray" else "submitit")
+    with RayWorkers(2) if request.param == "ray" else SlurmWorkers(2, Path("jobs"), cluster="local") as made:
+        yield made
+
+
+@pytest.mark.libraries
+def test_workers_run_tasks_in_the_sender_s_surroundings_and_replace_lost_workers(workers: Workers, tmp_path):
+    results = dict(workers.run(describe, [(number,) for number in range(5)]))
+
+    assert str(results.pop(3)) == "three"
+    assert {number: result[0] for number, result in results.items()} == {0: 0, 1: 1, 2: 4, 4: 16}
+    assert {result[2:] for result in results.values()} == {(str(tmp_path), "1")}
+    assert os.getpid() not in {result[1] for result in results.values()}
+
+    replaced, gone, odd = str(tmp_path / "replaced"), str(tmp_path / "gone"), raise_what_cannot_be_pickled
+    assert list(workers.run(die_at_first, [(1, replaced)])) == [(0, 1)]
+    [(_, lost)] = workers.run(die_at_first, [(9, gone)], retries=0)
+    assert isinstance(lost, LostWorker)
+    assert str(next(workers.run(odd, [()]))[1]) == "RuntimeError: with a lock"
+
+
+@pytest.mark.libraries
+def test_jobs_that_a_killed_process_has_left_are_cancelled(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.chdir(tmp_path)
+    left = SlurmWorkers(1, Path("jobs"), cluster="local")
+    left.start(sleep_and_note, [("process",)])
+    while not Path("process").exists() or not Path("process").read_text():
+        assert not list(left.ended(0.1))
+
+    SlurmWorkers(1, Path("jobs"), cluster="local")
+
+    [(_, result)] = left.ended(10)
+    assert isinstance(result, LostWorker)
+
+
+@pytest.mark.libraries
+def test_a_task_for_which_a_cluster_has_no_place_is_an_error():
+    pytest.importorskip("ray")
+    with pytest.raises(ClusterError, match=r"Ray on this machine has no place for a task with 0\.5 GPU"):
+        RayWorkers(1, gpus=0.5)
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):
+    for name, make in {"ray": RayWorkers, "submitit": lambda: SlurmWorkers(1, tmp_path)}.items():
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(
+            ConfigError, match=rf"needs {name}, which .* pip install 'mecha_exp\[launchers\]'"
+        ):
+            make()
+
+
+def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH", CORES):
+        monkeypatch.setenv(name, "1")
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    task = Task.of(describe, (1,), cores=1)
+    monkeypatch.chdir(tmp_path)
+    folder.rmdir()
+
+    value, error = task()
+
+    assert value is None
+    assert f"does not see the folder {folder} (No such file or directory). Start the command in" in str(error)
+
+
+def test_a_worker_s_cores_are_limited(monkeypatch):
+    monkeypatch.setenv(CORES, "1")
+
+    assert available_cores() == 1
