@@ -106,7 +106,14 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the versions that are pinned already")
     parser.add_argument("pythons", nargs="+", help="interpreters, the most important one first")
     options = parser.parse_args()
-    wanted = ["pip", "setuptools", *HELD, ".[test,docs,train,hub,evaluators,s3]", "gguf", "moto[s3]"]
+    wanted = [
+        "pip",
+        "setuptools",
+        *HELD,
+        ".[test,docs,train,hub,evaluators,s3,launchers]",
+        "gguf",
+        "moto[s3]",
+    ]
     pins = {python: kept(number_of(python)) if options.keep else {} for python in options.pythons}
     first = resolve(options.pythons[0], wanted, [], pins[options.pythons[0]])
     for platform, environment in FOREIGN.items():

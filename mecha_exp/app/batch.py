@@ -100,7 +100,7 @@ def merge_points(points: Sequence[Point], progress: Progress) -> Iterator[Outcom
 
     Release every model of a batch before asking for the next one.
     """
-    for group in _group_by_options(points):
+    for group in group_by_options(points):
         if full := _lacking_room_for(group):
             saved = [point for point in group if point.output is not None]
             yield dict.fromkeys(saved, full)
@@ -118,7 +118,7 @@ def plan_batches(points: Sequence[Point]) -> tuple[list[Batch], dict[Point, Exce
     """The batches that `merge_points` would run, and the errors of points that cannot be planned."""
     planned_batches: list[Batch] = []
     errors: dict[Point, Exception] = {}
-    for group in _group_by_options(points):
+    for group in group_by_options(points):
         for part in _cut(group):
             batches_of_part, failed = _plan_part(part)
             planned_batches += batches_of_part
@@ -149,7 +149,7 @@ def _batch(planned: Plan, points: tuple[Point, ...]) -> Batch:
     return Batch(points, planned.bytes_read, planned.bytes_written - held, held)
 
 
-def _group_by_options(points: Sequence[Point]) -> Iterator[tuple[Point, ...]]:
+def group_by_options(points: Sequence[Point]) -> Iterator[tuple[Point, ...]]:
     """The points in groups that can share a pass."""
     groups: list[list[Point]] = []
     for point in points:

@@ -11,6 +11,26 @@ from mecha_exp.errors import ClusterError
 from mecha_exp.system.cores import available_cores
 
 
+def connect(address: str | None, count: int | None, cores: int) -> bool:
+    """Connect this process to a cluster, or start Ray on this machine; see `RayWorkers`.
+
+    Returns:
+        whether it was not connected before.
+    """
+    ray = _ray()
+    if ray.is_initialized():
+        return False
+    cpus = cores * (count or max(1, available_cores() // cores))
+    here = {} if address else {"num_cpus": cpus, "include_dashboard": False}
+    settings = {"log_to_driver": False, "logging_level": "error", **here}
+    try:
+        ray.init(address or "local", runtime_env={"env_vars": environment_of(cores)}, **settings)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        where = f"the Ray cluster {address} does not answer" if address else "Ray does not start"
+        raise ClusterError(f"{where}: {_first_line(error)}") from None
+    return True
+
+
 class RayWorkers(Workers):
     """Runs tasks on Ray; a process may run several, one after another.
 
@@ -31,30 +51,14 @@ class RayWorkers(Workers):
     def __init__(
         self, count: int | None = None, cores: int = 1, gpus: float = 0, address: str | None = None
     ) -> None:
-        self._ray = require("ray", "running tasks on Ray")
-        self._is_ours = not self._ray.is_initialized()
-        if self._is_ours:
-            self._connect(address, count or max(1, available_cores() // cores), cores)
+        self._is_ours = connect(address, count, cores)
+        self._ray = _ray()
         there = self._ray.cluster_resources()
         self._check(there, {"CPU": cores, "GPU": gpus}, address)
         super().__init__(count or max(1, int(there["CPU"] // cores)), cores)
         self._call = self._ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=0)(_call)
         self._waiting: dict[int, Task] = {}
         self._running: dict[Any, int] = {}
-
-    def _connect(self, address: str | None, count: int, cores: int) -> None:
-        here = {} if address else {"num_cpus": count * cores, "include_dashboard": False}
-        try:
-            self._ray.init(
-                address or "local",
-                log_to_driver=False,
-                logging_level="error",
-                runtime_env={"env_vars": environment_of(cores)},
-                **here,
-            )
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            where = f"the Ray cluster {address} does not answer" if address else "Ray does not start"
-            raise ClusterError(f"{where}: {_first_line(error)}") from None
 
     def _check(self, there: dict[str, float], needed: dict[str, float], address: str | None) -> None:
         lacking = [name for name, amount in needed.items() if amount > there.get(name, 0)]
@@ -92,6 +96,10 @@ class RayWorkers(Workers):
                 outcome = LostWorker(f"a worker of Ray was lost: {_first_line(error)}")
             self._fill()
             yield number, outcome
+
+
+def _ray() -> Any:
+    return require("ray", "running tasks on Ray")
 
 
 def _call(task: Task) -> Outcome:

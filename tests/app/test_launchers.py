@@ -1,16 +1,12 @@
-"""Hydra's other launchers run the same points in other processes, with the same results."""
+"""Other launchers than `onepass` run the same points, in this process or others, with the same results."""
 
 import json
 import os
 
 import pytest
 
-ELSEWHERE = {
-    "joblib": ("hydra_plugins.hydra_joblib_launcher", "hydra.launcher.n_jobs=2"),
-    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", "hydra.launcher.timeout_min=5"),
-    "ray": ("hydra_plugins.hydra_ray_launcher", "+hydra.launcher.ray.init.include_dashboard=false"),
-}
-"""Launchers of the extras: the package that has one, and a setting of it."""
+LIBRARIES = {"processes": "submitit", "ray": "ray"}
+"""Launchers of other processes: the library of each."""
 
 EVALUATOR = """
 import os
@@ -74,17 +70,48 @@ def test_hydras_own_launcher_gives_the_same_results(points):
     assert {p["metrics"]["process"] for p in made} == {os.getpid()}
 
 
+@pytest.mark.libraries
+@pytest.mark.parametrize("launcher", LIBRARIES)
+def test_shares_of_other_processes_give_the_same_results(launcher, points):
+    pytest.importorskip(
+        LIBRARIES[launcher], reason=f"the library of hydra/launcher={launcher} is not installed"
+    )
+
+    made = with_ours_and(launcher, points, "hydra.launcher.workers=2")
+
+    processes = {p["metrics"]["process"] for p in made}
+    assert os.getpid() not in processes
+    assert len(processes) == 2
+
+
 @pytest.mark.parametrize(
-    "launcher",
-    ["joblib", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("submitit_local", "ray"))],
+    "words, message",
+    [
+        (
+            ("hydra/launcher=joblib",),
+            "hydra/launcher=joblib ran each point by itself, and nothing was shared. Points run in shares "
+            "now, each one pass of a worker: hydra/launcher=processes, or ray.",
+        ),
+        (
+            ("hydra/launcher=processes", "hydra.launcher.workers=0"),
+            "hydra.launcher.workers=0: expected a number from 1 up.",
+        ),
+        (
+            ("hydra/launcher=ray", "hydra.launcher.shares=none"),
+            "hydra.launcher.shares=none: expected a number from 1 up.",
+        ),
+        (
+            ("hydra/launcher=slurm", "hydra.launcher.cluster=pbs"),
+            "hydra.launcher.cluster=pbs: expected slurm or local.",
+        ),
+    ],
 )
-def test_a_launcher_of_other_processes_gives_the_same_results(launcher, points):
-    package, setting = ELSEWHERE[launcher]
-    pytest.importorskip(package, reason=f"the extra with hydra/launcher={launcher} is not installed")
+def test_a_launcher_that_cannot_be_is_an_error(words, message, app, folder):
+    outcome = app("recipe=ties", "alpha=0.3,0.5", "output=none", "-m", *words)
 
-    made = with_ours_and(launcher, points, setting)
-
-    assert os.getpid() not in {p["metrics"]["process"] for p in made}
+    assert outcome.status == 1
+    assert message in " ".join(outcome.err.split())
+    assert not list(folder.rglob("run.json"))
 
 
 def test_a_share_of_the_points_for_each_machine_and_one_table_at_the_end(app, folder, passes_run):

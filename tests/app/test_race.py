@@ -168,8 +168,8 @@ def test_effects_are_not_computed_of_the_points_that_are_left(app, folder):
         ),
         (
             ("recipe=weighted_sum", "alpha=0.3,0.5", "-m", "evaluator.race=halving", "hydra/launcher=basic"),
-            "evaluator.race=halving: hydra/launcher=basic runs each point by itself, and points that race "
-            "run together. Leave one of the two out.",
+            "evaluator.race=halving: hydra/launcher=basic runs points apart from each other, and "
+            "points that race run together. Leave one of the two out.",
         ),
         (
             (

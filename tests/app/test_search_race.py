@@ -236,7 +236,7 @@ def test_a_trial_that_was_dropped_by_another_metric_races_again(app, folder):
         (("evaluator.race=true",), "A search can stop trials by sweep.fidelity=limit."),
         (
             ("sweep.fidelity=limit", "hydra/launcher=basic"),
-            "sweep.fidelity=limit: hydra/launcher=basic runs each point by itself, and points that race run",
+            "sweep.fidelity=limit: hydra/launcher=basic runs points apart from each other, and points that",
         ),
         (
             (

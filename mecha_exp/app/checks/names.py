@@ -18,6 +18,9 @@ from mecha_exp.errors import Problems, did_you_mean, nearest, some
 from mecha_exp.graph.by_key import BLOCKS
 from mecha_exp.graph.curves import PRESETS
 
+_PER_POINT = {"joblib": "processes", "submitit_local": "processes", "submitit_slurm": "slurm"}
+"""What has replaced launchers that ran each point by itself."""
+
 _SINGULAR = {"blocks": "preset of blocks", "models": "set of models"}
 
 
@@ -35,7 +38,12 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
     group = override.key_or_group
     options = composer.options(group) | set(PRESETS if group == "blocks" else ())
     for name in values_of(override):
-        if isinstance(name, str) and name not in options:
+        if group == "hydra/launcher" and name in _PER_POINT:
+            problems.add(
+                f"hydra/launcher={name} ran each point by itself, and nothing was shared. Points run in "
+                f"shares now, each one pass of a worker: hydra/launcher={_PER_POINT[name]}, or ray."
+            )
+        elif isinstance(name, str) and name not in options:
             what = _SINGULAR.get(group, group)
             problems.add(f"{group}={name}: there is no such {what}.{_option_hint(group, name, options)}")
 

@@ -47,8 +47,8 @@ def check_race(line: CommandLine, scoring: Scoring) -> None:
         )
     if choices["hydra/launcher"] != "onepass":
         raise ConfigError(
-            f"{what}: hydra/launcher={choices['hydra/launcher']} runs each point by itself, and points that "
-            "race run together. Leave one of the two out."
+            f"{what}: hydra/launcher={choices['hydra/launcher']} runs points apart from each other, and "
+            "points that race run together. Leave one of the two out."
         )
     if line.config.sweep.mode not in _CHOOSES:
         raise ConfigError(

@@ -38,6 +38,7 @@ class Jobs:
         config: the configuration of the sweep.
         overrides: the overrides of each job.
         first_number: the number of the first job.
+        numbers: the numbers of all jobs, where they do not follow one another.
         bases: the configurations of the same sweep that are composed from the files already, by what chooses
             files. To compose one takes as long as many points of a small model.
     """
@@ -49,14 +50,15 @@ class Jobs:
         overrides: Sequence[Sequence[str]],
         first_number: int = 0,
         bases: dict[tuple[str, ...], bytes] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
-        self._loader, self._config = loader, config
-        self._overrides, self._first_number = overrides, first_number
+        self._loader, self._config, self.overrides = loader, config, overrides
+        self.numbers = range(first_number, first_number + len(overrides)) if numbers is None else numbers
         self._groups = set(loader.list_groups(""))
         self._bases = {} if bases is None else bases
 
     def __len__(self) -> int:
-        return len(self._overrides)
+        return len(self.overrides)
 
     def __getitem__(self, index: int) -> DictConfig:
         """The configuration of a job, equal to that of Hydra's `load_sweep_config`, with its number."""
@@ -68,7 +70,7 @@ class Jobs:
         return ((index, self._compose(index, scratch)) for index in indices)
 
     def _compose(self, index: int, scratch: Scratch) -> DictConfig:
-        parsed = [parse_override(word) for word in self._overrides[index]]
+        parsed = [parse_override(word) for word in self.overrides[index]]
         choices = tuple(str(o.input_line) for o in parsed if decides_files(o, self._groups))
         if choices not in self._bases:
             base = self._loader.load_sweep_config(self._config, list(choices))
@@ -76,7 +78,7 @@ class Jobs:
         values = [o for o in parsed if not decides_files(o, self._groups)]
         job = scratch.take(self._bases[choices], values)
         _set_values(self._loader, job, values)
-        _name(job, parsed, self._first_number + index)
+        _name(job, parsed, self.numbers[index])
         OmegaConf.copy_cache(from_config=self._config, to_config=job)
         return job
 

@@ -30,8 +30,8 @@ from mecha_exp.plugins import load_plugins
 from mecha_exp.runs.record import Record
 from mecha_exp.terminal import hashing_bar, progress_bar, stdout
 
-FIRST_POINTS, MANY_POINTS = 16, 256
-"""How many points are merged before the others are looked at, in sweeps of more than that many."""
+MANY_POINTS = 256
+"""The points of a sweep that is not large."""
 
 Source = TypeVar("Source")
 PointOrError = Point | MechaError
@@ -45,6 +45,9 @@ class OnePassLauncher(Launcher):
     _context: HydraContext
     _run_point: Callable[..., Any]  # `app.run.run_point`
 
+    first_points: int | None = 16
+    """How many points of a large sweep are merged and shown before the others are looked at; None for all."""
+
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what all jobs have in common."""
         self._context, self._run_point, self._config = hydra_context, task_function, config
@@ -56,25 +59,39 @@ class OnePassLauncher(Launcher):
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         bench = workbench(self._config.store, self._config.rerun)
-        loader = self._context.config_loader
-        jobs = Jobs(loader, self._config, job_overrides, initial_job_idx, self._bases)
+        jobs = self.jobs(job_overrides, initial_job_idx)
         returned: dict[int, JobReturn] = {}
         known = 0
-        for part in _parts(jobs, bench):
+        for part in _parts(jobs, bench, self.first_points):
             waiting = {}
             for number, point in part.items():
                 if isinstance(point, Point) and (record := _finished_record(point, bench)):
-                    returned[number] = _as_returned(job_overrides[number], record)
+                    returned[number] = as_returned(job_overrides[number], record)
                     known += 1
                 else:
                     waiting[number] = point
             if known and max(part) + 1 == len(jobs):
                 stdout.print(f"{known} of {len(jobs)} points are there already")
             with Tracker(self._config.tracking) as tracker:
-                for number, result in _merge(waiting, bench):
-                    run = partial(self._run_point, point=waiting[number], result=result, tracker=tracker)
-                    returned[number] = self._run(jobs[number], run)
+                returned |= self.complete(jobs, waiting, bench, tracker)
         return [returned[number] for number in range(len(jobs))]
+
+    def jobs(self, overrides: Sequence[Sequence[str]], first_number: int) -> Jobs:
+        """The jobs of some overrides."""
+        return Jobs(self._context.config_loader, self._config, overrides, first_number, self._bases)
+
+    def complete(
+        self, jobs: Jobs, points: Mapping[int, PointOrError], bench: Workbench, tracker: Tracker
+    ) -> Iterator[tuple[int, JobReturn]]:
+        """Merge points and run them as jobs; yields what each returned, by its place among the jobs."""
+        for number, result in _merge(points, bench):
+            yield number, self.run(jobs[number], points[number], result, tracker)
+
+    def run(
+        self, config: DictConfig, point: PointOrError, result: Merged | Exception | None, tracker: Tracker
+    ) -> JobReturn:
+        """Run a point with the result of its merge as a job."""
+        return self._run(config, partial(self._run_point, point=point, result=result, tracker=tracker))
 
     def _run(self, config: DictConfig, task: TaskFunction) -> JobReturn:
         returned = run_job(config, task, self._context)
@@ -85,7 +102,7 @@ class OnePassLauncher(Launcher):
         return returned
 
 
-def _parts(jobs: Jobs, bench: Workbench) -> Iterator[dict[int, PointOrError]]:
+def _parts(jobs: Jobs, bench: Workbench, first_points: int | None) -> Iterator[dict[int, PointOrError]]:
     """Yield the signed points by number: all together, or the first few of many before the others.
 
     Of a thousand points the first ones are merged and shown while the user still looks. Where points are
@@ -95,7 +112,7 @@ def _parts(jobs: Jobs, bench: Workbench) -> Iterator[dict[int, PointOrError]]:
     def prepare_all(numbers: range) -> dict[int, PointOrError]:
         return {number: _attempt(_prepare, config) for number, config in jobs.in_turn(numbers)}
 
-    few = FIRST_POINTS if len(jobs) > MANY_POINTS else len(jobs)
+    few = first_points if first_points and len(jobs) > MANY_POINTS else len(jobs)
     first, others = prepare_all(range(few)), range(few, len(jobs))
     if any(isinstance(point, Point) and point.output is not None for point in first.values()):
         first, others = first | prepare_all(others), range(0)
@@ -159,7 +176,7 @@ def _is_judged_alike(record: Record, scoring: Scoring) -> bool:
     )
 
 
-def _as_returned(overrides: Sequence[str], record: Record) -> JobReturn:
+def as_returned(overrides: Sequence[str], record: Record) -> JobReturn:
     """The return value of the job that wrote a record."""
     returned = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
     returned.return_value = record.metrics.get(record.metric or "")
@@ -170,7 +187,7 @@ def _merge(points: Mapping[int, PointOrError], bench: Workbench) -> Iterator[tup
     """Yield the result of each point, by its number, as soon as it is there; stored results come first."""
     missing: dict[str, tuple[int, Point]] = {}
     repeated: list[tuple[int, Point]] = []
-    recalled = {number: _recall(point, bench) for number, point in points.items()}
+    recalled = {number: recall(point, bench) for number, point in points.items()}
     for number, point in points.items():
         if isinstance(point, Point) and isinstance(result := recalled[number], Merged):
             bench.measurements.start(point, result)
@@ -185,7 +202,7 @@ def _merge(points: Mapping[int, PointOrError], bench: Workbench) -> Iterator[tup
     for point, result in bench.merge([point for _, point in missing.values()], progress_bar):
         yield missing[point.digest][0], result
     for number, point in repeated:  # the same merge as another point, stored by now unless there is no store
-        if result := _recall(point, bench):
+        if result := recall(point, bench):
             yield number, result
         else:
             yield from ((number, result) for _, result in bench.merge([point], progress_bar))
@@ -202,7 +219,7 @@ def _found(
     return dict(found.values())
 
 
-def _recall(point: PointOrError, bench: Workbench) -> Merged | Exception | None:
+def recall(point: PointOrError, bench: Workbench) -> Merged | Exception | None:
     if not isinstance(point, Point):
         return point
     try:

@@ -1,4 +1,4 @@
-"""Makes our launcher and our sweeper known to Hydra.
+"""Makes our launchers and our sweeper known to Hydra.
 
 Hydra takes plugins only from the package `hydra_plugins`, whose folders it walks; an editable install has no
 such folder. So the package receives a module that is made here and has no file.
@@ -13,6 +13,7 @@ from types import ModuleType
 from hydra.core.plugins import Plugins
 
 from mecha_exp.app.hydra.launcher import OnePassLauncher
+from mecha_exp.app.hydra.share_launchers import RayLauncher, SlurmLauncher
 
 PACKAGE, MODULE = "hydra_plugins", "hydra_plugins.mecha_exp"
 
@@ -25,7 +26,7 @@ def register_with_hydra() -> None:
     from mecha_exp.app.hydra.sweeper import LabSweeper
 
     module = ModuleType(MODULE)
-    for plugin in (OnePassLauncher, LabSweeper):
+    for plugin in (OnePassLauncher, RayLauncher, SlurmLauncher, LabSweeper):
         plugin.__module__ = MODULE
         setattr(module, plugin.__name__, plugin)
         plugins.register(plugin)

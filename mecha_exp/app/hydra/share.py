@@ -1,0 +1,109 @@
+"""A share of a sweep in a worker: its points are merged in one pass and run as on one machine."""
+
+from __future__ import annotations
+
+import pickle
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+
+from mecha_exp.app.batch import Merged
+from mecha_exp.app.hydra.jobs import Jobs
+from mecha_exp.app.hydra.launcher import OnePassLauncher, PointOrError
+from mecha_exp.app.tracking import EndedRun, Tracker
+from mecha_exp.cluster.claims import Claims
+from mecha_exp.errors import ConfigError
+
+_SESSION = "session.pickle"
+
+
+@dataclass(frozen=True)
+class Session:
+    """What all shares of a sweep have in common, as workers read it from the folder of the claims.
+
+    Attributes:
+        context: what Hydra gave to the launcher.
+        run_point: `app.run.run_point`.
+        config: the configuration of the sweep.
+        bases: configurations that are composed already; see `Jobs`.
+        hydra: its global state, as its own launchers carry it.
+        store: the folder of the store, which workers must see; None without one.
+    """
+
+    context: HydraContext
+    run_point: Callable[..., Any]
+    config: DictConfig
+    bases: dict[tuple[str, ...], bytes]
+    hydra: dict[str, Any]
+    store: Path | None
+
+    def keep(self, folder: Path) -> None:
+        """Write it into the folder of the claims."""
+        (folder / _SESSION).write_bytes(cloudpickle.dumps(self))
+
+
+def run_share(claims: Claims, jobs: Sequence[Sequence[str]], numbers: Sequence[int]) -> None:
+    """Run the points of a share that no other worker has taken.
+
+    Args:
+        claims: the claims of the sweep, with the session in their folder.
+        jobs: the overrides of the points.
+        numbers: the numbers of the points in the sweep.
+
+    Raises:
+        ConfigError: this machine does not see the store.
+        OSError: a record cannot be written.
+    """
+    session: Session = pickle.loads((claims.folder / _SESSION).read_bytes())
+    if session.store is not None and not session.store.is_dir():
+        raise ConfigError(
+            f"the worker on {platform.node()} does not see the store {session.store}. Choose a store=... in "
+            "a folder that all machines of the cluster share, or store=null."
+        )
+    Singleton.set_state(session.hydra)
+    launcher = _ShareLauncher(session, claims, numbers)
+    launcher.launch(jobs, 0)
+    for number in numbers:  # what nobody has taken was finished by a worker that was lost right after
+        if claims.take(number):
+            claims.finish(number)
+
+
+class _ShareLauncher(OnePassLauncher):
+    """Runs those of its points that it can take. The head tracks them, so that one process alone does."""
+
+    first_points = None
+
+    def __init__(self, session: Session, claims: Claims, numbers: Sequence[int]) -> None:
+        self.setup(hydra_context=session.context, task_function=session.run_point, config=session.config)
+        self._bases, self._claims, self._numbers = session.bases, claims, numbers
+
+    def jobs(self, overrides: Sequence[Sequence[str]], first_number: int) -> Jobs:
+        """The jobs under their numbers in the whole sweep."""
+        loader = self._context.config_loader
+        return Jobs(loader, self._config, overrides, first_number, self._bases, self._numbers)
+
+    def run(
+        self, config: DictConfig, point: PointOrError, result: Merged | Exception | None, tracker: Tracker
+    ) -> JobReturn:
+        """Run a point unless another worker has taken it."""
+        number = int(config.hydra.job.num)
+        if not self._claims.take(number):
+            return JobReturn(status=JobStatus.COMPLETED)
+        returned = super().run(config, point, result, _LaterTracker(None))
+        self._claims.finish(number)
+        return returned
+
+
+class _LaterTracker(Tracker):
+    """Leaves the logging of runs to the head of the sweep."""
+
+    def add(self, run: EndedRun) -> None:
+        """Do nothing."""
