@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,12 @@ from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate, GgufWriter, check_gguf
 from mecha_exp.checkpoint.remote.address import address_in
+from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Layout, Package, is_file_name, pack
 from mecha_exp.checkpoint.sidecars import CARD, CONFIG, companions, is_own_card
 from mecha_exp.checkpoint.transaction.space import check_folder_writable, check_writable
+from mecha_exp.checkpoint.transaction.staging import staged_folder
 from mecha_exp.errors import CheckpointError
 
 
@@ -111,14 +113,14 @@ class Destination:
         if self.path.suffix == GGUF_SUFFIX and not self.is_folder:
             check_gguf(self.path, self.tensors, self.gguf)
         if not self.is_folder:
-            check_writable(self.path, sum(p.nbytes for p in self._packages))
+            check_writable(self.path, sum(p.nbytes for p in self.packages))
             return
         if is_file_name(self.path):
             raise CheckpointError(
                 f"{self.path} is a file, and shards need a folder: name one, or leave out shard_size."
             )
-        check_folder(self.path, self._packages)
-        check_folder_writable(self.path, sum(package.nbytes for package in self._packages))
+        check_folder(self.path, self.packages)
+        check_folder_writable(self.path, sum(package.nbytes for package in self.packages))
 
     def open(
         self, metadata: Mapping[str, str], durable: bool, signature: str | None
@@ -134,7 +136,7 @@ class Destination:
             beside[CARD] = self.card()
         return FolderWriter(
             self.path,
-            self._packages,
+            self.packages,
             metadata,
             companions=beside,
             before=template.tensors if template else {},
@@ -143,12 +145,33 @@ class Destination:
             signature=signature,
         )
 
+    def open_shards(
+        self, names: Collection[str], metadata: Mapping[str, str], durable: bool, signature: str | None
+    ) -> ShardWriters:
+        """Open writers for some files of the folder, which stay hidden until a writer of `open` commits them.
+
+        Args:
+            names: of the files, by their path in the folder; other tasks write the others.
+        """
+        writers, folder = ShardWriters(), staged_folder(self.path)
+        try:
+            for package in self.packages:
+                for shard in package.shards:
+                    if (name := package.path_of(shard.name)) in names:
+                        file = (folder / name, package.prefix, shard.tensors)
+                        writers.add(*file, metadata, durable=durable, signature=signature)
+        except BaseException as error:
+            writers.abort() if isinstance(error, Exception) else writers.suspend()
+            raise
+        return writers
+
     @property
     def _fitting(self) -> Template | None:
         return self.template if self.template and self.template.fits(self.tensors) else None
 
     @cached_property
-    def _packages(self) -> list[Package]:
+    def packages(self) -> list[Package]:
+        """The weights of each component, in the files that will be written."""
         components = list(self.components)
         if self._fitting:
             components = components_of(self._fitting.folder)

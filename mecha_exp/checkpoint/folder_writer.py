@@ -5,28 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mecha_exp.checkpoint.folder_in_place import index_content, publish_in_place, replaced_files
-from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
-from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
+from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.shards import Layout, Package
 from mecha_exp.checkpoint.sidecars import content_of
-from mecha_exp.checkpoint.transaction.journal import Note
 from mecha_exp.checkpoint.transaction.lock import TargetLock
-from mecha_exp.checkpoint.transaction.paths import PARTIAL, sibling, target_of
-from mecha_exp.checkpoint.transaction.recovery import can_resume, remove_beside
+from mecha_exp.checkpoint.transaction.paths import LOCK, sibling, target_of
+from mecha_exp.checkpoint.transaction.recovery import can_resume, remove_beside, used_targets
 from mecha_exp.checkpoint.transaction.space import cannot_write
-from mecha_exp.checkpoint.transaction.staging import Inseparable, anchor_of, publish, sync
-from mecha_exp.errors import CheckpointError
+from mecha_exp.checkpoint.transaction.staging import Inseparable, anchor_of, publish, staged_folder, sync
+from mecha_exp.errors import CheckpointError, some
 
 
-class FolderWriter:
+class FolderWriter(ShardWriters):
     """Writes the folder of one model, which `from_pretrained` loads.
 
     All files are written into a hidden folder beside the target, each shard by a `CheckpointWriter`, with a
@@ -55,31 +50,39 @@ class FolderWriter:
         durable: bool = True,
         signature: str | None = None,
     ) -> None:
+        super().__init__()
         self.path = folder.absolute()
         self._target = Path(os.path.realpath(folder))
         self._anchor = anchor_of(folder)
-        self._staged = sibling(self._anchor, PARTIAL)
+        self._staged = staged_folder(folder)
         self._packages = packages
         self._companions = dict(companions or {})
         self._before = before or {}
         self._entries = entries or {}
         self._durable = durable
-        self._writers: dict[str, CheckpointWriter] = {}
-        self._writer_of: dict[str, tuple[CheckpointWriter, str]] = {}
         check_folder(self.path, packages)
         with self._explained():
             self._anchor.parent.mkdir(parents=True, exist_ok=True)
             self._lock: TargetLock | None = TargetLock(self._anchor)
         try:
+            self._require_unused()
+        except CheckpointError:
+            self._release()
+            raise
+        try:
             self._open(metadata, signature)
         except BaseException as error:
             self.abort() if isinstance(error, Exception) else self.suspend()
             raise
-        self.finished: Mapping[str, Note] = {
-            key: writer.finished[inner]
-            for key, (writer, inner) in self._writer_of.items()
-            if inner in writer.finished
-        }
+
+    def _require_unused(self) -> None:
+        """Raise CheckpointError if tasks are making shards of the folder (see `ShardWriters`)."""
+        if writers := used_targets(self._staged):
+            locks = some(str(sibling(writer, LOCK)) for writer in writers)
+            raise CheckpointError(
+                f"{self.path} is being made by other processes, which write {len(writers)} of its files. "
+                f"Wait for them, or choose another output. If they are gone, delete {locks}."
+            )
 
     def _open(self, metadata: Mapping[str, str], signature: str | None) -> None:
         with self._explained():
@@ -90,46 +93,19 @@ class FolderWriter:
             self._staged.mkdir(exist_ok=True)
             for package in self._packages:
                 for shard in package.shards:
-                    name = package.path_of(shard.name)
-                    writer = CheckpointWriter(
-                        self._staged / name,
+                    self.add(
+                        self._staged / package.path_of(shard.name),
+                        package.prefix,
                         shard.tensors,
                         metadata,
                         durable=self._durable,
                         signature=signature,
                     )
-                    self._writers[name] = writer
-                    self._writer_of |= {package.prefix + key: (writer, key) for key in shard.tensors}
-
-    def write(self, key: str, start: int, values: torch.Tensor) -> None:
-        """Put `values` (1-D, the key's dtype) at element `start` of the flattened tensor `key`."""
-        writer, inner = self._writer_of[key]
-        writer.write(inner, start, values)
-
-    def write_bytes(self, key: str, start: int, data: memoryview) -> None:
-        """Put raw bytes at byte `start` of the tensor `key`."""
-        writer, inner = self._writer_of[key]
-        writer.write_bytes(inner, start, data)
-
-    def writing_at(self, key: str) -> AbstractContextManager[FileRegion | None]:
-        """The place of a key's bytes, as `CheckpointWriter.writing_at` yields it."""
-        writer, inner = self._writer_of[key]
-        return writer.writing_at(inner)
-
-    def advance(self, key: str, nbytes: int) -> None:
-        """Count bytes of a key that were written at its region."""
-        writer, inner = self._writer_of[key]
-        writer.advance(inner, nbytes)
-
-    def finish(self, key: str, note: Note) -> None:
-        """Record that all of a key was written."""
-        writer, inner = self._writer_of[key]
-        writer.finish(inner, note)
 
     def commit(self) -> Path:
         """Put all files in place. Returns the folder."""
         with self._explained():
-            for writer in self._writers.values():
+            for writer in self._writers:
                 writer.commit()
             for name in self._companions:
                 source, package = self._companions[name], self._package_of(name)
@@ -144,7 +120,7 @@ class FolderWriter:
 
     def abort(self) -> None:
         """Delete what was written and not committed. Idempotent."""
-        for writer in self._writers.values():
+        for writer in self._writers:
             writer.abort()
         if self._lock is not None:
             try:
@@ -154,7 +130,7 @@ class FolderWriter:
 
     def suspend(self) -> None:
         """Stop and keep the finished keys for a resume. Idempotent."""
-        for writer in self._writers.values():
+        for writer in self._writers:
             writer.suspend()
         if self._lock is not None and not can_resume(self._anchor):
             remove_beside(self._anchor)
@@ -168,8 +144,9 @@ class FolderWriter:
     def _publish(self) -> None:
         """Replace the target by the staged folder."""
         if self._durable:
-            for path in {(self._staged / name).parent for name in [*self._writers, *self._companions]}:
-                sync(path)
+            beside = [self._staged / name for name in self._companions]
+            for folder in {path.parent for path in [*(writer.path for writer in self._writers), *beside]}:
+                sync(folder)
         replaced = replaced_files(self._target, self._packages)
         try:
             publish(self._staged, self._target, replaced)

@@ -197,6 +197,18 @@ class CheckpointWriter:
             "Start the merge again."
         )
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every byte was written."""
+        return self._written == self._sizes
+
+    def seal(self) -> None:
+        """Stop, and keep the finished keys for a resume on any machine: they are on the disk. Idempotent."""
+        if self._file is not None:
+            with self._explained():
+                self._flush()
+        self.suspend()
+
     def abort(self) -> None:
         """Delete what was written, unless it is committed. The target stays as it was. Idempotent."""
         self._close(keep=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.checkpoint.transaction.paths import NEW
+from mecha_exp.checkpoint.transaction.paths import JOURNAL, NEW, PARTIAL, sibling
 from mecha_exp.system.atomic_write import atomic_write
 
 Note = dict[str, Any]
@@ -100,6 +100,15 @@ def read_journal(path: Path, signature: str, inode: int) -> Finished:
     if boot is None or boot != _boot():
         keys = dict(list(keys.items())[:flushed])
     return Finished(keys, min(flushed, len(keys)))
+
+
+def finished_keys(target: Path, signature: str) -> Mapping[str, Note]:
+    """The keys that a writer of this signature would find finished in its partial file, with their notes."""
+    try:
+        inode = sibling(target, PARTIAL).stat().st_ino
+    except OSError:
+        return {}
+    return read_journal(sibling(target, JOURNAL), signature, inode).keys
 
 
 def _line(content: object) -> bytes:

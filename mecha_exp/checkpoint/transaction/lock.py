@@ -104,6 +104,11 @@ def is_in_use(target: Path) -> bool:
         return path.exists()
 
 
+def free_lock(target: Path) -> None:
+    """Delete the lock file of a writer that is known to be gone, with its machine perhaps."""
+    sibling(target, LOCK).unlink(missing_ok=True)
+
+
 def _try_lock(file: PositionalFile) -> bool:
     """Lock an open file until it is closed. Returns whether that succeeded.
 

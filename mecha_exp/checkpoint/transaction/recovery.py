@@ -63,9 +63,15 @@ def find_partial_outputs(folders: Iterable[Path]) -> list[PartialOutput]:
     return [_partial_output(target) for target in sorted(targets)]
 
 
+def used_targets(folder: Path) -> list[Path]:
+    """The files below a folder that processes write, as tasks do that make shards of one model."""
+    return [target for target in _targets_below(folder) if is_in_use(target)]
+
+
 def _partial_output(target: Path) -> PartialOutput:
     files = [sibling(target, kind) for kind in (PARTIAL, JOURNAL, JOURNAL + NEW, LOCK)]
-    return PartialOutput(target, sum(map(disk_bytes, files)), is_in_use(target))
+    is_used = is_in_use(target) or bool(used_targets(sibling(target, PARTIAL)))
+    return PartialOutput(target, sum(map(disk_bytes, files)), is_used)
 
 
 def _targets_below(folder: Path) -> Iterator[Path]:

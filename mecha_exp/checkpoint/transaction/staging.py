@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.checkpoint.transaction.paths import PARTIAL, sibling
+
 _AT_CURRENT_FOLDER = -100
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
 _OUT_OF_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EIO}
@@ -35,6 +37,11 @@ def anchor_of(folder: Path) -> Path:
         return target
     is_disk = target.stat().st_dev != target.parent.stat().st_dev
     return target / (target.name or "model") if is_disk or not os.access(target.parent, os.W_OK) else target
+
+
+def staged_folder(folder: Path) -> Path:
+    """The hidden folder in which a folder is built."""
+    return sibling(anchor_of(folder), PARTIAL)
 
 
 def publish(staged: Path, target: Path, replaced: Collection[str]) -> None:
