@@ -16,9 +16,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from mecha_exp.checkpoint import dtype_name, is_file_name
+from mecha_exp.across import run_plan
+from mecha_exp.checkpoint import dtype_name, is_file_name, parse_size
 from mecha_exp.conversion.shortest_path import convert
-from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
+from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan
 from mecha_exp.engine.constants import config_of_constants, constants, with_models
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.report import About
@@ -75,6 +76,8 @@ def merge(
     cache: Mapping[Node, Any] | None = None,
     tqdm: Callable[..., Any] | None = None,
     card: bool = True,
+    shard_size: int | str | None = None,
+    across: int | None = None,
 ) -> Path | StateDictOutput:
     """Merge a recipe into one model.
 
@@ -105,6 +108,9 @@ def merge(
             without it the log gets lines every few seconds, at the level INFO (see `set_log_level`).
         card: whether a folder gets a model card, README.md, for which the inputs are read once more; see
             `model_card`.
+        shard_size: the most bytes of a file of a folder, as a number or as 5GB; None writes one file.
+        across: how many processes or machines make the files of a folder: the engine's `across`, which its
+            `cluster` tells where they are.
         total_buffer_size, memoize_intermediates, validate_mm_contract: accepted and ignored; see
             docs/migrating-from-sd-mecha.md.
 
@@ -131,6 +137,7 @@ def merge(
         device=None if merge_device is None else str(merge_device),
         compute_dtype=merge_dtype,
         workers=None if threads is None else _workers(threads),
+        across=across,
         on_missing=_choice(strict_mandatory_keys, "error", "skip"),
         on_nonfinite=_choice(omit_non_finite_inputs, "skip", "keep"),
     )
@@ -140,8 +147,9 @@ def merge(
         if not models_of(node):
             return _constants(constants(node, config, options), target, output, output_device)
     made_as = parse_output_dtype(output_dtype if dtype is None else dtype)
+    size = None if shard_size is None else parse_size(shard_size)
     make_card = _card_of(node, options, made_as) if card and _is_folder(target) else None
-    job = Job(node, target, made_as, card=make_card, caches=cache or {})
+    job = Job(node, target, made_as, shard_size=size, card=make_card, caches=cache or {})
     with plan([job], options) as planned, _progress(planned, tqdm) as progress:
         if not planned.layouts[0] and not allow_empty_merge:
             raise MergeError(

@@ -19,11 +19,12 @@ from pathlib import Path
 
 import torch
 
+from mecha_exp.across import run_plan
 from mecha_exp.app.point import Point
 from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint.shards import Layout
 from mecha_exp.checkpoint.transaction.paths import PARTIAL, disk_bytes, sibling
-from mecha_exp.engine import Job, MergeReport, Plan, plan, run_plan
+from mecha_exp.engine import Job, MergeReport, Plan, plan
 from mecha_exp.engine.planner.batches import batches
 from mecha_exp.engine.planner.by_key import output_dtype_words
 from mecha_exp.engine.planner.plan import size_of
@@ -111,7 +112,8 @@ def merge_points(points: Sequence[Point], progress: Progress) -> Iterator[Outcom
 
 def _cut(points: tuple[Point, ...]) -> Iterator[tuple[Point, ...]]:
     """Points in parts that a pass takes at most."""
-    return (points[start : start + MOST_POINTS] for start in range(0, len(points), MOST_POINTS))
+    most = 1 if points and points[0].options.across else MOST_POINTS
+    return (points[start : start + most] for start in range(0, len(points), most))
 
 
 def plan_batches(points: Sequence[Point]) -> tuple[list[Batch], dict[Point, Exception]]:
@@ -266,7 +268,7 @@ def _size_of_file(point: Point) -> int:
 
 def _run(planned: Plan, points: Sequence[Point], progress: Progress) -> Outcomes:
     with PeakMemory() as memory, progress(planned) as advance:
-        report = run_plan(planned, advance)
+        report = run_plan(planned, advance, points[0].config.get("plugins") or ())
     if report.resumed_keys:
         log.info("resumed: %d of %d keys were already done", report.resumed_keys, report.keys)
     outcomes: Outcomes = {}

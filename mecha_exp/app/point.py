@@ -299,6 +299,11 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
     """
     _keep_models(config["models"])
     options = _options(config["engine"], folders_of(config))
+    if options.task is not None:
+        raise ConfigError(
+            "engine.task: a run measures and records a whole model. Single tasks are made by the verb merge: "
+            "python -m mecha_exp merge RECIPE.mecha engine.across=... engine.task=... -o FOLDER"
+        )
     output = config["output"]
     recipe = build_filled(config, options.model_dirs, (*SECTIONS, *_NAMES))
     if output.get("prune"):

@@ -19,6 +19,7 @@ from mecha_exp.recipe.files import fill_from_files, find_recipe
 from mecha_exp.recipe.text_writer import CONSTANTS
 
 _ENGINE = "engine."
+_NUMBERS = ("across", "task")
 _OFFLINE = {"hub.offline=true": True, "hub.offline=false": False}
 """Words that say whether models in configurations of mergekit must lie on this machine."""
 
@@ -117,7 +118,7 @@ def engine_options(options: argparse.Namespace, **defaults: Any) -> EngineOption
     """
     settings: dict[str, Any] = {**defaults}
     problems = Problems()
-    known = [f"{_ENGINE}{name}" for name in SETTINGS]
+    known = [f"{_ENGINE}{name}" for name in (*SETTINGS, *_NUMBERS, "cluster")]
     for word in options.setting:
         if word in _OFFLINE:
             continue
@@ -126,7 +127,8 @@ def engine_options(options: argparse.Namespace, **defaults: Any) -> EngineOption
             problems.add(
                 f"{brief(word)} is not a setting such as engine.on_missing=skip.{did_you_mean(name, known)}"
             )
-        settings[name.removeprefix(_ENGINE)] = value
+        setting = name.removeprefix(_ENGINE)
+        settings[setting] = int(value) if setting in _NUMBERS and value.isdecimal() else value
     problems.raise_as(ConfigError)
     try:
         return EngineOptions(**settings, model_dirs=options.models_dir)

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.checkpoint import is_file_name, open_stored
+from mecha_exp.across import run_plan
+from mecha_exp.checkpoint import is_file_name, open_stored, parse_size
 from mecha_exp.cli.arguments import (
     add_engine,
     add_recipe,
@@ -19,7 +20,7 @@ from mecha_exp.cli.arguments import (
     load_recipe,
     make_parser,
 )
-from mecha_exp.engine import Job, plan, run_plan
+from mecha_exp.engine import Job, plan
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.provenance import Origin
 from mecha_exp.errors import ConfigError
@@ -37,6 +38,7 @@ examples:
     python -m mecha_exp merge template.mecha -p a a.safetensors -p alpha 0.3 --models-dir ~/models
     python -m mecha_exp merge merged.safetensors -o again.safetensors     the same bytes again
     python -m mecha_exp merge mergekit.yml OUTPUT                         as mergekit-yaml
+    python -m mecha_exp merge recipe.mecha engine.across=4 engine.cluster=ray --shard-size 5GB -o merged
 
 A merge that is interrupted is taken up by the same command. For sweeps, measuring and tracking use a
 configuration: python -m mecha_exp recipe=mecha recipe.path=template.mecha a=a.safetensors alpha=0.3,0.5 -m
@@ -62,15 +64,23 @@ def main(arguments: list[str]) -> int:
         output,
         dtype,
         previous.metadata if is_unchanged else None,
+        shard_size=options.shard_size,
         quantize=previous.output.get("quantize"),
         small_files=merge.small_files,
         card=partial(model_card, merge.recipe, Settings(engine, dtype, merge.config)) if has_card else None,
     )
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
-        report = run_plan(planned, advance)
+        report = run_plan(planned, advance, options.plugin)
     for warning in report.warnings:
         stdout.print(f"warning: {as_typed(warning)}", markup=False, soft_wrap=True)
-    stdout.print(str(job.output), markup=False, soft_wrap=True)
+    if engine.task is None:
+        stdout.print(str(job.output), markup=False, soft_wrap=True)
+    else:
+        stdout.print(
+            f"task {engine.task} of {engine.across} is done. When all are, the same command without "
+            "engine.task puts the model in its place.",
+            soft_wrap=True,
+        )
     summary = merge_summary(report.seconds, report.bytes_read, report.bytes_written, memory.peak)
     stdout.print(f"merged {report.keys} keys in {summary}", soft_wrap=True)
     return 0
@@ -93,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
         "the recipe's name with .safetensors, in the current folder)",
     )
     parser.add_argument("--dtype", help="of the output, as float16 (default: each key's in the first model)")
+    parser.add_argument(
+        "--shard-size",
+        type=parse_size,
+        metavar="SIZE",
+        help="the most bytes of a file of a folder, as 5GB (default: one file)",
+    )
     parser.add_argument(
         "--no-card",
         dest="card",

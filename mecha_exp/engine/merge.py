@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from mecha_exp.engine.runtime.overflow import saturates
 from mecha_exp.engine.runtime.resumption import resume_token
 from mecha_exp.engine.scaled_fp8 import error_of
 from mecha_exp.engine.sinks import MemorySink, NoSink, ReceiverSink, Sink
-from mecha_exp.errors import CheckpointError, Problems, some
+from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
 from mecha_exp.graph.nodes import ModelNode, Node, models_of
 from mecha_exp.sources.inputs import open_sources
 
@@ -52,6 +52,11 @@ def merge_many(
         MechaError: see `plan` and `execute`.
     """
     options = options or EngineOptions()
+    if options.across is not None:
+        raise ConfigError(
+            "across: merge_many makes its models in this process. mecha_exp.merge and the command line make "
+            "one model by several tasks."
+        )
     wanted = [job if isinstance(job, Job) else Job(*job) for job in jobs]
     groups = batches([job.recipe for job in wanted], options)
     if len(groups) > 1:
@@ -94,15 +99,23 @@ def _joined(groups: Sequence[Sequence[int]], reports: Sequence[MergeReport]) -> 
 
 
 def run_plan(
-    planned: Plan, progress: Progress = lambda key, nbytes: None, started: float | None = None
+    planned: Plan,
+    progress: Progress = lambda key, nbytes: None,
+    started: float | None = None,
+    open_sink: Callable[[Plan, int], Sink] | None = None,
 ) -> MergeReport:
-    """Run a plan that is still open; `started` is when its wall time began."""
+    """Run a plan that is still open, in this process.
+
+    Args:
+        started: when its wall time began.
+        open_sink: makes the place of a job's tiles; None: as the job says.
+    """
     started = time.perf_counter() if started is None else started
     sinks: dict[int, Sink] = {}
     compile_loops(planned)
     try:
         for number in range(len(planned.jobs)):
-            sinks[number] = _open_sink(planned, number)
+            sinks[number] = (open_sink or sink_of)(planned, number)
         tally = execute(planned, sinks, progress)
         for sink in sinks.values():
             sink.commit()
@@ -113,18 +126,23 @@ def run_plan(
     return _report(planned, tally, time.perf_counter() - started)
 
 
-def _open_sink(planned: Plan, number: int) -> Sink:
+def sink_of(planned: Plan, number: int) -> Sink:
     """Where a job's tiles go; a file goes on with what an interrupted run of the same merge has left."""
     job, destination = planned.jobs[number], planned.destination(number)
     if destination is not None:
-        metadata = job.metadata
-        if metadata is None:
-            metadata = metadata_of(job.recipe, planned.options, job.dtype, job.quantize)
-        return destination.open(metadata, job.durable, resume_token(planned, number))
+        return destination.open(header_of(planned, number), job.durable, resume_token(planned, number))
     layout = planned.layouts[number]
     if isinstance(job.output, dict):
         return MemorySink(job.output, layout)
     return ReceiverSink(job.output, layout) if callable(job.output) else NoSink()
+
+
+def header_of(planned: Plan, number: int) -> Mapping[str, str]:
+    """The metadata in the header of a job's output: its own, or its provenance."""
+    job = planned.jobs[number]
+    if job.metadata is not None:
+        return job.metadata
+    return metadata_of(job.recipe, planned.options, job.dtype, job.quantize)
 
 
 def _moments(planned: Plan, tally: MergeStats, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:

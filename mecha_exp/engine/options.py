@@ -23,6 +23,8 @@ ON_TOKENS = ("error", "merge")
 RESIZE_EMBEDDINGS = ("error", "truncate", "pad")
 RUNNING_STATS = ("auto", "base", "pool", "merge")
 STACKED_EXPERTS = ("auto", "split", "whole")
+PROCESSES, RAY, SLURM, REHEARSAL = "processes", "ray", "slurm", "slurm-local"
+CLUSTERS = (PROCESSES, RAY, SLURM, REHEARSAL)
 AUTO = "auto"
 SETTINGS = (
     "device",
@@ -96,6 +98,11 @@ class EngineOptions:
         resize_embeddings: vocabularies of different sizes are an error, or cut to the smallest (`truncate`),
             or filled up to the largest (`pad`) with the rows of the first input that has them.
         strict: a value that overflows the output's dtype is an error rather than a warning.
+        across: how many tasks make the files of one output folder, in processes or on machines of their own;
+            None makes it in this process. See `mecha_exp.across`.
+        task: the one of these tasks, from 1, that this process makes; None makes all, and commits them.
+        cluster: where the tasks run: `processes` of this machine, `ray` on this machine, or at an address
+            (`ray://host:10001`, `host:6379`), `slurm`, or `slurm-local`, its rehearsal on this machine.
         model_dirs: folders where a relative path of a model is looked for, after the current one.
     """
 
@@ -116,6 +123,9 @@ class EngineOptions:
     stacked_experts: str = AUTO
     resize_embeddings: str = "error"
     strict: bool = False
+    across: int | None = None
+    task: int | None = None
+    cluster: str = PROCESSES
     model_dirs: Sequence[Path] = ()
 
     def __post_init__(self) -> None:
@@ -126,8 +136,17 @@ class EngineOptions:
         check_device(self.device)
         for name in ("tile_size", "memory_budget"):
             _require_positive(name, getattr(self, name))
-        if self.workers is not None:
-            _require_positive("workers", self.workers)
+        for name in ("workers", "across", "task"):
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
+        if self.task is not None and self.task > (self.across or 0):
+            of = f"across={self.across}" if self.across else "across, which is not set"
+            raise ConfigError(f"task={self.task}: expected the number of a task from 1 to {of}")
+        if self.cluster not in CLUSTERS and ":" not in self.cluster:
+            raise ConfigError(
+                f"cluster: expected {', '.join(CLUSTERS)}, or an address of Ray such as ray://host:10001, "
+                f"got '{self.cluster}'.{did_you_mean(self.cluster, CLUSTERS)}"
+            )
         for name, known in _CHOICES.items():
             choice = getattr(self, name)
             if choice not in known:

@@ -65,7 +65,7 @@ def find_partial_outputs(folders: Iterable[Path]) -> list[PartialOutput]:
 
 def used_targets(folder: Path) -> list[Path]:
     """The files below a folder that processes write, as tasks do that make shards of one model."""
-    return [target for target in _targets_below(folder) if is_in_use(target)]
+    return [target for target in sorted(set(_targets_below(folder))) if is_in_use(target)]
 
 
 def _partial_output(target: Path) -> PartialOutput:
