@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.paths import OUTPUTS
-from mecha_exp.report.results import results_of
+from mecha_exp.report.results import results_from
 from mecha_exp.report.shapley import Attribution
 from mecha_exp.report.why import Reasons, reasons_of
 from mecha_exp.runs.outcomes import outcomes_so_far
@@ -32,7 +32,8 @@ def main(arguments: list[str]) -> int:
     """Print what moved the metric of a sweep."""
     options = _parser().parse_args(arguments)
     folder, sweep = find_sweep(options.sweep, [options.folder])
-    reasons = reasons_of(results_of(sweep, folder), outcomes_so_far(sweep, folder))
+    records = sweep.all_records(folder)
+    reasons = reasons_of(results_from(sweep, records), outcomes_so_far(sweep, folder, records))
     if options.json:
         print_json({"title": sweep.title, "folder": str(folder), **_data(reasons)})
     else:

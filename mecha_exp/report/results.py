@@ -120,6 +120,11 @@ class Results:
         return [record for record in self.records if record.status != FAILED]
 
     @cached_property
+    def report_splits(self) -> frozenset[str | None]:
+        """The splits on which chosen points are reported."""
+        return frozenset(record.report_split for record in self.finished)
+
+    @cached_property
     def dropped(self) -> list[Record]:
         """The points that a race dropped."""
         return [record for record in self.finished if record.dropped is not None]
@@ -360,13 +365,18 @@ def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
         folder: of the sweep.
         ended: whether the sweep is known to have ended: then a point without a record has failed.
     """
-    by_folder = sweep.all_records(folder, ended=ended)
+    return results_from(sweep, sweep.all_records(folder, ended=ended))
+
+
+def results_from(sweep: Sweep, by_folder: Mapping[Path, Record]) -> Results:
+    """The results of a sweep, from the records of its points by folder."""
     records = current([*by_folder.values()])
     named = zip(by_folder, records, strict=True)
     numbers = {id(record): int(path.name) for path, record in named if path.name.isdecimal()}
 
     def of(wanted: Sequence[int]) -> frozenset[int]:
-        return frozenset(identity for identity, number in numbers.items() if number in set(wanted))
+        named = set(wanted)
+        return frozenset(identity for identity, number in numbers.items() if number in named)
 
     return Results(
         sweep.title,

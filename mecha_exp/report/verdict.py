@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.lab.points import SET_KEY
-from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, Results, results_of
+from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, Results, results_from
 from mecha_exp.report.search.front import front_data, front_sentences
 from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.settings import Setting
@@ -39,20 +40,22 @@ _IN_WORDS = {"seed": "seeds", SET_KEY: "sets of experts"}
 
 def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
     """The results of a sweep so far with their verdict; arguments as for `results_of`."""
-    results = results_of(sweep, folder, ended=ended)
+    records = sweep.all_records(folder, ended=ended)
+    results = results_from(sweep, records)
+    read = partial(outcomes_so_far, sweep, folder, records)
     if not results.objectives:
-        return replace(results, verdict=_read_and_conclude(results, sweep, folder))
+        return replace(results, verdict=_read_and_conclude(results, read))
     alone = {m: replace(results, chosen=m, better=better) for m, better in results.objectives.items()}
-    verdicts = {metric: _read_and_conclude(part, sweep, folder) for metric, part in alone.items()}
+    verdicts = {metric: _read_and_conclude(part, read) for metric, part in alone.items()}
     return replace(results, by_objective={m: verdict for m, verdict in verdicts.items() if verdict})
 
 
-def _read_and_conclude(results: Results, sweep: Sweep, folder: Path) -> Verdict | None:
+def _read_and_conclude(results: Results, read: Callable[[], list[ModelOutcomes]]) -> Verdict | None:
     """The verdict; where outcomes cannot be read, one that says so and concludes nothing."""
     if not results.judged or not results.finished:
         return None
     try:
-        return verdict_of(results, outcomes_so_far(sweep, folder))
+        return verdict_of(results, read())
     except ConfigError as error:
         from mecha_exp.verdict import Verdict
 
@@ -206,7 +209,7 @@ def _numbers(results: Results, metrics: Mapping[str, float]) -> dict[str, float]
 
 def prefix(results: Results, split: str) -> str:
     """What the names of metrics on a split begin with."""
-    return f"{split}/" if any(r.report_split == split for r in results.finished) else ""
+    return f"{split}/" if split in results.report_splits else ""
 
 
 def splits_of(results: Results) -> tuple[str, str]:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.outcome_table import outcomes_in, table_of
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.runs.sweep import Sweep
+from mecha_exp.runs.record import Record
+from mecha_exp.runs.sweep import Sweep, finished_points
 from mecha_exp.system.atomic_write import atomic_write
 
 if TYPE_CHECKING:
@@ -176,15 +177,20 @@ def outcomes_of_sweep(folder: Path) -> list[ModelOutcomes]:
     return models_in(read_outcomes(path)) if path.is_file() else []
 
 
-def outcomes_so_far(sweep: Sweep, folder: Path) -> list[ModelOutcomes]:
+def outcomes_so_far(sweep: Sweep, folder: Path, records: Mapping[Path, Record]) -> list[ModelOutcomes]:
     """The outcomes of a sweep that may still run: from its file if it is complete, or else from its points.
+
+    Args:
+        sweep: the data that its points share.
+        folder: of the sweep.
+        records: of its points, by folder.
 
     Raises:
         ConfigError: a file is damaged.
     """
     if sweep.complete and _is_the_latest(folder):
         return outcomes_of_sweep(folder)
-    return models_in(_collected(sweep.finished_points(folder)))
+    return models_in(_collected(finished_points(records)))
 
 
 def _is_the_latest(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -98,11 +99,6 @@ class Sweep:
 
         return {path: record for path, record in load_all(folder).items() if is_ours(path)}
 
-    def finished_points(self, folder: Path) -> dict[Path, int]:
-        """The folders of the finished points, with the place of each among all records."""
-        records = self.records(folder)
-        return {path: number for number, path in enumerate(records) if records[path].finished}
-
     def all_records(self, folder: Path, *, ended: bool = False) -> dict[Path, Record]:
         """The records of all points, by folder; one without a record failed, unless the sweep is running.
 
@@ -118,6 +114,11 @@ class Sweep:
             return records
         missing = lost[: max(self.points - len(records), 0)]
         return records | {folder / str(n): _lost(n) for n in missing}
+
+
+def finished_points(records: Mapping[Path, Record]) -> dict[Path, int]:
+    """The folders of the finished points of a sweep, with the place of each among all records."""
+    return {path: number for number, path in enumerate(records) if records[path].finished}
 
 
 def _lost(number: int) -> Record:

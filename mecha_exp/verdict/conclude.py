@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from mecha_exp.verdict.paired_tests import FLIPS
 from mecha_exp.verdict.panel import Integers, Panel
 from mecha_exp.verdict.result import Comparison, Cost, Score, Verdict
 from mecha_exp.verdict.scoring import measure
+
+MOST_COMPARED = 1000
+"""How many settings are compared and have intervals. Time and memory grow with each by a bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class _Question:
     seed: int
     dropped: int = 0
 
-    @property
+    @cached_property
     def recipes(self) -> dict[str, str | None]:
         """The recipe of each setting and input."""
         return {candidate.name: candidate.recipe for candidate in (*self.points, *self.inputs)}
@@ -44,6 +48,16 @@ class _Question:
         """The places of the points, without inputs."""
         sweep = {point.name for point in self.points}
         return np.array([i for i, name in enumerate(panel.names) if name in sweep], dtype=np.intp)
+
+    def best_part(self, panel: Panel, chosen: str) -> Panel:
+        """The panel of the chosen point, the best others, `MOST_COMPARED` in all, and the inputs."""
+        places = self.places(panel)
+        if len(places) <= MOST_COMPARED:
+            return panel
+        sign = 1 if self.direction == "minimize" else -1
+        ranked = places[np.argsort(sign * panel.scores[places], kind="stable")]
+        others = ranked[ranked != panel.index(chosen)]
+        return panel.of_settings(np.setdiff1d(np.arange(len(panel.names)), others[MOST_COMPARED - 1 :]))
 
     def base_in(self, panel: Panel) -> int | None:
         """The place of the base; None if it is not there."""
@@ -82,6 +96,7 @@ def conclude(
 ) -> Verdict:
     """Choose the best point on one split, report it on another, and say what the data can tell apart.
 
+    Of more than `MOST_COMPARED` points the best are compared and have intervals; all take part in the choice.
     On the reported split, points that were chosen elsewhere are compared, and Holm's correction is for the
     comparisons that are made. Where points are chosen and compared on the same data, any two could have been
     compared, and the correction is for all pairs. Where there are both kinds, each has half of the 5 %.
@@ -113,6 +128,11 @@ def conclude(
     families = _families(question, data)
     notes += wording.limits(data.selection, question.places(data.selection), direction, data.selected_on)
     notes += wording.limits_of_report(data.reported, data.reported_on, base, separate=data.separate)
+    if (count := len(question.places(data.selection))) > MOST_COMPARED:
+        notes.append(
+            f"The best {MOST_COMPARED:,} of the {count:,} settings are compared with the chosen one and have "
+            "intervals; the correction counts all pairs."
+        )
     scores, comparisons = _measure(question, data, families, notes)
     chosen = _best_of_recipes(question, data.selection)
     rows = [data.reported.index(name) for name in chosen.values() if name in data.reported.names]
@@ -172,16 +192,14 @@ def _panel(question: _Question, split: str, points: Sequence[Candidate], notes: 
 
 def _families(question: _Question, data: _Data) -> list[Family]:
     """The comparisons on the reported split, then those of points without outcomes there."""
-    eligible = question.places(data.selection)
-    best_place, base = data.selection.index(data.chosen), question.base_in(data.selection)
+    eligible, panel = question.places(data.selection), question.best_part(data.selection, data.chosen)
+    points, best_place, base = question.places(panel), panel.index(data.chosen), question.base_in(panel)
     if not data.separate:
         return [
-            selected_family(
-                data.selection, data.selected_on, eligible, eligible, best_place, base, question.dropped
-            )
+            selected_family(panel, data.selected_on, eligible, points, best_place, base, question.dropped)
         ]
     reported = data.reported
-    rest = [place for place in eligible if data.selection.names[place] not in reported.names]
+    rest = np.array([p for p in points if panel.names[p] not in reported.names], dtype=np.intp)
     first = independent_family(
         reported,
         data.reported_on,
@@ -189,10 +207,7 @@ def _families(question: _Question, data: _Data) -> list[Family]:
         reported.index(data.chosen),
         question.base_in(reported),
     )
-    others = np.array(rest, dtype=np.intp)
-    second = selected_family(
-        data.selection, data.selected_on, eligible, others, best_place, base, question.dropped
-    )
+    second = selected_family(panel, data.selected_on, eligible, rest, best_place, base, question.dropped)
     share = 0.5 if len(rest) and len(first.pairs) else 1.0
     return [replace(first, share=share), replace(second, share=share)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -144,6 +144,18 @@ class Panel:
     def index(self, name: str) -> int:
         """The place of a setting."""
         return self.names.index(name)
+
+    def of_settings(self, places: Integers) -> Panel:
+        """The panel of some settings, in the order of their places."""
+        columns = np.concatenate([self.starts[p] + np.arange(len(self.replicates[p])) for p in places])
+        counts = [len(self.replicates[place]) for place in places]
+        return Panel(
+            tuple(self.names[place] for place in places),
+            tuple(self.replicates[place] for place in places),
+            np.concatenate([[0], np.cumsum(counts[:-1])]).astype(np.intp),
+            {name: replace(task, sums=task.sums[:, columns]) for name, task in self.tasks.items()},
+            self.strata,
+        )
 
     def restricted(self, task: str) -> Panel:
         """The panel of one task alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mecha_exp.verdict.candidates import Direction
 from mecha_exp.verdict.intervals import Estimate
@@ -133,8 +134,12 @@ class Verdict:
 
     def score(self, point: str, split: str | None = None) -> Score | None:
         """The score of a setting or an input on a split, `reported_on` by default; None if it has none."""
-        on = split or self.reported_on
-        return next((s for s in self.scores if s.point == point and s.split == on), None)
+        return self._by_place.get((point, split or self.reported_on))
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, str], Score]:
+        """The first score of each point on each split."""
+        return {(score.point, score.split): score for score in reversed(self.scores)}
 
     def against(self, name: str) -> tuple[Comparison, ...]:
         """The comparisons with one setting or input."""

@@ -212,7 +212,7 @@ def test_outcomes_of_a_point_that_was_measured_again_replace_the_collected_ones(
         if outcomes is TWO:
             collect_outcomes({point: 0}, tmp_path / "outcomes.parquet")
 
-    (model,) = outcomes_so_far(sweep, tmp_path)
+    (model,) = outcomes_so_far(sweep, tmp_path, sweep.records(tmp_path))
 
     assert model.by_metric["accuracy"]["validation"].equals(other)
 

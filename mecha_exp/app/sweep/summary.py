@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.markup import escape
@@ -25,8 +26,8 @@ from mecha_exp.report.search.notes import search_notes
 from mecha_exp.report.shapley import shapley_notes
 from mecha_exp.report.verdict import concluded_results, conclusion
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
-from mecha_exp.runs.record import FAILED, FINISHED
-from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking
+from mecha_exp.runs.record import FAILED, FINISHED, Record
+from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking, finished_points
 from mecha_exp.terminal import printable, stdout
 from mecha_exp.tracking import Store
 
@@ -101,7 +102,8 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         stdout.print(results.protocol, markup=False, soft_wrap=True)
     written = write_all(results, sweep.command, folder)
     written += [path for path in map(folder.joinpath, ADAPTIVE_FILES) if path.is_file()]
-    if collect_outcomes(sweep.finished_points(folder), folder / OUTCOMES_FILE):
+    records = sweep.records(folder)
+    if collect_outcomes(finished_points(records), folder / OUTCOMES_FILE):
         written.append(folder / OUTCOMES_FILE)
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
@@ -109,7 +111,7 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         for record in failed:
             reason = printable(_last_line(record.error))
             stdout.print(f"  {escape(record.name)}: {escape(reason)}", soft_wrap=True)
-    for path, record in sweep.records(folder).items():
+    for path, record in records.items():
         if record.model and Path(record.model).is_relative_to(path.absolute()):
             note_results(record, conclusion(results))
     for note in [*factor_notes(results), *shapley_notes(results), *search_notes(results), *results.notes]:
@@ -124,16 +126,16 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         raise TrackingError(sweep.tracking_error)
     if sweep.parent_run:
         store = Store(str(tracking.uri), tracking.experiment)
-        _log_the_rest(sweep, folder, store)
+        _log_the_rest(sweep, records, store)
         close_run(sweep, results, written, store)
     sweep.complete = not failed
     sweep.save(folder)
     return not failed
 
 
-def _log_the_rest(sweep: Sweep, folder: Path, store: Store) -> None:
+def _log_the_rest(sweep: Sweep, records: Mapping[Path, Record], store: Store) -> None:
     """Track the points that are not in this store: they were there before, or it did not answer then."""
-    missing = {path: record for path, record in sweep.records(folder).items() if record.run_id is None}
+    missing = {path: record for path, record in records.items() if record.run_id is None}
     log_runs([EndedRun(path, record, sweep.parent_run) for path, record in missing.items()], store)
 
 

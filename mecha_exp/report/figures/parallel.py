@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _MAX_TICKS = 6
 _MAX_WORDS = 12
 _MAX_AXES = 12
+_MAX_LINES = 1000
 _FOOT = 0.2  # of the height, between the points without a value and the smallest one
 _ON_WHITE = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 
@@ -31,6 +32,7 @@ def parallel_coordinates(results: Results) -> Figure | None:
     keys = [k for k in results.keys if len({s.values[k] for s in ranked}) > 1][:_MAX_AXES]
     if not ranked or len(keys) < 2:
         return None
+    ranked, count = ranked[:_MAX_LINES], len(ranked)
     means = [s.estimate(results.metric).mean for s in ranked]
     scales = [*(_Scale([s.values[key] for s in ranked]) for key in keys), _Scale(means, rounded=True)]
     lines = [
@@ -66,7 +68,8 @@ def parallel_coordinates(results: Results) -> Figure | None:
     title(
         axes,
         results,
-        f"{len(ranked)} settings" + (", means over replicates" if results.has_replicates else ""),
+        (f"{count} settings" if count == len(ranked) else f"the best {len(ranked):,} of {count:,} settings")
+        + (", means over replicates" if results.has_replicates else ""),
     )
     return figure
 

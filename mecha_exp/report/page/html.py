@@ -6,6 +6,7 @@ import base64
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.values import as_text
 
 REPORT_FILE = "report.html"
+MOST_SETTINGS = 1000
+"""Settings in the tables and the interactive figures of a page: browsers open and sort that many at once."""
 _EMBEDDED_BYTES = 1_500_000  # of one figure: pages stay small enough to be mailed
 _ARITHMETIC = ("compute_dtype", "output_dtype")
 
@@ -31,7 +34,8 @@ _ARITHMETIC = ("compute_dtype", "output_dtype")
 def write_report(results: Results, command: Sequence[str], pictures: Sequence[Picture], path: Path) -> None:
     """Write the page: the verdict, the figures, the table, the environment, and how to reproduce it.
 
-    Figures are pictures; where plotly is installed, scripts replace them by interactive ones.
+    Figures are pictures; where plotly is installed, scripts replace them by interactive ones. Of more than
+    `MOST_SETTINGS` settings the page has the best, and says so; `sweep.csv` and `sweep.parquet` have all.
 
     Args:
         results: of the sweep.
@@ -41,7 +45,8 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
     """
     record = next(iter(results.finished), results.records[0]) if results.records else Record("")
     library = plotly_packed()
-    data = page_data(results) if library else None
+    shown = _best_part(results)
+    data = page_data(shown) if library else None
     page = _render(
         results=results,
         data=data,
@@ -49,12 +54,13 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
         notes=[*factor_notes(results), *shapley_notes(results), *search_notes(results), *results.notes],
         command=shlex.join(command),
         points=len(results.records),
-        best=_best_setting(results),
+        best=_best_setting(shown),
         unit=results.unit(results.metric),
         best_input=_best_input(results),
         best_of_each=_table(results.best_of_each) if results.best_of_each is not None else None,
-        all_settings=_table(results),
-        marks=page_footnotes(results),
+        all_settings=_table(shown),
+        left_out=len(results.settings) - len(shown.settings),
+        marks=page_footnotes(shown),
         conclusion=conclusion(results),
         choice=choice(results),
         tasks=task_table(results),
@@ -66,9 +72,18 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
         inputs=_inputs(record),
         environment=_environment(record),
         reproduce=_reproduce(results, command, path.parent),
-        commands=_commands(results),
+        commands=_commands(shown),
     )
     path.write_text(page, encoding="utf-8")
+
+
+def _best_part(results: Results) -> Results:
+    """The results of the settings that the page shows: all, or the best."""
+    if len(results.settings) <= MOST_SETTINGS:
+        return results
+    return replace(
+        results, records=[r for setting in results.ranked[:MOST_SETTINGS] for r in setting.records]
+    )
 
 
 def _render(**values: Any) -> str:
