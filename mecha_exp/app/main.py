@@ -195,6 +195,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
             interrupted = True
         finally:
             bench.measurements.end()
+            bench.flush()
             try:
                 good = summary.finish(sweep, folder, tracking) and reported
             except TrackingError as error:

@@ -23,7 +23,8 @@ from mecha_exp.evaluation.pool import close_pools
 from mecha_exp.evaluation.racing import Dropped
 from mecha_exp.evaluation.scoring import Model, load_state_dict
 from mecha_exp.lab.content_hash import contents_of
-from mecha_exp.lab.store import ResultStore, StoredEvaluation
+from mecha_exp.lab.store import ResultStore
+from mecha_exp.lab.stored import StoredEvaluation
 from mecha_exp.runs.outcomes import WHOLE, MeasuredOutcomes
 from mecha_exp.sources.search import find_model
 from mecha_exp.terminal import MeasuringBars

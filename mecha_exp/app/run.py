@@ -88,6 +88,8 @@ def run_point(
     run.store_failure()
     run.end()
     run.track(tracker)
+    if run.bench and tracker is None:  # by itself, and perhaps in a process of its own
+        run.bench.flush()
     if run.sweep:
         number = int(HydraConfig.get().job.num) + 1
         show_point(run.record, number, run.sweep.points, run.seconds_of_inputs, run.seconds_left(number))

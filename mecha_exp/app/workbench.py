@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -23,11 +23,14 @@ from mecha_exp.app import provenance
 from mecha_exp.app.batch import Merged, Progress, merge_points
 from mecha_exp.app.measurements import Measurements
 from mecha_exp.app.point import Point
+from mecha_exp.checkpoint.remote import is_address
 from mecha_exp.engine import Plan, plan
 from mecha_exp.errors import ConfigError, MergeError, StoreError, did_you_mean
 from mecha_exp.evaluation import Scoring
+from mecha_exp.lab.bucket import open_store
 from mecha_exp.lab.content_hash import content_of, size_of
-from mecha_exp.lab.store import ModelFile, ResultStore, StoredMerge
+from mecha_exp.lab.store import ResultStore
+from mecha_exp.lab.stored import ModelFile, StoredMerge
 from mecha_exp.system.cores import available_cores
 from mecha_exp.terminal import Pace
 
@@ -44,14 +47,14 @@ def workbench(store: str | None, rerun: str) -> Workbench:
         ConfigError: an unknown `rerun`.
         StoreError: the store was written by a newer version.
     """
-    return _workbench(Path(store).absolute() if store else None, rerun)
+    return _workbench(store if not store or is_address(store) else str(Path(store).absolute()), rerun)
 
 
 @functools.cache
-def _workbench(store: Path | None, rerun: str) -> Workbench:
+def _workbench(store: str | None, rerun: str) -> Workbench:
     if rerun not in RERUN:
         raise ConfigError(f"rerun={rerun}: there is no such choice.{did_you_mean(str(rerun), RERUN)}")
-    return Workbench(ResultStore(store) if store else None, rerun)
+    return Workbench(open_store(store) if store else None, rerun)
 
 
 class Workbench:
@@ -152,6 +155,16 @@ class Workbench:
                     yield point, result
                     if isinstance(result, Merged):
                         result.release()
+
+    def fetch(self, points: Iterable[Point]) -> None:
+        """Have what the store knows of signed points at hand, in one go."""
+        if self.store is not None:
+            self.store.fetch(point.digest for point in points)
+
+    def flush(self) -> None:
+        """Wait until the store has everything."""
+        if self.store is not None:
+            self._write(self.store.flush)
 
     def begin(self) -> None:
         """Forget what earlier commands of this process measured: files may have changed since."""

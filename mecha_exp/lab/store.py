@@ -4,130 +4,41 @@ outputs/store/
     store.json                   the format's version
     points/SIGNATURE/
         merge.json               the result of the merge: see `StoredMerge`
-        failure.json             the errors of the last attempts that failed: of the merge, of each evaluation
+        failure.json             the error of the last merge, if it failed
+        failure-KEY.json         the error of the last evaluation by that key, if it failed
         evaluation-KEY.json      the numbers of an evaluator, by what decides them
-        evaluation-KEY.parquet   its outcomes by example, if it has them
-        evaluation-KEY/          its files by name, if it has some
+        evaluation-KEY-HASH.parquet   its outcomes by example, if it has them
+        evaluation-KEY-HASH/     its files by name, if it has some
         .evaluation-KEY.partial  the parts of a measurement that goes on; `clean` deletes those left behind
     inputs/SHA256/
-        evaluation-KEY.json, .parquet     the same of an input, by its content
+        evaluation-KEY.json, ...      the same of an input, by its content
     sweeps/KEY.json              the folder of the sweep with that command
 
-Files are written atomically, and two processes that write one file write the same content; so the store
-survives kills and serves several sweeps at once.
+Many processes and machines may write at once, on any shared folder: nothing is locked. A file appears whole,
+by a rename, and says nothing of files that are not there yet. Outcomes and files have a hash of themselves in
+their names, so two evaluations that differ (on another graphics card) never mix: the last JSON file counts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import StoreError
 from mecha_exp.lab.content_hash import content_is
+from mecha_exp.lab.stored import ModelFile, StoredEvaluation, StoredMerge
 from mecha_exp.system.atomic_write import atomic_write, atomic_write_text
 from mecha_exp.system.write_errors import cause_of, existing_folder
 
 VERSION = 1
-WEIGHTS = "weights/"
-"""The prefix of the names of weight statistics."""
 STORE_FILE = "store.json"
 """The file that marks a folder as a store."""
-_MERGE, _FAILURE = "merge.json", "failure.json"
-
-
-@dataclass(frozen=True)
-class ModelFile:
-    """A merged model on disk.
-
-    Attributes:
-        path: the absolute path.
-        sha256: the hash of its bytes.
-        size: its size in bytes.
-    """
-
-    path: str
-    sha256: str
-    size: int
-
-    def is_intact(self) -> bool:
-        """Whether the file exists and is unchanged."""
-        return content_is(Path(self.path), self.sha256)
-
-
-@dataclass(frozen=True)
-class StoredEvaluation:
-    """What an evaluator measured.
-
-    Attributes:
-        metrics: its numbers by name.
-        outcomes: its outcomes by example, as the content of a Parquet file; None if it has none.
-        files: its files by plain names: contents, or paths in the store.
-    """
-
-    metrics: Mapping[str, float]
-    outcomes: bytes | None = None
-    files: Mapping[str, bytes | Path] = field(default_factory=dict)
-
-    @property
-    def checksum(self) -> str:
-        """A hash of numbers and outcomes by which a damaged file is recognised."""
-        texts = sorted((name, repr(float(value))) for name, value in self.metrics.items())
-        return hashlib.sha256(json.dumps(texts).encode() + b"\0" + (self.outcomes or b"")).hexdigest()
-
-
-@dataclass(frozen=True)
-class StoredMerge:
-    """The result of a merge on disk, without the model itself.
-
-    Attributes:
-        signature: the hash of the point's signature.
-        parts: the content of that hash (`Signature.parts`).
-        names: the inputs' names, in the order of `parts["inputs"]`.
-        metrics: weight statistics, times, bytes.
-        statistics: the weight statistics by block, as CSV; empty if the model was not compared.
-        warnings: the warnings of the merge.
-        tags: the commit, the versions of packages.
-        model: the saved model, if one was saved.
-        folder: the folder of the run that made it.
-        made: the time of the merge, in milliseconds since 1970.
-    """
-
-    signature: str
-    parts: dict[str, Any]
-    names: list[str] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-    statistics: str = ""
-    warnings: list[str] = field(default_factory=list)
-    tags: dict[str, str] = field(default_factory=dict)
-    model: ModelFile | None = None
-    folder: str = ""
-    made: int = 0
-
-    def renamed(self, names: Sequence[str]) -> StoredMerge:
-        """A copy with new names for the inputs, whose files may have been renamed since."""
-        new = dict(zip(self.names, names, strict=True)) if len(self.names) == len(names) else {}
-        if all(old == name for old, name in new.items()):
-            return self
-        rows = list(csv.reader(io.StringIO(self.statistics)))
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([new.get(row[0], row[0]), *row[1:]] for row in rows)
-        metrics = {_renamed(metric, new): value for metric, value in self.metrics.items()}
-        return replace(self, names=list(names), metrics=metrics, statistics=text.getvalue())
-
-
-def _renamed(metric: str, names: Mapping[str, str]) -> str:
-    """Replace the input's name in `weights/distance/NAME`."""
-    if not metric.startswith(WEIGHTS):
-        return metric
-    what, _, name = metric.removeprefix(WEIGHTS).partition("/")
-    return f"{WEIGHTS}{what}/{names.get(name, name)}"
+_MERGE = "merge.json"
 
 
 class ResultStore:
@@ -139,11 +50,12 @@ class ResultStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        self.name = str(folder)
         header = _read(self.folder / STORE_FILE)
         version = header.get("version", VERSION) if isinstance(header, dict) else VERSION
         if version != VERSION:
             raise StoreError(
-                f"the store {folder} was written by a newer mecha_exp (format {version}; this one reads "
+                f"the store {self.name} was written by a newer mecha_exp (format {version}; this one reads "
                 f"{VERSION}). Use that version, or another folder with store=..."
             )
 
@@ -153,6 +65,12 @@ class ResultStore:
             stored = self.get(path.parent.name)
             if stored is not None:
                 yield stored
+
+    def fetch(self, signatures: Iterable[str]) -> None:
+        """Have the results of points at hand, in one go. There is nothing to do in a folder."""
+
+    def flush(self) -> None:
+        """Wait until everything is where others find it. There is nothing to do in a folder."""
 
     def get(self, signature: str) -> StoredMerge | None:
         """The merge with a signature, or None. Does not check the model's file."""
@@ -176,30 +94,25 @@ class ResultStore:
             evaluations: the keys of the evaluations that are asked for: the failure of another one does not
                 count.
         """
-        errors = self.failures(signature)
-        return next((errors[key] for key in ("", *evaluations) if key in errors), None)
+        return next(iter(self.failures(signature, evaluations).values()), None)
 
-    def failures(self, signature: str) -> dict[str, str]:
-        """The errors of a point: by the key of the evaluation that failed, "" for the merge itself."""
-        errors = _read(self._point(signature) / _FAILURE)
-        if not isinstance(errors, dict) or not all(isinstance(error, str) for error in errors.values()):
-            return {}
+    def failures(self, signature: str, evaluations: Iterable[str] = ()) -> dict[str, str]:
+        """The errors of a point: of the merge by the key "", and of these evaluations by theirs."""
+        errors: dict[str, str] = {}
+        for key in ("", *evaluations):
+            stored = _read(self._failure(signature, key))
+            if isinstance(stored, dict) and isinstance(error := stored.get(key), str):
+                errors[key] = error
         return errors
 
     def put_failure(self, signature: str, error: str, evaluation: str = "") -> None:
         """Store that a point failed: its merge, or the evaluation with this key."""
-        self._write(self._point(signature) / _FAILURE, {**self.failures(signature), evaluation: error})
+        self._write(self._failure(signature, evaluation), {evaluation: error})
 
     def clear_failure(self, signature: str, evaluations: Iterable[str] = ()) -> None:
         """Forget that the merge of a point failed, and these evaluations; what else failed is kept."""
-        errors = self.failures(signature)
-        forgotten = {"", *evaluations}
-        if remaining := {key: error for key, error in errors.items() if key not in forgotten}:
-            if remaining != errors:
-                self._write(self._point(signature) / _FAILURE, remaining)
-            return
-        with contextlib.suppress(OSError):
-            (self._point(signature) / _FAILURE).unlink(missing_ok=True)
+        for key in ("", *evaluations):
+            self._remove(self._failure(signature, key))
 
     def evaluation(self, key: str, signature: str = "", *, content: str = "") -> StoredEvaluation | None:
         """What an evaluator measured of a point, or of an input with that content (its SHA-256).
@@ -209,10 +122,11 @@ class ResultStore:
         path = self._evaluation(key, signature, content)
         fields = _read(path)
         try:
-            outcomes = _outcomes_file(path).read_bytes() if fields["outcomes"] else None
+            beside = path.with_name(fields.get("beside", path.stem))
+            outcomes = _outcomes_file(beside).read_bytes() if fields["outcomes"] else None
             metrics = {name: float(value) for name, value in fields["metrics"].items()}
             hashes = fields.get("files", {})
-            files = {name: path.with_suffix("") / name for name in hashes}
+            files = {name: beside / name for name in hashes}
             stored = StoredEvaluation(metrics, outcomes, files)
             intact = all(content_is(file, hashes[name]) for name, file in files.items())
             return stored if intact and stored.checksum == fields["checksum"] else None
@@ -223,20 +137,22 @@ class ResultStore:
         self, key: str, measured: StoredEvaluation, signature: str = "", *, content: str = ""
     ) -> None:
         """Store what an evaluator measured of a point, or of an input."""
-        path = self._evaluation(key, signature, content)
+        path, contents = self._evaluation(key, signature, content), measured.contents()
+        hashes = {name: hashlib.sha256(file).hexdigest() for name, file in contents.items()}
+        version = hashlib.sha256(json.dumps([measured.checksum, hashes]).encode()).hexdigest()[:16]
+        beside = path.with_name(f"{path.stem}-{version}")
+        files = {beside / name: file for name, file in contents.items()}
+        if measured.outcomes is not None:
+            files[_outcomes_file(beside)] = measured.outcomes
         fields = {
             "evaluator": key,
             "metrics": dict(measured.metrics),
             "outcomes": measured.outcomes is not None,
             "checksum": measured.checksum,
+            "beside": beside.name,
+            **({"files": hashes} if hashes else {}),
         }
-        contents = {name: _bytes_of(content) for name, content in measured.files.items()}
-        if contents:
-            fields["files"] = {n: hashlib.sha256(content).hexdigest() for n, content in contents.items()}
-        beside = {path.with_suffix("") / name: content for name, content in contents.items()}
-        if measured.outcomes is not None:
-            beside[_outcomes_file(path)] = measured.outcomes
-        self._write(path, fields, beside)
+        self._write(path, fields, files)
         partial = self.partial(key, signature, content=content)
         for file in partial.parent.glob(f"{partial.name}*"):  # that of lm_eval is named after it
             with contextlib.suppress(OSError):
@@ -249,7 +165,7 @@ class ResultStore:
 
     def sweep_folder(self, key: str) -> Path | None:
         """The folder of the sweep with a command, if it was started before and still exists."""
-        sweep = _read(self.folder / "sweeps" / f"{key}.json")
+        sweep = _read(self._sweeps / f"{key}.json")
         folder = Path(sweep["folder"]) if isinstance(sweep, dict) and "folder" in sweep else None
         if folder is None or not folder.is_dir():
             return None
@@ -257,7 +173,7 @@ class ResultStore:
 
     def put_sweep(self, key: str, folder: Path) -> None:
         """Store the folder of the sweep with a command."""
-        self._write(self.folder / "sweeps" / f"{key}.json", {"folder": str(folder.absolute())})
+        self._write(self._sweeps / f"{key}.json", {"folder": str(folder.absolute())})
 
     def points(self) -> list[Path]:
         """The folder of every point, named by its signature."""
@@ -265,15 +181,29 @@ class ResultStore:
 
     def lost_sweeps(self) -> list[Path]:
         """The files of sweeps whose folders are gone."""
-        files = sorted((self.folder / "sweeps").glob("*.json"))
+        files = sorted(self._sweeps.glob("*.json"))
         return [path for path in files if self.sweep_folder(path.stem) is None]
+
+    @property
+    def _sweeps(self) -> Path:
+        """The folder of what is known of sweeps."""
+        return self.folder / "sweeps"
 
     def _point(self, signature: str) -> Path:
         return self.folder / "points" / signature
 
+    def _failure(self, signature: str, evaluation: str) -> Path:
+        name = f"failure-{_short_hash(evaluation)}.json" if evaluation else "failure.json"
+        return self._point(signature) / name
+
     def _evaluation(self, key: str, signature: str, content: str) -> Path:
         folder = self.folder / "inputs" / content if content else self._point(signature)
-        return folder / f"evaluation-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        return folder / f"evaluation-{_short_hash(key)}.json"
+
+    def _remove(self, path: Path) -> None:
+        """Delete a file; one that cannot be deleted is left."""
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
     def _write(self, path: Path, value: dict[str, Any], beside: Mapping[Path, bytes] | None = None) -> None:
         """Write a JSON file, after the files that it speaks of."""
@@ -289,18 +219,18 @@ class ResultStore:
         except OSError as error:
             cause = cause_of(error, existing_folder(path.absolute())) or error.strerror or str(error)
             raise StoreError(
-                f"the store {self.folder} cannot be written: {cause}. The result is in the run's folder, but "
+                f"the store {self.name} cannot be written: {cause}. The result is in the run's folder, but "
                 "it will be computed again. Another folder is chosen with store=..."
             ) from error
 
 
-def _outcomes_file(path: Path) -> Path:
-    """The file beside an evaluation that holds its outcomes."""
-    return path.with_suffix(".parquet")
+def _outcomes_file(beside: Path) -> Path:
+    """The file that holds the outcomes of an evaluation."""
+    return beside.with_name(f"{beside.name}.parquet")
 
 
-def _bytes_of(content: bytes | Path) -> bytes:
-    return content.read_bytes() if isinstance(content, Path) else content
+def _short_hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def _read(path: Path) -> Any:

@@ -12,6 +12,7 @@ The current folder is never searched.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from importlib import metadata
@@ -35,7 +36,7 @@ def package_folder(package: str) -> Path:
     if not all(part.isidentifier() for part in (first, *rest)):
         raise CheckpointError(f"{package!r} is not the name of a package.")
     if first == _OWN:
-        folder = _below([str(path) for path in sys.modules[_OWN].__path__], rest)
+        folder = _own_folder(tuple(rest))
     else:
         declared = _declared()
         if not any(f"{package}.".startswith(f"{name}.") for name in declared):
@@ -47,6 +48,12 @@ def package_folder(package: str) -> Path:
     if folder is None:
         raise CheckpointError(f"there is no package '{package}'.")
     return folder
+
+
+@functools.cache
+def _own_folder(names: tuple[str, ...]) -> Path | None:
+    """A folder of this package, which each point of a sweep asks for."""
+    return _below([str(path) for path in sys.modules[_OWN].__path__], [*names])
 
 
 def _declared() -> set[str]:

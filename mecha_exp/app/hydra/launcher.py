@@ -7,6 +7,7 @@ return value; there they are measured and tracked.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -27,11 +28,13 @@ from mecha_exp.errors import CheckpointError, ConfigError, MechaError
 from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.plugins import load_plugins
-from mecha_exp.runs.record import Record
+from mecha_exp.runs.record import RUN_FILE, Record
 from mecha_exp.terminal import hashing_bar, progress_bar, stdout
 
 MANY_POINTS = 256
 """The points of a sweep that is not large."""
+POINTS_AT_ONCE = 1024
+"""How many points of a large sweep are in memory at a time, after its first ones."""
 
 Source = TypeVar("Source")
 PointOrError = Point | MechaError
@@ -61,8 +64,9 @@ class OnePassLauncher(Launcher):
         bench = workbench(self._config.store, self._config.rerun)
         jobs = self.jobs(job_overrides, initial_job_idx)
         returned: dict[int, JobReturn] = {}
-        known = 0
-        for part in _parts(jobs, bench, self.first_points):
+        known = looked_at = 0
+        is_new = partial(self._is_new, initial_job_idx)
+        for part in _parts(jobs, bench, self.first_points, is_new):
             waiting = {}
             for number, point in part.items():
                 if isinstance(point, Point) and (record := _finished_record(point, bench)):
@@ -70,7 +74,8 @@ class OnePassLauncher(Launcher):
                     known += 1
                 else:
                     waiting[number] = point
-            if known and max(part) + 1 == len(jobs):
+            looked_at += len(part)
+            if known and looked_at == len(jobs):
                 stdout.print(f"{known} of {len(jobs)} points are there already")
             with Tracker(self._config.tracking) as tracker:
                 returned |= self.complete(jobs, waiting, bench, tracker)
@@ -93,6 +98,10 @@ class OnePassLauncher(Launcher):
         """Run a point with the result of its merge as a job."""
         return self._run(config, partial(self._run_point, point=point, result=result, tracker=tracker))
 
+    def _is_new(self, first: int, place: int) -> bool:
+        """Whether nothing was recorded of a job yet; true where its folder has a name of the user's."""
+        return not Path(str(self._config.hydra.sweep.dir), str(first + place), RUN_FILE).is_file()
+
     def _run(self, config: DictConfig, task: TaskFunction) -> JobReturn:
         returned = run_job(config, task, self._context)
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
@@ -102,23 +111,31 @@ class OnePassLauncher(Launcher):
         return returned
 
 
-def _parts(jobs: Jobs, bench: Workbench, first_points: int | None) -> Iterator[dict[int, PointOrError]]:
-    """Yield the signed points by number: all together, or the first few of many before the others.
+def _parts(
+    jobs: Jobs, bench: Workbench, first_points: int | None, is_new: Callable[[int], bool]
+) -> Iterator[dict[int, PointOrError]]:
+    """Yield the signed points by number: all together, or the first few new ones of many before the others.
 
-    Of a thousand points the first ones are merged and shown while the user still looks. Where points are
-    saved, all of them are needed to see whether there is room.
+    Of a thousand points the first ones are merged and shown while the user still looks, and a sweep that goes
+    on begins with what is missing. Where points are saved, all of them are needed to see whether there is
+    room, and those that race are compared with each other.
     """
 
-    def prepare_all(numbers: range) -> dict[int, PointOrError]:
+    def prepared(numbers: Sequence[int]) -> dict[int, PointOrError]:
         return {number: _attempt(_prepare, config) for number, config in jobs.in_turn(numbers)}
 
-    few = first_points if first_points and len(jobs) > MANY_POINTS else len(jobs)
-    first, others = prepare_all(range(few)), range(few, len(jobs))
+    few: Sequence[int] = range(len(jobs))
+    if first_points and len(jobs) > MANY_POINTS:
+        few = [*itertools.islice(filter(is_new, few), first_points)] or range(first_points)
+    first, others = prepared(few), sorted({*range(len(jobs))} - {*few})
     if any(isinstance(point, Point) and point.output is not None for point in first.values()):
-        first, others = first | prepare_all(others), range(0)
-    yield _sign(first, bench)
-    if others:
-        yield _sign(prepare_all(others), bench)
+        first, others = first | prepared(others), []
+    signed = _sign(first, bench)
+    races = any(isinstance(point, Point) and point.scoring.race for point in signed.values())
+    yield signed
+    step = len(jobs) if races else POINTS_AT_ONCE
+    for start in range(0, len(others), step):
+        yield _sign(prepared(others[start : start + step]), bench)
 
 
 def _sign(points: Mapping[int, PointOrError], bench: Workbench) -> dict[int, PointOrError]:
@@ -187,6 +204,7 @@ def _merge(points: Mapping[int, PointOrError], bench: Workbench) -> Iterator[tup
     """Yield the result of each point, by its number, as soon as it is there; stored results come first."""
     missing: dict[str, tuple[int, Point]] = {}
     repeated: list[tuple[int, Point]] = []
+    bench.fetch(point for point in points.values() if isinstance(point, Point))
     recalled = {number: recall(point, bench) for number, point in points.items()}
     for number, point in points.items():
         if isinstance(point, Point) and isinstance(result := recalled[number], Merged):
