@@ -121,6 +121,7 @@ from .recipe import (
 from .recipe import (
     serialize_and_save as serialize_and_save,
 )
+from .recipe.keys import for_keys as for_keys
 from .recipe.layers import stack_layers as stack_layers
 from .recipe.tokens import align_tokens as align_tokens
 

@@ -286,6 +286,8 @@ def show_plan(
         target = "kept in memory" if isinstance(job.output, dict) else str(job.output)
         dtypes = ", ".join(f"{count} {d}" for d, count in Counter(d for d, _ in layout.values()).items())
         stdout.print(f" output   {len(layout)} keys ({dtypes}): {escape(target)}", soft_wrap=True)
+        if choices := planned.choices(planned.jobs.index(job)):
+            stdout.print(f" keys     {', '.join(f'{count} {name}' for name, count in choices.items())}")
     stdout.print(f" reads    {human_bytes(planned.bytes_read)}")
     for trip in planned.trips:
         names = ", ".join(dict.fromkeys(value.method.identifier for value in trip.values))

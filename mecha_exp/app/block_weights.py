@@ -13,6 +13,7 @@ from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint.folder import open_stored
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import ByKey, Value
+from mecha_exp.graph.literals import SELECT
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, walk
 from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import infos_of
@@ -31,7 +32,7 @@ def block_weights(recipe: Node, files: Iterable[Path]) -> dict[str, dict[str, fl
     values = {
         part: value
         for node in walk(recipe)
-        if isinstance(node, MergeNode)
+        if isinstance(node, MergeNode) and node.method.identifier != SELECT  # whose numbers are of recipes
         for name, child in node.arguments
         if isinstance(child, LiteralNode) and isinstance(child.value, ByKey)
         for part, value in _parts(name, child.value, is_list=node.method.signature[name].interface is list)

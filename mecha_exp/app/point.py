@@ -30,6 +30,7 @@ from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call, models_of
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.signature import Signature, signature_of
 from mecha_exp.publishing.card import Settings, model_card
+from mecha_exp.recipe.keys import main_call
 from mecha_exp.sources.search import find_model, folders_of
 
 SECTIONS = (
@@ -127,7 +128,7 @@ class Point:
     @property
     def parameters(self) -> dict[str, Any]:
         """The parameters for the record: hyperparameters, method, inputs, dtypes."""
-        method = getattr(getattr(self.recipe, "method", None), "identifier", "model")
+        method = getattr(getattr(main_call(self.recipe), "method", None), "identifier", "model")
         return {
             **self.hyperparameters,
             "method": method,

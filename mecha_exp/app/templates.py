@@ -15,6 +15,8 @@ from mecha_exp.mergekit.documents import by_name, load_documents, paths_in
 from mecha_exp.mergekit.recipe import Merge, read_merge
 from mecha_exp.recipe import build_recipe, deserialize_path, parameters_of
 from mecha_exp.recipe.files import fill_from_files, find_recipe
+from mecha_exp.recipe.keys import for_keys
+from mecha_exp.recipe.yaml_reader import KEYS
 
 MERGEKIT = "mergekit"
 """The word of a recipe that is a configuration of mergekit."""
@@ -32,12 +34,14 @@ def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: S
         RecipeError: everything that is wrong with it.
     """
     if _is_of_mergekit(config.get("recipe")):
+        if config.get(KEYS) is not None:
+            raise ConfigError("keys: a configuration of mergekit says itself what each tensor gets: filter.")
         _require_free_names(find_recipe(Path(config["recipe"][MERGEKIT]), folders), reserved)
         return merge_of_mergekit(config, folders).recipe
     recipe = _built(config.get("recipe"), folders)
     names = sorted({parameter.name for parameter in parameters_of(recipe)} - set(reserved))
     given = {name: config[name] for name in names if config.get(name) is not None}
-    return fill_from_files(recipe, given, folders)
+    return for_keys(fill_from_files(recipe, given, folders), config.get(KEYS))
 
 
 def _require_free_names(path: Path, reserved: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from mecha_exp.architectures import DEFAULT_CONVENTION, ModelConfig, StructuralConfig, detect
 from mecha_exp.architectures.keys import HasShape
+from mecha_exp.architectures.stacks import is_stack
 from mecha_exp.errors import ConfigError
 
 _BEFORE = re.compile(
@@ -43,12 +44,12 @@ class Anatomy:
     """The parts of one model.
 
     Attributes:
-        keys: its keys.
+        infos: the shape of each of its keys.
         config: its config.
         convention: the block convention, where projects disagree.
     """
 
-    keys: tuple[str, ...]
+    infos: Mapping[str, HasShape] = field(repr=False)
     config: ModelConfig = field(repr=False)
     convention: str = DEFAULT_CONVENTION
 
@@ -64,7 +65,12 @@ class Anatomy:
         except ConfigError:  # several configs fit
             config = StructuralConfig(model)
         config.blocks(convention)
-        return Anatomy(tuple(model), config, convention)
+        return Anatomy(dict(model), config, convention)
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the model, in its order."""
+        return tuple(self.infos)
 
     @cached_property
     def components(self) -> Mapping[str, str]:
@@ -79,6 +85,11 @@ class Anatomy:
     def block(self, key: str) -> str:
         """The block of a key, or `UNKNOWN`, for the groups of a table."""
         return self.blocks.get(key, UNKNOWN)
+
+    def is_stack(self, key: str) -> bool:
+        """Whether a key holds several experts, one for each place on its first axis."""
+        known = self.config.keys().get(self.config.resolve_alias(key))
+        return bool(is_stack(key, tuple(self.infos[key].shape), known))
 
     def layer(self, key: str) -> tuple[int, int] | None:
         """The index of a key's block in its stack of layers, and the number of layers; None outside."""

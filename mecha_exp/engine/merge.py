@@ -95,6 +95,7 @@ def _joined(groups: Sequence[Sequence[int]], reports: Sequence[MergeReport]) -> 
         sum(report.keys for report in reports),
         sum(report.resumed_keys for report in reports),
         tuple(reports[r].quantisation[place] for _, r, place in places),
+        tuple(reports[r].choices[place] for _, r, place in places),
     )
 
 
@@ -194,4 +195,5 @@ def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
         len(planned.keys),
         len(tally.resumed),
         tuple(error_of(_in_order(planned, tally.errors.get(job, {}))) for job in range(len(planned.jobs))),
+        tuple(map(planned.choices, range(len(planned.jobs)))),
     )

@@ -49,6 +49,7 @@ class MergeReport:
             quantise.
         keys: how many the passes are about.
         resumed_keys: how many of them an interrupted run had finished, so that they were not made again.
+        choices: of each job how many keys each recipe of a choice by key has; see `recipe.keys`.
     """
 
     bytes_read: int
@@ -60,6 +61,7 @@ class MergeReport:
     keys: int = 0
     resumed_keys: int = 0
     quantisation: tuple[QuantisationError | None, ...] = ()
+    choices: tuple[dict[str, int], ...] = ()
 
     @property
     def bytes_per_second(self) -> float:

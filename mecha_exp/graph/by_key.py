@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mecha_exp.errors import RecipeError, did_you_mean, some
 from mecha_exp.graph.curves import Gradient, Preset, is_like_a_preset
+from mecha_exp.graph.kinds import keys_selected, near_kind
 
 if TYPE_CHECKING:
     from mecha_exp.architectures.anatomy import Anatomy
@@ -28,7 +29,7 @@ REGULAR = "re:"
 DEFAULT, PRESET, CONVENTION, BLOCKS, PATTERNS = "default", "preset", "convention", "blocks", "patterns"
 """Names in a mapping that are not selectors."""
 
-_COMPONENT, _BLOCK, _KEYS = 1, 2, 3
+_KIND, _COMPONENT, _BLOCK, _KEYS = 0, 1, 2, 3
 
 
 class NoValueError(RecipeError):
@@ -40,12 +41,12 @@ class ByKey:
     """A value that depends on the key: selectors with a value each, and a default for the rest.
 
     A selector is the name of a component or of a block, a key or the beginning of one (`conv1` is `conv1`
-    and `conv1.*`), a shell pattern of keys, blocks or components (`*.bias`, `IN*`), or a regular expression
-    of keys (`re:attn[12]`).
+    and `conv1.*`), a shell pattern of keys, blocks or components (`*.bias`, `IN*`), a regular expression
+    of keys (`re:attn[12]`), or what the tensors are (`kind:matrix`, `axes:2`; see `kinds`).
 
     Of several selectors that hold a key, one whose keys all lie inside the other's wins. Where they only
-    cross, selectors of keys win over blocks, and blocks over components; two of a kind that cross and
-    disagree are an error.
+    cross, selectors of keys win over blocks, blocks over components, and components over what tensors are;
+    two of one sort that cross and disagree are an error.
 
     Attributes:
         patterns: (selector, value).
@@ -76,9 +77,12 @@ class ByKey:
         return value  # type: ignore[return-value]
 
     def unmatched(self, keys: Iterable[str]) -> list[str]:
-        """A message for each selector that holds none of the keys, as a misspelt one does."""
+        """A message for each selector that holds none of the keys, as a misspelt one does.
+
+        A model need not have all kinds of keys, and a misspelt kind is an error of its own.
+        """
         key_set = set(keys)
-        return [self._explain(s) for s in self._selections if not s.keys & key_set]
+        return [self._explain(s) for s in self._selections if s.rank != _KIND and not s.keys & key_set]
 
     @property
     def values(self) -> list[Value]:
@@ -151,7 +155,8 @@ class ByKey:
         parts = {*anatomy.blocks.values(), *anatomy.components.values()}
         return (
             f"the pattern '{selection.name}' matches none of the {len(anatomy.keys)} keys "
-            f"({some(anatomy.keys, 3)}), no block and no component.{did_you_mean(selection.name, parts)}"
+            f"({some(anatomy.keys, 3)}), no block and no component."
+            f"{near_kind(selection.name) or did_you_mean(selection.name, parts)}"
         )
 
 
@@ -172,6 +177,8 @@ class _Selection:
 
 def _select(name: str, anatomy: Anatomy) -> tuple[frozenset[str], int]:
     """The keys of a selector and its rank: a block or a component of that name, or else keys."""
+    if (of_kind := keys_selected(name, anatomy)) is not None:
+        return of_kind, _KIND
     if name.startswith(REGULAR):
         return frozenset(filter(_regular(name).search, anatomy.keys)), _KEYS
     is_glob = any(c in name for c in "*?[")

@@ -14,6 +14,7 @@ import torch
 
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, ParameterNode, walk
+from mecha_exp.recipe.keys import with_names
 from mecha_exp.recipe.templates import describe as describe_parameter
 
 DEEPEST = 60
@@ -66,6 +67,8 @@ def describe(node: Node) -> str:
     if isinstance(node, LiteralNode):
         return _value(node)
     assert isinstance(node, MergeNode)
+    if (choice := with_names(node)) is not None:
+        return f"{node.method.identifier}  keys={_value(LiteralNode(choice))}"
     values = [f"{name}={_value(value)}" for name, value in node.arguments if isinstance(value, LiteralNode)]
     return "  ".join([node.method.identifier, *values])
 

@@ -2,7 +2,8 @@
 
 A mapping with `method:` is a call, one with `model:` a leaf, one with `mecha:` loads a text recipe, one with
 `parameter:` is a variable. A string where a tensor is expected is a model's path, a list fills a variadic
-parameter, and a mapping of key patterns in the place of a hyperparameter gives its value per key.
+parameter, and a mapping of key patterns in the place of a hyperparameter gives its value per key. A call
+with `keys:` is for these keys, and what the others get stands there, too; see `for_keys`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from mecha_exp.method_api.binding import UNKNOWN
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import resolve_method
+from mecha_exp.recipe.keys import for_keys
 from mecha_exp.recipe.templates import parameter
+
+KEYS = "keys"
+"""The word in a call for the keys that it is for; no merge method has a parameter of that name."""
 
 NODE_WORDS = ("method", "model", "mecha", "parameter")
 
@@ -116,12 +121,19 @@ class _Builder:
         arguments = {
             str(name): self._argument(method, str(name), value, f"{where}.{name}")
             for name, value in config.items()
-            if name != "method"
+            if name not in ("method", KEYS)
         }
         node, problems = method.bind(arguments)
         for problem in problems:
             self._problems.add(f"{where}.{problem}")
-        return node
+        return node if node is None or KEYS not in config else self._for_keys(node, config[KEYS], where)
+
+    def _for_keys(self, node: Node, keys: Any, where: str) -> Node | None:
+        try:
+            return for_keys(node, keys)
+        except RecipeError as error:
+            self._problems.add(f"{where}.{error}")
+            return None
 
     def _argument(self, method: MergeMethod, name: str, value: Any, where: str) -> Any:
         if name not in method.signature.names:

@@ -8,6 +8,11 @@ import pytest
 def weights(folder) -> dict[str, str]:
     """The value of each block in the table of the one run in a folder."""
     (table,) = folder.rglob("block_values.csv")
+    return weights_in(table)
+
+
+def weights_in(table) -> dict[str, str]:
+    """The value of each block in a table."""
     with table.open() as file:
         return {row["block"]: row["value"] for row in csv.DictReader(file)}
 
@@ -54,6 +59,28 @@ def test_a_gradient_is_a_list(app, folder):
     assert outcome.status == 0, outcome.err
     found = {block: float(value) for block, value in weights(folder).items()}
     assert found == pytest.approx({"conv1": 0, "conv2": 0.3, "fc1": 0.6, "fc2": 0.9})
+
+
+def test_a_method_for_some_keys_is_swept_like_a_strength_and_each_block_has_its_table(app, folder):
+    outcome = app("recipe=tsv_m", "keys=matrix,all", "output=none", "-m")
+
+    assert outcome.status == 0, outcome.err
+    [found] = map(weights_in, folder.rglob("block_values.csv"))
+    assert found == {"conv1": "mean", "conv2": "mean", "fc1": "mean tsv_m", "fc2": "mean tsv_m"}
+    assert not list(folder.rglob("block_values.png"))
+
+
+def test_the_plan_counts_the_keys_of_each_policy(app):
+    outcome = app("recipe=tsv_m", "keys={vector: base, convolution: mean, default: merge}", "debug=plan")
+
+    assert " keys     4 base, 2 mean, 2 tsv_m" in outcome.out
+
+
+def test_keys_of_a_kind_that_is_not_one_are_an_error(app):
+    outcome = app("recipe=tsv_m", "keys=matrx", "debug=plan")
+
+    assert outcome.status == 1
+    assert "Did you mean 'kind:matrix'?" in outcome.err
 
 
 def test_the_plan_shows_what_each_block_gets(app):

@@ -244,7 +244,7 @@ def test_a_preset_of_no_name_is_an_error():
 
 def of_config(name: str, convention: str = "sd-mecha") -> Anatomy:
     config = resolve(name)
-    return Anatomy(tuple(config.keys()), config, convention)
+    return Anatomy(config.keys(), config, convention)
 
 
 @pytest.mark.parametrize(("name", "middle"), [("sd1-ldm", 12), ("sdxl-sgm", 9)])

@@ -17,6 +17,7 @@ from mecha_exp.app.words.quoting import shell_word
 from mecha_exp.errors import Problems, did_you_mean, nearest, some
 from mecha_exp.graph.by_key import BLOCKS
 from mecha_exp.graph.curves import PRESETS
+from mecha_exp.recipe.yaml_reader import KEYS
 
 _PER_POINT = {"joblib": "processes", "submitit_local": "processes", "submitit_slurm": "slurm"}
 """What has replaced launchers that ran each point by itself."""
@@ -136,7 +137,7 @@ def check_used(swept: set[str], grid: Grid, problems: Problems) -> None:
         for key in (k for k in keys if "." not in k and (id(point.base), k) not in checked):
             checked.add((id(point.base), key))
             used = used_by(point.config())
-            if key not in used:
+            if key not in (*used, KEYS):
                 names = ", ".join(sorted(used)) or "no hyperparameter"
                 problems.add(
                     f"{key} is swept, but the recipe{recipe_name(point.base)} does not use it, so every "

@@ -13,22 +13,26 @@ import torch
 
 from mecha_exp.architectures import DEFAULT_CONVENTION, StructuralConfig, resolve
 from mecha_exp.architectures.anatomy import Anatomy
-from mecha_exp.checkpoint import TensorInfo, dtype_name, parse_dtype, torch_dtype
+from mecha_exp.checkpoint import dtype_name, parse_dtype, torch_dtype
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
 from mecha_exp.engine.planner.resolution import STATISTICS, layer_views
 from mecha_exp.errors import MechaError
-from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values
+from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values, table
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.peft.config import is_adapter
+from mecha_exp.recipe.keys import with_names
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import Source
 
 _Owner: TypeAlias = "str | tuple[Node, ...]"
 """What values by key belong to: the identifier of a model config, or models."""
+
+MERGED_BY = "merged by"
+"""The name of choices between recipes in tables of values by block."""
 
 INPUT = "input"
 """The name for the dtype that a key has in the first input."""
@@ -147,19 +151,18 @@ class Binder:
         return self._anatomies[owner_and_convention]
 
     def _make_anatomy(self, owner: _Owner, convention: str) -> Anatomy:
+        infos: dict[str, Any] = {}
         if isinstance(owner, str):
             config = resolve(owner)
-            keys = tuple(config.keys())
+            infos |= config.keys()
         else:
-            infos: dict[str, TensorInfo] = {}
             for source in (self._sources[model] for model in owner):
                 for key in source.keys():
                     infos.setdefault(key, source.info(key))
             fits = self._configs.fits_of_keys(infos)
             config = fits[0].config if len(fits) == 1 else StructuralConfig(infos)
-            keys = tuple(infos)
         config.blocks(convention)  # raises for a convention that the config does not have
-        return Anatomy(keys, config, convention)
+        return Anatomy(infos, config, convention)
 
 
 def is_by_key(node: Node) -> bool:
@@ -197,6 +200,7 @@ def effective_values_of(bound: Node) -> dict[str, list[BlockValue]]:
     """The values of each hyperparameter by key of a bound recipe, block by block.
 
     Their names are the method and the argument: `slerp.alpha`; different ones of several calls are numbered.
+    Choices between recipes are named `MERGED_BY`, and have the method or the policy of each block.
     """
     by_name: dict[str, list[BlockValue]] = {}
     for name, value in _named_values(bound):
@@ -210,9 +214,22 @@ def effective_values_of(bound: Node) -> dict[str, list[BlockValue]]:
     return by_name
 
 
+def choices_of(bound: Node) -> dict[str, int]:
+    """How many keys each recipe of a bound choice by key has, by policy or method; empty without a choice."""
+    counts: dict[str, int] = {}
+    for node in walk(bound):
+        if isinstance(node, MergeNode) and (choice := with_names(node)) is not None:
+            for name, keys in table(choice):
+                counts[str(name)] = counts.get(str(name), 0) + len(keys)
+    return counts
+
+
 def _named_values(recipe: Node) -> Iterator[tuple[str, ByKey]]:
     for node in walk(recipe):
         if isinstance(node, MergeNode):
+            if (choice := with_names(node)) is not None:
+                yield MERGED_BY, choice
+                continue
             for name, child in node.named_children:
                 if isinstance(child, LiteralNode) and isinstance(child.value, ByKey):
                     yield f"{node.method.identifier}.{name}", child.value

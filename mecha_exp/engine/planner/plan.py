@@ -19,7 +19,7 @@ from mecha_exp.checkpoint.shards import Layout, is_file_name
 from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
 from mecha_exp.engine.ir.program import Pass, Program
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.planner.by_key import effective_values_of
+from mecha_exp.engine.planner.by_key import choices_of, effective_values_of
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Trip
 from mecha_exp.engine.planner.resolution import ModelView, layer_views
 from mecha_exp.engine.planner.vocabulary import rows_taken
@@ -162,6 +162,10 @@ class Plan:
     def effective_values(self, job: int = 0) -> dict[str, list[BlockValue]]:
         """The effective values of a job's hyperparameters by key, block by block, by `method.argument`."""
         return effective_values_of(self.jobs[job].recipe)
+
+    def choices(self, job: int = 0) -> dict[str, int]:
+        """How many keys each recipe of a choice by key of a job has, by policy or method."""
+        return choices_of(self.jobs[job].recipe)
 
     @property
     def fused(self) -> dict[str, int]:

@@ -1,0 +1,102 @@
+"""The kind of each key of a model: what its tensor is for, told by its name and its shape.
+
+Merge methods are made for some kinds. Selectors of values by key name them: `kind:matrix`, and `axes:2` for
+all tensors of two axes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from mecha_exp.errors import RecipeError, did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from mecha_exp.architectures.anatomy import Anatomy
+
+KINDS = {
+    "matrix": "tensors of two axes that are nothing of what follows: linear layers, attention",
+    "convolution": "tensors of three axes and more that are nothing of what follows",
+    "experts": "stacked matrices of experts, `[experts, rows, columns]`",
+    "embedding": "tables of tokens, positions and classes",
+    "head": "the output layer: `lm_head`, `classifier`, `score`",
+    "text_projection": "CLIP's, which the code of TSV-Merge, Iso-C and WUDI leaves out",
+    "vector": "norms, biases and all else of one axis or none",
+    "running_statistics": "what batch norms have measured",
+}
+"""The kinds of keys and what they are; each key is of one."""
+
+KIND, AXES = "kind:", "axes:"
+"""The prefixes of selectors by kind and by the number of axes."""
+
+_STATISTICS = re.compile(r"running_(mean|var)|moving_(mean|variance)|num_batches_tracked")
+_EMBEDDING = re.compile(
+    r"\w*embed(s|ding|dings|_tokens|_positions)?|tok_embeddings|emb|wte|wpe|shared|"
+    r"relative_attention_bias|relative_position_bias_table|(cls|class|mask|reg|register|dist)_tokens?"
+)
+_HEAD = re.compile(
+    r"((lm|mlm|cls|classification|prediction|seq|score)_)?heads?|classifier|score|qa_outputs|embed_out"
+)
+_OUTPUTS = ("fc", "output", "logits")
+"""Names of output layers where nothing comes before them; inside of layers they are names of matrices."""
+
+
+def kind_of(key: str, axes: int, is_stack: bool) -> str:
+    """The kind of a key; see `KINDS`.
+
+    Args:
+        key: its name.
+        axes: how many its tensor has.
+        is_stack: whether it holds several experts, one for each place on its first axis.
+    """
+    *modules, name = key.removesuffix(".weight").split(".")
+    if _STATISTICS.fullmatch(name):
+        return "running_statistics"
+    if axes < 2 or name == "bias":
+        return "vector"
+    if is_stack:
+        return "experts" if axes > 2 else "vector"
+    if axes < 4 and _EMBEDDING.fullmatch(name):
+        return "embedding"
+    if axes > 2:
+        return "convolution"
+    if "text_projection" in (*modules, name):
+        return "text_projection"
+    is_head = any(map(_HEAD.fullmatch, (*modules, name))) or (not modules and name in _OUTPUTS)
+    return "head" if is_head else "matrix"
+
+
+def keys_selected(selector: str, anatomy: Anatomy) -> frozenset[str] | None:
+    """The keys that `kind:NAME` or `axes:N` selects; None for any other selector.
+
+    Raises:
+        RecipeError: there is no such kind, or N is not a number.
+    """
+    infos = anatomy.infos.items()
+    if selector.startswith(KIND):
+        kind = require_kind(selector.removeprefix(KIND))
+        kinds = ((key, kind_of(key, len(info.shape), anatomy.is_stack(key))) for key, info in infos)
+        return frozenset(key for key, its_kind in kinds if its_kind == kind)
+    if selector.startswith(AXES):
+        number = selector.removeprefix(AXES)
+        if not number.isdecimal():
+            raise RecipeError(f"'{selector}': expected the number of axes, such as 'axes:2'.")
+        return frozenset(key for key, info in infos if len(info.shape) == int(number))
+    return None
+
+
+def require_kind(name: str) -> str:
+    """The name of a kind.
+
+    Raises:
+        RecipeError: there is no kind of that name.
+    """
+    if name not in KINDS:
+        raise RecipeError(f"'{name}' is not a kind of keys: {', '.join(KINDS)}.{did_you_mean(name, KINDS)}")
+    return name
+
+
+def near_kind(name: str) -> str:
+    """A hint for a selector that means a kind; empty if it is not near to one."""
+    near = nearest(name, list(KINDS), cutoff=0.8)
+    return f" Did you mean '{KIND}{near[0]}'?" if near else ""
