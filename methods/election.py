@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from mecha_exp import Node, Parameter, RecipeError, Return, merge_method, reduction, whole_model
+from mecha_exp import Node, Parameter, Return, merge_method, reduction, whole_model
 from mecha_exp.methods.linear import add_merged
-from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Small
+from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Small, Task, check_task
 from mecha_exp.methods.reductions import sum_of_magnitudes
 
 
@@ -115,7 +115,7 @@ def emr_unified(base: Base, *models: Experts, variant: Variant = "paper", scale:
 def emr(
     base: Base,
     *models: Experts,
-    task: Parameter(int, ge=0, help="which of the models is to be restored, from 0") = 0,
+    task: Task = 0,
     variant: Variant = "paper",
     scale: Scale = 1.0,
 ) -> Return(Tensor, "weight"):
@@ -129,8 +129,7 @@ def emr(
     Agrees: the paper's formula (variant=paper), the official code (variant=official).
     Source: EMR-Merging, Huang et al. 2024, arXiv:2405.17461.
     """
-    if task >= len(models):
-        raise RecipeError(f"task: {task} is not one of the {len(models)} models, which count from 0")
+    check_task(task, models)
 
     def merge(deltas: list[Node]) -> Node:
         own = elected_of_task(*deltas, index=task, zero_sum=_zero_sum(variant))

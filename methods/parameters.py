@@ -1,8 +1,10 @@
 """The parameters that many methods share: one meaning and one range each."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from mecha_exp import Parameter
+from mecha_exp import Parameter, RecipeError
 
 Model = Parameter(Tensor)
 Base = Parameter(Tensor, "weight", help="the model that the others were made from")
@@ -31,3 +33,14 @@ Rescale = Parameter(
 VoteBySize = Parameter(bool, help="elect the sign of the sum of the values, not of the sum of the signs")
 Seed = Parameter(int | None, ge=0, help="of the random masks; none is 0")
 RowNorm = Parameter(float, gt=0, help="norms of rows below it count as it")
+Task = Parameter(int, ge=0, help="which of the models is to be restored, from 0")
+
+
+def check_task(task: int, models: Sequence[object]) -> None:
+    """Check that a task is one of the models.
+
+    Raises:
+        RecipeError: it is not.
+    """
+    if task >= len(models):
+        raise RecipeError(f"task: {task} is not one of the {len(models)} models, which count from 0")

@@ -3,11 +3,21 @@
 import torch
 from torch import Tensor
 
-from mecha_exp import Node, Parameter, RecipeError, Return, merge_method
+from mecha_exp import Node, Parameter, Return, merge_method
 from mecha_exp.extensions.merge_methods import is_constant, spread
 from mecha_exp.methods.linear import add_merged, add_scaled, combination, deltas_to, task_arithmetic
 from mecha_exp.methods.outliers import shares
-from mecha_exp.methods.parameters import Base, Delta, Experts, KeptShares, Scale, Small, Weights
+from mecha_exp.methods.parameters import (
+    Base,
+    Delta,
+    Experts,
+    KeptShares,
+    Scale,
+    Small,
+    Task,
+    Weights,
+    check_task,
+)
 from mecha_exp.methods.reductions import model_least_kept, model_squared_norm
 from mecha_exp.methods.ties import TIES, keep_largest, model_surplus_of_signs
 
@@ -41,7 +51,7 @@ def used_by_several(*deltas: Delta, least: Parameter(float), thresholds: Paramet
 def tall_mask(
     base: Base,
     *models: Experts,
-    task: Parameter(int, ge=0, help="which of the models is to be restored, from 0") = 0,
+    task: Task = 0,
     threshold: Threshold = 0.4,
     scale: Scale = 1.0,
 ) -> Return(Tensor, "weight"):
@@ -53,8 +63,7 @@ def tall_mask(
     Agrees: the official code.
     Source: TALL masks, Wang et al. 2024, arXiv:2405.07813.
     """
-    if task >= len(models):
-        raise RecipeError(f"task: {task} is not one of the {len(models)} models, which count from 0")
+    check_task(task, models)
     mask = {"index": task, "threshold": threshold}
     return add_merged(base, models, scale, lambda deltas: used_by(*deltas, **mask))
 

@@ -295,6 +295,70 @@ def test_a_task_of_emr_by_block_has_no_scale_of_its_model():
         m.merge(m.emr(*models, task={"a.*": 0, "default": 1}), options=OPTIONS)
 
 
+def official_own_part(own: Tensor, density: float) -> Tensor:
+    """`svd` of Twin-Merging's authors: the leading singular parts, and tensors of one axis whole."""
+    if density >= 1:
+        return own
+    if density <= 0:
+        return torch.zeros_like(own)
+    if own.ndim < 2:
+        return own
+    u, s, vh = torch.linalg.svd(own.flatten(1), full_matrices=False)
+    rank = int(density * len(s))
+    return (u[:, :rank] @ torch.diag(s[:rank]) @ vh[:rank]).reshape(own.shape)
+
+
+@pytest.mark.parametrize("task", [0, 2])
+@pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 1.0])
+def test_twin_adds_to_what_all_tasks_share_the_leading_parts_of_one_task(task, density):
+    models = drawn(13)
+
+    def formula(deltas: Tensor) -> Tensor:
+        common = 0.3 * deltas.sum(0)
+        return common + official_own_part(deltas[task] - common, density)
+
+    node = m.twin(*models, task=task, density=density, scale=0.7)
+
+    check(node, models, by_key(formula)(task_vectors(models)))
+
+
+def test_twin_with_all_singular_parts_is_the_model_of_the_task():
+    models = drawn(14)
+
+    made = m.merge(m.twin(*models, task=1, density=1.0, shared=0.4), options=OPTIONS)
+
+    for key in SHAPES:
+        torch.testing.assert_close(made[key], models[2][key])
+
+
+def test_twin_without_singular_parts_is_the_shared_expert():
+    models = drawn(15)
+
+    made, expected = (
+        m.merge(node, options=OPTIONS)
+        for node in (
+            m.twin(*models, density=0.0, shared=0.4),
+            m.task_arithmetic(*models, scale=0.4),
+        )
+    )
+
+    for key in SHAPES:
+        torch.testing.assert_close(made[key], expected[key])
+
+
+def test_twin_counts_singular_parts_exactly_where_floats_lose_one():
+    base, expert = torch.zeros(100, 100).double(), torch.arange(1.0, 101.0).diag().double()
+
+    made = m.merge(m.twin({"w": base}, {"w": expert}, density=0.29, shared=0.0), options=OPTIONS)["w"]
+
+    assert int(made.diagonal().ge(0.5).sum()) == 29  # int(0.29 * 100) is 28
+
+
+def test_a_task_of_twin_that_is_not_there_is_an_error():
+    with pytest.raises(m.RecipeError, match="task: 3 is not one of the 3 models, which count from 0"):
+        m.merge(m.twin(*drawn(), task=3))
+
+
 def stitched(vectors: Tensor, density: float, strict: bool) -> Tensor:
     least = vectors.abs().topk(int(density * vectors.shape[1]), dim=1).values[:, -1:]
     masks = vectors.abs() > least if strict else vectors.abs() >= least

@@ -57,6 +57,7 @@ ELSEWHERE = {
     "statistics": "test_merging_with_data",
     "take_layers": "test_layers",
     "take_rows": "test_rows_of_tokens",
+    "twin": "test_method_authors",
     "wise_ft": "test_method_authors",
     "wsm": "test_method_authors",
     "wudi": "test_method_authors",

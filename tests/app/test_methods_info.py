@@ -105,6 +105,7 @@ WHOLE = {
     "truncate_kronecker",
     "truncate_rank",
     "tsv_m",
+    "twin",
     "wudi",
 }
 """All other methods stream."""
