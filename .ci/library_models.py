@@ -88,6 +88,51 @@ def flux(guidance: bool) -> Shapes:
     return shapes_of(FluxTransformer2DModel(guidance_embeds=guidance))
 
 
+TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "flux": ("FluxTransformer2DModel", {"guidance_embeds": True}),
+    "chroma": ("ChromaTransformer2DModel", {}),
+    "sd3.5_large": (
+        "SD3Transformer2DModel",
+        {
+            "num_layers": 38,
+            "num_attention_heads": 38,
+            "caption_projection_dim": 2432,
+            "pos_embed_max_size": 192,
+        }
+        | {"qk_norm": "rms_norm"},
+    ),
+    "sd3.5_medium": (
+        "SD3Transformer2DModel",
+        {
+            "num_layers": 24,
+            "num_attention_heads": 24,
+            "caption_projection_dim": 1536,
+            "pos_embed_max_size": 384,
+        }
+        | {"qk_norm": "rms_norm", "dual_attention_layers": tuple(range(13))},
+    ),
+    "qwen_image": ("QwenImageTransformer2DModel", {}),
+    "wan": ("WanTransformer3DModel", {"image_dim": 1280, "added_kv_proj_dim": 5120, "in_channels": 36}),
+    "hidream": (
+        "HiDreamImageTransformer2DModel",
+        {"patch_size": 2, "in_channels": 16, "out_channels": 16, "caption_channels": [4096, 4096]}
+        | {"llama_layers": [*range(32), *[31] * 16]},
+    ),
+    "lumina2": ("Lumina2Transformer2DModel", {"cap_feat_dim": 2304}),
+    "pixart": ("PixArtTransformer2DModel", {"caption_channels": 4096}),
+    "auraflow": ("AuraFlowTransformer2DModel", {"pos_embed_max_size": 9216}),
+    "hunyuan_video": ("HunyuanVideoTransformer3DModel", {}),
+    "ltx": ("LTXVideoTransformer3DModel", {}),
+}
+"""The class of each diffusion transformer, and its published configuration where that is not the default."""
+
+
+def transformer(name: str) -> Shapes:
+    """A diffusion transformer of its published size."""
+    kind, sizes = TRANSFORMERS[name]
+    return shapes_of(getattr(diffusers, kind)(**sizes))
+
+
 def clip(**sizes: int) -> Shapes:
     """CLIP's text model with its projection; that of ViT-L unless sizes say otherwise."""
     config = transformers.CLIPTextConfig(**{**CLIP_L, **sizes})

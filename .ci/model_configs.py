@@ -14,6 +14,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import library_models as models
@@ -31,35 +32,6 @@ from mecha_exp.architectures.rules import Conversion
 LAYOUTS = Path(__file__).resolve().parent.parent / "model_configs" / "layouts"
 PROJECTION = "text_projection.weight"
 
-FLUX = {
-    "time_text_embed.{timestep,text}_embedder.linear_{1,2}.*": "{time,vector}_in.{in,out}_layer.*",
-    "context_embedder.*": "txt_in.*",
-    "x_embedder.*": "img_in.*",
-    "transformer_blocks.{0..18}.norm1{,_context}.linear.*": "double_blocks.{0..18}.{img,txt}_mod.lin.*",
-    "transformer_blocks.{0..18}.attn.norm_{,added_}{q,k}.weight": (
-        "double_blocks.{0..18}.{img,txt}_attn.norm.{query,key}_norm.scale"
-    ),
-    "transformer_blocks.{0..18}.attn.to_{q+k+v}.{weight,bias}": (
-        "double_blocks.{0..18}.img_attn.qkv.{weight,bias}"
-    ),
-    "transformer_blocks.{0..18}.attn.add_{q+k+v}_proj.{weight,bias}": (
-        "double_blocks.{0..18}.txt_attn.qkv.{weight,bias}"
-    ),
-    "transformer_blocks.{0..18}.attn.{to_out.0,to_add_out}.*": "double_blocks.{0..18}.{img,txt}_attn.proj.*",
-    "transformer_blocks.{0..18}.ff{,_context}.net.{0.proj,2}.*": (
-        "double_blocks.{0..18}.{img,txt}_mlp.{0,2}.*"
-    ),
-    "single_transformer_blocks.{0..37}.norm.linear.*": "single_blocks.{0..37}.modulation.lin.*",
-    "single_transformer_blocks.{0..37}.attn.norm_{q,k}.weight": (
-        "single_blocks.{0..37}.norm.{query,key}_norm.scale"
-    ),
-    "single_transformer_blocks.{0..37}.{attn.to_q+attn.to_k+attn.to_v+proj_mlp}.{weight,bias}": (
-        "single_blocks.{0..37}.linear1.{weight,bias}"
-    ),
-    "single_transformer_blocks.{0..37}.proj_out.*": "single_blocks.{0..37}.linear2.*",
-    "norm_out.linear.*": "final_layer.adaLN_modulation.1.*",
-    "proj_out.*": "final_layer.linear.*",
-}
 SD3 = {
     "pos_embed.pos_embed": "pos_embed",
     "pos_embed.proj.*": "x_embedder.proj.*",
@@ -180,7 +152,7 @@ def renamed(
     made: Shapes = {}
     links = conversion.links(shapes, sizes or {})
     for link in links:
-        rows, *columns = shapes[link.here][::-1] if link.transposed else shapes[link.here]
+        rows, *columns = shapes[link.here][::-1] if link.way.transposed else shapes[link.here]
         made[link.there] = (made[link.there][0] + rows if link.there in made else rows, *columns)
     if {link.here for link in links} != shapes.keys():
         raise ValueError(f"no rule for {sorted(shapes.keys() - {link.here for link in links})[:5]}")
@@ -207,6 +179,15 @@ def clip_openclip() -> Shapes:
     return renamed(shapes, conversions()["clip_hf"]["clip_openclip"], {"layers": 32})
 
 
+def single_file(name: str) -> Shapes:
+    """A transformer by the names of its authors, which follow from those of diffusers by rules."""
+    sizes = find_layout(f"{name}_diffusers").sizes
+    shapes = renamed(models.transformer(name), conversions()[f"{name}_diffusers"][name], sizes)
+    return {
+        key: shape for key, shape in shapes.items() if name != "flux" or not key.startswith("guidance_in.")
+    }
+
+
 def by_rules(make: Callable[[], Shapes], here: str, there: str) -> Callable[[], Shapes]:
     """A layout that follows from another by the conversion's rules."""
     return lambda: renamed(make(), conversions()[here][there])
@@ -221,12 +202,17 @@ GENERATED: dict[str, Callable[[], Shapes]] = {
     "vae_ldm": vae_ldm,
     "vae16_ldm": lambda: vae_ldm(16, quantised=False),
     "mmdit_sd3": lambda: renamed(models.sd3(), SD3),
-    "flux": lambda: renamed(models.flux(guidance=False), FLUX),
 }
 CHECKED: dict[str, Callable[[], Shapes]] = {
     "clip_hf": clip_hf,
     "clip_openclip": clip_openclip,
     "t5": models.t5,
+    **{f"{name}_diffusers": partial(models.transformer, name) for name in models.TRANSFORMERS},
+    **{
+        name: partial(single_file, name)
+        for name in models.TRANSFORMERS
+        if f"{name}_diffusers" in conversions()
+    },
 }
 
 

@@ -14,22 +14,7 @@ REST = "*"
 Rules = tuple[tuple[Pattern, Pattern], ...]
 
 _STACKED = re.compile(r"\{([^{}+,]+(?:\+[^{}+,]+)+)\}")
-_TRANSPOSED = "^T"
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A tensor of one layout, as a tensor of another or as the `index`-th of its `of` equal ranges of rows.
-
-    Attributes:
-        transposed: whether rows and columns change places.
-    """
-
-    here: str
-    there: str
-    index: int = 0
-    of: int = 1
-    transposed: bool = False
+_TRANSPOSED, _SWAPPED = "^T", "^S"
 
 
 class Renaming:
@@ -59,11 +44,32 @@ class Renaming:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The change of a tensor that a conversion makes besides its name."""
+    """The change of a tensor that a conversion makes besides its name.
+
+    Attributes:
+        index, count, of: `count` of the `of` equal ranges of rows, from the `index`-th on.
+        transposed: whether rows and columns change places.
+        swapped: whether the two halves of the rows change places.
+    """
 
     index: int = 0
     of: int = 1
+    count: int = 1
     transposed: bool = False
+    swapped: bool = False
+
+
+SAME = Way()
+"""No change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A tensor of one layout, as a tensor of another or as some of its rows, by a way."""
+
+    here: str
+    there: str
+    way: Way
 
 
 @dataclass(frozen=True)
@@ -85,17 +91,18 @@ class Conversion:
         """A link for each name and each rule that matches it."""
         renamings = [(way, Renaming(rules, sizes)) for way, rules in self.rules.items()]
         renamed = ((name, way, rename(name)) for name in names for way, rename in renamings)
-        return [
-            Link(name, other, way.index, way.of, way.transposed)
-            for name, way, other in renamed
-            if other is not None
-        ]
+        return [Link(name, other, way) for name, way, other in renamed if other is not None]
 
 
 def _ways(left: str, right: str) -> Iterator[tuple[Way, tuple[Pattern, Pattern]]]:
-    there = Pattern.parse(right.removesuffix(_TRANSPOSED))
+    """Each way of a rule, with the names here and there; `{q+k+v+mlp*4}` are four tensors of seven ranges."""
+    there = Pattern.parse(right.removesuffix(_TRANSPOSED).removesuffix(_SWAPPED))
     stacked = _STACKED.search(left)
-    parts = stacked[1].split("+") if stacked else [""]
-    for i, part in enumerate(parts):
+    parts = [part.partition("*") for part in stacked[1].split("+")] if stacked else [("", "", "")]
+    counts = [int(count or 1) for _, _, count in parts]
+    for i, (part, _, _) in enumerate(parts):
         here = left[: stacked.start()] + part + left[stacked.end() :] if stacked else left
-        yield Way(i, len(parts), right.endswith(_TRANSPOSED)), (Pattern.parse(here), there)
+        way = Way(
+            sum(counts[:i]), sum(counts), counts[i], right.endswith(_TRANSPOSED), right.endswith(_SWAPPED)
+        )
+        yield way, (Pattern.parse(here), there)

@@ -1,7 +1,7 @@
 """Conversions from one model config to another as tables: each key of the target is a view of source keys.
 
-A view renames a tensor, adds or drops trailing dimensions of size one, takes a range of rows, transposes, or
-stacks several tensors along the rows. Nothing is computed, so it is exact, and it streams.
+A view renames a tensor, adds or drops trailing dimensions of size one, takes a range of rows, exchanges their
+halves, transposes, or stacks several tensors along the rows. Nothing is computed, so it is exact, and it streams.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import torch
 
 from mecha_exp.architectures.components import Component, names_of
 from mecha_exp.architectures.config import DEFAULT_CONVENTION, ModelConfig
+from mecha_exp.architectures.keys import KeyInfo
+from mecha_exp.architectures.library.detection import sized_for
 from mecha_exp.architectures.library.registry import get_all, resolve
 from mecha_exp.architectures.lora import AdapterConfig
-from mecha_exp.architectures.rules import Link
+from mecha_exp.architectures.rules import SAME, Link, Way
 from mecha_exp.errors import CheckpointError, ConfigError, some
 
 Shape = tuple[int, ...]
@@ -30,16 +32,22 @@ class View:
 
     Attributes:
         sources: the keys of the tensors, stacked along the rows; usually one.
-        index, of: the `index`-th of `of` equal ranges of the rows of a single source.
-        transposed: whether rows and columns are exchanged.
+        way: the rows that are taken of a single source, and whether they change places.
         ndim: the number of dimensions: trailing ones are added or dropped. None: that of the source.
     """
 
     sources: tuple[str, ...]
-    index: int = 0
-    of: int = 1
-    transposed: bool = False
+    way: Way = SAME
     ndim: int | None = None
+
+    @property
+    def transposed(self) -> bool:
+        """Whether rows and columns are exchanged."""
+        return self.way.transposed
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """The rows of each source, in order: `count` of `of` equal ranges from the `index`-th on."""
+        return [(1, 1, 2), (0, 1, 2)] if self.way.swapped else [(self.way.index, self.way.count, self.way.of)]
 
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """The shape of the view, from its sources' shapes; CheckpointError where they do not fit."""
@@ -49,11 +57,12 @@ class View:
             raise CheckpointError(f"these do not fit below each other: {listed}.")
         if self.transposed and len(first) != 2:
             raise CheckpointError(f"{self.sources[0]} is to be transposed and has the shape {list(first)}.")
-        if self.of > 1 and (not first or first[0] % self.of):
+        of = 2 if self.way.swapped else self.way.of
+        if of > 1 and (not first or first[0] % of):
             raise CheckpointError(
-                f"{self.sources[0]} of shape {list(first)} does not split into {self.of} equal parts."
+                f"{self.sources[0]} of shape {list(first)} does not split into {of} equal parts."
             )
-        rows = sum(shape[0] for shape in (first, *rest)) // self.of if first else 0
+        rows = sum(shape[0] for shape in (first, *rest)) * self.way.count // self.way.of if first else 0
         shape = first[::-1] if self.transposed else (rows, *first[1:]) if first else first
         return self._with_ndim(shape)
 
@@ -120,6 +129,9 @@ def _views(source: ModelConfig, target: ModelConfig, convention: str) -> Views:
         raise _NoConversion("a LoRA is a difference to a model, computed when it is merged: see docs/lora.md")
     if [part.name for part in source.parts] == [BLOCKS]:
         return _views_of_blocks(source, target, convention)
+    target = target.with_sizes(
+        {name: source.sizes[name] for name in target.sizes.keys() & source.sizes.keys()}
+    )
     ours = {part.name: part for part in source.parts}
     shared = [(ours[part.name], part) for part in target.parts if part.name in ours]
     by_key: dict[str, View] = {}
@@ -159,16 +171,11 @@ def _views_of_part(
             stacks.setdefault(theirs[link.there], []).append(link)
     by_key: dict[str, View] = {}
     for key, links in stacks.items():
-        links.sort(key=lambda link: link.index)
-        first = links[0]
-        whole = len(links) == first.of and first.of > 1  # all of its parts, one below the other
-        by_key[key] = View(
-            tuple(ours[link.here] for link in links),
-            index=0 if whole else first.index,
-            of=1 if whole else first.of,
-            transposed=first.transposed,
-            ndim=len(infos[key].shape),
-        )
+        links.sort(key=lambda link: link.way.index)
+        way = links[0].way
+        if len(links) > 1 and sum(link.way.count for link in links) == way.of:
+            way = SAME  # all of its parts, one below the other
+        by_key[key] = View(tuple(ours[link.here] for link in links), way, len(infos[key].shape))
     return by_key
 
 
@@ -182,7 +189,7 @@ def _links(
 ) -> list[Link]:
     """Links from names here to names there; rules are written for one direction and hold for both."""
     if here.layout is there.layout:
-        return [Link(name, name) for name in ours]
+        return [Link(name, name, SAME) for name in ours]
     one, other = here.layout, there.layout
     if one is not None and other is not None and other.name in one.conversions:
         return one.conversions[other.name].links(ours, here.all_sizes(source.sizes))
@@ -193,11 +200,13 @@ def _links(
 
 
 def _check_shapes(source: ModelConfig, target: ModelConfig, by_key: Mapping[str, View]) -> None:
-    if source.sizes or target.sizes:
-        return  # families: the sizes are the file's
-    shapes = {key: info.shape for key, info in source.keys().items()}
-    for key, view in by_key.items():
-        shape, expected = view.shape(shapes), target.keys()[key].shape
+    """Check that the views have the target's shapes; of a family those that follow from the source's."""
+    known = {key: info.shape for key, info in source.keys().items()}
+    shapes = {key: view.shape(known) for key, view in by_key.items()}
+    if target.sizes:
+        target = sized_for({key: KeyInfo(shape, "") for key, shape in shapes.items()}, target)
+    for key, shape in shapes.items():
+        expected = target.keys()[key].shape
         if shape != expected:
             raise _NoConversion(
                 f"their {target.component_of(key)} differ, as in {key}: {list(shape)} in the one and "
@@ -221,8 +230,11 @@ def viewed(view: View, values: Sequence[Any]) -> Any:
     if not isinstance(values[0], torch.Tensor):
         return values[0]
     joined = values[0] if len(values) == 1 else torch.cat(list(values))
-    if view.of > 1:
-        joined = joined.chunk(view.of)[view.index]
+    if view.way.swapped:
+        joined = torch.cat(joined.chunk(2)[::-1])
+    if view.way.of > 1:
+        rows = joined.shape[0] // view.way.of
+        joined = joined[view.way.index * rows : (view.way.index + view.way.count) * rows]
     if view.transposed:
         joined = joined.T
     shapes = {key: tuple(value.shape) for key, value in zip(view.sources, values, strict=True)}

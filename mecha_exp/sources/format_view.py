@@ -85,8 +85,9 @@ class ConvertedSource(SourceView):
         """Yield the ranges that make up a key: a key of the original, the first byte in it, and the size."""
         view = self._views[key]
         for source in view.sources:
-            size = self._original.info(source).nbytes // view.of
-            yield source, view.index * size, size
+            for index, count, of in view.ranges():
+                size = self._original.info(source).nbytes // of
+                yield source, index * size, count * size
 
     def _transpose(self, source: str) -> torch.Tensor:
         if source not in self._transposed:
@@ -134,7 +135,7 @@ def _available(original: Source, by_key: Mapping[str, View]) -> dict[str, View]:
         elif len(lacking) < len(view.sources):
             problems.add(f"{original.name}: {some(lacking)} is missing, of which {key} would be made.")
     problems.raise_as(CheckpointError)
-    return dict(sorted(available.items(), key=lambda item: (position[item[1].sources[0]], item[1].index)))
+    return dict(sorted(available.items(), key=lambda item: (position[item[1].sources[0]], item[1].way.index)))
 
 
 def _infos(original: Source, by_key: Mapping[str, View]) -> dict[str, TensorInfo]:
@@ -150,7 +151,9 @@ def _infos(original: Source, by_key: Mapping[str, View]) -> dict[str, TensorInfo
         except CheckpointError as error:
             problems.add(f"{original.name}: {key}: {error}")
             continue
-        nbytes = sum(info.nbytes for info in sources) // view.of
-        infos[key] = TensorInfo(sources[0].dtype, shape, sources[0].offset + view.index * nbytes, nbytes)
+        way, size = view.way, sum(info.nbytes for info in sources) // view.way.of
+        infos[key] = TensorInfo(
+            sources[0].dtype, shape, sources[0].offset + way.index * size, way.count * size
+        )
     problems.raise_as(CheckpointError)
     return infos

@@ -186,16 +186,16 @@ def sized_for(keys: Keys, config: ModelConfig) -> ModelConfig:
 def _find_sizes(keys: Keys, config: ModelConfig) -> dict[str, int]:
     """The sizes that a file implies: from its shapes, and from its numbers of layers."""
     sizes: dict[str, int] = {}
-    patterns = ((part, pattern) for part in config.parts for pattern in part.keys) if config.sizes else ()
+    patterns = ((part, pattern) for part in config.parts for pattern in part.patterns) if config.sizes else ()
     for part, pattern in patterns:
         first = first_in(keys, part.names_of_first(pattern)) or _any_layer(keys, config, sizes, part, pattern)
         if first is None or len(keys[first].shape) != len(pattern.shape):
             continue
         for name, size in zip(pattern.shape, keys[first].shape, strict=True):
-            if isinstance(name, str):
+            if isinstance(name, str) and name not in part.sizes:
                 sizes.setdefault(name, size)
         open_range = next((p for p in pattern.names.pieces if isinstance(p, Range) and p.size), None)
-        if open_range and open_range.size not in sizes:
+        if open_range and open_range.size not in {**sizes, **part.sizes}:
             sizes[str(open_range.size)] = _length(keys, pattern, open_range, first) + open_range.last
     return {name: size for name, size in sizes.items() if name in config.sizes}
 

@@ -56,7 +56,8 @@ def resolve(identifier: str) -> ModelConfig:
     """
     known = {**_builtin(), **_REGISTERED}
     formats = [name for name in known if name.partition("-")[0] == identifier]
-    name = formats[0] if len(formats) == 1 else identifier
+    own = f"{identifier}-{identifier}"  # `flux` is `flux-flux`, whatever other formats there are
+    name = formats[0] if len(formats) == 1 else own if own in known else identifier
     if name in _REGISTERED:
         return _REGISTERED[name]
     if name in _builtin():

@@ -87,14 +87,30 @@ class _Reader(FieldReader):
         readers: Readers = {
             "identifier": self._identifier,
             "sizes": self._define_sizes,
+            "family": self.text,
             "components": self._components,
         }
         fields = self.fields(content, "", readers, required=("identifier", "components"))
-        for size in fields.get("sizes", ()):
+        if "family" in fields:
+            fields["sizes"] = {
+                **fields.get("sizes", {}),
+                **self._sizes_of(fields["family"], fields["components"]),
+            }
+        for size in content.get("sizes", ()) if isinstance(content, Mapping) else ():
             if size not in self._used:
                 self.wrong(f"sizes.{size}", "no shape and no range uses it")
         self.problems.raise_as(ConfigError)
         return ModelConfig(fields["identifier"], fields["components"], fields.get("sizes"))
+
+    def _sizes_of(self, name: str, parts: Iterable[Component]) -> Mapping[str, int]:
+        """The sizes of the layout of a component, which make the config a family."""
+        layouts = {part.name: part.layout for part in parts if part.layout is not None and part.layout.sizes}
+        if name not in layouts:
+            self.wrong(
+                "family", f"{name!r} is not a component whose layout has sizes", did_you_mean(name, layouts)
+            )
+            return {}
+        return layouts[name].sizes
 
     def adapter(self, content: Any, configs: FindConfig) -> AdapterConfig:
         """The config of LoRA files, or one ConfigError with every mistake."""
