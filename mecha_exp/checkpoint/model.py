@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, torch_dtype
-from mecha_exp.checkpoint.positional import FileRegion, ReadableFile, byte_view, file_changed
+from mecha_exp.checkpoint.positional import FileRegion, ReadableFile, adjacent, byte_view, file_changed
 from mecha_exp.checkpoint.remote.stand_in import address_of
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
 from mecha_exp.checkpoint.safetensors.reader import Checkpoint
@@ -50,6 +52,14 @@ class StateDictSource(ABC):
     @abstractmethod
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes of a key from `start` on."""
+
+    def read_together(self, keys: Sequence[str], view: memoryview) -> None:
+        """Fill `view` with all bytes of several keys, one after another."""
+        begin = 0
+        for key in keys:
+            end = begin + self.info(key).nbytes
+            self.read_bytes_into(key, 0, view[begin:end])
+            begin = end
 
     def region(self, key: str) -> FileRegion | None:
         """The place of a key's bytes in a file; None where no file holds them unchanged."""
@@ -126,6 +136,13 @@ class SafetensorsModel(StateDictSource):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         self._file.read_bytes_into(self.info(key).offset + start, view)
 
+    def read_together(self, keys: Sequence[str], view: memoryview) -> None:
+        infos = map(self.info, keys)
+        begin = 0
+        for offset, nbytes in adjacent((info.offset, info.nbytes) for info in infos):
+            self._file.read_bytes_into(offset, view[begin : begin + nbytes])
+            begin += nbytes
+
     def region(self, key: str) -> FileRegion | None:
         return self._file.region(self.info(key).offset)
 
@@ -181,6 +198,14 @@ class JoinedModel(StateDictSource):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         model, inner = self._origin(key)
         model.read_bytes_into(inner, start, view)
+
+    def read_together(self, keys: Sequence[str], view: memoryview) -> None:
+        begin = 0
+        for model, origins in groupby(map(self._origin, keys), key=itemgetter(0)):
+            inner = [key for _, key in origins]
+            end = begin + sum(model.info(key).nbytes for key in inner)
+            model.read_together(inner, view[begin:end])
+            begin = end
 
     def region(self, key: str) -> FileRegion | None:
         model, inner = self._origin(key)

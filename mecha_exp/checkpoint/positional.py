@@ -4,7 +4,7 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -171,6 +171,19 @@ class PositionalFile:
         with self._lock:
             os.lseek(self.descriptor, offset, os.SEEK_SET)
             return self._raw.write(view) or 0
+
+
+def adjacent(extents: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield extents (first byte, bytes) with those joined that follow each other without a gap."""
+    begin = size = 0
+    for start, nbytes in extents:
+        if size and start != begin + size:
+            yield begin, size
+            size = 0
+        begin = begin if size else start
+        size += nbytes
+    if size:
+        yield begin, size
 
 
 def require_little_endian() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -31,6 +32,9 @@ class Sink(Protocol):
     def write_bytes(self, key: str, start: int, data: memoryview) -> None:
         """Bytes from `start` on of a key."""
 
+    def write_together(self, counts: Mapping[str, int], values: torch.Tensor) -> None:
+        """All elements of several keys, one after another; `counts` has how many each has."""
+
     def writing_at(self, key: str) -> AbstractContextManager[FileRegion | None]:
         """Where the bytes of a key lie, for machine code that writes them meanwhile; None where it cannot."""
 
@@ -39,6 +43,9 @@ class Sink(Protocol):
 
     def finish(self, key: str, note: Note) -> None:
         """All of a key has been written; the note is kept with it."""
+
+    def finish_together(self, notes: Mapping[str, Note]) -> None:
+        """All of several keys has been written; their notes are kept with them."""
 
     def commit(self) -> object:
         """All has been written: make the result appear."""
@@ -50,8 +57,22 @@ class Sink(Protocol):
         """Leave what a later run can go on with."""
 
 
-class _Placeless:
+class _Placeless(ABC):
     """A sink without a file."""
+
+    @abstractmethod
+    def write(self, key: str, start: int, values: torch.Tensor) -> None: ...
+
+    @abstractmethod
+    def finish(self, key: str, note: Note) -> None: ...
+
+    def write_together(self, counts: Mapping[str, int], values: torch.Tensor) -> None:
+        for key, part in zip(counts, values.split(list(counts.values())), strict=True):
+            self.write(key, 0, part)
+
+    def finish_together(self, notes: Mapping[str, Note]) -> None:
+        for key, note in notes.items():
+            self.finish(key, note)
 
     def writing_at(self, key: str) -> AbstractContextManager[None]:
         return nullcontext()

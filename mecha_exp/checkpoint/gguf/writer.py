@@ -94,6 +94,10 @@ class GgufWriter(CheckpointWriter):
         values = torch.frombuffer(bytearray(view), dtype=torch.float32)
         self.write(key, byte_start // values.element_size(), values)
 
+    def write_together(self, counts: Mapping[str, int], values: torch.Tensor) -> None:
+        for key, part in zip(counts, values.split(list(counts.values())), strict=True):
+            self.write(key, 0, part)
+
     @contextmanager
     def writing_at(self, key: str) -> Iterator[FileRegion | None]:
         if key in self._codes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -59,6 +60,15 @@ class ShardWriters:
         writer, inner = self._writer_of[key]
         writer.write_bytes(inner, start, data)
 
+    def write_together(self, counts: Mapping[str, int], values: torch.Tensor) -> None:
+        """Put all values of several keys, as `CheckpointWriter.write_together` does."""
+        begin = 0
+        for writer, inner in self._by_writer(counts):
+            own = {name: counts[key] for key, name in inner.items()}
+            end = begin + sum(own.values())
+            writer.write_together(own, values[begin:end])
+            begin = end
+
     def writing_at(self, key: str) -> AbstractContextManager[FileRegion | None]:
         """The place of a key's bytes, as `CheckpointWriter.writing_at` yields it."""
         writer, inner = self._writer_of[key]
@@ -73,6 +83,16 @@ class ShardWriters:
         """Record that all of a key was written."""
         writer, inner = self._writer_of[key]
         writer.finish(inner, note)
+
+    def finish_together(self, notes: Mapping[str, Note]) -> None:
+        """Record that all of several keys was written."""
+        for writer, inner in self._by_writer(notes):
+            writer.finish_together({name: notes[key] for key, name in inner.items()})
+
+    def _by_writer(self, keys: Iterable[str]) -> Iterator[tuple[CheckpointWriter, dict[str, str]]]:
+        """Keys that follow each other in one file: its writer, and each key with its name there."""
+        for writer, group in groupby(keys, key=lambda key: self._writer_of[key][0]):
+            yield writer, {key: self._writer_of[key][1] for key in group}
 
     def commit(self) -> object:
         """Leave all shards complete, on the disk and under their hidden names."""

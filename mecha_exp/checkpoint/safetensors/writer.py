@@ -11,7 +11,13 @@ from typing import NamedTuple
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
-from mecha_exp.checkpoint.positional import FileRegion, PositionalFile, byte_view, require_little_endian
+from mecha_exp.checkpoint.positional import (
+    FileRegion,
+    PositionalFile,
+    adjacent,
+    byte_view,
+    require_little_endian,
+)
 from mecha_exp.checkpoint.safetensors.header import encode_header
 from mecha_exp.checkpoint.transaction.journal import Finished, Journal, Note, read_journal
 from mecha_exp.checkpoint.transaction.lock import TargetLock
@@ -136,6 +142,24 @@ class CheckpointWriter:
             file.write(self._offsets[key] + byte_start, view)
         self.advance(key, len(view))
 
+    def write_together(self, counts: Mapping[str, int], values: torch.Tensor) -> None:
+        """Put all values of several keys of one dtype, one after another; `counts` has how many each has."""
+        dtypes = {self._tensors[key][0] for key in counts}
+        plain = all(number_format(dtype).torch is values.dtype for dtype in dtypes)
+        if not plain or any(self._sizes[key] != n * values.itemsize for key, n in counts.items()):
+            raise CheckpointError(f"{self.path}: {some(counts)} are not {len(values):,} of {values.dtype}.")
+        if not self.finished.keys().isdisjoint(counts):
+            for key, part in zip(counts, values.split(list(counts.values())), strict=True):
+                self.write(key, 0, part)
+            return
+        view, begin = byte_view(values.contiguous()), 0
+        with self._explained(), self._in_use() as file:
+            for offset, nbytes in adjacent((self._offsets[key], self._sizes[key]) for key in counts):
+                file.write(offset, view[begin : begin + nbytes])
+                begin += nbytes
+        with self._changed:
+            self._written.update((key, self._sizes[key]) for key in counts)
+
     @contextlib.contextmanager
     def writing_at(self, key: str) -> Iterator[FileRegion | None]:
         """Yield the region of a key, for machine code that writes there and reports to `advance`.
@@ -153,13 +177,20 @@ class CheckpointWriter:
 
     def finish(self, key: str, note: Note | None = None) -> None:
         """Record that all of a key was written, with a note: a writer that resumes has both in `finished`."""
-        self._require(key)
-        if key in self.finished or self._journal is None:
+        self.finish_together({key: note or {}})
+
+    def finish_together(self, notes: Mapping[str, Note]) -> None:
+        """Record that all of several keys was written, each with its note."""
+        for key in notes:
+            self._require(key)
+        if self._journal is None:
             return
-        if self._written[key] != self._sizes[key]:
-            raise CheckpointError(f"{self.path}: {key} is not finished, {self._count(key)}.")
+        done = {key: note for key, note in notes.items() if key not in self.finished}
+        for key in done:
+            if self._written[key] != self._sizes[key]:
+                raise CheckpointError(f"{self.path}: {key} is not finished, {self._count(key)}.")
         with self._explained():
-            self._journal.finish(key, note or {})
+            self._journal.finish(done)
             if self._durable and time.monotonic() - self._flushed_at > FLUSH_SECONDS:
                 self._flush()
 

@@ -58,12 +58,12 @@ class Journal:
         """The number of finished keys."""
         return self._count
 
-    def finish(self, key: str, note: Note) -> None:
-        """Record that all bytes of a key were written."""
-        line = _line([key, note])
+    def finish(self, notes: Mapping[str, Note]) -> None:
+        """Record that all bytes of some keys were written."""
+        lines = b"".join(_line([key, note]) for key, note in notes.items())
         with self._lock:
-            self._write(line)
-            self._count += 1
+            self._write(lines)
+            self._count += len(notes)
 
     def flush(self, count: int) -> None:
         """Record that the first `count` finished keys are on the disk."""

@@ -149,6 +149,11 @@ class Program:
         return [p for stage in self.stages for p in stage.passes if p.is_full]
 
     @cached_property
+    def deferred_calls(self) -> list[DeferredCall]:
+        """The calls of methods that ask for other keys."""
+        return [node for node in self.extents if isinstance(node, DeferredCall)]
+
+    @cached_property
     def tile_calls(self) -> Mapping[MergeNode, Call]:
         """The calls whose results come tile by tile."""
         return {call.node: call for node, call in self.calls.items() if self.extents[node] is Extent.TILE}

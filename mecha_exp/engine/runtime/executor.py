@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mecha_exp.engine.compiler.jit import compile_ahead
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.planner.plan import Plan
 from mecha_exp.engine.runtime.context import MergeContext, MergeStats, Progress
 from mecha_exp.engine.runtime.kernels import Kernels
-from mecha_exp.engine.runtime.key_tasks import ComputeKey, CopyKey
+from mecha_exp.engine.runtime.key_tasks import tasks_of
 from mecha_exp.engine.runtime.model_values import find_model_values
 from mecha_exp.engine.runtime.resumption import Resumption
-from mecha_exp.engine.runtime.scheduler import KeyTask, Scheduler, is_small
+from mecha_exp.engine.runtime.scheduler import Scheduler, is_small
+from mecha_exp.engine.runtime.small_keys import small_tasks
 from mecha_exp.engine.sinks import Sink
 
 
@@ -32,16 +34,14 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
     if not all(map(resumption.is_finished, plan.keys)):
         find_model_values(context)
 
-    def runs(small: bool) -> Iterator[KeyTask]:
+    def keys(small: bool) -> Iterator[KeyPlan]:
         for key in plan.keys:
             if key.is_used and is_small(plan, key) is small and not resumption.skips(key):
-                if key.program is None:
-                    yield CopyKey(key, context)
-                else:
-                    yield from (ComputeKey(key, part, context) for part in key.parts)
+                yield key
 
+    large = (task for key in keys(small=False) for task in tasks_of(key, context))
     _expect(plan, resumption)
-    Scheduler(runs(small=False), runs(small=True), plan.options, resumption.finish).run()
+    Scheduler(large, small_tasks(keys(small=True), context), plan.options, resumption.finish).run()
     for source in plan.sources.values():
         source.check_unchanged()
     return context.stats

@@ -27,11 +27,18 @@ from mecha_exp.method_api.state_dict import Tile
 from mecha_exp.sources.copier import COPY_BYTES
 
 
+def tasks_of(key: KeyPlan, context: MergeContext) -> list[KeyTask]:
+    """What is done with a key: it is copied, or computed, each of its experts for itself."""
+    if key.program is None:
+        return [CopyKey(key, context)]
+    return [ComputeKey(key, part, context) for part in key.parts]
+
+
 class CopyKey(KeyTask):
     """A key that is not arithmetic: the bytes of the first input, compared with those of the others."""
 
     def __init__(self, key: KeyPlan, context: MergeContext) -> None:
-        self.key = key
+        self.keys = (key,)
         self._key, self._context = key.key, context
         self.whole_bytes = context.plan.whole_bytes_of(key)
         sources = context.plan.sources
@@ -84,7 +91,7 @@ class ComputeKey(KeyTask):
 
     def __init__(self, key: KeyPlan, part: Tile, context: MergeContext) -> None:
         assert key.program is not None
-        self.key = key
+        self.keys = (key,)
         self._key, self._context = key, context
         self._program: Program = key.program
         self._dtype = key.program.dtype

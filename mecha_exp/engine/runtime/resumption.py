@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -102,18 +102,24 @@ class Resumption:
         self.progress(key.key, self.plan.bytes_of(key))
         return True
 
-    def finish(self, key: KeyPlan) -> None:
-        """Record a key as finished in every output that has it, once all its experts are."""
-        if key.experts is not None:
-            with self.stats.lock:
-                self._unfinished[key.key] = self._unfinished.get(key.key, key.experts) - 1
-                if self._unfinished[key.key]:
-                    return
-        for job in key.jobs:
-            if job in self.sinks:
+    def finish(self, keys: Sequence[KeyPlan]) -> None:
+        """Record keys as finished in every output that has them, a stack once all its experts are."""
+        notes: dict[int, dict[str, Note]] = {}
+        for key in keys:
+            if key.experts is not None and self._is_begun(key, key.experts):
+                continue
+            for job in key.jobs & self.sinks.keys():
                 if any(job == quantised for quantised, _, _ in key.scales):
-                    self.sinks[job].finish(scale_key(key.key), {})
-                self.sinks[job].finish(key.key, self._note(job, key))
+                    notes.setdefault(job, {})[scale_key(key.key)] = {}
+                notes.setdefault(job, {})[key.key] = self._note(job, key)
+        for job, of_job in notes.items():
+            self.sinks[job].finish_together(of_job)
+
+    def _is_begun(self, key: KeyPlan, experts: int) -> bool:
+        """Count one more expert of a stack; whether others are still to come."""
+        with self.stats.lock:
+            self._unfinished[key.key] = self._unfinished.get(key.key, experts) - 1
+            return bool(self._unfinished[key.key])
 
     def _note(self, job: int, key: KeyPlan) -> Note:
         stats = self.stats

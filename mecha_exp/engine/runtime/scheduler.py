@@ -47,13 +47,14 @@ def is_small(plan: Plan, key: KeyPlan) -> bool:
 
 
 class KeyTask(ABC):
-    """One key on its way through its stages.
+    """One key on its way through its stages, or several small ones together.
 
     Attributes:
+        keys: what it makes.
         whole_bytes: what its whole tensors take.
     """
 
-    key: KeyPlan
+    keys: Sequence[KeyPlan]
     whole_bytes = 0
 
     @abstractmethod
@@ -72,7 +73,7 @@ class Scheduler:
     Args:
         large, small: the keys, the small ones apart.
         options: the number of threads, the device, and the bytes of whole tensors that are there at once.
-        finished: told of each key that is done.
+        finished: told of the keys of each task that is done.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Scheduler:
         large: Iterator[KeyTask],
         small: Iterator[KeyTask],
         options: EngineOptions,
-        finished: Callable[[KeyPlan], None],
+        finished: Callable[[Sequence[KeyPlan]], None],
     ) -> None:
         self._large, self._small = large, small
         self._finished = finished
@@ -183,7 +184,7 @@ class Scheduler:
             tiles[0](scratch)  # nobody can help with it: no other worker is woken for small keys
             tiles = run.advance()
         if tiles is None:
-            self._finished(run.key)
+            self._finished(run.keys)
         with self._changed:
             if tiles is None:
                 self._active -= 1

@@ -55,8 +55,8 @@ class KeyPlan:
     @property
     def deferred_calls(self) -> list[DeferredCall]:
         """The calls of methods that ask for other keys."""
-        leaves = (*(self.program.extents if self.program else ()), *(node for _, node in self.copies))
-        return [leaf for leaf in leaves if isinstance(leaf, DeferredCall)]
+        computed = self.program.deferred_calls if self.program else []
+        return [*computed, *(node for _, node in self.copies if isinstance(node, DeferredCall))]
 
     @property
     def part_shape(self) -> tuple[int, ...]:

@@ -1,0 +1,190 @@
+"""Small keys that are computed together, as one long tensor.
+
+A tensor of ten elements takes torch some microseconds, and all that goes on around it a hundred. So small keys of
+one program lie one after another in memory, as one key that has an input and an output of its own for each
+model: it is read, computed and written as any other key is, in one tile, and its keys are recorded together.
+
+Only a program that computes every entry by itself, by operations that round alike wherever in a tile an entry
+lies, gives the same bytes like this. What is not as expected - an error, a value that is not finite - is made
+again key by key, which knows what to say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+
+from mecha_exp.checkpoint import TensorInfo, stored_bytes
+from mecha_exp.engine.compiler.trace import Trace
+from mecha_exp.engine.compiler.tracer import trace_program
+from mecha_exp.engine.ir.calls import Extent
+from mecha_exp.engine.ir.program import Program
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan
+from mecha_exp.engine.runtime.buffers import Scratch
+from mecha_exp.engine.runtime.context import MergeContext, MergeStats
+from mecha_exp.engine.runtime.kernels import Kernels
+from mecha_exp.engine.runtime.key_tasks import tasks_of
+from mecha_exp.engine.runtime.scheduler import KeyTask, TileTask
+from mecha_exp.engine.sinks import NoSink, Sink
+from mecha_exp.errors import MechaError
+from mecha_exp.sources.source import Source, SourceView
+
+MANY = 64
+"""So many keys of a program are worth finding out whether they can be computed together."""
+
+TOGETHER = 1 << 17
+"""Elements that are computed together, at most: as many as a tile that is streamed."""
+
+_Kind: TypeAlias = tuple[object, ...]
+
+
+def small_tasks(keys: Iterable[KeyPlan], context: MergeContext) -> Iterator[KeyTask]:
+    """The tasks of small keys: those of one kind together, where that gives the same bytes."""
+    kinds = _Kinds(context)
+    begun: dict[_Kind, list[KeyPlan]] = {}
+    sizes: dict[_Kind, int] = {}
+    for key in keys:
+        kind = kinds.of(key)
+        if kind is None:
+            yield from tasks_of(key, context)
+            continue
+        if sizes.get(kind, 0) + key.numel > kinds.most:
+            yield ComputeTogether(begun.pop(kind), context)
+            sizes[kind] = 0
+        begun.setdefault(kind, []).append(key)
+        sizes[kind] = sizes.get(kind, 0) + key.numel
+    yield from (ComputeTogether(together, context) for together in begun.values())
+
+
+class _Kinds:
+    """Which keys can be computed together: those of one program, one dtype of each input, and one of each output."""
+
+    def __init__(self, context: MergeContext) -> None:
+        self._plan = context.plan
+        self.most = min(TOGETHER, context.plan.options.tile_size)
+        self._counts = Counter(key.program for key in context.plan.keys)
+        self._by_entry: dict[Program, bool] = {}
+
+    def of(self, key: KeyPlan) -> _Kind | None:
+        """What keys that go together have in common; None where a key goes by itself."""
+        program = key.program
+        if program is None or key.experts is not None or key.numel > self.most or self._counts[program] < MANY:
+            return None
+        if program not in self._by_entry:
+            self._by_entry[program] = is_by_entry(program)
+        if not self._by_entry[program] or key.statistics or key.scales:
+            return None
+        models = program.stages[0].passes[0].models
+        return program, key.outputs, *(self._plan.sources[model].info(key.key).dtype for model in models)
+
+
+def is_by_entry(program: Program) -> bool:
+    """Whether a program computes every entry from those at its place, wherever that is, and rounds alike there.
+
+    The tracer knows only operations that do; see `compiler/ops.py`.
+    """
+    passes = [pass_ for stage in program.stages for pass_ in stage.passes]
+    extents = set(program.extents.values())
+    signatures = [call.method.signature for call in program.calls.values()]
+    if len(passes) != 1 or len(program.stages) != 1 or not extents <= {Extent.SMALL, Extent.TILE}:
+        return False
+    if passes[0].by_rows or any(s.wants_tile or s.wants_key for s in signatures):
+        return False
+    trace = trace_program(program, program.dtype)[passes[0]]
+    return isinstance(trace, Trace) and not trace.draws
+
+
+class ComputeTogether(KeyTask):
+    """Several small keys, computed as one."""
+
+    def __init__(self, keys: Sequence[KeyPlan], context: MergeContext) -> None:
+        self.keys = keys
+        self._context = context
+        self._begun = False
+
+    def advance(self) -> Sequence[TileTask] | None:
+        if self._begun:
+            return None
+        self._begun = True
+        return [self._run]
+
+    def _run(self, scratch: Scratch) -> None:
+        if len(self.keys) > 1 and self._is_made_together(scratch):
+            for key in self.keys:
+                self._context.progress(key.key, self._context.plan.bytes_of(key))
+            return
+        for key in self.keys:
+            for task in tasks_of(key, self._context):
+                _run_through(task, scratch)
+
+    def _is_made_together(self, scratch: Scratch) -> bool:
+        """Compute all keys as one; whether all went well."""
+        first, *_, last = self.keys
+        sizes = {key.key: key.numel for key in self.keys}
+        joined = replace(first, key=f"{first.key} to {last.key}", shape=(sum(sizes.values()),))
+        context = _joined_context(self._context, joined, sizes)
+        try:
+            for task in tasks_of(joined, context):
+                _run_through(task, scratch)
+        except MechaError:
+            return False
+        return not context.stats.nonfinite
+
+
+def _run_through(task: KeyTask, scratch: Scratch) -> None:
+    """Do all of a task, stage by stage."""
+    while (tiles := task.advance()) is not None:
+        for tile in tiles:
+            tile(scratch)
+
+
+def _joined_context(context: MergeContext, joined: KeyPlan, sizes: Mapping[str, int]) -> MergeContext:
+    """A merge of one key that stands for several; what is counted in it is not counted in the whole merge."""
+    assert joined.program is not None
+    models = joined.program.stages[0].passes[0].models
+    sources = {model: _JoinedSource(context.plan.sources[model], joined, [*sizes]) for model in models}
+    plan = replace(context.plan, sources=sources)
+    return replace(
+        context,
+        plan=plan,
+        sinks={job: _JoinedSink(sink, sizes) for job, sink in context.sinks.items()},
+        stats=MergeStats(),
+        progress=lambda key, nbytes: None,
+        kernels=Kernels(plan),
+    )
+
+
+class _JoinedSource(SourceView):
+    """A model of one key: some keys of another one, one after another."""
+
+    def __init__(self, original: Source, joined: KeyPlan, keys: Sequence[str]) -> None:
+        super().__init__(original)
+        self._joined, self._keys = joined, keys
+        dtype = original.info(keys[0]).dtype
+        self._info = TensorInfo(dtype, joined.shape, 0, stored_bytes(dtype, joined.shape))
+
+    def keys(self) -> Collection[str]:
+        return (self._joined.key,)
+
+    def info(self, key: str) -> TensorInfo:
+        return self._info
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        self._original.read_together(self._keys, view)
+
+    def region(self, key: str) -> None:
+        return None
+
+
+class _JoinedSink(NoSink):
+    """An output of one key: some keys of another one, one after another."""
+
+    def __init__(self, original: Sink, sizes: Mapping[str, int]) -> None:
+        self._original, self._sizes = original, sizes
+
+    def write(self, key: str, start: int, values: torch.Tensor) -> None:
+        self._original.write_together(self._sizes, values)
