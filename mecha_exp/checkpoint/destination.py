@@ -47,14 +47,14 @@ class Template:
         return {name: path for name, path in files.items() if path is not None}
 
     @staticmethod
-    def at(path: Path | None, tensors: Layout) -> Template | None:
+    def at(path: Path | None, tensors: Callable[[], Layout]) -> Template | None:
         """The template at a path: a folder, or a file with its configuration beside it. Otherwise None."""
         if path is None:
             return None
         if path.is_dir():
-            return Template(path, tensors)
+            return Template(path, tensors())
         is_usual = path.name.endswith(INDEX) or path.name.partition(".")[0] in STEMS
-        return Template(path.parent, tensors) if is_usual and (path.parent / CONFIG).is_file() else None
+        return Template(path.parent, tensors()) if is_usual and (path.parent / CONFIG).is_file() else None
 
     def fits(self, tensors: Layout) -> bool:
         """Whether the template has at least half of these keys, so that both have one format.

@@ -127,6 +127,9 @@ class SafetensorsModel(StateDictSource):
     def keys(self) -> Collection[str]:
         return self._file.keys()
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._file
+
     def info(self, key: str) -> TensorInfo:
         try:
             return self._file.header.tensors[key]
@@ -190,6 +193,9 @@ class JoinedModel(StateDictSource):
 
     def keys(self) -> Collection[str]:
         return self._origins.keys()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._origins
 
     def info(self, key: str) -> TensorInfo:
         model, inner = self._origin(key)

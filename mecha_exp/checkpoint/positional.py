@@ -4,7 +4,7 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -184,6 +184,14 @@ def adjacent(extents: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         size += nbytes
     if size:
         yield begin, size
+
+
+def parts_of(values: torch.Tensor, counts: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each key with its values: those of all keys lie one after another."""
+    begin = 0
+    for key, count in counts.items():
+        yield key, values[begin : begin + count]
+        begin += count
 
 
 def require_little_endian() -> None:

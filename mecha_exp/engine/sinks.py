@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -12,7 +11,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from mecha_exp.checkpoint import Note, torch_dtype
-from mecha_exp.checkpoint.positional import FileRegion
+from mecha_exp.checkpoint.positional import FileRegion, parts_of
 from mecha_exp.checkpoint.shards import Layout
 
 Receiver: TypeAlias = Callable[[str, torch.Tensor], object]
@@ -34,6 +33,8 @@ class Sink(Protocol):
 
     def write_together(self, counts: Mapping[str, int], values: torch.Tensor) -> None:
         """All elements of several keys, one after another; `counts` has how many each has."""
+        for key, part in parts_of(values, counts):
+            self.write(key, 0, part)
 
     def writing_at(self, key: str) -> AbstractContextManager[FileRegion | None]:
         """Where the bytes of a key lie, for machine code that writes them meanwhile; None where it cannot."""
@@ -46,6 +47,8 @@ class Sink(Protocol):
 
     def finish_together(self, notes: Mapping[str, Note]) -> None:
         """All of several keys has been written; their notes are kept with them."""
+        for key, note in notes.items():
+            self.finish(key, note)
 
     def commit(self) -> object:
         """All has been written: make the result appear."""
@@ -57,22 +60,8 @@ class Sink(Protocol):
         """Leave what a later run can go on with."""
 
 
-class _Placeless(ABC):
+class _Placeless(Sink):
     """A sink without a file."""
-
-    @abstractmethod
-    def write(self, key: str, start: int, values: torch.Tensor) -> None: ...
-
-    @abstractmethod
-    def finish(self, key: str, note: Note) -> None: ...
-
-    def write_together(self, counts: Mapping[str, int], values: torch.Tensor) -> None:
-        for key, part in zip(counts, values.split(list(counts.values())), strict=True):
-            self.write(key, 0, part)
-
-    def finish_together(self, notes: Mapping[str, Note]) -> None:
-        for key, note in notes.items():
-            self.finish(key, note)
 
     def writing_at(self, key: str) -> AbstractContextManager[None]:
         return nullcontext()

@@ -78,7 +78,7 @@ def _in_memory(model: ModelNode) -> Input:
 
 
 def _of_file(path: Path, sha256: str) -> Input:
-    template = Template.at(path, {})
+    template = Template.at(path, dict)
     folder = template.folder if template else None
     if folder:
         fetch_small_files(folder)

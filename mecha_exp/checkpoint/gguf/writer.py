@@ -17,7 +17,7 @@ from mecha_exp.checkpoint.gguf.header import MAGIC, STRING, UINT32, VERSIONS, Gg
 from mecha_exp.checkpoint.gguf.model import OWN_FIELDS, GgufModel
 from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, NUMBERS, PLAIN, Q8_0, encode_q8_0, scales_of
 from mecha_exp.checkpoint.model import StateDictSource
-from mecha_exp.checkpoint.positional import FileRegion, byte_view
+from mecha_exp.checkpoint.positional import FileRegion, byte_view, parts_of
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter, Places
 from mecha_exp.errors import CheckpointError, Problems, some
 
@@ -95,7 +95,7 @@ class GgufWriter(CheckpointWriter):
         self.write(key, byte_start // values.element_size(), values)
 
     def write_together(self, counts: Mapping[str, int], values: torch.Tensor) -> None:
-        for key, part in zip(counts, values.split(list(counts.values())), strict=True):
+        for key, part in parts_of(values, counts):
             self.write(key, 0, part)
 
     @contextmanager

@@ -5,6 +5,7 @@ and data_offsets per tensor; then the data, which the tensors cover without hole
 """
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -12,9 +13,11 @@ import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
 from mecha_exp.checkpoint.positional import PositionalFile, ReadableFile
@@ -62,6 +65,10 @@ class Header:
     file_size: int
 
 
+_open_headers: WeakValueDictionary[tuple[bytes, int], Header] = WeakValueDictionary()
+"""The headers of open files by their hash and the size of the file: merged models mostly share one."""
+
+
 def begins_as_safetensors(start: bytes | bytearray) -> bool:
     """Whether the first bytes of a file may be those of a safetensors file: a length, then a JSON object."""
     return start[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{"
@@ -100,6 +107,9 @@ def parse_header(file: ReadableFile) -> Header:
     file_size = file.size
     try:
         raw = _raw_header(file, file_size)
+        content = hashlib.sha256(raw).digest(), file_size
+        if (known := _open_headers.get(content)) is not None:
+            return known
         data_start = _LENGTH_BYTES + len(raw)
         tensors, metadata = _decode(raw, data_start)
         raw.clear()
@@ -107,7 +117,7 @@ def parse_header(file: ReadableFile) -> Header:
         _require_covered(tensors, data_start, file_size)
     except CheckpointError as error:
         raise CheckpointError(f"{file.name}: {error}") from None
-    return Header(tensors, metadata, data_start, file_size)
+    return _open_headers.setdefault(content, Header(tensors, metadata, data_start, file_size))
 
 
 def encode_header(
@@ -258,10 +268,8 @@ def _tensor(key: str, entry: Any, data_start: int) -> TensorInfo:
         raise CheckpointError(f"{where} has a shape that is not a short list of sizes, {str(shape)[:60]}.")
     if not _are_sizes(span) or len(span) != 2 or span[0] > span[1]:
         raise CheckpointError(f"{where} has data_offsets that are not [begin, end], {str(span)[:60]}.")
-    if math.prod(size or 1 for size in shape) >= 2**63:  # more elements than can be addressed
-        raise CheckpointError(f"{where} has an impossible shape, {str(shape)[:60]}.")
     try:
-        nbytes = stored_bytes(dtype, shape)
+        nbytes = _bytes_of(dtype, tuple(shape))
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
     if span[1] - span[0] != nbytes:
@@ -270,8 +278,15 @@ def _tensor(key: str, entry: Any, data_start: int) -> TensorInfo:
     return TensorInfo(sys.intern(dtype), tuple(shape), data_start + span[0], nbytes)
 
 
+@lru_cache(maxsize=1 << 10)
+def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    if math.prod(size or 1 for size in shape) >= 2**63:  # more elements than can be addressed
+        raise CheckpointError(f"an impossible shape, {str(list(shape))[:60]}.")
+    return stored_bytes(dtype, shape)
+
+
 def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return isinstance(values, list) and {*map(type, values)} <= {int} and min(values, default=0) >= 0
 
 
 def _require_covered(tensors: Mapping[str, TensorInfo], data_start: int, file_size: int) -> None:

@@ -20,6 +20,13 @@ AGAIN = "It is damaged or was not fully copied: download or copy it again."
 _SPACES = b" \t\n\r"
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _PLAIN = re.compile(rb'"([^"\\\x00-\x1f]*)"')
+_SIZE = rb"(?:0|[1-9][0-9]{0,17})"
+_USUAL = re.compile(
+    rb'[ \t\n\r]*\{"dtype":"([A-Z0-9_]{1,16})",'
+    rb'"shape":\[((?:%b(?:,%b){0,63})?)\],"data_offsets":\[(%b),(%b)\]\}' % (_SIZE, _SIZE, _SIZE, _SIZE)
+)
+"""The entry of a tensor as the format's own library writes it; any other way to write it is read, too."""
+
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
@@ -70,6 +77,11 @@ class EntryReader:
 
     def value(self, name: str) -> Any:
         """Read any value of at most `MAX_ENTRY` bytes."""
+        if usual := _USUAL.match(self._raw, self._at):
+            self._at = usual.end()
+            dtype, shape, begin, end = usual.groups()
+            sizes = [*map(int, shape.split(b","))] if shape else []
+            return {"dtype": dtype.decode(), "shape": sizes, "data_offsets": [int(begin), int(end)]}
         self._peek()
         window = self._raw[self._at : self._at + MAX_ENTRY]
         part = codecs.getincrementaldecoder("utf-8")().decode(window)  # whose last character may be cut

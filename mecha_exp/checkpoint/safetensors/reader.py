@@ -100,7 +100,7 @@ class Checkpoint:
     def expect(self, keys: Iterable[str]) -> None:
         """Hear which keys will be read, in their likely order."""
         infos = (self._info(key) for key in keys)
-        self._file.expect([(info.offset, info.nbytes) for info in infos])
+        self._file.expect((info.offset, info.nbytes) for info in infos)
 
     def unchanged(self) -> bool:
         """Whether the file is still what it was when it was opened."""

@@ -16,6 +16,7 @@ from mecha_exp.checkpoint.positional import (
     PositionalFile,
     adjacent,
     byte_view,
+    parts_of,
     require_little_endian,
 )
 from mecha_exp.checkpoint.safetensors.header import encode_header
@@ -147,9 +148,11 @@ class CheckpointWriter:
         dtypes = {self._tensors[key][0] for key in counts}
         plain = all(number_format(dtype).torch is values.dtype for dtype in dtypes)
         if not plain or any(self._sizes[key] != n * values.itemsize for key, n in counts.items()):
-            raise CheckpointError(f"{self.path}: {some(counts)} are not {len(values):,} of {values.dtype}.")
+            raise CheckpointError(
+                f"{self.path}: {some(counts)} are not {len(values):,} values of {values.dtype}."
+            )
         if not self.finished.keys().isdisjoint(counts):
-            for key, part in zip(counts, values.split(list(counts.values())), strict=True):
+            for key, part in parts_of(values, counts):
                 self.write(key, 0, part)
             return
         view, begin = byte_view(values.contiguous()), 0

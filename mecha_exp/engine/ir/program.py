@@ -24,7 +24,7 @@ import torch
 from mecha_exp.engine.ir.calls import Call, Extent
 from mecha_exp.engine.ir.reductions import is_by_entry, is_ranked, rounds_of
 from mecha_exp.errors import MergeError
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.method_api.method import Factor, Kind, MergeMethod, Reduction, RowLength
 
 
@@ -147,6 +147,11 @@ class Program:
     def full_passes(self) -> list[Pass]:
         """The passes that all of the data is expected to go through."""
         return [p for stage in self.stages for p in stage.passes if p.is_full]
+
+    @cached_property
+    def models(self) -> list[ModelNode]:
+        """The inputs, in the order of the arguments."""
+        return models_of(*self.roots)
 
     @cached_property
     def deferred_calls(self) -> list[DeferredCall]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mecha_exp.architectures import resolve
-from mecha_exp.checkpoint import Destination, is_arithmetic
+from mecha_exp.checkpoint import Destination, TensorInfo, is_arithmetic
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
@@ -91,20 +91,15 @@ def missing_values(specialised: Mapping[str, Specialisation]) -> Iterator[str]:
 
 def different_shapes(models: Mapping[str, Sequence[ModelNode]], sources: Sources) -> Iterator[str]:
     """Keys whose shapes differ between the models that one recipe merges at that key."""
-
-    def shape(model: ModelNode, key: str) -> str:
-        return str(list(sources[model].info(key).shape))
-
     cure = "Only models of one architecture can be merged."
-    yield from _different(models, sources, shape, "shapes that differ", cure)
+    yield from _different(models, sources, lambda info: info.shape, "shapes that differ", cure)
 
 
 def different_kinds(models: Mapping[str, Sequence[ModelNode]], sources: Sources) -> Iterator[str]:
     """Keys that are floating point in one input of a recipe and not in another."""
 
-    def kind(model: ModelNode, key: str) -> str:
-        dtype = sources[model].info(key).dtype
-        return "floating point" if is_arithmetic(dtype) else dtype
+    def kind(info: TensorInfo) -> str:
+        return "floating point" if is_arithmetic(info.dtype) else info.dtype
 
     cure = "Convert them to one dtype first."
     yield from _different(models, sources, kind, "kinds of numbers that differ", cure)
@@ -143,22 +138,28 @@ def unwritable_outputs(destinations: Iterable[Destination | None]) -> Iterator[s
             yield str(error)
 
 
+def _shown(trait: str | tuple[int, ...]) -> str:
+    return str(list(trait)) if isinstance(trait, tuple) else trait
+
+
 def _different(
     models: Mapping[str, Sequence[ModelNode]],
     sources: Sources,
-    trait: Callable[[ModelNode, str], str],
+    trait: Callable[[TensorInfo], str | tuple[int, ...]],
     what: str,
     cure: str,
 ) -> Iterator[str]:
     """One message for all keys whose trait differs between the models that are merged there."""
     lines = []
     for key, merged in models.items():
-        traits: dict[str, str] = {}
+        traits: dict[str | tuple[int, ...], str] = {}
         for model in merged:
-            if key in sources[model]:
-                traits.setdefault(trait(model, key), sources[model].name)
+            source = sources[model]
+            if key in source:
+                traits.setdefault(trait(source.info(key)), source.name)
         if len(traits) > 1:
-            lines.append(f"{key}: " + ", ".join(f"{value} in {name}" for value, name in traits.items()))
+            values = (f"{_shown(value)} in {name}" for value, name in traits.items())
+            lines.append(f"{key}: {', '.join(values)}")
     if lines:
         shown = "".join(f"\n    {line}" for line in lines[:SHOWN_KEYS])
         rest = f"\n    and {len(lines) - SHOWN_KEYS} more" if len(lines) > SHOWN_KEYS else ""

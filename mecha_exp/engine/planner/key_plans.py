@@ -31,11 +31,11 @@ from mecha_exp.engine.scaled_fp8 import DTYPE, MARKER, is_linear, scale_key, sca
 from mecha_exp.engine.statistics import as_stored, moments, statistics_of
 from mecha_exp.errors import RecipeError, some
 from mecha_exp.graph.by_key import ByKey
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.method_api.registry import resolve_method
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Roots:
     """The expanded graphs of all jobs at a key, what each of them is for, and what they ask of the model."""
 
@@ -57,7 +57,7 @@ class KeyPlanner:
         self._graph = graph
         self._options = options
         self._roots: dict[tuple[object, ...], _Roots] = {}
-        self._programs: dict[tuple[tuple[Node, ...], torch.dtype], Program] = {}
+        self._programs: dict[tuple[_Roots, torch.dtype], Program] = {}
         self._running = RunningStatistics(options.running_stats, graph.lazy)
         self._trips = TripPlanner(graph.lazy.info, graph.caches)
         self._leaves: dict[Node | None, ModelNode | DeferredCall | None] = {}
@@ -79,11 +79,8 @@ class KeyPlanner:
         dtypes = tuple(self._dtype_at(job, key, specialised, info) for job, info in enumerate(infos))
         quantised = tuple(bool(job.quantize) and is_linear(key, shape, self._prefix) for job in self._jobs)
         roots = self._roots_at(specialised, dtypes, quantised)
-        program = self._program(roots.nodes, self._graph.lazy.dtype_at(key))
-        self._require_tensors(program, roots.outputs)
-        results = [program.roots[output.root] for output in roots.outputs]
-        model = next(iter(models_of(*program.roots)), None)
-        experts = self._graph.lazy.stacks.experts_at(key, shape, model, program, results)
+        program = self._program(roots, self._graph.lazy.dtype_at(key))
+        experts = self._experts_at(key, shape, program, roots)
         if experts is not None and roots.scales:
             raise RecipeError(
                 f"the key '{key}' holds several experts and cannot be quantised, as it would have one scale: "
@@ -115,6 +112,14 @@ class KeyPlanner:
             if quantising.quantize:
                 layout[self._prefix + MARKER] = (DTYPE, (0,))
         return tuple(layouts)
+
+    def _experts_at(self, key: str, shape: tuple[int, ...], program: Program, roots: _Roots) -> int | None:
+        """The number of experts of a key that is merged expert by expert."""
+        if len(shape) < 2:
+            return None
+        results = [program.roots[output.root] for output in roots.outputs]
+        model = next(iter(program.models), None)
+        return self._graph.lazy.stacks.experts_at(key, shape, model, program, results)
 
     def _require_tensors(self, program: Program, outputs: Sequence[Output]) -> None:
         for output in outputs:
@@ -230,9 +235,11 @@ class KeyPlanner:
         self._graph.carry_caches(replaced)
         return roots
 
-    def _program(self, roots: tuple[Node, ...], dtype: torch.dtype) -> Program:
+    def _program(self, roots: _Roots, dtype: torch.dtype) -> Program:
         if (roots, dtype) not in self._programs:
-            self._programs[roots, dtype] = compile_program(roots, dtype, self._graph.caches)
+            program = compile_program(roots.nodes, dtype, self._graph.caches)
+            self._require_tensors(program, roots.outputs)
+            self._programs[roots, dtype] = program
         return self._programs[roots, dtype]
 
 

@@ -219,7 +219,7 @@ class Plan:
         if not isinstance(output, Path):
             return None
         first = self.sources[models_of(self.jobs[job].recipe)[0]]
-        template = Template.at(first.path, layout_of(as_stored(first)))
+        template = Template.at(first.path, lambda: layout_of(as_stored(first)))
         donor = vocabulary_donor(first)
         if template is not None and donor is not None:
             template = replace(template, replaced=tokenizer_files(template.folder, donor.path))

@@ -169,10 +169,11 @@ class _Planner:
         checked: Mapping[str, Sequence[ModelNode]] | None = None
         for job in range(len(self._jobs)):
             self._check_missing(job, specialised, problems)
-            models = {
-                key: tuple(model for model in specialisation.merged(job) if not is_statistics(model))
-                for key, specialisation in specialised.items()
+            merged = {
+                each: tuple(model for model in each.merged(job) if not is_statistics(model))
+                for each in {*specialised.values()}
             }
+            models = {key: merged[specialisation] for key, specialisation in specialised.items()}
             if models != checked:  # most points of a sweep read the same models
                 problems.add_all(checks.different_shapes(models, self._sources))
                 problems.add_all(checks.different_kinds(models, self._sources))

@@ -183,10 +183,11 @@ def _unify_sizes(sources: Sources, options: EngineOptions, problems: Problems) -
     """Apply `resize_embeddings` to tensors that differ only in the number of tokens."""
     rows: dict[ModelNode, dict[str, tuple[int, Source]]] = {}
     sizes_by_key: dict[str, list[int]] = {}
-    for key in dict.fromkeys(key for source in sources.values() for key in source.keys()):
+    keys = (key for source in sources.values() for key in source.keys() if has_token_rows(key))
+    for key in dict.fromkeys(keys):
         having = {model: source for model, source in sources.items() if key in source}
         shapes = [source.info(key).shape for source in having.values()]
-        if not has_token_rows(key) or len({s[:1] for s in shapes}) == 1 or len({s[1:] for s in shapes}) > 1:
+        if len({s[:1] for s in shapes}) == 1 or len({s[1:] for s in shapes}) > 1:
             continue
         sizes = sizes_by_key[key] = [shape[0] for shape in shapes]
         size = min(sizes) if options.resize_embeddings == "truncate" else max(sizes)

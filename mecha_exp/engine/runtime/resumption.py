@@ -90,6 +90,8 @@ class Resumption:
 
     def is_finished(self, key: KeyPlan) -> bool:
         """Whether there is nothing left to do for a key."""
+        if not any(sink.finished for sink in self.sinks.values()):
+            return not key.jobs
         return all(job in self.sinks and key.key in self.sinks[job].finished for job in key.jobs)
 
     def skips(self, key: KeyPlan) -> bool:
@@ -108,7 +110,9 @@ class Resumption:
         for key in keys:
             if key.experts is not None and self._is_begun(key, key.experts):
                 continue
-            for job in key.jobs & self.sinks.keys():
+            for job in key.jobs:
+                if job not in self.sinks:
+                    continue
                 if any(job == quantised for quantised, _, _ in key.scales):
                     notes.setdefault(job, {})[scale_key(key.key)] = {}
                 notes.setdefault(job, {})[key.key] = self._note(job, key)
@@ -151,9 +155,10 @@ class Resumption:
 
 def _methods(planned: Plan, number: int) -> set[MergeMethod]:
     """The merge methods that a job and its statistics come to, with those that composites are made of."""
+    of_structures = {(id(key.program), id(key.outputs), id(key.statistics)): key for key in planned.keys}
     roots = {
-        (id(key.program), root): key.program.roots[root]
-        for key in planned.keys
+        (key.program, root): key.program.roots[root]
+        for key in of_structures.values()
         if key.program is not None
         for root in key.roots_of(number)
     }

@@ -1,12 +1,12 @@
 """Small keys that are computed together, as one long tensor.
 
-A tensor of ten elements takes torch some microseconds, and all that goes on around it a hundred. So small keys of
-one program lie one after another in memory, as one key that has an input and an output of its own for each
-model: it is read, computed and written as any other key is, in one tile, and its keys are recorded together.
+A tensor of ten elements takes torch a few microseconds, and all the work around it a hundred. So small keys
+of one program are joined to one key, which is read, computed and written in one tile as any other key is.
+Then all of them are recorded together.
 
-Only a program that computes every entry by itself, by operations that round alike wherever in a tile an entry
-lies, gives the same bytes like this. What is not as expected - an error, a value that is not finite - is made
-again key by key, which knows what to say.
+This gives the same bytes only where a program computes every entry by itself, with operations that round
+alike at every place of a tile. After an error or a value that is not finite, the keys are made again one by
+one: then the message names the key.
 """
 
 from __future__ import annotations
@@ -61,29 +61,28 @@ def small_tasks(keys: Iterable[KeyPlan], context: MergeContext) -> Iterator[KeyT
 
 
 class _Kinds:
-    """Which keys can be computed together: those of one program, one dtype of each input, and one of each output."""
+    """Which keys can be computed together: those of one program and equal dtypes."""
 
     def __init__(self, context: MergeContext) -> None:
         self._plan = context.plan
         self.most = min(TOGETHER, context.plan.options.tile_size)
-        self._counts = Counter(key.program for key in context.plan.keys)
-        self._by_entry: dict[Program, bool] = {}
+        counts = Counter(key.program for key in context.plan.keys if key.program is not None)
+        self._joinable = {program for program, n in counts.items() if n >= MANY and is_by_entry(program)}
 
     def of(self, key: KeyPlan) -> _Kind | None:
         """What keys that go together have in common; None where a key goes by itself."""
         program = key.program
-        if program is None or key.experts is not None or key.numel > self.most or self._counts[program] < MANY:
+        if program is None or program not in self._joinable or key.numel > self.most:
             return None
-        if program not in self._by_entry:
-            self._by_entry[program] = is_by_entry(program)
-        if not self._by_entry[program] or key.statistics or key.scales:
+        if key.experts is not None or key.statistics or key.scales:
             return None
         models = program.stages[0].passes[0].models
-        return program, key.outputs, *(self._plan.sources[model].info(key.key).dtype for model in models)
+        dtypes = (self._plan.sources[model].info(key.key).dtype for model in models)
+        return id(program), id(key.outputs), *dtypes
 
 
 def is_by_entry(program: Program) -> bool:
-    """Whether a program computes every entry from those at its place, wherever that is, and rounds alike there.
+    """Whether a program computes every entry from those at its place, and rounds alike at every place.
 
     The tracer knows only operations that do; see `compiler/ops.py`.
     """

@@ -53,7 +53,7 @@ class Stacks:
             program: what is computed there.
             results: the roots of the program that are merged tensors; the others are statistics.
         """
-        if self._choice == "whole" or len(shape) < 2:
+        if self._choice == "whole":
             return None
         config = self._config(model) if model else None
         splits = is_stack(key, shape, config.keys().get(config.resolve_alias(key)) if config else None)

@@ -88,6 +88,8 @@ class StateDictCalls:
 
     def info(self, node: Node, key: str) -> TensorInfo | None:
         """The shape of a node's value at a key, and the dtype to store it in; None if it has none."""
+        if isinstance(node, ModelNode):
+            return self._graph.sources[node].info(key)
         return self._dry_runs.info(node, key)
 
     def bytes_read_for(self, call: MergeNode, key: str) -> int:
