@@ -1,7 +1,8 @@
 """Conversions from one model config to another as tables: each key of the target is a view of source keys.
 
 A view renames a tensor, adds or drops trailing dimensions of size one, takes a range of rows, exchanges their
-halves, transposes, or stacks several tensors along the rows. Nothing is computed, so it is exact, and it streams.
+halves, transposes, or stacks several tensors along the rows. Nothing is computed, so it is exact, and it
+streams.
 """
 
 from __future__ import annotations
