@@ -74,6 +74,18 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mecha_exp.architectures.library.registry._REGISTERED", {})
 
 
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[None]:
+    """A Slurm of this machine, which its commands find."""
+    from slurm_here import slurm_here, why_not
+
+    if reason := why_not():
+        pytest.skip(reason)
+    with slurm_here() as configuration, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(configuration))
+        yield
+
+
 @pytest.fixture
 def free_port() -> int:
     """A port on which nothing listens."""

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-LIBRARIES = {"processes": "submitit", "ray": "ray"}
+LIBRARIES = {"processes": "submitit", "slurm": "submitit", "ray": "ray"}
 """Launchers of other processes: the library of each."""
 
 EVALUATOR = """
@@ -72,7 +72,9 @@ def test_hydras_own_launcher_gives_the_same_results(points):
 
 @pytest.mark.libraries
 @pytest.mark.parametrize("launcher", LIBRARIES)
-def test_shares_of_other_processes_give_the_same_results(launcher, points):
+def test_shares_of_other_processes_give_the_same_results(launcher, points, request):
+    if launcher == "slurm":
+        request.getfixturevalue("slurm")
     pytest.importorskip(
         LIBRARIES[launcher], reason=f"the library of hydra/launcher={launcher} is not installed"
     )

@@ -45,6 +45,8 @@ SWEEP = (
 def launcher(request, folder, no_figures) -> tuple[str, ...]:
     """Words for a launcher of two workers on this machine."""
     pytest.importorskip(LIBRARIES[request.param])
+    if request.param == "slurm":
+        request.getfixturevalue("slurm")
     (folder / "noted.py").write_text(EVALUATOR)
     return f"hydra/launcher={request.param}", "hydra.launcher.workers=2"
 

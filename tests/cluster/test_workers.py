@@ -13,12 +13,15 @@ from mecha_exp.errors import ClusterError, ConfigError
 from mecha_exp.system.cores import CORES, available_cores
 
 
-@pytest.fixture(params=["ray", pytest.param("processes", id="processes")])
+@pytest.fixture(params=["ray", "processes", "slurm"])
 def workers(request, tmp_path, monkeypatch):
-    """Two workers of a kind that runs on one machine."""
+    """Two workers of a kind."""
     monkeypatch.chdir(tmp_path)
     pytest.importorskip("ray" if request.param == "ray" else "submitit")
-    with RayWorkers(2) if request.param == "ray" else SlurmWorkers(2, Path("jobs"), cluster="local") as made:
+    if request.param == "slurm":
+        request.getfixturevalue("slurm")
+    cluster = "slurm" if request.param == "slurm" else "local"
+    with RayWorkers(2) if request.param == "ray" else SlurmWorkers(2, Path("jobs"), cluster=cluster) as made:
         yield made
 
 
