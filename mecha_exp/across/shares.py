@@ -119,7 +119,7 @@ class SharedMerge:
             raise MergeError(
                 "engine.across: models in memory are known to one process only. Save them first."
             )
-        files = _files(plan, destination) if destination.is_folder else []
+        files = files_of(plan, destination) if destination.is_folder else []
         if len(files) < 2:
             raise MergeError(
                 f"engine.across={count}: {destination.path} is written as one file, which one process makes. "
@@ -147,7 +147,8 @@ def distribute(files: list[ShardFile], count: int) -> tuple[Share, ...]:
     )
 
 
-def _files(plan: Plan, destination: Destination) -> list[ShardFile]:
+def files_of(plan: Plan, destination: Destination) -> list[ShardFile]:
+    """The files of the plan's first job, in the order of the model."""
     planned = {key.key: key for key in plan.keys if key.is_used}
     files = []
     for package in destination.packages:

@@ -14,8 +14,9 @@ from mecha_exp.system.cores import available_cores
 def workers_for(options: EngineOptions, count: int, folder: Path) -> Workers:
     """The workers that `engine.cluster` names, for so many tasks.
 
-    On this machine the tasks share its cores. On a cluster each has `engine.workers` of them, or as many as
-    this machine has, so that it has a machine for itself where all are alike.
+    On this machine the tasks share its cores, and no more processes run at a time than it has. On a cluster
+    each has `engine.workers` of them, or as many as this machine has, so that it has a machine for itself
+    where all are alike.
 
     Args:
         folder: for the scripts and logs of jobs, which all machines share.
@@ -28,9 +29,9 @@ def workers_for(options: EngineOptions, count: int, folder: Path) -> Workers:
     if options.cluster == PROCESSES:
         return ProcessWorkers(at_once, cores)
     if options.cluster == RAY:
-        return RayWorkers(at_once, cores)
+        return RayWorkers(count, cores)
     if options.cluster == REHEARSAL:
-        return SlurmWorkers(at_once, folder, cores, cluster=LOCAL)
+        return SlurmWorkers(count, folder, cores, cluster=LOCAL)
     cores = options.workers or available_cores()
     if options.cluster == SLURM:
         return SlurmWorkers(count, folder, cores)

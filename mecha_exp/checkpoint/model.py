@@ -239,7 +239,10 @@ class JoinedModel(StateDictSource):
         if key in self._origins:
             other = self._origins[key][0].name
             raise CheckpointError(f"{self.name}: the key {key!r} is in {other} and in {model.name}.")
-        self._origins[key] = (model, inner)
+        joined = (
+            model if isinstance(model, JoinedModel) else None
+        )  # a folder of shards: they are asked at once
+        self._origins[key] = joined._origin(inner) if joined else (model, inner)
 
     def _origin(self, key: str) -> tuple[StateDictSource, str]:
         try:
