@@ -3,6 +3,10 @@
 import hashlib
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +22,11 @@ from mecha_exp.across.shares import ShardFile, SharedMerge, distribute
 from mecha_exp.across.task import Task, make
 from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.checkpoint.transaction.paths import LOCK, sibling
-from mecha_exp.checkpoint.transaction.recovery import find_partial_outputs
+from mecha_exp.checkpoint.transaction.recovery import find_partial_outputs, used_targets
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import call
 from mecha_exp.plugins import load_plugins
+from mecha_exp.recipe.text import serialize
 
 PLUGIN = str(Path(__file__).with_name("across_methods.py"))
 SHARD = 20_000
@@ -109,6 +114,39 @@ def test_tasks_in_processes_give_the_bytes_of_one_and_one_that_is_killed_is_run_
     assert hashes("many") == hashes("one")
     assert report.resumed_keys >= 1
     assert [path.name for path in Path().glob(".*")] == []
+
+
+@pytest.mark.heavy
+def test_after_the_head_is_killed_its_workers_end_and_the_same_command_goes_on(folders):
+    load_plugins([PLUGIN])
+    merge(call("slow_mean", "a", "b"), "one", ONE, shard_size=SHARD, card=False)
+    Path("slow.mecha").write_text(serialize(call("slow_mean", "a", "b")))
+    command = [
+        sys.executable,
+        "-m",
+        "mecha_exp",
+        "merge",
+        "slow.mecha",
+        "engine.across=2",
+        "--plugin",
+        PLUGIN,
+    ]
+    command += ["--plugin", PLUGIN, f"--shard-size={SHARD}", "-o", "many"]
+    head = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    staged = Path(".many.mecha-partial")
+    while sum(path.read_bytes().count(b"layers") for path in staged.glob("*-journal")) < 3:
+        assert head.poll() is None
+        time.sleep(0.05)
+
+    head.kill()
+    head.wait()
+    until = time.monotonic() + 20
+    while used_targets(staged) and time.monotonic() < until:
+        time.sleep(0.05)
+    report = commit(job(call("slow_mean", "a", "b")), ONE)
+
+    assert hashes("many") == hashes("one")
+    assert 3 <= report.resumed_keys < report.keys
 
 
 def test_what_is_missing_at_the_commit_is_made_then(folders):
