@@ -32,6 +32,7 @@ ELSEWHERE = {
     "get_device": "test_plumbing",
     "get_dtype": "test_plumbing",
     "iso_cts": "test_method_authors",
+    "knots": "test_knots",
     "lawa": "test_method_authors",
     "localize_and_stitch": "test_method_authors",
     "lora_delta": "test_adapters",

@@ -227,6 +227,7 @@ LEFT_OUT = {
     "emr",
     "emr_unified",
     "iso_cts",
+    "knots",
     "localize_and_stitch",
     "magmax",
     "metagpt",

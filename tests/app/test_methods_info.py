@@ -93,6 +93,7 @@ WHOLE = {
     "extract_lycoris_lora",
     "iso_c",
     "iso_cts",
+    "knots",
     "lora_delta",
     "randperm",
     "rebasin",
