@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mecha_exp import Parameter, Return, factor, merge_method
-from mecha_exp.methods.linear import difference, plus, weighted_sum
-from mecha_exp.methods.parameters import Model, Share, Small, Weight
+from mecha_exp import Node, Parameter, Return, factor, merge_method
+from mecha_exp.methods.linear import add_merged, difference, plus, weighted_sum, weighted_total
+from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Share, Small, Weight
 from mecha_exp.methods.slicing import ascending
 
 PART = 1 << 20
@@ -133,3 +133,63 @@ def distribution_crossover(a: Weight, b: Weight, c: Weight, alpha: Share = 0.5, 
         return weighted_sum(a, b, alpha=alpha)
     high = high_frequencies_in_order(difference(b, a), ascending(c), alpha=alpha, tilt=tilt)
     return plus(a, high)
+
+
+def passed(shape: tuple[int, int], radius: float, is_official: bool, like: Tensor) -> Tensor:
+    """How often each frequency of a matrix passes the filter of FR-Merging: once or not at all.
+
+    In the order of torch's fft2 the highest frequencies lie in the middle. In the official code those at a
+    distance of just floor(min(shape) / 10) from there are in two of its bands.
+    """
+    rows, columns = (torch.arange(size).to(like) - size // 2 for size in shape)
+    distance = (rows.square()[:, None] + columns.square()).sqrt()
+    passes = (distance <= min(shape) * radius).to(like)
+    if is_official:
+        inner = min(shape) // 10
+        passes += (distance == inner) & (inner <= min(shape) * radius)
+    return passes
+
+
+@merge_method(register=False)
+def without_low_frequencies(total: Delta, radius: Parameter(float), variant: Parameter(str)) -> Return(
+    Tensor, "delta"
+):
+    """A matrix without its low frequencies; other tensors as they are. See `fr_merging`."""
+    if total.ndim != 2:
+        return total.clone()
+    waves = torch.fft.fft2(total)
+    waves *= passed(tuple(total.shape), radius, variant == "official", total)
+    return torch.fft.ifft2(waves).real.clone(memory_format=torch.contiguous_format)
+
+
+@merge_method(composite=True)
+def fr_merging(
+    base: Base,
+    *models: Experts,
+    radius: Parameter(
+        float, ge=0, help="of the high frequencies that are kept, in parts of the smaller side of the matrix"
+    ) = 0.6,
+    variant: Parameter(
+        str,
+        choices=("paper", "official"),
+        help="whether each frequency counts once, or as in the authors' code",
+    ) = "paper",
+    scale: Scale = 0.3,
+) -> Return(Tensor, "weight"):
+    """base + scale sum_i high(model_i - base), high(d) being a matrix without its low frequencies.
+
+    Tasks interfere most in what is smooth. In the two-dimensional Fourier transform of H rows and W columns
+    those frequencies are kept that lie within radius min(H, W) of the highest one, (H // 2, W // 2). Other
+    tensors are added as they are. Needs whole tensors; the filter is linear, so there is one transform.
+    Variants: paper: each frequency counts once. official: those at a distance of just floor(min(H, W) / 10)
+    count twice, since two bands of the authors' code have them.
+    Agrees: the official code (variant=official), by the formula of its merge_vit and merge_lm.
+    Differs: the official code filters the matrices of attention and MLPs of ViTs only; see keys.
+    Source: FR-Merging, Zheng & Wang 2024, arXiv:2411.16815.
+    """
+
+    def merge(deltas: list[Node]) -> Node:
+        total = weighted_total(*deltas, weights=[1.0] * len(deltas))
+        return without_low_frequencies(total, radius=radius, variant=variant)
+
+    return add_merged(base, models, scale, merge)

@@ -469,3 +469,38 @@ def test_wsm_is_the_run_with_smaller_steps():
 def test_a_decay_that_is_none_is_refused(decay: Any, message: str):
     with pytest.raises(m.RecipeError, match=message):
         m.merge(m.wsm(*run_of(1, 2, 4, 8), decay=decay))
+
+
+def official_fr_merging(deltas: Tensor, radius: float) -> Tensor:
+    """Low, band and high of the authors, of which they add up the inner disc and the ring around it."""
+    if deltas[0].ndim != 2:
+        return deltas.sum(0)
+    height, width = deltas[0].shape
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    distance = torch.sqrt((x - width // 2) ** 2 + (y - height // 2) ** 2)
+    inner = min(height, width) // 10
+    disc, ring = distance <= inner, (distance >= inner) & (distance <= min(height, width) * radius)
+    return sum(torch.fft.ifft2(torch.fft.fft2(d) * mask).real for d in deltas for mask in (disc, ring))
+
+
+@pytest.mark.parametrize("radius", [0.2, 0.6, 0.9])
+def test_fr_merging_filters_as_its_authors_do(radius):
+    models = drawn(shapes={**SHAPES, "even": (20, 30)})
+
+    node = m.fr_merging(*models, radius=radius, variant="official", scale=0.7)
+
+    check(node, models, by_key(lambda x: official_fr_merging(x, radius))(task_vectors(models)))
+
+
+def test_fr_merging_of_the_paper_counts_each_frequency_once():
+    base, expert = drawn(count=2, shapes={"w": (20, 20)})
+    delta = expert["w"] - base["w"]
+
+    everything = m.merge(m.fr_merging(base, expert, radius=1.0, scale=1.0), options=OPTIONS)["w"]
+    constant = m.merge(m.fr_merging(base, {"w": base["w"] + 0.5}, scale=1.0), options=OPTIONS)["w"]
+    finest = m.merge(m.fr_merging(base, expert, radius=0.0, scale=1.0), options=OPTIONS)["w"] - base["w"]
+
+    torch.testing.assert_close(everything, base["w"] + delta)
+    torch.testing.assert_close(constant, base["w"])
+    board = (-1.0) ** (torch.arange(20)[:, None] + torch.arange(20)).double()
+    torch.testing.assert_close(finest, (delta * board).mean() * board)

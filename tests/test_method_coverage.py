@@ -29,6 +29,7 @@ ELSEWHERE = {
     "extract_lycoris_lora": "test_adapters",
     "fallback": "test_parity_texts",
     "fisher": "test_merging_with_data",
+    "fr_merging": "test_method_authors",
     "get_device": "test_plumbing",
     "get_dtype": "test_plumbing",
     "iso_cts": "test_method_authors",

@@ -208,6 +208,7 @@ SYMMETRIC = [
     "lines",
     "wudi",
     "knots",
+    "fr_merging",
     "pcb",
     "emr_unified",
     "localize_and_stitch",

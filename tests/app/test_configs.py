@@ -226,6 +226,7 @@ LEFT_OUT = {
     "elected_task_arithmetic",
     "emr",
     "emr_unified",
+    "fr_merging",
     "iso_cts",
     "knots",
     "localize_and_stitch",

@@ -91,6 +91,7 @@ WHOLE = {
     "extract_kohya_lora",
     "extract_lycoris_lokr",
     "extract_lycoris_lora",
+    "fr_merging",
     "iso_c",
     "iso_cts",
     "knots",
