@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from mecha_exp._version import __version__
-from mecha_exp.calibration.collectors import Collector, FisherCollector, collectors_of, looking
+from mecha_exp.calibration.collectors import Collector, GradientCollector, collectors_of, looking
 from mecha_exp.calibration.partial import Partial
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource, dtype_name
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.errors import ConfigError, EvaluationError, MechaError
 from mecha_exp.evaluators.common.networks import is_same
-from mecha_exp.sources.statistics import FISHER, GRAM, StatisticsHeader, fingerprint
+from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, StatisticsHeader, fingerprint
 
 Advance = Callable[[int], None]
 """Receives how many examples of how many trips were finished since the last call."""
@@ -34,8 +34,8 @@ class Request:
     """What is to be measured.
 
     Attributes:
-        kinds: of statistics: `fisher`, `gram`, `mean`, `norm`.
-        labels: whose Fisher information is measured; see `Subject.log_likelihoods`.
+        kinds: of statistics: `fisher`, `gram`, `mean`, `norm`, `gradient`.
+        labels: whose gradients are measured; see `Subject.log_likelihoods`.
         seed: of sampled labels.
         memory: bytes that the sums of one trip may take.
         chunk: examples after which the sums are written.
@@ -158,7 +158,7 @@ def _measure(
     advance: Advance,
 ) -> None:
     """Add up one group over all examples, from where an earlier run has stopped."""
-    of_parameters = [c for c in trip if isinstance(c, FisherCollector)]
+    of_parameters = [c for c in trip if isinstance(c, GradientCollector)]
     for parameter in subject.module.parameters():
         parameter.requires_grad_(False)
     for collector in of_parameters:
@@ -183,7 +183,7 @@ def _measure(
 
 
 def _add_gradients(
-    subject: Subject, collectors: Sequence[FisherCollector], request: Request, number: int
+    subject: Subject, collectors: Sequence[GradientCollector], request: Request, number: int
 ) -> None:
     parameters = [collector.parameter for collector in collectors]
     terms = subject.log_likelihoods(number, request.labels, request.seed)
@@ -218,7 +218,7 @@ def _header(
         data_sha256=request.data_sha256,
         count=len(subject.examples),
         seed=request.seed,
-        labels=request.labels if FISHER in request.kinds else "",
+        labels=request.labels if {FISHER, GRADIENT} & {*request.kinds} else "",
         kinds=tuple(request.kinds),
         unmeasured=unmeasured,
         settings={**subject.settings, **request.settings},

@@ -1,4 +1,4 @@
-"""What is added up over the examples: squared gradients of parameters, products of the inputs of layers.
+"""What is added up over the examples: squares and norms of gradients, products of the inputs of layers.
 
 Everything is added in float64, in the order of the examples. A layer that is called several times for an
 example adds all its rows.
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.errors import EvaluationError
-from mecha_exp.sources.statistics import FISHER, GRAM, INPUTS_FIRST, MEAN, NORM
+from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, INPUTS_FIRST, MEAN, NORM
 
 Rows = Callable[[Tensor], Tensor]
 """(input of a layer) -> the rows that its weight is applied to, [rows, inputs]."""
@@ -69,14 +69,16 @@ class Collector(ABC):
         self.total = torch.empty(0, dtype=torch.float64)
 
 
-class FisherCollector(Collector):
-    """The diagonal Fisher information of a parameter: the mean over examples of its squared gradient."""
+class GradientCollector(Collector):
+    """A mean over examples of what the gradient of a parameter gives."""
 
-    kind = FISHER
-
-    def __init__(self, key: str, parameter: nn.Parameter) -> None:
-        super().__init__(key, parameter.shape)
+    def __init__(self, key: str, shape: Sequence[int], parameter: nn.Parameter) -> None:
+        super().__init__(key, shape)
         self.parameter = parameter
+
+    @abstractmethod
+    def of_gradient(self, gradient: Tensor) -> Tensor:
+        """What a gradient in float64 adds."""
 
     def add(self, gradient: Tensor | None, weight: float, number: int) -> None:
         """Add the gradient of a log-likelihood of an example.
@@ -86,16 +88,34 @@ class FisherCollector(Collector):
         """
         if gradient is None:
             return
-        squared = gradient.detach().double().square()
-        if not bool(squared.isfinite().all()):
+        added = self.of_gradient(gradient.detach().double())
+        if not bool(added.isfinite().all()):
             raise EvaluationError(
                 f"the gradient of '{self.key}' is NaN or infinite at example {number}. Leave the example "
                 "out, or compute in float32: dtype=float32."
             )
-        self.total += weight * squared.cpu()
+        self.total += weight * added.cpu()
 
     def result(self, examples: int) -> Tensor:
         return (self.total / examples).float()
+
+
+class FisherCollector(GradientCollector):
+    """The diagonal Fisher information of a parameter: the mean over examples of its squared gradient."""
+
+    kind = FISHER
+
+    def of_gradient(self, gradient: Tensor) -> Tensor:
+        return gradient.square()
+
+
+class GradientNormCollector(GradientCollector):
+    """The mean over examples of the Euclidean norm of a parameter's gradient, [1]."""
+
+    kind = GRADIENT
+
+    def of_gradient(self, gradient: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(gradient).reshape(1)
 
 
 class InputCollector(Collector):
@@ -158,13 +178,15 @@ class NormCollector(InputCollector):
 def collectors_of(subject: Subject, kinds: Sequence[str]) -> list[Collector]:
     """A collector for each statistic that is asked for and can be measured, in the order of the module.
 
-    Parameters that several layers share have Fisher information, but no statistics of inputs.
+    Parameters that several layers share have statistics of gradients, but none of inputs.
     """
-    parameters = dict(subject.module.named_parameters())
     found: list[Collector] = []
-    if FISHER in kinds:
-        floating = {name: p for name, p in parameters.items() if p.is_floating_point()}
-        found += [FisherCollector(subject.key_of(name), p) for name, p in floating.items()]
+    for name, parameter in subject.module.named_parameters():
+        key, is_floating = subject.key_of(name), parameter.is_floating_point()
+        if FISHER in kinds and is_floating:
+            found.append(FisherCollector(key, parameter.shape, parameter))
+        if GRADIENT in kinds and is_floating:
+            found.append(GradientNormCollector(key, (1,), parameter))
     uses: dict[int, int] = {}
     for module in subject.module.modules():
         for parameter in module.parameters(recurse=False):

@@ -13,14 +13,14 @@ from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.sources.search import find_model
-from mecha_exp.sources.statistics import FISHER, GRAM, MEAN, NORM, StatisticsHeader
+from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, MEAN, NORM, StatisticsHeader
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal import examples_bar, stdout
 
 EXAMPLE = """\
 settings, as name=value:
     data      texts: a .jsonl, .csv, .parquet or .txt file, or a folder; for a module what that takes
-    kind      fisher, gram, mean, norm, several with commas between them (default: fisher,gram)
+    kind      fisher, gram, mean, norm, gradient, several with commas between them (default: fisher,gram)
     output    a .safetensors file
     labels    sampled (from the model, the default), true (of the data) or exact (every class of one label)
     count     examples at most (default: all)
@@ -35,7 +35,7 @@ examples:
     python -m mecha_exp calibrate a.safetensors module=net.py:subject data=x.npz output=a.stats.safetensors
 """
 
-KINDS = (FISHER, GRAM, MEAN, NORM)
+KINDS = (FISHER, GRAM, MEAN, NORM, GRADIENT)
 _OF_TEXTS: dict[str, Callable[[str], Any]] = {
     "length": int, "column": str, "label": str, "device": str, "dtype": str,
 }  # fmt: skip
@@ -112,7 +112,8 @@ def _report(header: StatisticsHeader, output: Path, seconds: float) -> None:
     size = human_bytes(output.stat().st_size)
     text = f"{output}: {what} of {header.count:,} examples, {size}, in {seconds:.1f} s"
     stdout.print(text, markup=False, soft_wrap=True)
-    if FISHER in header.kinds:
-        stdout.print(f"Fisher information of {header.labels} labels", markup=False)
+    if header.labels:
+        measured = "Fisher information" if FISHER in header.kinds else "gradients"
+        stdout.print(f"{measured} of {header.labels} labels", markup=False)
     if header.count < FEW:
         stdout.print(f"warning: only {header.count} examples; a few hundred tell more", markup=False)

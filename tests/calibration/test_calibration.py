@@ -85,6 +85,30 @@ def test_exact_fisher_is_the_expectation_over_the_labels_of_the_model(bench):
     torch.testing.assert_close(made["fisher/head.weight"], expected, rtol=1e-4, atol=1e-8)
 
 
+def test_gradient_norms_are_of_each_example_and_tensor(bench):
+    net, images, labels = network()
+    norms = [
+        {key: square.sum().sqrt() for key, square in squared_gradients(net, F.cross_entropy(x, y)).items()}
+        for x, y in ((net(image[None]), label[None]) for image, label in zip(images, labels, strict=True))
+    ]
+
+    made = measured(kind="gradient,gram", labels="true")
+
+    assert {key for key in made if key.startswith("gradient/")} == {f"gradient/{key}" for key in norms[0]}
+    for key in norms[0]:
+        mean = torch.stack([norm[key] for norm in norms]).mean()
+        torch.testing.assert_close(made[f"gradient/{key}"], mean.reshape(1), rtol=1e-5, atol=1e-8)
+    assert header_of("a.stats.safetensors")["labels"] == "true"
+
+
+def test_gradient_norms_and_fisher_information_are_measured_at_once(bench):
+    both = measured(kind="fisher,gradient", labels="exact")
+
+    alone = measured(kind="fisher", labels="exact") | measured(kind="gradient", labels="exact")
+    assert both.keys() == alone.keys()
+    assert all(torch.equal(both[key], alone[key]) for key in both)
+
+
 def test_sampled_labels_are_a_function_of_the_seed_and_nothing_else(bench):
     first, again, other = (
         measured(f"{name}.safetensors", kind="fisher", seed=seed)
@@ -223,7 +247,7 @@ def test_layers_that_share_a_weight_have_no_gram_matrix():
 
 
 def test_a_gradient_that_is_not_finite_is_an_error_that_names_the_example():
-    collector = FisherCollector("w", torch.nn.Parameter(torch.zeros(2)))
+    collector = FisherCollector("w", (2,), torch.nn.Parameter(torch.zeros(2)))
     collector.start()
 
     with pytest.raises(EvaluationError, match="the gradient of 'w' is NaN or infinite at example 5"):
@@ -245,7 +269,10 @@ def test_inputs_that_are_not_finite_are_an_error(bench):
         ({"output": None}, r"output=\.\.\. is missing"),
         ({"data": None, "output": None}, r"data=\.\.\. is missing"),
         ({"output": "stats.pt"}, r"output: expected a \.safetensors file, got stats\.pt"),
-        ({"kind": "fischer"}, r"kind=fischer: expected fisher, gram, mean, norm\. Did you mean 'fisher'"),
+        (
+            {"kind": "fischer"},
+            r"kind=fischer: expected fisher, gram, mean, norm, gradient\. Did you mean 'fisher'",
+        ),
         ({"kind": ","}, "kind: expected fisher"),
         ({"seeds": "1"}, r"'seeds=1' is not a setting such as data=FILE\. Did you mean 'seed'"),
         ({"count": "ten"}, "count: expected a whole number, got ten"),

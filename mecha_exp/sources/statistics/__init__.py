@@ -6,6 +6,7 @@ The keys are `KIND/KEY`, KEY being the key of the model: `fisher/layer.weight` h
 
 from mecha_exp.sources.statistics.header import (
     FISHER,
+    GRADIENT,
     GRAM,
     INPUTS_FIRST,
     MEAN,
@@ -18,6 +19,7 @@ from mecha_exp.sources.statistics.view import StatisticsSource
 
 __all__ = [
     "FISHER",
+    "GRADIENT",
     "GRAM",
     "INPUTS_FIRST",
     "MEAN",

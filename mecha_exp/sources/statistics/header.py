@@ -14,7 +14,7 @@ from mecha_exp.sources.source import Source
 METADATA = "mecha_exp.statistics"
 """The entry of a file's header that tells what the statistics are of."""
 
-FISHER, GRAM, MEAN, NORM = "fisher", "gram", "mean", "norm"
+FISHER, GRAM, MEAN, NORM, GRADIENT = "fisher", "gram", "mean", "norm", "gradient"
 
 INPUTS_FIRST = " (inputs first)"
 """The end of a key of a Gram matrix whose layer has the inputs on the first axis of its weight."""
@@ -34,7 +34,7 @@ class StatisticsHeader:
         data_sha256: of its files; empty where a name stands for it.
         count: how many examples.
         seed: of the labels that were sampled.
-        labels: for Fisher information `sampled`, `true` or `exact`.
+        labels: for gradients `sampled`, `true` or `exact`.
         kinds: of statistics.
         rows: for each Gram matrix how many rows of inputs are in it.
         unmeasured: for each kind the keys of the model without it, each with its dtype and shape.

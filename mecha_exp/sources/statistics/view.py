@@ -10,7 +10,7 @@ from mecha_exp.checkpoint.dtypes import stored_bytes
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.source import Source, SourceView
-from mecha_exp.sources.statistics.header import FISHER, GRAM, INPUTS_FIRST, StatisticsHeader
+from mecha_exp.sources.statistics.header import FISHER, GRADIENT, GRAM, INPUTS_FIRST, StatisticsHeader
 
 
 class StatisticsSource(SourceView):
@@ -82,6 +82,8 @@ class StatisticsSource(SourceView):
         """The shape of a statistic of a weight."""
         if self.kind == FISHER:
             return shape
+        if self.kind == GRADIENT:
+            return (1,)
         inputs = shape[0] if key.endswith(INPUTS_FIRST) else math.prod(shape[1:])
         return (inputs, inputs) if self.kind == GRAM else (inputs,)
 
