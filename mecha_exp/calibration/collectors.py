@@ -115,7 +115,8 @@ class GradientNormCollector(GradientCollector):
     kind = GRADIENT
 
     def of_gradient(self, gradient: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(gradient).reshape(1)
+        norm: Tensor = torch.linalg.vector_norm(gradient)
+        return norm.reshape(1)
 
 
 class InputCollector(Collector):
