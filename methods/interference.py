@@ -1,6 +1,7 @@
 """Task vectors as inputs of their own layers: what disturbs a task, measured on them."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,16 @@ from torch import Tensor
 from mecha_exp import Node, Parameter, Return, factor, merge_method
 from mecha_exp.methods.linear import add_merged, n_average
 from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Small
+from mecha_exp.methods.reductions import model_least_kept
+from mecha_exp.methods.spectral import singular_parts
+from mecha_exp.methods.subspaces import leading_parts
+from mecha_exp.methods.tasks import thresholds_of
+
+Steps = Parameter(int, ge=0, help="of Adam")
+Rate = Parameter(float, gt=0, help="learning rate of Adam")
+Others = Parameter(
+    str, choices=("base", "mean"), help="what tensors that are not matrices get of the task vectors"
+)
 
 
 def interference_terms(deltas: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -39,12 +50,12 @@ def minimiser(gram: Tensor, target: Tensor) -> Tensor:
     return target @ vectors * inverse @ vectors.mT
 
 
-def adam(start: Tensor, gram: Tensor, target: Tensor, steps: int, rate: float) -> Tensor:
-    """Adam (Kingma & Ba 2014, arXiv:1412.6980) with torch's defaults on the gradient 2 (t A - B)."""
+def adam(start: Tensor, slope: Callable[[Tensor], Tensor], steps: int, rate: float) -> Tensor:
+    """Adam (Kingma & Ba 2014, arXiv:1412.6980) with torch's defaults, on the gradient that `slope` gives."""
     made = start.clone()
     first, second = torch.zeros_like(made), torch.zeros_like(made)
     for step in range(1, steps + 1):
-        gradient = 2 * (made @ gram - target)
+        gradient = slope(made)
         first.lerp_(gradient, 0.1)
         second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
         spread = (second.sqrt() / math.sqrt(1 - 0.999**step)).add_(1e-8)
@@ -62,14 +73,18 @@ def without_interference(
     if solver == "closed":
         wide = interference_terms(tuple(delta.double() for delta in deltas))
         return (minimiser(*wide).to(deltas[0].dtype),)
-    return (adam(sum(deltas), *interference_terms(deltas), steps, rate),)
+    gram, target = interference_terms(deltas)
+    return (adam(sum(deltas), lambda merged: 2 * (merged @ gram - target), steps, rate),)
 
 
 @merge_method(register=False)
 def solved_or_rest(mean: Delta, solved: Small, others: Parameter(str)) -> Return(Tensor, "delta"):
     """What was solved for; else the mean, or zeros where the others stay the base's."""
-    if solved:
-        return solved[0]
+    return solved[0] if solved else rest(mean, others)
+
+
+def rest(mean: Tensor, others: str) -> Tensor:
+    """The mean, or zeros where the others stay the base's."""
     return mean.clone() if others == "mean" else torch.zeros_like(mean)
 
 
@@ -80,11 +95,9 @@ def wudi(
     solver: Parameter(
         str, choices=("adam", "closed"), help="steps of Adam as the authors take them, or the minimiser"
     ) = "adam",
-    steps: Parameter(int, ge=0, help="of Adam") = 300,
-    rate: Parameter(float, gt=0, help="learning rate of Adam") = 1e-5,
-    others: Parameter(
-        str, choices=("base", "mean"), help="what tensors that are not matrices get of the task vectors"
-    ) = "base",
+    steps: Steps = 300,
+    rate: Rate = 1e-5,
+    others: Others = "base",
     scale: Scale = 1.0,
 ) -> Return(Tensor, "weight"):
     """base + scale t, t of least sum_i |(t - d_i) d_i^T|^2 / |d_i|^2 for each matrix, d_i the task vectors.
@@ -103,5 +116,97 @@ def wudi(
     def merge(deltas: list[Node]) -> Node:
         solved = without_interference(*deltas, solver=solver, steps=steps, rate=rate)
         return solved_or_rest(n_average(*deltas), solved, others=others)
+
+    return add_merged(base, models, scale, merge)
+
+
+@factor(elements=lambda shape: math.prod(shape))
+def shared_directions(*parts: Small, subspace: Parameter(int)) -> Return(Tensor, "param"):
+    """The directions that the left `leading_parts` of all tasks share most, floor(rank / subspace) of them.
+
+    An orthonormal basis, [rows, directions]; nothing for what is not a matrix.
+    """
+    if not parts[0]:
+        return ()
+    left, _, right = parts[0]
+    stacked = torch.cat([u for u, _, _ in parts], 1)
+    u, s, _ = singular_parts(stacked)
+    known = s > s[:1].sum() * max(stacked.shape) * torch.finfo(s.dtype).eps
+    known &= torch.arange(len(s), device=s.device) < min(len(left), len(right)) // subspace
+    return (u[:, known],)
+
+
+@factor(elements=lambda shape: math.prod(shape))
+def modification(
+    *deltas: Delta, shared: Small, eta: Parameter(float), steps: Parameter(int), rate: Parameter(float)
+) -> Return(Tensor, "param"):
+    """t and the l_i of `doge`; nothing for what is not a matrix.
+
+    Rows of the gradient are -2 sum_i l_i sum_j e_j d_j, where e_j = <d_j, d_j - sum_i l_i (d_i + t)>.
+    """
+    if not shared:
+        return ()
+    (basis,) = shared
+    sizes = torch.stack([delta.norm() for delta in deltas])
+    shares = torch.where(sizes > 0, eta / sizes, 0)
+    total = sum(share * delta for share, delta in zip(shares, deltas, strict=True))
+
+    def slope(change: Tensor) -> Tensor:
+        merged = total + shares.sum() * change
+        gaps = [(delta * (delta - merged)).sum(1, keepdim=True) for delta in deltas]
+        steep = sum(gap * delta for gap, delta in zip(gaps, deltas, strict=True)) * (-2 * shares.sum())
+        return steep - basis @ (basis.mT @ steep)
+
+    return adam(torch.zeros_like(total), slope, steps, rate), shares
+
+
+@merge_method(register=False)
+def modified_total(
+    mean: Delta, *deltas: Delta, modified: Small, thresholds: Small, others: Parameter(str)
+) -> Return(Tensor, "delta"):
+    """sum_i l_i (d_i + t) where |d_i| reaches its threshold; what is not a matrix as in `solved_or_rest`."""
+    if not modified:
+        return rest(mean, others)
+    change, shares = modified
+    total = torch.zeros_like(mean)
+    for delta, share, least in zip(deltas, shares, thresholds, strict=True):
+        total += torch.where(delta.abs() >= least, share * (delta + change), 0)
+    return total
+
+
+@merge_method(composite=True)
+def doge(
+    base: Base,
+    *models: Experts,
+    eta: Parameter(float, ge=0, help="size that each task vector gets in each matrix") = 0.07,
+    density: Parameter(
+        float, ge=0, le=1, help="fraction of each whole task vector that is kept, by magnitude"
+    ) = 0.3,
+    subspace: Parameter(int, ge=1, help="one of so many directions is shared, and kept as it is") = 6,
+    steps: Steps = 400,
+    rate: Rate = 1e-4,
+    others: Others = "base",
+    scale: Scale = 1.0,
+) -> Return(Tensor, "weight"):
+    """base + scale sum_i l_i m_i (d_i + t), t of least sum_j <d_j, sum_i l_i (d_i + t) - d_j>^2 row by row.
+
+    A task vector d_j stands for the gradient of its task, so the sum is what the merge changes for the tasks.
+    For each matrix l_i = eta / |d_i|. m_i keeps the int(density n) + 1 largest of all n entries of d_i, found
+    in one more trip over the data. Adam begins at t = 0. Of each gradient it takes what is at right angles to
+    the shared directions: the floor(rank / subspace) largest that the floor(rank / N) leading left singular
+    vectors of the N task vectors span. Matrices are as in `wudi`. Needs whole tensors; a solution serves all
+    strengths and densities of a sweep.
+    Agrees: the official code (DOGE TA, which is FusionBench's too), whose gradient comes from autograd.
+    Differs: the official code names the layers of CLIP's encoder, and n counts their entries alone. Here
+    directions of no size are left out, and l_i is 0 where a task leaves a matrix at the base, not infinity.
+    Source: DOGE, Wei et al. 2025, arXiv:2501.01230.
+    """
+
+    def merge(deltas: list[Node]) -> Node:
+        parts = [leading_parts(delta, tasks=len(deltas), variant="paper") for delta in deltas]
+        shared = shared_directions(*parts, subspace=subspace)
+        modified = modification(*deltas, shared=shared, eta=eta, steps=steps, rate=rate)
+        least = thresholds_of(*(model_least_kept(d, density=density, variant="official") for d in deltas))
+        return modified_total(n_average(*deltas), *deltas, modified=modified, thresholds=least, others=others)
 
     return add_merged(base, models, scale, merge)

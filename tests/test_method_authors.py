@@ -201,6 +201,83 @@ def test_other_tensors_get_the_mean_from_wudi_if_asked():
     torch.testing.assert_close(made["vector"], models[0]["vector"] + mean)
 
 
+def official_doge(vectors: list[StateDict], eta: float, density: float, subspace: int) -> StateDict:
+    """`DOGE_TA` of the authors, with its 400 steps: what it adds to each matrix, and to nothing else."""
+    least = [flat([v])[0].abs().sort().values[-int(density * flat([v]).shape[1]) - 1] for v in vectors]
+    made = {}
+    for key, first in vectors[0].items():
+        deltas = torch.stack([vector[key] for vector in vectors])
+        if first.ndim != 2:
+            made[key] = torch.zeros_like(first)
+            continue
+        shares = (eta / deltas.flatten(1).norm(dim=1))[:, None, None]
+        each = min(first.shape) // len(deltas)
+        frames = [torch.linalg.svd(delta, full_matrices=False).U[:, :each] for delta in deltas]
+        basis = torch.linalg.svd(torch.cat(frames, 1), full_matrices=False).U[
+            :, : min(first.shape) // subspace
+        ]
+        change = torch.nn.Parameter(torch.zeros_like(first))
+        optimizer = torch.optim.Adam([change], lr=1e-4)
+        for _ in range(400):
+            optimizer.zero_grad()
+            gaps = (deltas * (deltas - (shares * (deltas + change)).sum(0))).sum(2)
+            gaps.square().sum().backward()
+            change.grad -= basis @ basis.T @ change.grad
+            optimizer.step()
+        masks = deltas.abs() >= torch.stack(least)[:, None, None]
+        made[key] = (shares * (deltas + change.detach()) * masks).sum(0)
+    return made
+
+
+@pytest.mark.parametrize(("eta", "density", "subspace"), [(0.07, 0.3, 6), (0.5, 0.05, 2), (0.07, 0.99, 40)])
+def test_doge_takes_the_steps_of_adam_beside_the_shared_directions(eta, density, subspace):
+    models = drawn(16)
+
+    node = m.doge(*models, eta=eta, density=density, subspace=subspace, scale=0.7)
+
+    check(node, models, official_doge(task_vectors(models), eta, density, subspace))
+
+
+def test_the_sum_that_doge_lessens_grows_less_than_without_its_steps():
+    models = drawn(17, shapes={"w": (12, 30)})
+    deltas = torch.stack([vector["w"] for vector in task_vectors(models)])
+
+    def gap(steps: int) -> Tensor:
+        node = m.doge(*models, density=1.0, steps=steps, rate=1e-3)
+        merged = m.merge(node, options=OPTIONS)["w"] - models[0]["w"]
+        return (deltas * (merged - deltas)).sum(2).square().sum()
+
+    assert gap(400) < 0.5 * gap(0)
+
+
+def test_doge_counts_a_task_that_leaves_a_matrix_at_the_base_as_none():
+    models = drawn(18, shapes={"w": (12, 30), "x": (9, 9)})
+    idle = {key: base + (key == "x") for key, base in models[0].items()}
+
+    made = m.merge(m.doge(*models, idle), options=OPTIONS)
+
+    assert made["w"].isfinite().all()
+    assert not torch.equal(made["w"], models[0]["w"])
+
+
+def test_doge_of_one_model_is_its_task_vector_at_another_size():
+    base, expert = drawn(19, 2, {"w": (8, 8)})
+
+    made = m.merge(m.doge(base, expert, density=1.0, steps=0), options=OPTIONS)["w"] - base["w"]
+
+    delta = expert["w"] - base["w"]
+    torch.testing.assert_close(made, 0.07 * delta / delta.norm())
+
+
+def test_other_tensors_get_the_mean_from_doge_if_asked():
+    models = drawn(20)
+
+    made = m.merge(m.doge(*models, others="mean", steps=1), options=OPTIONS)
+
+    mean = sum(vector["kernel"] for vector in task_vectors(models)) / 3
+    torch.testing.assert_close(made["kernel"], models[0]["kernel"] + mean)
+
+
 def official_pcb(vectors: Tensor, ratio: float) -> Tensor:
     """`PCB_merge` of the authors, on the flat task vectors."""
     tasks, count = vectors.shape

@@ -19,6 +19,7 @@ BUILT_IN = {x.identifier for x in all_methods() if x.__wrapped__.__module__.star
 ELSEWHERE = {
     "balance_attention": "test_symmetries",
     "cast": "test_parity_texts",
+    "doge": "test_method_authors",
     "ema": "test_method_authors",
     "emr": "test_method_authors",
     "emr_unified": "test_method_authors",

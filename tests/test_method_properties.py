@@ -209,6 +209,7 @@ SYMMETRIC = [
     "wudi",
     "knots",
     "fr_merging",
+    "doge",
     "pcb",
     "emr_unified",
     "localize_and_stitch",

@@ -223,6 +223,7 @@ def test_a_recipe_names_every_hyperparameter_of_its_method_and_merges_the_demo(n
 
 LEFT_OUT = {
     "clamp",
+    "doge",
     "elected_task_arithmetic",
     "emr",
     "emr_unified",

@@ -86,6 +86,7 @@ WHOLE = {
     "balance_attention",
     "crossover",
     "distribution_crossover",
+    "doge",
     "exchange_ema",
     "extract_kohya_lokr",
     "extract_kohya_lora",
