@@ -109,6 +109,26 @@ def take_rows(
 
 
 @merge_method
+def approximate_rows(
+    a: Parameter(StateDict[T]),
+    donor: Parameter(StateDict[T]),
+    shared: Parameter(str, help="such as `0@0:100+1@3:103`"),
+    rows: Parameter(str, help="such as `5 9:12`"),
+    k: Parameter(int, ge=1, help="how many rows of a are added at most") = 64,
+) -> Return(T):
+    """Rows of a for tokens that it lacks: c_1 a[i_1] + ... + c_k a[i_k], as `align_tokens` asks for them.
+
+    The tokens i and the coefficients c are those by which orthogonal matching pursuit writes the donor's row
+    as a sum of the donor's rows. `rows` are the rows of the donor that are made, and `shared` the tokens that
+    both have, each a row of a and one of the donor. Embedding and output layer are approximated apart; a and
+    the donor may have rows of different sizes. Both are models that are read.
+    Agrees: mergekit, `omp` of tokensurgeon, to 1e-5 where k is at most the size of the donor's rows.
+    Source: Goddard and Fernandes Neto, arXiv:2506.06607; mergekit, tokensurgeon.
+    """
+    raise RecipeError("approximate_rows: makes rows of models that are read, not of a merge. Merge the rows.")
+
+
+@merge_method
 def rename_keys(
     a: Parameter(StateDict[T]),
     rules: Parameter(str, help="such as `layers.*.mlp.* -> layers.*.experts.0.*`"),

@@ -1,4 +1,4 @@
-"""Write what mergekit makes of the configurations: `python -m parity.mergekit FILE TOKENS MIXTURES`.
+"""Write what mergekit makes of the configurations: `python -m parity.mergekit FILE TOKENS MIXTURES SURGERY`.
 
 It runs in mergekit's own environment. tests/mergekit compares ours with the files.
 """
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from parity.mergekit_configs import CONFIGS, write_models
 from parity.mergekit_mixtures import MIXTURE_CONFIGS, write_mixture_models
-from parity.mergekit_tokens import TOKEN_CONFIGS, write_token_models
+from parity.mergekit_tokens import TOKEN_CONFIGS, TRANSPLANTS, VOCABULARY_KEYS, write_token_models
 
 
 def merged(config: str, output: Path) -> Path:
@@ -83,6 +83,22 @@ def write_golden(golden: Path, configs: Mapping[str, str], write: Callable[[Path
     sys.stdout.write(f"{len(configs)} configurations, {golden.stat().st_size:,} bytes in {golden}\n")
 
 
+def write_transplants(golden: Path) -> None:
+    """Write the rows that `mergekit-tokensurgeon` makes for tokens which a model lacks."""
+    from mergekit.scripts.tokensurgeon import main as tokensurgeon
+
+    tensors = {}
+    with tempfile.TemporaryDirectory() as name:
+        os.chdir(name)
+        write_token_models(Path(name))
+        for number, (how, words) in enumerate(TRANSPLANTS.items()):
+            tokensurgeon(["a", "words", str(number), *words], standalone_mode=False)
+            made = load_file(Path(name) / str(number) / "model.safetensors")
+            tensors |= {f"{how}|{key}": made[key] for key in VOCABULARY_KEYS}
+    save_file(tensors, golden, metadata={"oracle": f"mergekit {importlib.metadata.version('mergekit')}"})
+    sys.stdout.write(f"{len(TRANSPLANTS)} transplants, {golden.stat().st_size:,} bytes in {golden}\n")
+
+
 def facts_of(output: Path) -> dict[str, object]:
     """What the config.json of a model says of its size, and its tokens by number."""
     content = json.loads((output / "config.json").read_text())
@@ -94,11 +110,12 @@ def facts_of(output: Path) -> dict[str, object]:
 
 
 def main(*paths: str) -> None:
-    """Write the three files."""
-    configs, tokens, mixtures = (Path(path).resolve() for path in paths)
+    """Write the four files."""
+    configs, tokens, mixtures, surgery = (Path(path).resolve() for path in paths)
     write_golden(configs, CONFIGS, write_models)
     write_golden(tokens, TOKEN_CONFIGS, write_token_models)
     write_golden(mixtures, MIXTURE_CONFIGS, write_mixture_models)
+    write_transplants(surgery)
 
 
 if __name__ == "__main__":

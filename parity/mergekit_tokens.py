@@ -73,6 +73,15 @@ def tokenizer(tokens: Sequence[str], added: Sequence[str]) -> dict[str, object]:
     }
 
 
+TRANSPLANTS: Mapping[str, tuple[str, ...]] = {
+    "omp": ("-a", "omp", "-k", "4"),
+    "omp of six": ("-a", "omp", "-k", "6"),
+    "mean": ("-a", "mean"),
+    "zero": ("-a", "zero"),
+    "pieces": ("-a", "subword"),
+}
+"""By name the words with which `mergekit-tokensurgeon a words OUTPUT` runs."""
+
 TOKEN_CONFIGS: Mapping[str, str] = {
     "a permutation, by the tokens of the base": """\
 merge_method: task_arithmetic

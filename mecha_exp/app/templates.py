@@ -112,4 +112,8 @@ def _value_at(config: Mapping[str, Any], path: str) -> Any:
 
 
 def _built(recipe: Any, folders: Sequence[Path]) -> Node:
-    return build_recipe(recipe, load_text=lambda path: deserialize_path(find_recipe(Path(path), folders)))
+    return build_recipe(
+        recipe,
+        load_text=lambda path: deserialize_path(find_recipe(Path(path), folders)),
+        model_dirs=folders,
+    )

@@ -7,52 +7,89 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mecha_exp.checkpoint import TensorInfo, open_stored
-from mecha_exp.errors import CheckpointError, some
+from mecha_exp.errors import CheckpointError, ConfigError, some
 from mecha_exp.graph.nodes import ModelNode, Node, call
+from mecha_exp.recipe.token_names import TokenNames
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import infos_of
 from mecha_exp.sources.tokenizer import TOKENIZER, Tokenizer
 from mecha_exp.sources.views.row_table import Origins, RowTable
 from mecha_exp.sources.vocabulary import has_token_rows
 
+ERROR, ZERO, MEAN, PIECES, OMP = MISSING = ("error", "zero", "mean", "pieces", "omp")
+"""The ways to make rows for tokens that no model has; the first makes none."""
+
 
 def align_tokens(
     model: str | os.PathLike[str],
     tokenizer: str | os.PathLike[str],
     *others: str | os.PathLike[str],
+    missing: str = ERROR,
+    k: int = 64,
     model_dirs: Sequence[str | os.PathLike[str]] = (),
 ) -> Node:
     """A model whose embedding and output layer have a row for each token of another tokenizer, in its order.
 
     A token that the model does not have gets its row from the first of the others that has it. The rows are
-    read in place, so that memory stays flat; a folder that is written gets the tokenizer.
+    read in place, so that memory stays flat; a folder that is written gets the tokenizer, and in its
+    `config.json` the numbers of special tokens.
+
+    Where `missing` says what becomes of tokens that none of them has, tokens of different families of
+    tokenizers are one by their text, and special ones by their kind: `Ġthe` is `▁the`, `</s>` is `<|end|>`.
 
     Args:
         model: a model, with the `tokenizer.json` of its tokens beside it.
         tokenizer: a model with the tokenizer that is wanted, or the folder of that.
         others: models that give the rows of tokens which the first one lacks.
+        missing: `error`; `zero`; `mean`, of the rows of all the model's tokens; `pieces`, the mean of those
+            that the model's tokenizer splits the token into; or `omp`, by orthogonal matching pursuit a sum
+            of rows of tokens that both models have. `omp` alone needs the rows of the other model.
+        k: how many rows a sum of `omp` has at most, 1 or more. It is not used otherwise.
         model_dirs: where models are looked for, after the current folder.
 
     Raises:
-        CheckpointError: a model or a tokenizer cannot be read, or no model has one of the tokens.
+        CheckpointError: a model or a tokenizer cannot be read, no model has one of the tokens, a token has no
+            pieces, or there are fewer than k tokens that both models have.
+        ConfigError: there is no such way for tokens that are missing.
 
     >>> merge(slerp("base", align_tokens("expert", "base"), alpha=0.3), "merged")
+    >>> merge(align_tokens("llama", "qwen", missing="omp"), "llama-with-tokens-of-qwen")
+
+    Source: Goddard and Fernandes Neto, arXiv:2506.06607, for `omp`; mergekit, tokensurgeon.
     """
+    if missing not in MISSING:
+        raise ConfigError(f"missing: expected one of {', '.join(MISSING)}, got {missing!r}.")
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise ConfigError(f"k: expected a whole number above 0, got {k!r}.")
     folders = [Path(folder) for folder in model_dirs]
     models = [os.fspath(each) for each in (model, *others)]
     target = Path(tokenizer) if Path(tokenizer).is_dir() else find_model(os.fspath(tokenizer), folders)
-    tokens = require_tokenizer(target)
-    numbers = [_rows_of(find_model(each, folders)) for each in models]
-    rows = [_first_row(token, numbers) for token in tokens.in_order()]
-    lacking = [token for token, row in zip(tokens.in_order(), rows, strict=True) if not row]
-    if lacking:
+    wanted = TokenNames(require_tokenizer(target))
+    known = [_names_of(find_model(each, folders)) for each in models]
+    tokens = wanted.tokenizer.in_order()
+    rows = [_first_row(token, wanted, known, exact=missing == ERROR) for token in tokens]
+    lacking = [number for number, row in enumerate(rows) if not row]
+    nodes: list[Node] = [ModelNode(each) for each in models]
+    if lacking and missing == ERROR:
         raise CheckpointError(
             f"align_tokens: {' and '.join(models)} have no row for {len(lacking)} tokens of {target}: "
-            f"{some(list(map(repr, lacking)), 3)}. Name a model that has them after these."
+            f"{some([repr(tokens[number]) for number in lacking], 3)}. Name a model that has them after "
+            f"these, or say how their rows are made: missing={', '.join(MISSING[1:])}"
         )
+    if lacking and missing == PIECES:
+        for number in lacking:
+            rows[number] = tuple((0, piece) for piece in known[0].pieces_of(tokens[number], wanted))
+    if lacking and missing == MEAN:
+        count = max(known[0].numbers) + 1
+        nodes.append(call("take_rows", nodes[0], rows=f"0:{count} mean"))
+        rows = [row or ((len(models), count),) for row in rows]
+    if lacking and missing == OMP:
+        donor = _names_of(find_model(os.fspath(tokenizer), folders))
+        nodes.append(_approximated(models[0], os.fspath(tokenizer), known[0], donor, lacking, k))
+        for place, number in enumerate(lacking):
+            rows[number] = ((len(models), place),)
     text = str(RowTable.of(rows))
-    nodes = [ModelNode(each) for each in models]
-    return call("take_rows", *nodes, rows=text, tokenizer=str(tokens.folder / TOKENIZER))
+    return call("take_rows", *nodes, rows=text, tokenizer=str(wanted.tokenizer.folder / TOKENIZER))
 
 
 def require_tokenizer(path: Path) -> Tokenizer:
@@ -94,17 +131,43 @@ def token_rows(infos: Mapping[str, TensorInfo], name: str) -> int:
     return min(rows)
 
 
-def _rows_of(path: Path) -> dict[str, int]:
-    """The row of each token of a model."""
+def _names_of(path: Path) -> TokenNames:
+    """The tokens of a model that have a row."""
     tokenizer = require_tokenizer(path)
     with open_stored(path) as opened:
         count = token_rows(infos_of(opened), opened.name)
-    return {token: row for row, token in tokenizer.tokens.items() if row < count}
+    return TokenNames(tokenizer, count)
 
 
-def _first_row(token: str, numbers: Sequence[dict[str, int]]) -> Origins:
+def _first_row(token: str, wanted: TokenNames, known: Sequence[TokenNames], exact: bool) -> Origins:
     """Where the row of a token is, in the first model that has it; nowhere in none of them."""
-    found: Iterator[Origins] = (
-        ((number, rows[token]),) for number, rows in enumerate(numbers) if token in rows
-    )
-    return next(found, ())
+    found = (names.rows.get(token) if exact else names.row_of(token, wanted) for names in known)
+    rows: Iterator[Origins] = (((number, row),) for number, row in enumerate(found) if row is not None)
+    return next(rows, ())
+
+
+def _approximated(
+    model: str, donor: str, own: TokenNames, wanted: TokenNames, lacking: Sequence[int], k: int
+) -> Node:
+    """A model with rows for the tokens that it lacks, as sums of rows of tokens that a donor shares with it.
+
+    Raises:
+        CheckpointError: there are fewer than k such tokens, or the donor has no row for one that is lacking.
+    """
+    pairs = ((own.row_of(token, wanted), row) for token, row in wanted.rows.items())
+    shared = sorted((row, same) for same, row in pairs if same is not None)
+    if len(shared) < k:
+        raise CheckpointError(
+            f"align_tokens: {model} and {donor} share {len(shared)} tokens, and missing=omp adds the rows of "
+            f"k={k} of them. "
+            + (f"Set k={len(shared)} or less." if shared else "Set missing=pieces, mean or zero.")
+        )
+    if unknown := [number for number in lacking if number not in wanted.numbers]:
+        raise CheckpointError(
+            f"align_tokens: {donor} has {len(unknown)} tokens without a row, as "
+            f"{wanted.tokenizer.tokens[unknown[0]]!r}, so that missing=omp has nothing to go by. Set "
+            "missing=pieces, mean or zero."
+        )
+    text = str(RowTable.of(((0, same), (1, row)) for row, same in shared))
+    rows = str(RowTable.of(((0, number),) for number in lacking))
+    return call("approximate_rows", ModelNode(model), ModelNode(donor), shared=text, rows=rows, k=k)

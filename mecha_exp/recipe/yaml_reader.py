@@ -1,17 +1,19 @@
 """Builds recipe graphs from YAML.
 
 A mapping with `method:` is a call, one with `model:` a leaf, one with `mecha:` loads a text recipe, one with
-`parameter:` is a variable. A string where a tensor is expected is a model's path, a list fills a variadic
-parameter, and a mapping of key patterns in the place of a hyperparameter gives its value per key. A call
-with `keys:` is for these keys, and what the others get stands there, too; see `for_keys`.
+`parameter:` is a variable, and one with `align_tokens:` a model with the tokens of another. A string where a
+tensor is expected is a model's path, a list fills a variadic parameter, and a mapping of key patterns in the
+place of a hyperparameter gives its value per key. A call with `keys:` is for these keys, and what
+the others get stands there, too; see `for_keys`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from mecha_exp.errors import Problems, RecipeError, brief, did_you_mean
+from mecha_exp.errors import MechaError, Problems, RecipeError, brief, did_you_mean
 from mecha_exp.graph.by_key import BLOCKS, by_key
 from mecha_exp.graph.literals import node_by_key
 from mecha_exp.graph.nodes import ModelNode, Node
@@ -22,35 +24,45 @@ from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.recipe.keys import for_keys
 from mecha_exp.recipe.templates import parameter
+from mecha_exp.recipe.tokens import align_tokens
 
 KEYS = "keys"
 """The word in a call for the keys that it is for; no merge method has a parameter of that name."""
 
-NODE_WORDS = ("method", "model", "mecha", "parameter")
+NODE_WORDS = ("method", "model", "mecha", "parameter", "align_tokens")
 
 
-def build_recipe(config: Any, where: str = "recipe", load_text: Callable[[str], Node] | None = None) -> Node:
+def build_recipe(
+    config: Any,
+    where: str = "recipe",
+    load_text: Callable[[str], Node] | None = None,
+    model_dirs: Sequence[Path] = (),
+) -> Node:
     """Build the graph that a configuration describes.
 
     Args:
         config: a mapping (see the module), or a model's path.
         where: its name in messages.
         load_text: (path of a `.mecha` file) -> its graph; None refuses such files.
+        model_dirs: where the models of `align_tokens` are looked for, after the current folder.
 
     Raises:
         RecipeError: every mistake, with its place and the nearest valid name.
     """
     problems = Problems()
-    node = _Builder(problems, load_text).node(config, where)
+    node = _Builder(problems, load_text, model_dirs).node(config, where)
     problems.raise_as(RecipeError)
     assert node is not None
     return node
 
 
 class _Builder:
-    def __init__(self, problems: Problems, load_text: Callable[[str], Node] | None) -> None:
+    def __init__(
+        self, problems: Problems, load_text: Callable[[str], Node] | None, model_dirs: Sequence[Path]
+    ) -> None:
         self._problems = problems
         self._load_text = load_text
+        self._model_dirs = model_dirs
 
     def node(self, config: Any, where: str) -> Node | None:
         """The node of a configuration; None after noting a mistake."""
@@ -67,8 +79,8 @@ class _Builder:
         if len(words) != 1:
             near = did_you_mean(str(next(iter(config), "")), NODE_WORDS) if not words else ""
             self._problems.add(
-                f"{where}: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:', got "
-                f"{list(config)}.{near}"
+                f"{where}: expected exactly one of 'method:', 'model:', 'mecha:', 'parameter:' and "
+                f"'align_tokens:', got {list(config)}.{near}"
             )
             return None
         make = {
@@ -76,6 +88,7 @@ class _Builder:
             "model": self._model,
             "mecha": self._text,
             "parameter": self._parameter,
+            "align_tokens": self._aligned,
         }
         return make[words[0]](config, where)
 
@@ -109,6 +122,24 @@ class _Builder:
         try:
             return self._load_text(config["mecha"])
         except RecipeError as error:
+            self._problems.add(f"{where}: {error}")
+            return None
+
+    def _aligned(self, config: Mapping[str, Any], where: str) -> Node | None:
+        self._check_names(config, ("align_tokens", "tokenizer", "others", "missing", "k"), where)
+        others = config.get("others") or []
+        others = others if isinstance(others, list | tuple) else [others]
+        models = [config["align_tokens"], config.get("tokenizer"), *others]
+        if not all(isinstance(model, str) for model in models):
+            self._problems.add(
+                f"{where}: expected the paths of models in 'align_tokens:', 'tokenizer:' and 'others:', got "
+                f"{brief(models)}"
+            )
+            return None
+        given = {name: config[name] for name in ("missing", "k") if name in config}
+        try:
+            return align_tokens(*models, **given, model_dirs=self._model_dirs)
+        except MechaError as error:
             self._problems.add(f"{where}: {error}")
             return None
 

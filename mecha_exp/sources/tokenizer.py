@@ -12,6 +12,7 @@ from typing import Any
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX, parse_header
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.safetensors.header import open_regular
+from mecha_exp.checkpoint.sidecars import CONFIG
 from mecha_exp.errors import CheckpointError
 
 MAX_BYTES = 200_000_000
@@ -28,7 +29,12 @@ TOKENIZER_FILES = frozenset(
 TOKENIZER = "tokenizer.json"
 """The file that holds all of a tokenizer."""
 
-_SPECIAL = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+GENERATION = "generation_config.json"
+"""The settings by which transformers generates text."""
+
+SPECIAL_KINDS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+"""The names of tokens with a meaning of their own in `tokenizer_config.json`."""
+
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
@@ -115,6 +121,33 @@ def tokenizer_files(folder: Path, other: Path | None) -> dict[str, Path | None]:
     return {name: source / name if (source / name).is_file() else None for name in names}
 
 
+def special_numbers(folder: Path, other: Path, file: str = CONFIG) -> dict[str, Any]:
+    """The entries such as `eos_token_id` that a folder's settings get with the tokenizer of another folder.
+
+    One that the other folder does not name is None, since the number stands for another token there.
+
+    Args:
+        folder: the folder whose settings are changed.
+        other: the one whose tokenizer is taken; without a `config.json` there nothing changes.
+        file: the name of the settings.
+    """
+    for each in (folder, other):
+        fetch_small_files(each)
+    before, config, same = (_json(path) or {} for path in (folder / file, other / CONFIG, other / file))
+    given = {**config, **same}
+    names = [f"{kind}_id" for kind in SPECIAL_KINDS]
+    return {name: given.get(name) for name in names if config and (name in before or name in given)}
+
+
+def generation_settings(folder: Path, other: Path) -> dict[str, bytes]:
+    """The `generation_config.json` of a folder with the special tokens of another; none if it has none."""
+    before = _json(folder / GENERATION)
+    if not isinstance(before, dict):
+        return {}
+    content = {**before, **special_numbers(folder, other, GENERATION)}
+    return {GENERATION: (json.dumps(content, indent=2) + "\n").encode()}
+
+
 def _of_gguf(path: Path) -> Tokenizer | None:
     with open_regular(path) as file:
         header = parse_header(file)
@@ -144,7 +177,7 @@ def _special(config: Any) -> Iterator[str]:
     """The tokens that a `tokenizer_config.json` names."""
     config = config if isinstance(config, dict) else {}
     more = config.get("additional_special_tokens")
-    entries = [config.get(name) for name in _SPECIAL] + (more if isinstance(more, list) else [])
+    entries = [config.get(name) for name in SPECIAL_KINDS] + (more if isinstance(more, list) else [])
     entries += (config.get("added_tokens_decoder") or {}).values()
     for entry in entries:
         content = entry.get("content") if isinstance(entry, dict) else entry

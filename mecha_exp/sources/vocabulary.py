@@ -22,10 +22,17 @@ VOCABULARY_KEYS = (
 )
 """The ends of keys whose tensors have a row for each token."""
 
+_OUTPUT_LAYERS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight")
+
 
 def has_token_rows(key: str) -> bool:
     """Whether the tensor of a key has a row for each token."""
     return key.endswith(VOCABULARY_KEYS)
+
+
+def is_output_layer(key: str) -> bool:
+    """Whether the rows of a key are those of an output layer, and not of an embedding."""
+    return key.endswith(_OUTPUT_LAYERS)
 
 
 def as_stored(source: Source) -> Source:

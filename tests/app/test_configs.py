@@ -26,7 +26,10 @@ OPTIONS = sorted(
     for path in CONF.glob("**/*.yaml")
     if path.parent != CONF and not path.is_relative_to(CONF / "hydra")
 )
-RECIPES = [name for group, name in OPTIONS if group == "recipe" and name not in ("mecha", "mergekit")]
+OF_FILES = ("align_tokens", "mecha", "mergekit")
+"""Recipes that read more than their models' tensors: tokenizers, or another recipe."""
+
+RECIPES = [name for group, name in OPTIONS if group == "recipe" and name not in OF_FILES]
 
 base, *experts = (
     {key: tensor.double() for key, tensor in load_file(DIGITS / f"{name}.safetensors").items()}

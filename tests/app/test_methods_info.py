@@ -150,7 +150,7 @@ def test_an_example_is_the_recipe_of_that_name_or_one_that_ends_with_the_method(
 
 OF_ADAPTERS = {"extract_kohya_lokr", "extract_lycoris_lokr", "extract_lycoris_lora", "lora_delta"}
 OF_KNOWN_MODELS = {"balance_attention", "omit_component", "pick_component", "randperm", *OF_ADAPTERS}
-OF_LAYERS = {"rename_keys", "take_layers", "take_rows"}
+OF_LAYERS = {"approximate_rows", "rename_keys", "take_layers", "take_rows"}
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - OF_KNOWN_MODELS - OF_LAYERS - {"stack", "statistics"}))

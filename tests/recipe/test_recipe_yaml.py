@@ -143,8 +143,8 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_place_and_the_nearest
     assert said == [
         "recipe.a.method: unknown merge method 'slrp'. Did you mean 'slerp' or 'nuslerp' or 'slerp_raw'? A "
         "method of your own must be loaded first: plugins=[mine.py] or --plugin mine.py.",
-        "recipe.b.models[0]: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:', "
-        "got ['modle']. Did you mean 'model'?",
+        "recipe.b.models[0]: expected exactly one of 'method:', 'model:', 'mecha:', 'parameter:' and "
+        "'align_tokens:', got ['modle']. Did you mean 'model'?",
         "recipe.b.models[1]: unknown word 'merge_spcae'. Did you mean 'merge_space'?",
         "recipe.b.models[2]: unknown merge space 'dleta'. Did you mean 'delta'?",
         "recipe.b.models[4].alhpa: there is no such argument. Did you mean 'alpha'?",
@@ -170,12 +170,20 @@ def test_what_is_wrong_in_itself_is_not_blamed_twice():
         ("3", "recipe: expected a model's path or a mapping with 'method:', got 3"),
         ("null", "recipe: expected a model's path or a mapping with 'method:', got None"),
         ("[a, b]", "recipe: expected a model's path or a mapping with 'method:', got ['a', 'b']"),
-        ("{}", "recipe: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:', got []"),
+        (
+            "{}",
+            "recipe: expected exactly one of 'method:', 'model:', 'mecha:', 'parameter:' and "
+            "'align_tokens:', got []",
+        ),
         (
             "{model: a, method: slerp}",
-            "recipe: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:'",
+            "recipe: expected exactly one of 'method:', 'model:', 'mecha:', 'parameter:' and 'align_tokens:'",
         ),
-        ("{1: a}", "recipe: expected exactly one of 'method:', 'model:', 'mecha:' and 'parameter:', got [1]"),
+        (
+            "{1: a}",
+            "recipe: expected exactly one of 'method:', 'model:', 'mecha:', 'parameter:' and "
+            "'align_tokens:', got [1]",
+        ),
         ("{model: 3}", "recipe.model: expected a path, got 3"),
         ("{mecha: x.mecha}", "recipe.mecha: expected the path of a .mecha file, got 'x.mecha'"),
         ("{method: 3}", "recipe.method: unknown merge method '3'."),

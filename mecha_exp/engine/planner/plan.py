@@ -32,7 +32,12 @@ from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of
 from mecha_exp.method_api.paths import path_arguments
 from mecha_exp.sources.layers import LayersSource, changed_entries
 from mecha_exp.sources.source import Source
-from mecha_exp.sources.tokenizer import TOKENIZER_FILES, tokenizer_files
+from mecha_exp.sources.tokenizer import (
+    TOKENIZER_FILES,
+    generation_settings,
+    special_numbers,
+    tokenizer_files,
+)
 from mecha_exp.sources.vocabulary import as_stored, vocabulary_donor
 
 
@@ -224,12 +229,13 @@ class Plan:
         if template is not None and donor is not None:
             template = replace(template, replaced=tokenizer_files(template.folder, donor.path))
         if template is not None and (taken := rows_taken([self.jobs[job].recipe])):
-            template = replace(template, replaced=_tokenizer_of(taken, template.folder))
+            template = _with_tokenizer(template, taken)
         if template is not None and self.jobs[job].small_files:
             template = replace(template, replaced={**template.replaced, **self.jobs[job].small_files})
         stacked = self._stacked_layers(job)
         if template is not None and stacked:
-            template = replace(template, entries=changed_entries(template.folder, stacked))
+            entries = {**template.entries, **changed_entries(template.folder, stacked)}
+            template = replace(template, entries=entries)
         gguf = GgufTemplate.of(as_stored(first), keeps_codes=self.jobs[job].dtype is None)
         layout, card = self.layouts[job], self.jobs[job].card
         return Destination(output, layout, shard_size, template, gguf=gguf, card=card)
@@ -269,17 +275,23 @@ def size_of(layout: Layout) -> int:
     return sum(stored_bytes(dtype, shape) for dtype, shape in layout.values())
 
 
-def _tokenizer_of(taken: Sequence[MergeNode], folder: Path) -> Mapping[str, Path | None]:
-    """The files of the tokenizer that rows were taken for; those of the folder are left out.
+def _with_tokenizer(template: Template, taken: Sequence[MergeNode]) -> Template:
+    """The template with the tokenizer that rows were taken for; that of the folder is left out.
 
     Args:
+        template: the folder of the first model, whose tokens may be others.
         taken: calls of `take_rows`.
-        folder: of the first model, whose tokens may be others.
     """
-    named = (path for call in taken for _, path in path_arguments(call))
-    files: Mapping[str, Path | None] = tokenizer_files(folder, next(named, None))
+    folder = template.folder
+    named = next((path for call in taken for _, path in path_arguments(call)), None)
+    files: Mapping[str, Path | bytes | None] = tokenizer_files(folder, named)
     fetch_small_files(folder)
-    return files or {name: None for name in sorted(TOKENIZER_FILES) if (folder / name).is_file()}
+    if not files:
+        files = {name: None for name in sorted(TOKENIZER_FILES) if (folder / name).is_file()}
+    if named is None:
+        return replace(template, replaced=files)
+    files = {**files, **generation_settings(folder, named.parent)}
+    return replace(template, replaced=files, entries=special_numbers(folder, named.parent))
 
 
 def _tile_bytes(program: Program) -> int:

@@ -13,7 +13,7 @@ from mecha_exp.architectures import resolve, views
 from mecha_exp.conversion.formats import FormatConversion
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion, adapter_conversion
-from mecha_exp.engine.planner.vocabulary import RENAME_KEYS, TAKE_LAYERS, TAKE_ROWS
+from mecha_exp.engine.planner.vocabulary import APPROXIMATE_ROWS, RENAME_KEYS, TAKE_LAYERS, TAKE_ROWS
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.graph.rewrite import rewrite
@@ -25,6 +25,7 @@ from mecha_exp.sources.layers import LayersSource, Span
 from mecha_exp.sources.lora import AdapterSource, DeltaSource
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.statistics import FISHER, GRAM, StatisticsSource, fingerprint
+from mecha_exp.sources.views.approximation import ApproximatedRows, Approximation
 from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.views.row_table import RowTable
 from mecha_exp.sources.views.rows import RowsSource
@@ -39,6 +40,7 @@ class ModelView(ModelNode):
         declared: the config that was declared for the file.
         span: the layers that are taken.
         rows: where the rows of its tokens are taken from, as `RowTable` writes it.
+        made: the rows of its tokens that are approximated.
         names: the rules by which its keys are renamed.
         of: the models, or views of them, that are read so.
         statistic: the kind of statistics of a model on data that are read.
@@ -49,13 +51,14 @@ class ModelView(ModelNode):
     declared: str | None = None
     span: Span | None = None
     rows: str | None = None
+    made: Approximation | None = None
     names: str | None = None
     of: tuple[ModelNode, ...] = ()
     statistic: str | None = None
     base: ModelNode | None = None
 
     def identity(self) -> tuple[Any, ...]:
-        taken = (self.span, self.rows, self.names, self.of)
+        taken = (self.span, self.rows, self.made, self.names, self.of)
         return (*super().identity(), self.adapter, self.declared, *taken, self.statistic, self.base)
 
 
@@ -201,6 +204,8 @@ class _Resolver:
             return self._some_layers(node, span)
         if method.identifier == TAKE_ROWS:
             return self._some_rows(node)
+        if method.identifier == APPROXIMATE_ROWS:
+            return self._made_rows(node)
         if method.identifier == RENAME_KEYS:
             return self._renamed(node)
         return self._with_deltas(node) if isinstance(method, AdapterConversion) else node
@@ -232,6 +237,19 @@ class _Resolver:
                     f"{len(models)} are given."
                 )
             self._sources[leaf] = RowsSource(source, table, donors, _all_keys(source))
+        return leaf
+
+    def _made_rows(self, node: MergeNode) -> Node:
+        """A view of a model with rows for tokens that it lacks."""
+        model, donor, *others = node.children
+        values = {name: child.value for name, child in node.named_children if isinstance(child, LiteralNode)}
+        if not isinstance(model, ModelNode) or not isinstance(donor, ModelNode) or len(values) < len(others):
+            return node
+        what = Approximation(**values)  # type: ignore[arg-type]
+        leaf = _view_of(model, donor, made=what)
+        if leaf not in self._sources:
+            source = self._sources[model]
+            self._sources[leaf] = ApproximatedRows(source, self._sources[donor], what, _all_keys(source))
         return leaf
 
     def _renamed(self, node: MergeNode) -> Node:

@@ -50,6 +50,9 @@ TAKE_LAYERS = "take_layers"
 TAKE_ROWS = "take_rows"
 """The method that takes rows of tokens."""
 
+APPROXIMATE_ROWS = "approximate_rows"
+"""The method that makes rows of tokens which a model lacks."""
+
 
 def unify_vocabularies(
     recipes: Sequence[Node], sources: Sources, options: EngineOptions
@@ -57,13 +60,13 @@ def unify_vocabularies(
     """The inputs with one vocabulary, by the options `on_tied` and `resize_embeddings`.
 
     Models whose rows a recipe takes by `take_rows` alone may have tokens of their own, and those whose rows
-    it does not read at all, such as experts of a mixture, are left as they are.
+    it does not read at all, such as experts of a mixture and donors of tokens, are left as they are.
 
     Raises:
         CheckpointError: the vocabularies differ, and the options make that an error.
     """
     problems = Problems()
-    arranged = set(models_of(*rows_taken(recipes)))
+    arranged = set(_models_below(rows_taken(recipes)))
     direct = [frozenset(_read_by_row(recipe, sources)) for recipe in recipes]
     unread = set(models_of(*recipes)) - arranged - frozenset().union(*direct)
     read = {model: source for model, source in sources.items() if model not in unread}
@@ -77,6 +80,17 @@ def unify_vocabularies(
     return {**sources, **untied, **resized}
 
 
+def _models_below(calls: Sequence[Node]) -> list[ModelNode]:
+    """The models whose rows calls take, without those that rows are only approximated from."""
+    nodes = walk(*calls, children=lambda node: _without_donor(node, children_of(node)))
+    return [node for node in nodes if isinstance(node, ModelNode)]
+
+
+def _without_donor(node: Node, children: Sequence[Node]) -> Sequence[Node]:
+    is_approximated = isinstance(node, MergeNode) and node.method.identifier == APPROXIMATE_ROWS
+    return children[:1] if is_approximated else children
+
+
 def _read_by_row(recipe: Node, sources: Sources) -> list[ModelNode]:
     """The models whose rows of tokens a recipe reads where they lie, and not by `take_rows`."""
     nodes = walk(recipe, children=lambda node: children_of(node) if _may_read_rows(node, sources) else ())
@@ -87,7 +101,7 @@ def _may_read_rows(node: Node, sources: Sources) -> bool:
     """Whether a node may read rows of tokens of what is below it, where these lie."""
     if not isinstance(node, MergeNode):
         return True
-    if node.method.identifier == TAKE_ROWS:
+    if node.method.identifier in (TAKE_ROWS, APPROXIMATE_ROWS):
         return False
     words = {name: child.value for name, child in node.named_children if isinstance(child, LiteralNode)}
     if node.method.identifier == TAKE_LAYERS:
@@ -104,9 +118,9 @@ def _tokenizers_taken(recipe: Node) -> tuple[Path, ...]:
 
 
 def rows_taken(recipes: Sequence[Node]) -> list[MergeNode]:
-    """The calls of recipes that take rows of tokens."""
+    """The calls of recipes that take or make rows of tokens."""
     calls = (node for node in walk(*recipes) if isinstance(node, MergeNode))
-    return [call for call in calls if call.method.identifier == TAKE_ROWS]
+    return [call for call in calls if call.method.identifier in (TAKE_ROWS, APPROXIMATE_ROWS)]
 
 
 def different_tokens(sources: Sources, tokenizers: Sequence[Path] = ()) -> Iterator[str]:
