@@ -36,6 +36,21 @@ experts:
     positive_prompts: [t1]
     residual_scale: 0.1
 """,
+    "a shared expert without a gate": f"""\
+base_model: base
+gate_mode: cheap_embed
+experts:
+{PROMPTS}shared_experts:
+  - source_model: base
+    residual_scale: 0.1
+""",
+    "DeepSeek without a shared expert": f"""\
+base_model: base
+architecture: deepseek
+gate_mode: cheap_embed
+experts_per_token: 1
+experts:
+{PROMPTS}""",
 }
 """Each configuration by its name; their models are folders in the current one."""
 

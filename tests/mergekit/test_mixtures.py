@@ -168,8 +168,13 @@ def qwen(folder: Path, model_type: str, seed: int) -> None:
     getattr(transformers, f"{names[model_type]}ForCausalLM")(config).save_pretrained(folder)
 
 
+GLM = "architecture: glm\n"
 EQUAL = (
-    "experts: [{source_model: a}, {source_model: a}, {source_model: a}]\nbase_model: a\ngate_mode: random\n"
+    "experts: [{source_model: a}, {source_model: a}, {source_model: a}]\n"
+    "base_model: a\ngate_mode: uniform_random\n"
+)
+HALVES = (EQUAL + "shared_experts: [{source_model: a}]\n").replace(
+    "source_model: a}", "source_model: a, residual_scale: 0.5}"
 )
 
 
@@ -182,6 +187,8 @@ EQUAL = (
         ("qwen3", ""),
         ("qwen2", "shared_experts: [{source_model: a, residual_scale: 0}]\n"),
         ("llama", "architecture: qwen\nshared_experts: [{source_model: a, residual_scale: 0}]\n"),
+        ("llama", "halves"),
+        ("qwen2", f"{GLM}shared_experts: [{{source_model: a, residual_scale: 0}}]\n"),
     ],
 )
 def test_equal_experts_give_the_logits_of_the_dense_model(
@@ -190,7 +197,7 @@ def test_equal_experts_give_the_logits_of_the_dense_model(
     transformers = pytest.importorskip("transformers")
     if model_type != "llama":
         qwen(here / "a", model_type, 1)
-    make(monkeypatch, f"{EQUAL}{more}")
+    make(monkeypatch, HALVES + GLM if more == "halves" else EQUAL + more)
 
     tokens = torch.tensor([[3, 5, 7, 1, 0, 9]])
     dense = here / "a" if model_type != "llama" else models / "a"
@@ -199,6 +206,92 @@ def test_equal_experts_give_the_logits_of_the_dense_model(
         for path in (dense, here / "made")
     ]
     torch.testing.assert_close(*logits)
+
+
+def granite(tensors: dict[str, torch.Tensor], config: dict[str, object]) -> "torch.nn.Module":
+    """A DeepSeek MoE as a Granite MoE, which computes the same: transformers does not have the first."""
+    import transformers
+
+    sizes = {
+        name: config[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size", "rms_norm_eps")
+    }
+    sizes |= {
+        name: config[name] for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    }
+    model = transformers.GraniteMoeSharedForCausalLM(
+        transformers.GraniteMoeSharedConfig(
+            **sizes,
+            num_local_experts=config["n_routed_experts"],
+            num_experts_per_tok=config["num_experts_per_tok"],
+            shared_intermediate_size=config["moe_intermediate_size"],
+            attention_multiplier=(sizes["hidden_size"] // sizes["num_attention_heads"]) ** -0.5,
+            rope_parameters={"rope_type": "default", "rope_theta": config["rope_theta"]},
+        )
+    )
+    renamed = {key: tensor for key, tensor in tensors.items() if ".mlp." not in key}
+    for layer in (f"model.layers.{number}" for number in range(LAYERS)):
+        stacked = {
+            name: [
+                tensors[f"{layer}.mlp.experts.{n}.{name}.weight"] for n in range(config["n_routed_experts"])
+            ]
+            for name in ("gate_proj", "up_proj", "down_proj")
+        }
+        shared = {name: tensors[f"{layer}.mlp.shared_experts.{name}.weight"] for name in stacked}
+        experts = [torch.cat(pair) for pair in zip(stacked["gate_proj"], stacked["up_proj"], strict=True)]
+        renamed |= {
+            f"{layer}.block_sparse_moe.experts.gate_up_proj": torch.stack(experts),
+            f"{layer}.block_sparse_moe.experts.down_proj": torch.stack(stacked["down_proj"]),
+            f"{layer}.block_sparse_moe.router.weight": tensors[f"{layer}.mlp.gate.weight"],
+            f"{layer}.shared_mlp.input_linear.weight": torch.cat([shared["gate_proj"], shared["up_proj"]]),
+            f"{layer}.shared_mlp.output_linear.weight": shared["down_proj"],
+        }
+    model.load_state_dict(renamed)
+    return model.eval()
+
+
+@pytest.mark.libraries
+@pytest.mark.filterwarnings("ignore")
+def test_equal_experts_of_a_deepseek_moe_give_the_logits_of_the_dense_model(
+    here: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+):
+    transformers = pytest.importorskip("transformers")
+
+    tensors = make(monkeypatch, HALVES)
+
+    config = json.loads((here / "made" / "config.json").read_text())
+    tokens = torch.tensor([[3, 5, 7, 1, 0, 9]])
+    dense = transformers.AutoModelForCausalLM.from_pretrained(models / "a", dtype=torch.float32).eval()
+    torch.testing.assert_close(granite(tensors, config)(tokens).logits, dense(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("entries", "written"),
+    [
+        ({"rope_theta": 5e5}, (5e5, None)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 3e4}}, (3e4, None)),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, (1e4, {"type": "linear", "factor": 2})),
+    ],
+)
+def test_a_deepseek_moe_names_its_rotation_as_its_code_reads_it(
+    entries: dict, written: tuple, here: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(models / "a", here / "a")
+    (here / "a" / "config.json").write_text(json.dumps({**model_config(), **entries}))
+
+    make(monkeypatch, HALVES)
+
+    config = json.loads((here / "made" / "config.json").read_text())
+    assert (config["rope_theta"], config["rope_scaling"]) == written
+
+
+@pytest.mark.parametrize(
+    "entries", [{"rope_scaling": {"rope_type": "llama3", "factor": 8}}, {"head_dim": 16}]
+)
+def test_a_rotation_that_deepseek_does_not_have_is_refused(entries: dict, here: Path, models: Path):
+    shutil.copytree(models / "a", here / "a")
+    (here / "a" / "config.json").write_text(json.dumps({**model_config(), **entries}))
+
+    assert "and DeepSeek MoE by 'default', 'linear' or 'dynamic' with heads of 4" in said(HALVES)
 
 
 def said(config: str) -> str:
@@ -245,19 +338,27 @@ def of_expert(**words: object) -> str:
             "experts: all have the same prompts, so that their gates would be equal.",
         ),
         (
-            mixture(architecture="deepseek"),
-            "architecture: 'deepseek' is not made here. There are Mixtral, Qwen",
+            mixture(architecture="dbrx"),
+            "architecture: 'dbrx' is not made here. There are Mixtral, DeepSeek MoE, Qwen MoE, Qwen3 MoE",
         ),
         (
-            mixture(shared_experts=[{"source_model": "a"}]),
-            "shared_experts: without prompts mergekit makes a DeepSeek MoE, which is not made here. Set",
+            mixture(
+                architecture="deepseek",
+                shared_experts=[{"source_model": "a", "positive_prompts": ["x"]}],
+            ),
+            "shared_experts[0]: has prompts, and the shared experts of DeepSeek MoE have no gate.",
+        ),
+        (
+            mixture(architecture="glm", shared_experts=[{"source_model": "a"}]),
+            "chooses among two experts or more by the sigmoid of their scores",
         ),
         (
             mixture(shared_experts=[{"source_model": "a"}, {"source_model": "b"}]),
             "experts: no mixture is made of llama with 2 shared experts. There are: Mixtral of llama or",
         ),
         (
-            f"base_model: base\ngate_mode: hidden\nexperts:\n{PROMPTS}shared_experts: [{{source_model: a}}]",
+            "base_model: base\ngate_mode: hidden\narchitecture: qwen\nexperts:\n"
+            f"{PROMPTS}shared_experts: [{{source_model: a}}]",
             "shared_experts[0]: gate_mode hidden makes gates of prompts",
         ),
         (

@@ -28,7 +28,7 @@ States = Callable[[list[int]], torch.Tensor]
 """Gives the states [layers, hidden] of the tokens of a prompt."""
 
 
-def gates(mixture: Mixture, base: Path, config: Mapping[str, Any]) -> torch.Tensor:
+def gates(mixture: Mixture, base: Path, config: Mapping[str, Any], gates_shared: bool = True) -> torch.Tensor:
     """The gates [layers, experts, hidden] in float32, those of shared experts last.
 
     `random` draws them from N(0, 1), `uniform_random` from +-1/sqrt(hidden). `cheap_embed` is the sum of the
@@ -39,11 +39,12 @@ def gates(mixture: Mixture, base: Path, config: Mapping[str, Any]) -> torch.Tens
         mixture: with the prompts of its experts.
         base: the file or folder of its base.
         config: the config.json of the base.
+        gates_shared: whether shared experts have gates.
 
     Raises:
         ConfigError: transformers is missing, the tokenizer or the model cannot be loaded.
     """
-    experts = (*mixture.experts, *mixture.shared)
+    experts = (*mixture.experts, *(mixture.shared if gates_shared else ()))
     layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
     generator = torch.Generator().manual_seed(SEED)
     if mixture.gate_mode == RANDOM:

@@ -74,6 +74,14 @@ class Mixture:
         """Whether gates are made of prompts."""
         return self.gate_mode not in (RANDOM, UNIFORM)
 
+    def require_prompts(self, expert: Expert) -> None:
+        """Raise ConfigError for an expert without prompts where its gate is made of them."""
+        if self.uses_prompts and not expert.positive:
+            raise ConfigError(
+                f"{expert.where}: gate_mode {self.gate_mode} makes gates of prompts, and there are no "
+                f"positive_prompts. Give some, or set gate_mode: {RANDOM}"
+            )
+
 
 def is_mixture(config: Mapping[str, Any]) -> bool:
     """Whether a configuration is one of mergekit-moe."""
@@ -147,17 +155,10 @@ def _prompts(config: Any, where: str) -> tuple[str, ...]:
 
 def _require_prompts(mixture: Mixture) -> None:
     """See that gates of prompts have some, and that these tell the experts apart."""
-    if not mixture.uses_prompts:
-        return
-    experts = (*mixture.experts, *mixture.shared)
-    lacking = next((expert for expert in experts if not expert.positive), None)
-    if lacking:
-        raise ConfigError(
-            f"{lacking.where}: gate_mode {mixture.gate_mode} makes gates of prompts, and there are no "
-            f"positive_prompts. Give some, or set gate_mode: {RANDOM}"
-        )
+    for expert in mixture.experts:
+        mixture.require_prompts(expert)
     prompts = {(expert.positive, expert.negative) for expert in mixture.experts}
-    if len(prompts) == 1 and len(mixture.experts) > 1:
+    if mixture.uses_prompts and len(prompts) == 1 and len(mixture.experts) > 1:
         raise ConfigError(
             "experts: all have the same prompts, so that their gates would be equal. Give each its own, or "
             f"set gate_mode: {RANDOM}"

@@ -14,7 +14,7 @@ from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.checkpoint.sidecars import CONFIG
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call
-from mecha_exp.mergekit.mixtures.architectures import Architecture, choose, config_json
+from mecha_exp.mergekit.mixtures.architectures import GLM, Architecture, choose, config_json
 from mecha_exp.mergekit.mixtures.gates import gates
 from mecha_exp.mergekit.mixtures.reading import Expert, Mixture
 from mecha_exp.mergekit.references import Reference, StoredModel
@@ -24,9 +24,6 @@ _KEYS = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj
 
 DENSE = "model.layers.*.mlp"
 """The feed-forward module of a layer of a dense model."""
-
-SHARED = "mlp.shared_expert"
-"""The module of a shared expert."""
 
 
 def mixture_recipe(
@@ -51,7 +48,9 @@ def mixture_recipe(
         _expert(expert, models, architecture, f"{architecture.module}.experts.{number}")
         for number, expert in enumerate(mixture.experts)
     ]
-    experts += [_expert(expert, models, architecture, SHARED) for expert in mixture.shared]
+    experts += [
+        _expert(expert, models, architecture, architecture.shared_module) for expert in mixture.shared
+    ]
     made = ModelNode(InMemory(_made(mixture, base, content, architecture, dtype), "gates", is_made=True))
     recipe = reduce(lambda a, b: a | b, [kept, *experts, made])
     if dtype:
@@ -63,9 +62,8 @@ def _expert(
     expert: Expert, models: Mapping[Reference, StoredModel], architecture: Architecture, module: str
 ) -> Node:
     """The feed-forward layers of a model under the names of an expert."""
-    names = (
-        architecture.projections if module != SHARED else {name: name for name in architecture.projections}
-    )
+    is_shared = module == architecture.shared_module
+    names = {name: name if is_shared else new for name, new in architecture.projections.items()}
 
     def named(*projections: str) -> Node:
         rules = (
@@ -86,13 +84,15 @@ def _made(
     dtype: str | None,
 ) -> dict[str, torch.Tensor]:
     """The tensors that no model has: gates, and biases of zeros; in the base's dtype where none is said."""
-    vectors = gates(mixture, base.path, content)
+    vectors = gates(mixture, base.path, content, architecture.gates_shared)
     count = len(mixture.experts)
     made: dict[str, torch.Tensor] = {}
     for layer, vector in enumerate(vectors):
         prefix = f"model.layers.{layer}"
         made[f"{prefix}.{architecture.module}.gate.weight"] = vector[:count].contiguous()
-        if architecture.shared:
+        if architecture is GLM:
+            made[f"{prefix}.mlp.gate.e_score_correction_bias"] = torch.zeros(count)
+        if architecture.gates_shared:
             made[f"{prefix}.mlp.shared_expert_gate.weight"] = vector[count:].contiguous()
         for name in "qkv" if architecture.has_bias else "":
             weight, bias = (f"{prefix}.self_attn.{name}_proj.{kind}" for kind in ("weight", "bias"))
