@@ -122,7 +122,7 @@ def approximate_rows(
     as a sum of the donor's rows. `rows` are the rows of the donor that are made, and `shared` the tokens that
     both have, each a row of a and one of the donor. Embedding and output layer are approximated apart; a and
     the donor may have rows of different sizes. Both are models that are read.
-    Agrees: mergekit, `omp` of tokensurgeon, to 1e-5 where k is at most the size of the donor's rows.
+    Agrees: mergekit, `omp` of tokensurgeon, to 1e-5 where k is below the size of the donor's rows.
     Source: Goddard and Fernandes Neto, arXiv:2506.06607; mergekit, tokensurgeon.
     """
     raise RecipeError("approximate_rows: makes rows of models that are read, not of a merge. Merge the rows.")
