@@ -60,6 +60,22 @@ def assert_measured_once(folder: Path) -> None:
     assert {measured[repr(r["metrics"]["spread"])] for r in records(folder)} == {1}
 
 
+def started(folder: Path, *words: str) -> subprocess.Popen:
+    """A command in a process of its own, whose words go into the file `output`."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])}
+    with (folder / "output").open("w") as output:
+        command = [sys.executable, "-m", "mecha_exp", *words]
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
+
+
+def await_records(folder: Path, head: subprocess.Popen, count: int = 2) -> None:
+    """Wait until so many points have run."""
+    deadline = time.monotonic() + 120
+    while len(list((folder / "sweep").glob("*/run.json"))) < count:
+        assert head.poll() is None and time.monotonic() < deadline, (folder / "output").read_text()
+        time.sleep(0.05)
+
+
 def test_a_share_of_a_killed_worker_is_run_by_another(launcher, app, folder):
     alone = app(*SWEEP[:-1], "hydra.sweep.dir=alone", "store=alone-store")
     (folder / "notes").unlink()
@@ -76,19 +92,47 @@ def test_a_share_of_a_killed_worker_is_run_by_another(launcher, app, folder):
 
 
 def test_the_same_command_goes_on_after_its_process_was_killed(launcher, folder):
-    words = [*SWEEP, *launcher, "evaluator.seconds=0.5", "tracking=none"]
-    command = [sys.executable, "-m", "mecha_exp", *words]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    head = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while len(list((folder / "sweep").glob("*/run.json"))) < 2:
-        assert head.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    words = (*SWEEP, *launcher, "evaluator.seconds=0.5", "tracking=none")
+    head = started(folder, *words)
+    await_records(folder, head)
     os.kill(head.pid, signal.SIGKILL)
     head.wait()
 
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    again = started(folder, *words)
 
-    assert again.returncode == 0, again.stderr
+    assert again.wait(timeout=300) == 0, (folder / "output").read_text()
     assert [r["status"] for r in records(folder)] == ["FINISHED"] * POINTS
     assert_measured_once(folder)
+
+
+def test_a_node_of_a_ray_cluster_that_is_lost_is_done_without(folder):
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    (folder / "noted.py").write_text(EVALUATOR)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        lost = cluster.add_node(num_cpus=1)
+        address = f"hydra.launcher.address={cluster.address}"
+        head = started(
+            folder, *SWEEP, "hydra/launcher=ray", address, "evaluator.seconds=0.5", "tracking=none"
+        )
+        await_records(folder, head)
+        cluster.remove_node(lost, allow_graceful=False)
+
+        assert head.wait(timeout=300) == 0, (folder / "output").read_text()
+        assert [r["status"] for r in records(folder)] == ["FINISHED"] * POINTS
+    finally:
+        cluster.shutdown()
+
+
+def test_the_batches_of_a_search_are_shares(app, folder, no_figures):
+    pytest.importorskip("ray")
+    (folder / "noted.py").write_text(EVALUATOR)
+    words = ("recipe=weighted_sum", "alpha=interval(0,1)", "sweep=search", "sweep.trials=6", "sweep.batch=3")
+    more = ("output=none", "plugins=[noted.py]", "evaluator.name=noted", "hydra/launcher=ray")
+
+    outcome = app(*words, *more, "hydra.launcher.workers=2", "hydra.sweep.dir=sweep")
+
+    assert outcome.status == 0, outcome.err
+    assert len(list((folder / "sweep").glob("*/run.json"))) == 6
