@@ -18,25 +18,28 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.engine import say
 from bench.headers import LLAMAS, SHARD, Llama, Mixture, write_headers, write_tensors
+from bench.remote import slow_server
 from bench.report import as_for_users, machine, save_section, table
-from mecha_exp import EngineOptions, merge, plan
-from mecha_exp.across.shares import Share, distribute, files_of
+from mecha_exp import EngineOptions, plan
+from mecha_exp.across.shares import Share, SharedMerge, distribute, files_of
+from mecha_exp.across.task import Made, Task, make
 from mecha_exp.checkpoint import Destination, stored_bytes
+from mecha_exp.cluster import ProcessWorkers
 from mecha_exp.engine import Job
 from mecha_exp.graph.nodes import Node, call
 from mecha_exp.recipe.text import serialize
 
 NODES = (1, 4, 16, 64)
-SMALL = Llama(layers=12, width=1024, inner=4096, heads=16, groups=4, words=32_000)
-TINY = Llama(layers=12, width=64, inner=64, heads=4, groups=4, words=64)
-SHARDS = 50_000_000
+SMALL = Llama(layers=16, width=1024, inner=4096, heads=16, groups=4, words=8_000)
+TINY = Llama(layers=16, width=16, inner=16, heads=4, groups=4, words=64)
+SHARDS = 20_000_000
+SLOW = 40e6
 MOST_SECONDS, MOST_MEMORY = 3.0, 300_000_000
 """The bars of the planner."""
 
@@ -49,20 +52,20 @@ class Rates:
         link: of each node.
         store: of the shared store, over all nodes.
         engine: of the arithmetic of one node.
-        start: seconds that are no transfer: start of the processes, plan, commit.
     """
 
     link: float
     store: float
     engine: float
-    start: float
 
-    def seconds(self, shares: Sequence[Share], at_once: int | None = None) -> float:
-        """The time of a merge in shares, so many of them at a time; None for all."""
+    def seconds(self, shares: Sequence[Share]) -> dict[str, float]:
+        """How long a merge in shares takes by each of the rates; it takes the longest."""
         moved = [share.read + share.written for share in shares]
-        step = at_once or len(moved)
-        slowest = sum(max(moved[first : first + step]) for first in range(0, len(moved), step))
-        return self.start + max(slowest / self.link, sum(moved) / self.store, slowest / self.engine)
+        return {
+            "link": max(moved) / self.link,
+            "store": sum(moved) / self.store,
+            "arithmetic": max(moved) / self.engine,
+        }
 
 
 def main() -> None:
@@ -71,9 +74,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         planner = table([["plan", "keys", "processor time", "peak memory", "bar"], *planned(Path(folder))])
         say(planner + "\n")
-        checked, engine, start = check(Path(folder), options.repeats)
+        checked, engine = check(Path(folder), options.repeats)
         say(checked + "\n")
-        rates = Rates(options.link, options.store, engine * options.cores, start)
+        rates = Rates(options.link, options.store, engine * options.cores)
         simulated = table([_HEAD, *simulate(Path(folder), rates, options.cores)])
     text = _TEXT.format(
         planner=planner,
@@ -83,7 +86,7 @@ def main() -> None:
         store=options.store / 1e9,
         cores=options.cores,
         engine=engine / 1e9,
-        start=start,
+        slow=SLOW / 1e6,
         small=sum(stored_bytes(*tensor) for tensor in SMALL.layout.values()) / 1e9,
         load=f"The load of the machine was {os.getloadavg()[0]:.0f}, with {os.cpu_count()} cores.",
         machine=machine(),
@@ -104,8 +107,10 @@ process takes 250 MB beside its buffers.
 {simulated}
 
 The same formula beside tasks on this machine, each a process of one thread: a mean of three models of
-{small:.2f} GB in files of 50 MB. The start ({start:.1f} s for one task: processes, plan, commit) is that of
-models of 1 MB in as many tasks. {load}
+{small:.2f} GB in files of 20 MB. Where the arithmetic binds, the rate is that of the one task, and the time is
+processor time of the busiest task, which other work on the machine changes little. Where a store binds, a server in
+another process sends {slow:g} MB/s to all tasks together, and the time is wall time of the slowest task after its
+start. {load}
 
 {checked}
 
@@ -132,57 +137,70 @@ def simulate(folder: Path, rates: Rates, cores: int) -> Iterator[list[str]]:
 def _row(shares: Sequence[Share], rates: Rates, memory: int) -> list[str]:
     busiest = max(shares, key=lambda share: share.read + share.written)
     moved = [share.read + share.written for share in shares]
-    limits = {
-        "link": max(moved) / rates.link,
-        "store": sum(moved) / rates.store,
-        "arithmetic": max(moved) / rates.engine,
-    }
+    limits = rates.seconds(shares)
     return [
         str(len(busiest.files)),
         f"{busiest.read / 1e9:,.0f} GB",
         f"{busiest.written / 1e9:,.0f} GB",
         f"{sum(moved) / len(moved) / max(moved):.0%}",
         f"{memory / 1e6:,.0f} MB",
-        f"{rates.seconds(shares) / 60:,.1f} min",
+        f"{max(limits.values()) / 60:,.1f} min",
         max(limits, key=limits.__getitem__),
     ]
 
 
-def check(folder: Path, repeats: int) -> tuple[str, float, float]:
-    """The formula beside 1, 2 and 4 tasks of one core: a table, the bytes a second of a core, the start."""
+def check(folder: Path, repeats: int) -> tuple[str, float]:
+    """The formula beside 1, 2 and 4 tasks on this machine: a table, and the bytes a second of a core.
+
+    What a processor does is compared in processor time, which other work on the machine does not change; what
+    a store gives in wall time, with a store so slow that a processor hardly counts.
+    """
     models = [write_tensors(folder / f"small-{name}", SMALL, seed) for seed, name in enumerate("abc")]
     tiny = [write_tensors(folder / f"tiny-{name}", TINY, seed) for seed, name in enumerate("abc")]
-    starts, times = {}, {}
-    for tasks in (1, 2, 4):
-        starts[tasks] = [_measured(folder, tiny, tasks, 20_000) for _ in range(repeats)]
-        times[tasks] = [_measured(folder, models, tasks, SHARDS) for _ in range(repeats)]
-    rows = [
-        ["tasks", "at a time", "moved by the busiest", "by the formula", "measured", "measured by formula"]
-    ]
-    start = {tasks: statistics.median(seconds) for tasks, seconds in starts.items()}
-    with plan([Job(_mean(models), {})]) as made:
-        files = files_of(made, Destination(Path("merged"), made.layouts[0], SHARDS))
-    whole = sum(file.read + file.written for file in files)
-    engine = whole / (statistics.median(times[1]) - start[1])
-    for tasks, seconds in times.items():
-        shares, at_once = distribute(files, tasks), min(tasks, 2)
-        formula = Rates(1e15, 1e15, engine, start[tasks]).seconds(shares, at_once)
-        busiest = max(share.read + share.written for share in shares)
-        median = statistics.median(seconds)
-        spread = f"{median:.1f} s ({min(seconds):.1f} to {max(seconds):.1f})"
-        word = "its rate is taken from here" if tasks == 1 else f"{median / formula:.2f}"
-        rows.append([str(tasks), str(at_once), f"{busiest / 1e9:.2f} GB", f"{formula:.1f} s", spread, word])
-    return table(rows), engine, start[1]
+    fixed = statistics.median(
+        task.processor for _ in range(repeats) for task in _tasks(folder, tiny, 1, 4_000)
+    )
+    runs = {n: [_tasks(folder, models, n) for _ in range(repeats)] for n in (1, 2, 4)}
+    (alone,) = min(runs[1], key=lambda tasks: tasks[0].processor)
+    engine = (alone.read + alone.written) / (alone.processor - fixed)
+    rows = [["bound by", "tasks", "moved by the busiest", "by the formula", "measured", "memory of a task"]]
+    for number, tasks in runs.items():
+        busiest = max(task.read + task.written for task in tasks[0])
+        seconds = [max(task.processor for task in run) for run in tasks]
+        rows.append(_checked("arithmetic", number, busiest, fixed + busiest / engine, seconds, tasks[0]))
+    with slow_server(folder, SLOW, 0.0) as url:
+        addresses = [f"{url}/{path.name}/model.safetensors" for path in models]
+        for number in runs:
+            tasks = _tasks(folder, addresses, number)
+            busiest, all_read = max(task.read + task.written for task in tasks), sum(t.read for t in tasks)
+            seconds = [max(task.seconds for task in tasks)]
+            rows.append(_checked("store", number, busiest, all_read / SLOW, seconds, tasks))
+    return table(rows), engine
 
 
-def _measured(folder: Path, models: Sequence[Path], tasks: int, shard_size: int) -> float:
-    output = folder / "merged"
-    options = EngineOptions(workers=1, across=tasks)
-    started = time.perf_counter()
-    merge(_mean(models), output, options, shard_size=shard_size, card=False)
-    elapsed = time.perf_counter() - started
-    shutil.rmtree(output)
-    return elapsed
+def _checked(
+    bound: str, number: int, busiest: int, formula: float, measured: Sequence[float], tasks: Sequence[Made]
+) -> list[str]:
+    median = statistics.median(measured)
+    spread = f"{median:.2f} s ({min(measured):.2f} to {max(measured):.2f})"
+    peak = max(task.peak for task in tasks)
+    times = f"{spread}, {median / formula:.2f} times"
+    return [bound, str(number), f"{busiest / 1e9:.2f} GB", f"{formula:.2f} s", times, f"{peak / 1e6:.0f} MB"]
+
+
+def _tasks(folder: Path, models: Sequence[Path | str], count: int, shard_size: int = SHARDS) -> list[Made]:
+    """What each task of a merge does, all at a time, each with one thread."""
+    job = Job(_mean(models), folder / "merged", shard_size=shard_size)
+    with plan([job], EngineOptions(workers=1, across=count)) as made:
+        whole = SharedMerge.of(made, count)
+        arguments = [(Task.of(whole, share.number, ()),) for share in whole.shares]
+        with ProcessWorkers(count) as workers:
+            tasks = [result for _, result in workers.run(make, arguments)]
+    shutil.rmtree(whole.staged)
+    for task in tasks:
+        if isinstance(task, Exception):
+            raise task
+    return tasks
 
 
 def planned(folder: Path) -> Iterator[list[str]]:

@@ -114,6 +114,11 @@ class SharedMerge:
         destination = plan.destination(0)
         if destination is None:
             raise MergeError("engine.across needs an output on a disk that all tasks see: name a folder.")
+        if destination.address is not None:
+            raise MergeError(
+                f"engine.across: tasks make their files on a disk, and {destination.address} is not one. "
+                "Write to a disk that all machines share, and upload the result with the store's own tool."
+            )
         token = resume_token(plan, 0)
         if token is None:
             raise MergeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +32,7 @@ class Made:
         read, written: bytes.
         seconds: wall time.
         keys: how many keys it made.
+        processor: seconds of processor time, with the plan.
         resumed_keys: how many of them an interrupted run had finished.
         peak: the most memory that it had at a time, in bytes.
     """
@@ -38,6 +40,7 @@ class Made:
     read: int
     written: int
     seconds: float
+    processor: float
     keys: int
     resumed_keys: int
     peak: int
@@ -112,6 +115,7 @@ def make(task: Task) -> Made:
         MechaError: as `plan` and `run_plan`.
     """
     load_plugins(task.plugins)
+    started = time.process_time()
     with PeakMemory() as memory, plan([task.job], task.options) as planned:
         merge = SharedMerge.of(planned, task.options.across or 1)
         if merge.token != task.token:
@@ -121,8 +125,15 @@ def make(task: Task) -> Made:
                 "of torch or of a merge method. Let all machines share one folder and one environment."
             )
         report = make_share(merge, merge.shares[task.number - 1])
-    keys = (report.keys, report.resumed_keys)
-    return Made(report.bytes_read, report.bytes_written, report.seconds, *keys, memory.peak)
+    return Made(
+        report.bytes_read,
+        report.bytes_written,
+        report.seconds,
+        time.process_time() - started,
+        report.keys,
+        report.resumed_keys,
+        memory.peak,
+    )
 
 
 def make_share(

@@ -16,7 +16,7 @@ from mecha_exp.app.provenance import input_names
 from mecha_exp.app.templates import build_filled, config_of_mergekit, small_files_of
 from mecha_exp.app.words.typed_names import in_typed_names
 from mecha_exp.checkpoint import INDEX, dtype_word, is_file_name, parse_size
-from mecha_exp.checkpoint.remote import address_of, keep_in
+from mecha_exp.checkpoint.remote import address_of, is_address, keep_in
 from mecha_exp.engine import EngineOptions, Job
 from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
 from mecha_exp.engine.planner.meaning import meaning_of
@@ -314,9 +314,19 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
     if output["save"]:
         is_folder = shard_size is not None or _reads_a_folder(recipe, options.model_dirs)
         default = folder / ("model" if is_folder else "model.safetensors")
+        _require_on_disk(output["path"])
         path = Path(output["path"]).absolute() if output["path"] else default
     _check_quantize(output, path, shard_size)
     return Point(config, folder, recipe, options, path, dtype, shard_size)
+
+
+def _require_on_disk(path: str | None) -> None:
+    """Raise ConfigError for an output elsewhere: a run hashes and measures the file that it has made."""
+    if path and is_address(str(path)):
+        raise ConfigError(
+            f"output.path: {path} lies elsewhere, and outputs are written to this machine's disks by runs, "
+            "which measure them. The verb merge writes to s3://: python -m mecha_exp merge RECIPE.mecha -o s3://bucket/path"
+        )
 
 
 def _place(path: Path) -> str:

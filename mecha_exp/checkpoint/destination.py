@@ -13,13 +13,14 @@ from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
 from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate, GgufWriter, check_gguf
-from mecha_exp.checkpoint.remote.address import address_in
+from mecha_exp.checkpoint.remote.address import S3, address_in, scheme_of
 from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Layout, Package, is_file_name, pack
-from mecha_exp.checkpoint.sidecars import CARD, CONFIG, companions, is_own_card
+from mecha_exp.checkpoint.sidecars import CARD, CONFIG, companions, content_of, is_own_card
 from mecha_exp.checkpoint.transaction.space import check_folder_writable, check_writable
 from mecha_exp.checkpoint.transaction.staging import staged_folder
+from mecha_exp.checkpoint.upload.writer import UploadWriter, check_address
 from mecha_exp.errors import CheckpointError
 
 
@@ -103,13 +104,16 @@ class Destination:
         stays = self.card is not None and self.is_folder and file.exists() and not is_own_card(file)
         return file if stays else None
 
+    @property
+    def address(self) -> str | None:
+        """Where the model goes if that is not on this machine."""
+        return address_in(str(self.path))
+
     def check(self) -> None:
         """Raise CheckpointError unless the model can be written. Leaves nothing behind."""
-        if address := address_in(str(self.path)):
-            raise CheckpointError(
-                f"{address} lies elsewhere, and outputs are written to this machine's disks only. Write to a "
-                "path, and upload the result with the store's own tool."
-            )
+        if self.address is not None:
+            self._check_address(self.address)
+            return
         if self.path.suffix == GGUF_SUFFIX and not self.is_folder:
             check_gguf(self.path, self.tensors, self.gguf)
         if not self.is_folder:
@@ -122,28 +126,56 @@ class Destination:
         check_folder(self.path, self.packages)
         check_folder_writable(self.path, sum(package.nbytes for package in self.packages))
 
+    def _check_address(self, address: str) -> None:
+        if scheme_of(address) not in S3:
+            raise CheckpointError(
+                f"{address} lies elsewhere, and outputs are written to this machine's disks or to s3://. "
+                "Write to a path, and upload the result with the store's own tool."
+            )
+        if self.path.suffix == GGUF_SUFFIX and not self.is_folder:
+            raise CheckpointError(f"{address}: GGUF is written to this machine's disks only.")
+        check_address(address, self.is_folder)
+
     def open(
         self, metadata: Mapping[str, str], durable: bool, signature: str | None
-    ) -> CheckpointWriter | FolderWriter:
+    ) -> CheckpointWriter | FolderWriter | UploadWriter:
         """Open a writer for the model."""
+        if self.address is not None:
+            return self._open_upload(self.address, metadata)
         if self.gguf is not None and self.path.suffix == GGUF_SUFFIX:
             return GgufWriter(self.path, self.tensors, metadata, self.gguf, durable, signature)
         if not self.is_folder:
             return CheckpointWriter(self.path, self.tensors, metadata, durable=durable, signature=signature)
         template = self._fitting
-        beside: dict[str, Path | bytes] = dict(template.small_files if template else self.small_files)
-        if self.card is not None and self.foreign_card is None:
-            beside[CARD] = self.card()
         return FolderWriter(
             self.path,
             self.packages,
             metadata,
-            companions=beside,
+            companions=self._beside(),
             before=template.tensors if template else {},
             entries=template.entries if template else {},
             durable=durable,
             signature=signature,
         )
+
+    def _beside(self) -> dict[str, Path | bytes]:
+        """The small files beside the weights of a folder, or their contents."""
+        template = self._fitting
+        beside: dict[str, Path | bytes] = dict(template.small_files if template else self.small_files)
+        if self.card is not None and self.foreign_card is None:
+            beside[CARD] = self.card()
+        return beside
+
+    def _open_upload(self, address: str, metadata: Mapping[str, str]) -> UploadWriter:
+        if not self.is_folder:
+            return UploadWriter(address, self.packages, metadata)
+        before, entries = (self._fitting.tensors, self._fitting.entries) if self._fitting else ({}, {})
+        package_of = {package.folder: package for package in self.packages}
+        contents = {
+            name: content_of(source, package_of.get(name.rpartition("/")[0]), before, entries)
+            for name, source in self._beside().items()
+        }
+        return UploadWriter(address, self.packages, metadata, contents)
 
     def open_shards(
         self, names: Collection[str], metadata: Mapping[str, str], durable: bool, signature: str | None

@@ -11,6 +11,7 @@ from typing import Any
 
 from mecha_exp.across import run_plan
 from mecha_exp.checkpoint import is_file_name, open_stored, parse_size
+from mecha_exp.checkpoint.remote import with_slashes
 from mecha_exp.cli.arguments import (
     add_engine,
     add_recipe,
@@ -74,7 +75,7 @@ def main(arguments: list[str]) -> int:
     for warning in report.warnings:
         stdout.print(f"warning: {as_typed(warning)}", markup=False, soft_wrap=True)
     if engine.task is None:
-        stdout.print(str(job.output), markup=False, soft_wrap=True)
+        stdout.print(with_slashes(str(job.output)), markup=False, soft_wrap=True)
     else:
         stdout.print(
             f"task {engine.task} of {engine.across} is done. When all are, the same command without "

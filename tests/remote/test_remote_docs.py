@@ -10,6 +10,7 @@ from hub_server import Hub
 from safetensors.torch import save, save_file
 
 from bench.range_server import RangeServer
+from mecha_exp import serialize, weighted_sum
 from mecha_exp.checkpoint.remote import stores
 from mecha_exp.cli import main
 
@@ -56,18 +57,20 @@ def everywhere(server: RangeServer, served: Path, monkeypatch, tmp_path: Path):
         stores.store_of.cache_clear()
         __import__("fsspec").filesystem("s3").clear_instance_cache()
         monkeypatch.chdir(tmp_path)
+        recipe = weighted_sum("hf://lab/base", "s3://models/expert", alpha=0.3)
+        Path("recipe.mecha").write_text(serialize(recipe))
         yield server.url
     moto.stop()
 
 
 def test_the_page_has_commands():
-    assert len(COMMANDS) == 4
+    assert len(COMMANDS) == 6
 
 
 def test_the_commands_run(everywhere, monkeypatch, capsys):
     for command in COMMANDS:
         words = shlex.split(command.replace("https://models.example.org", everywhere))
-        untracked = [] if words[0] in ("info", "plan") else ["tracking=none", "evaluator=none"]
+        untracked = [] if words[0] in ("info", "merge", "plan") else ["tracking=none", "evaluator=none"]
         monkeypatch.setattr("sys.argv", ["mecha_exp", *words, *untracked])
         try:
             status = main()

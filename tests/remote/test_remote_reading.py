@@ -351,7 +351,7 @@ def test_without_the_libraries_the_error_says_what_to_install(module, server, mo
         find_model(f"{server.url}/a.safetensors", [])
 
 
-@pytest.mark.parametrize("output", ["s3://bucket/merged.safetensors", "hf://org/merged"])
+@pytest.mark.parametrize("output", ["gs://bucket/merged.safetensors", "hf://org/merged"])
 def test_outputs_elsewhere_are_refused(output, save, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = save("m", random_model(1))

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import save as as_bytes
 
 from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint import load
 from mecha_exp.checkpoint.remote import lookup, stores
-from mecha_exp.errors import CheckpointError
+from mecha_exp.checkpoint.upload import multipart
+from mecha_exp.errors import CheckpointError, MergeError
 from mecha_exp.lab.content_hash import content_of, unread_bytes
 from mecha_exp.sources.search import find_model
 
@@ -44,7 +45,7 @@ def bucket(endpoint: str, monkeypatch):
     fsspec.filesystem("s3").clear_instance_cache()
     client = boto3.client("s3", endpoint_url=endpoint)
     client.create_bucket(Bucket="models")
-    client.put_object(Bucket="models", Key="tiny/model.safetensors", Body=save(TENSORS))
+    client.put_object(Bucket="models", Key="tiny/model.safetensors", Body=as_bytes(TENSORS))
     client.put_object(Bucket="models", Key="tiny/config.json", Body=b"{}")
     yield client
     for entry in client.list_objects_v2(Bucket="models").get("Contents", ()):
@@ -60,7 +61,7 @@ def test_a_model_is_merged_by_its_address(address, bucket):
 
 
 def test_a_checksum_of_s3_is_the_content_and_nothing_is_read_for_it(bucket, tmp_path):
-    content = save(TENSORS)
+    content = as_bytes(TENSORS)
     bucket.put_object(Bucket="models", Key="tiny/model.safetensors", Body=content, ChecksumAlgorithm="SHA256")
     (tmp_path / "here.safetensors").write_bytes(content)
     path = find_model(ADDRESS, [])
@@ -70,16 +71,16 @@ def test_a_checksum_of_s3_is_the_content_and_nothing_is_read_for_it(bucket, tmp_
 
 
 def test_without_a_checksum_the_content_is_read(bucket, tmp_path):
-    (tmp_path / "here.safetensors").write_bytes(save(TENSORS))
+    (tmp_path / "here.safetensors").write_bytes(as_bytes(TENSORS))
     path = find_model(ADDRESS, [])
 
-    assert unread_bytes([path]) == len(save(TENSORS))
+    assert unread_bytes([path]) == len(as_bytes(TENSORS))
     assert content_of(path) == content_of(tmp_path / "here.safetensors")
 
 
 def test_an_object_that_is_replaced_under_a_merge_is_an_error(bucket):
     path = find_model(ADDRESS, [])
-    other = save({key: -tensor for key, tensor in TENSORS.items()})
+    other = as_bytes({key: -tensor for key, tensor in TENSORS.items()})
     bucket.put_object(Bucket="models", Key="tiny/model.safetensors", Body=other)
 
     with pytest.raises(
@@ -109,3 +110,108 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch):
 
     with pytest.raises(CheckpointError, match=r"s3fs, which is not installed: pip install 'mecha_exp\[s3\]'"):
         find_model(ADDRESS, [])
+
+
+BIG = {
+    "layers.0.weight": torch.randn(1500, 1000),
+    "layers.0.bias": torch.ones(7),
+    "head.weight": torch.randn(800, 1000),
+}
+
+
+@pytest.fixture
+def parts(bucket, monkeypatch):
+    """Parts of the smallest size that S3 takes."""
+    monkeypatch.setattr(multipart, "PART", 5 << 20)
+    return bucket
+
+
+def content(bucket, key: str) -> bytes:
+    return bucket.get_object(Bucket="models", Key=key)["Body"].read()
+
+
+def keys(bucket, prefix: str) -> list[str]:
+    listed = bucket.list_objects_v2(Bucket="models", Prefix=prefix).get("Contents", ())
+    return [entry["Key"].removeprefix(prefix) for entry in listed]
+
+
+def uploads(bucket) -> list[object]:
+    return bucket.list_multipart_uploads(Bucket="models").get("Uploads", [])
+
+
+def test_an_output_is_uploaded_in_parts_and_has_the_bytes_of_a_file(parts, save, tmp_path):
+    model = save("big", BIG)
+    merge(weighted_sum(model, model, alpha=0.3), tmp_path / "here.safetensors")
+
+    merge(weighted_sum(model, model, alpha=0.3), "s3://models/out/merged.safetensors")
+
+    here = (tmp_path / "here.safetensors").read_bytes()
+    assert len(here) > 5 << 20
+    assert content(parts, "out/merged.safetensors") == here
+    assert "-2" in parts.head_object(Bucket="models", Key="out/merged.safetensors")["ETag"]
+    assert not uploads(parts)
+
+
+def test_a_folder_of_shards_is_uploaded_with_its_small_files(parts, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(as_bytes(BIG))
+    (folder / "config.json").write_text('{"model_type": "tiny", "torch_dtype": "float32"}')
+    recipe = weighted_sum(str(folder), str(folder), alpha=0.3)
+    merge(recipe, tmp_path / "here", shard_size="4MB")
+
+    merge(recipe, "s3://models/merged/", shard_size="4MB")
+
+    names = sorted(path.name for path in (tmp_path / "here").iterdir())
+    assert sorted(keys(parts, "merged/")) == names
+    assert all(content(parts, f"merged/{name}") == (tmp_path / "here" / name).read_bytes() for name in names)
+    with pytest.raises(CheckpointError, match="holds files already, and a bucket cannot replace a folder"):
+        merge(recipe, "s3://models/merged", shard_size="4MB")
+
+
+def test_after_an_error_nothing_is_there_and_the_old_file_stays(parts, save):
+    parts.put_object(Bucket="models", Key="out.safetensors", Body=b"old")
+    odd = {**BIG, "layers.0.bias": torch.full((7,), torch.nan)}
+    model, broken = save("model", BIG), save("broken", odd)
+
+    with pytest.raises(MergeError, match="bias"):
+        merge(weighted_sum(model, broken, alpha=0.3), "s3://models/out.safetensors")
+
+    assert content(parts, "out.safetensors") == b"old"
+    assert not uploads(parts)
+
+
+def test_a_part_that_the_store_refuses_is_an_error(parts, save, monkeypatch):
+    model, call = save("model", BIG), multipart.MultipartUpload._call
+
+    def refused(self, name, **arguments):
+        if name == "upload_part":
+            raise CheckpointError(f"{self.address} cannot be written: no more room.")
+        return call(self, name, **arguments)
+
+    monkeypatch.setattr(multipart.MultipartUpload, "_call", refused)
+    with pytest.raises(CheckpointError, match="cannot be written: no more room"):
+        merge(weighted_sum(model, model, alpha=0.3), "s3://models/out.safetensors")
+    assert not keys(parts, "out") and not uploads(parts)
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (
+            "s3://nowhere/out.safetensors",
+            "nowhere/out.safetensors cannot be written: .*bucket does not exist",
+        ),
+        ("s3://models/out.gguf", "GGUF is written to this machine's disks only"),
+        (ADDRESS, f"the output {ADDRESS} is an input, which would be replaced"),
+    ],
+)
+def test_outputs_that_cannot_be_uploaded_are_refused_before_the_work(output, words, bucket):
+    with pytest.raises(CheckpointError, match=words):
+        merge(weighted_sum(ADDRESS, ADDRESS, alpha=0.3), output)
+
+
+def test_an_upload_is_not_made_by_many(bucket, save):
+    model = save("model", BIG)
+    with pytest.raises(MergeError, match=r"make their files on a disk, and s3://models/many is not one"):
+        merge(weighted_sum(model, model, alpha=0.3), "s3://models/many", shard_size="4MB", across=2)

@@ -26,13 +26,13 @@ class AnyStore:
     """Any file system of fsspec, by its own settings and credentials."""
 
     def files(self, address: str) -> dict[str, Pin]:
-        fs, path = _opened(address)
+        fs, path = opened(address)
         try:
             fs.invalidate_cache()
             if fs.isfile(path) and not path.endswith(INDEX):
                 return {"": self.pin(address)}
             folder = address.rpartition("/")[0] if fs.isfile(path) else address.rstrip("/")
-            root = _opened(folder)[1]
+            root = opened(folder)[1]
             names = [posixpath.relpath(found, root) for found in fs.find(root, maxdepth=2)]
             pins = dict(at_once(lambda name: self.pin(f"{folder}/{name}"), names))
         except CheckpointError:
@@ -45,12 +45,12 @@ class AnyStore:
 
     def pin(self, address: str) -> Pin:
         """The pin of a file. Raises what the file system raises."""
-        fs, path = _opened(address)
+        fs, path = opened(address)
         info = fs.info(path)
         return Pin(address, info["size"], _version(info, address))
 
     def read_into(self, pin: Pin, start: int, view: memoryview) -> int:
-        fs, path = _opened(pin.address)
+        fs, path = opened(pin.address)
         try:
             content = fs.cat_file(path, start=start, end=start + len(view))
         except FileNotFoundError:
@@ -61,7 +61,7 @@ class AnyStore:
 
     def version(self, pin: Pin) -> str:
         try:
-            _opened(pin.address)[0].invalidate_cache()
+            opened(pin.address)[0].invalidate_cache()
             return self.pin(pin.address).version
         except FileNotFoundError:
             raise changed(pin, "it is gone") from None
@@ -78,7 +78,7 @@ class S3Store(AnyStore):
         library("s3fs")
 
     def pin(self, address: str) -> Pin:
-        fs, place = _object_at(address)
+        fs, place = object_at(address)
         head = fs.call_s3("head_object", **place, ChecksumMode="ENABLED")
         checksum = head.get("ChecksumSHA256", "")
         whole = checksum and "-" not in checksum  # else of the parts of an upload
@@ -89,7 +89,7 @@ class S3Store(AnyStore):
         from botocore.exceptions import ClientError
         from fsspec.asyn import sync
 
-        fs, place = _object_at(pin.address)
+        fs, place = object_at(pin.address)
         etag, wanted = pin.version.removeprefix("ETag "), f"bytes={start}-{start + len(view) - 1}"
         try:
             answer = fs.call_s3("get_object", **place, Range=wanted, IfMatch=etag)
@@ -102,7 +102,7 @@ class S3Store(AnyStore):
         return _fill(view, content, pin)
 
 
-def _opened(address: str) -> tuple[Any, str]:
+def opened(address: str) -> tuple[Any, str]:
     """The file system of an address, which fsspec keeps open, and the path in it.
 
     Raises:
@@ -124,9 +124,9 @@ def _opened(address: str) -> tuple[Any, str]:
     return fs, path
 
 
-def _object_at(address: str) -> tuple[Any, dict[str, str]]:
+def object_at(address: str) -> tuple[Any, dict[str, str]]:
     """The file system of an object of S3, and its place for the calls of S3."""
-    fs, path = _opened(address)
+    fs, path = opened(address)
     bucket, key, version = fs.split_path(path)
     return fs, {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mecha_exp.architectures import resolve
 from mecha_exp.checkpoint import Destination, TensorInfo, is_arithmetic
+from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
@@ -110,7 +111,10 @@ def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]
     inputs = {file.resolve(): file for source in sources.values() for file in source.files}
     folders = {folder: file for resolved, file in inputs.items() for folder in resolved.parents}
     seen: set[Path] = set()
+    elsewhere = {source.name for source in sources.values()}
     for output in outputs:
+        if (address := address_in(str(output))) in elsewhere:
+            yield f"the output {address} is an input, which would be replaced. Write to another path."
         try:
             target = output.resolve()
         except (OSError, RuntimeError):  # a link that leads back to itself, which cannot be written to

@@ -1,0 +1,131 @@
+"""Writers of models in a bucket: one file, or a folder of shards whose index comes last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+
+from mecha_exp.checkpoint.folder_in_place import index_content
+from mecha_exp.checkpoint.positional import byte_view
+from mecha_exp.checkpoint.remote.file_systems import opened
+from mecha_exp.checkpoint.remote.pin import first_line
+from mecha_exp.checkpoint.safetensors.writer import Places
+from mecha_exp.checkpoint.shards import Package
+from mecha_exp.checkpoint.transaction.journal import Note
+from mecha_exp.checkpoint.upload.multipart import MultipartUpload
+from mecha_exp.errors import CheckpointError
+
+
+class UploadWriter:
+    """Uploads the files of one model while it is made; nothing is there before `commit`.
+
+    One file replaces an old one in one step. A folder is committed shard by shard, then its small files, and
+    what a reader opens first comes last: the index, or the only file. It cannot go on after an interrupt, so
+    nothing is left then.
+
+    Args:
+        address: of the file, or of the folder.
+        packages: the weights, in the files that `pack` has given them to.
+        small_files: the contents beside the weights, by their path in the folder.
+
+    Attributes:
+        finished: empty, see above.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        packages: Sequence[Package],
+        metadata: Mapping[str, str],
+        small_files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.address = address.rstrip("/")
+        self.finished: Mapping[str, Note] = {}
+        self._is_folder = small_files is not None
+        self._packages, self._small_files = packages, dict(small_files or {})
+        self._uploads: dict[str, MultipartUpload] = {}
+        self._place_of: dict[str, tuple[MultipartUpload, int]] = {}
+        try:
+            for package in packages:
+                self._open(package, metadata)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _open(self, package: Package, metadata: Mapping[str, str]) -> None:
+        for shard in package.shards:
+            name = package.path_of(shard.name)
+            places = Places.in_safetensors(shard.tensors, metadata)
+            address = f"{self.address}/{name}" if self._is_folder else self.address
+            upload = self._uploads[name] = MultipartUpload(address, places.nbytes)
+            upload.write(0, memoryview(places.header))
+            self._place_of |= {package.prefix + key: (upload, at) for key, at in places.offsets.items()}
+
+    def write(self, key: str, start: int, values: torch.Tensor) -> None:
+        """Put `values` (1-D, the key's dtype) at element `start` of the flattened tensor `key`."""
+        self.write_bytes(key, start * values.element_size(), byte_view(values.contiguous()))
+
+    def write_bytes(self, key: str, start: int, data: memoryview) -> None:
+        """Put raw bytes at byte `start` of the tensor `key`."""
+        upload, offset = self._place_of[key]
+        upload.write(offset + start, data)
+
+    def writing_at(self, key: str) -> AbstractContextManager[None]:
+        """Machine code cannot write into an upload."""
+        return nullcontext()
+
+    def advance(self, key: str, nbytes: int) -> None:
+        """Nothing: parts count their bytes themselves."""
+
+    def finish(self, key: str, note: Note) -> None:
+        """Nothing: an upload is not resumed."""
+
+    def commit(self) -> Path:
+        """Let all files appear. Returns the address, as `pathlib` writes it."""
+        last = {p.path_of(p.shards[0].name) for p in self._packages if len(p.shards) == 1}
+        for name in sorted(self._uploads, key=lambda name: name in last):
+            if name in last:
+                self._put_small_files()
+            self._uploads[name].complete()
+        self._put_small_files()
+        for package in self._packages:
+            if len(package.shards) > 1:
+                self._put(package.path_of(package.index), index_content(package, package.files))
+        return Path(self.address)
+
+    def abort(self) -> None:
+        """Delete what was uploaded and is not complete. Idempotent."""
+        for upload in self._uploads.values():
+            upload.abort()
+
+    suspend = abort
+
+    def _put_small_files(self) -> None:
+        while self._small_files:
+            self._put(*self._small_files.popitem())
+
+    def _put(self, name: str, content: bytes) -> None:
+        fs, path = opened(f"{self.address}/{name}")
+        try:
+            fs.pipe_file(path, content)
+        except Exception as error:
+            raise CheckpointError(f"{self.address}/{name} cannot be written: {first_line(error)}.") from error
+
+
+def check_address(address: str, is_folder: bool) -> None:
+    """Raise CheckpointError unless a model can be uploaded to an address. Leaves nothing behind."""
+    MultipartUpload(address, 1).abort()
+    fs, path = opened(address.rstrip("/"))
+    try:
+        fs.invalidate_cache()
+        is_taken = is_folder and bool(fs.find(path, maxdepth=2))
+    except Exception as error:
+        raise CheckpointError(f"{address} cannot be read: {first_line(error)}.") from error
+    if is_taken:
+        raise CheckpointError(
+            f"{address} holds files already, and a bucket cannot replace a folder in one step. Choose "
+            "another place, or delete them."
+        )
