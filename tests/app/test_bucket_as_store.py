@@ -1,13 +1,19 @@
 """Sweeps with a store in a bucket: what one machine has measured, another one recalls."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from mecha_exp.app.workbench import _workbench
 from mecha_exp.runs.query import find_runs
 
-COMMAND = ("recipe=ties", "alpha=0.3,0.5,0.7", "output=none", "-m", "store=s3://results/study")
+PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
+COMMAND = next(
+    line.removeprefix("python -m mecha_exp ").split()
+    for line in PAGE.read_text(encoding="utf-8").splitlines()
+    if "store=s3://results/study" in line and line.startswith("python")
+)
 
 
 pytestmark = pytest.mark.libraries
