@@ -10,8 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mecha_exp import ConfigError, MergeMethod, Parameter, RecipeError, Return, StateDict, merge_method
-from mecha_exp.architectures import AdapterConfig, ModelConfig, View, get_all_adapters, views
+from mecha_exp import MergeMethod, Parameter, RecipeError, Return, StateDict, merge_method
+from mecha_exp.architectures import (
+    AdapterConfig,
+    ModelConfig,
+    View,
+    get_all_adapters,
+    is_convertible,
+    member_of,
+    views,
+)
 from mecha_exp.extensions.merge_methods import adapter_conversion, viewed
 from mecha_exp.methods.spectral import (
     BasisIterations,
@@ -25,8 +33,12 @@ from mecha_exp.methods.spectral import (
 Configs = Mapping[str, Sequence[ModelConfig]]
 """The possible model configs of each argument."""
 
-PREFIXES = {"kohya": "lora", "lycoris": "lycoris"}
-"""The prefix of module names, by the naming scheme."""
+BEGINNINGS = {"kohya": "lora_", "lycoris": "lycoris_", "diffusers": "transformer."}
+"""How the names of modules begin, by the naming scheme."""
+
+OF_LORA, OF_LOKR = ("lora_up.weight", "lora_down.weight", "alpha"), ("lokr_w1", "lokr_w2")
+OF_DIFFUSERS = ("lora_B.weight", "lora_A.weight")
+"""The tensors of a module. Without alpha the product is not scaled, as with an alpha of the rank."""
 
 Rank = Parameter(int, ge=1, help="the rank of each module, or of a tensor that has less the full one")
 Ratio = Parameter(float, ge=0, le=1, help="size of the first factor, logarithmically")
@@ -34,7 +46,7 @@ Ratio = Parameter(float, ge=0, le=1, help="size of the first factor, logarithmic
 
 def _conversion(configs: Configs) -> MergeMethod:
     """The conversion from what the LoRA may be to what the model may be."""
-    ways = (adapter_conversion(a.identifier, b.identifier) for a in configs["lora"] for b in configs["base"])
+    ways = (adapter_conversion(a, b) for a in configs["lora"] for b in configs["base"])
     found = next((way for way in ways if way is not None), None)
     if found is None:
         lora, base = (_named(configs[name]) for name in ("lora", "base"))
@@ -59,30 +71,27 @@ def lora_delta(
     """
 
 
-def _extraction(writer: str, make: Callable[[AdapterConfig, ModelConfig], MergeMethod]) -> Any:
+def _extraction(writer: str, make: Callable[[AdapterConfig, ModelConfig, str], MergeMethod]) -> Any:
     """Return the function that chooses the extraction method for the LoRA names of a writer."""
 
     def choose(configs: Configs) -> MergeMethod:
-        fitting = [c for c in get_all_adapters() if c.prefix == PREFIXES[writer]]
+        start = BEGINNINGS[writer]
+        fitting = [c for c in get_all_adapters() if any(b.startswith(start) for b in c.beginnings)]
         found = [
-            (c, s) for c in fitting for s in configs["base"] if c.base == s or _is_convertible(s, c.base)
+            (c.on(member_of(c.base, s)), s)
+            for c in fitting
+            for s in configs["base"]
+            if c.base.identifier == s.identifier or is_convertible(s, c.base)
         ]
         if not found:
             raise RecipeError(
-                f"there are no names of modules for {_named(configs['base'])}, only for "
-                f"{_named([c.base for c in fitting])} and what converts to them."
+                f"there are no names of modules for {_named(configs['base'])}, only for the architectures "
+                f"{', '.join(sorted({c.base.architecture for c in fitting}))}."
             )
         adapter, source = min(found, key=lambda f: (f[0].base != f[1], len(f[0].identifier)))
-        return make(adapter, source)
+        return make(adapter, source, writer)
 
     return choose
-
-
-def _is_convertible(source: ModelConfig, target: ModelConfig) -> bool:
-    try:
-        return bool(views(source, target).by_key)
-    except ConfigError:
-        return False
 
 
 def _named(configs: Sequence[ModelConfig]) -> str:
@@ -90,16 +99,17 @@ def _named(configs: Sequence[ModelConfig]) -> str:
 
 
 def _in_modules(
-    adapter: AdapterConfig, source: ModelConfig, suffixes: Sequence[str]
+    adapter: AdapterConfig, source: ModelConfig, writer: str, suffixes: Sequence[str]
 ) -> Callable[[Any], None]:
     """`map_keys`: the tensors of a module are made together; `meta` is what of the difference they are of."""
     infos = adapter.base.keys()
     same = adapter.base == source
     by_key = {key: View((key,)) for key in infos} if same else views(source, adapter.base).by_key
     made = {
-        tuple(f"{adapter.module_of(key)}.{suffix}" for suffix in suffixes): view
+        tuple(f"{module}.{suffix}" for suffix in suffixes): view
         for key, view in by_key.items()
-        if len(infos[key].shape) > 1 and adapter.names_of(key)
+        if len(infos[key].shape) > 1 and key.endswith(".weight") and adapter.names_of(key)
+        for module in [name for name in adapter.modules_of(key) if name.startswith(BEGINNINGS[writer])][:1]
     }
 
     def map_keys(b: Any) -> None:
@@ -118,14 +128,17 @@ def _difference(base: StateDict[Tensor], relation: Any) -> Tensor:
 
 
 @cache
-def _lora_extraction(adapter: AdapterConfig, source: ModelConfig) -> MergeMethod:
+def _lora_extraction(adapter: AdapterConfig, source: ModelConfig, writer: str) -> MergeMethod:
+    suffixes = OF_DIFFUSERS if writer == "diffusers" else OF_LORA
+    kind = "diffusers_lora" if writer == "diffusers" else "lora"
+
     @merge_method(
-        identifier=f"extract_lora_'{adapter.identifier}'_from_'{source.identifier}'", register=False
+        identifier=f"extract_{kind}_'{adapter.identifier}'_from_'{source.identifier}'", register=False
     )
     class extraction:
         """As `extract_kohya_lora`, for one model config."""
 
-        map_keys = staticmethod(_in_modules(adapter, source, ("lora_up.weight", "lora_down.weight", "alpha")))
+        map_keys = staticmethod(_in_modules(adapter, source, writer, suffixes))
 
         def __call__(
             self,
@@ -140,20 +153,20 @@ def _lora_extraction(adapter: AdapterConfig, source: ModelConfig) -> MergeMethod
             delta = _difference(base, relation)
             seed = approximate_basis_seed or 0
             basis = (approximate_basis_iters, seed) if use_approximate_basis else None
-            return dict(zip(relation.outputs, lora_factors(delta, rank, basis), strict=True))
+            return dict(zip(relation.outputs, lora_factors(delta, rank, basis)[: len(suffixes)], strict=True))
 
     return extraction
 
 
 @cache
-def _lokr_extraction(adapter: AdapterConfig, source: ModelConfig) -> MergeMethod:
+def _lokr_extraction(adapter: AdapterConfig, source: ModelConfig, writer: str) -> MergeMethod:
     @merge_method(
         identifier=f"extract_lokr_'{adapter.identifier}'_from_'{source.identifier}'", register=False
     )
     class extraction:
         """As `extract_kohya_lokr`, for one model config."""
 
-        map_keys = staticmethod(_in_modules(adapter, source, ("lokr_w1", "lokr_w2")))
+        map_keys = staticmethod(_in_modules(adapter, source, writer, OF_LOKR))
 
         def __call__(
             self, base: Parameter(StateDict[Tensor], "delta"), kronecker_ratio: Ratio, **kwargs: Any
@@ -225,6 +238,21 @@ def extract_lycoris_lora(
     """As `extract_kohya_lora`, with the names of LyCORIS, which begin with `lycoris_`.
 
     Source: sd-mecha.
+    """
+
+
+@merge_method(is_interface=True, choose=_extraction("diffusers", _lora_extraction))
+def extract_diffusers_lora(
+    base: Parameter(StateDict[Tensor], "delta"),
+    rank: Rank = 8,
+    use_approximate_basis: UseApproximation = True,
+    approximate_basis_iters: BasisIterations = 2,
+    approximate_basis_seed: BasisSeed = 0,
+) -> Return(Tensor, "weight"):
+    """As `extract_kohya_lora`, with the names of diffusers: `transformer.MODULE.lora_A.weight` and `lora_B`.
+
+    For diffusion transformers. A model in another format is converted; alpha is the rank and is not written.
+    Source: diffusers for the names; sd-mecha.
     """
 
 

@@ -351,7 +351,7 @@ def test_modules_of_what_the_model_does_not_have_are_named(caplog):
 def test_the_built_in_configs_have_the_names_of_sd_mecha():
     known = [config.identifier for config in model_configs.get_all_aux()]
 
-    assert [name for name in known if not name.startswith("toy")] == [
+    assert [name for name in known if name.startswith(("sd1-", "sdxl-"))] == [
         "sd1-kohya_kohya_lora",
         "sd1-kohya_lycoris_lora",
         "sdxl-kohya_but_diffusers_kohya_lora",
@@ -486,12 +486,20 @@ WRONG: dict[str, tuple[StateDict, str]] = {
         r"2 keys are of no module of 'toy-kohya_kohya_lora': lora_te_layers_7_q\.lora_up\.weight \[8, 2\]",
     ),
     "DoRA": (
-        lora("lora_te_layers_1_q", dora_scale=rand(1, 6), lora_up__weight=UP, lora_down__weight=DOWN),
-        r"lora_te_layers_1_q\.dora_scale \[1, 6\]\. Modules of DoRA depend on the weights of the model",
+        lora("lora_te_layers_1_q", dora_scale=rand(1, 5), lora_up__weight=UP, lora_down__weight=DOWN),
+        r"make no difference to .*: dora_scale \[1, 5\] is not a number for each output or input",
     ),
     "(IA)3": (
-        lora("lora_te_layers_1_q", weight=rand(8), on_input=torch.zeros(())),
-        r"Modules of \(IA\)3 depend",
+        lora("lora_te_layers_1_q", weight=rand(7), on_input=torch.zeros(())),
+        "modules of this kind and shape are not known",
+    ),
+    "BOFT": (
+        lora("lora_te_layers_1_q", oft_blocks=rand(2, 2, 4 * 4).reshape(2, 2, 4, 4)),
+        "modules of this kind and shape are not known",
+    ),
+    "an older OFT": (
+        lora("lora_te_layers_1_q", oft_diag=rand(2, 4)),
+        r"Modules of an older OFT cannot be read",
     ),
 }
 
@@ -688,7 +696,10 @@ def test_a_difference_without_names_of_modules_is_converted_or_an_error():
         f"lora_unet_input_blocks_1_0_in_layers_2.{x}" for x in ("lora_up.weight", "lora_down.weight", "alpha")
     }
 
-    with pytest.raises(m.RecipeError, match="no names of modules for 'llama-hf', only for 'sd1-kohya' or"):
+    with pytest.raises(
+        m.RecipeError,
+        match=r"no names of modules for 'llama-hf', only for the architectures auraflow, .*sd1, ",
+    ):
         m.merge(m.extract_kohya_lora(m.model({"model.norm.weight": rand(4)}, "llama-hf", "delta")))
     with pytest.raises(m.RecipeError, match="rank: 0 is out of range"):
         m.extract_kohya_lora(m.model({key: delta}, "sdxl-sgm", "delta"), rank=0)

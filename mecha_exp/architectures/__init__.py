@@ -24,7 +24,7 @@ from mecha_exp.architectures.library.yaml_writer import to_yaml
 from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.structural import StructuralConfig
 from mecha_exp.architectures.symmetries import AxisSlice, Symmetry, linked
-from mecha_exp.architectures.views import View, Views, targets_of, views
+from mecha_exp.architectures.views import View, Views, is_convertible, member_of, targets_of, views
 
 __all__ = [
     "DEFAULT_CONVENTION",
@@ -48,7 +48,9 @@ __all__ = [
     "get_all",
     "get_all_adapters",
     "infer_blocks",
+    "is_convertible",
     "linked",
+    "member_of",
     "register",
     "resolve",
     "sized_for",

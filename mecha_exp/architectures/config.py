@@ -61,6 +61,10 @@ class ModelConfig:
         """The member of the family that has these sizes."""
         return ModelConfig(self.identifier, self.parts, {**self.sizes, **sizes}) if sizes else self
 
+    def sized_like(self, other: ModelConfig) -> ModelConfig:
+        """The member of the family that has the sizes which another config names, too."""
+        return self.with_sizes({name: other.sizes[name] for name in self.sizes.keys() & other.sizes.keys()})
+
     def components(self) -> Mapping[str, Mapping[str, KeyInfo]]:
         """The keys of each component."""
         return self._components

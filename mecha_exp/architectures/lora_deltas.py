@@ -1,6 +1,7 @@
 """The differences that LoRA modules make, as a conversion from their file's config to that of a model.
 
-A tensor that no module changes has a difference of zero. Only changed tensors are keys of the result, so a
+A module may depend on the tensor that it changes (DoRA, (IA)3, OFT, GLoRA); then the model is read, too. A
+tensor that no module changes has a difference of zero. Only changed tensors are keys of the result, so a
 LoRA alone makes a small file of differences.
 """
 
@@ -12,12 +13,20 @@ from torch import Tensor
 from mecha_exp.architectures import AdapterConfig, ModelConfig, View, Views
 from mecha_exp.architectures.lora import (
     ALPHA,
+    DORA,
     DOWN,
     FULL,
+    GLORA,
     HADA,
+    IA3,
+    IA3_ON_INPUT,
+    IA3_WEIGHT,
     LOHA,
     LORA,
     MID,
+    OFT_BLOCKS,
+    OFT_RESCALE,
+    READ_BASE,
     UP,
     W1,
     W2,
@@ -25,9 +34,10 @@ from mecha_exp.architectures.lora import (
     foreign,
 )
 from mecha_exp.architectures.views import viewed
-from mecha_exp.errors import CheckpointError, Problems
+from mecha_exp.errors import CheckpointError, Problems, some
 
 Tensors = Mapping[str, Tensor]
+Read = Callable[[str], Tensor]
 
 
 class Deltas:
@@ -66,27 +76,42 @@ class Deltas:
         modules = self.config.modules(keys)
         return [name for key, names in modules.items() if key not in reached for name in names.values()]
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
-        """Raise a CheckpointError with everything that is wrong in a file."""
+    def reading(self, keys: Collection[str]) -> list[str]:
+        """The keys of a file whose modules depend on the tensors of the model."""
+        modules = self.config.modules(keys).values()
+        return [name for names in modules for suffix, name in names.items() if suffix in READ_BASE]
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], name: str, has_base: bool = False) -> None:
+        """Raise a CheckpointError with everything that is wrong in a file.
+
+        Args:
+            has_base: whether the model is at hand for modules that depend on it.
+        """
         problems = Problems()
         modules = self.config.modules(shapes)
         faults = [fault_of(self.config, key, names, shapes) for key, names in modules.items()]
         for fault in (foreign(self.config, shapes), *faults):
             if fault:
                 problems.add(f"{name}: {fault}")
+        if (reading := self.reading(shapes)) and not has_base:
+            problems.add(
+                f"{name}: the differences of {some(reading, 3)} depend on the weights of the model. Read "
+                "the file as lora_delta(lora, base), whose base is the model itself and not a merge."
+            )
         problems.raise_as(CheckpointError)
 
-    def delta(self, key: str, has: Callable[[str], bool], read: Callable[[str], Tensor]) -> Tensor:
+    def delta(self, key: str, has: Callable[[str], bool], read: Read, base: Read | None = None) -> Tensor:
         """The difference to a tensor of the model.
 
         Args:
             has, read: (key of the file) -> whether it exists, and its tensor.
+            base: (key of the config's base) -> the model's tensor, for modules that depend on it.
 
         Raises:
             CheckpointError: tensors of a module that do not fit each other or the model's.
         """
         view = self._views.get(key)
-        parts = [self._of_base(source, has, read) for source in view.sources] if view else []
+        parts = [self._of_base(source, has, read, base) for source in view.sources] if view else []
         like = next((part for part in parts if part is not None), None)
         if view is None or like is None:
             return torch.zeros(self.shape(key))
@@ -98,15 +123,19 @@ class Deltas:
         delta: Tensor = viewed(view, filled)
         return delta
 
-    def _of_base(self, key: str, has: Callable[[str], bool], read: Callable[[str], Tensor]) -> Tensor | None:
-        names = {name.partition(".")[2]: name for name in self.config.names_of(key) if has(name)}
+    def _of_base(self, key: str, has: Callable[[str], bool], read: Read, base: Read | None) -> Tensor | None:
+        names = self.config.modules(name for name in self.config.names_of(key) if has(name)).get(key)
         if not names:
             return None
         tensors = {suffix: read(name) for suffix, name in names.items()}
         shapes = {name: tuple(tensors[suffix].shape) for suffix, name in names.items()}
         if fault := fault_of(self.config, key, names, shapes):
             raise CheckpointError(fault)
-        return difference(tensors).reshape(self.config.base.keys()[key].shape)
+        shape = self.config.base.keys()[key].shape
+        if READ_BASE & tensors.keys() and base is not None:
+            weight = base(key)
+            return difference_to(weight.to(next(iter(tensors.values())).dtype), tensors).reshape(shape)
+        return difference(tensors).reshape(shape)
 
 
 def difference(tensors: Tensors) -> Tensor:
@@ -133,6 +162,57 @@ def difference(tensors: Tensors) -> Tensor:
     if factor is not None:
         first = first * _scale(tensors, factor.shape[0])
     return torch.kron(first.reshape(*first.shape[:2], *[1] * (second.ndim - 2)), second.contiguous())
+
+
+def difference_to(weight: Tensor, tensors: Tensors) -> Tensor:
+    """The difference that a module makes to a tensor W on which it depends, from its tensors by suffix.
+
+    DoRA with magnitudes m: m (W + D) / ||W + D|| - W, the norm over all axes where m has one number. (IA)3: W
+    times a factor of each output, or input. GLoRA: (b1 b2 + W a1 a2) alpha / rank. OFT: R^T W - W with blocks
+    R = (I + Q) (I - Q)^-1 of Q = B - B^T, whose norm is at most alpha times the number of outputs unless
+    alpha is 0.
+
+    Source: Liu et al. 2024, arXiv:2402.09353; Liu et al. 2022, arXiv:2205.05638; Chavan et al. 2023,
+    arXiv:2306.07967; Qiu et al. 2023, arXiv:2306.07280; LyCORIS for the names.
+    """
+    if DORA in tensors:
+        rest = {suffix: tensor for suffix, tensor in tensors.items() if suffix != DORA}
+        return _with_magnitudes(weight + difference(rest).reshape(weight.shape), tensors[DORA]) - weight
+    if tensors.keys() <= {*IA3, ALPHA}:
+        on_input = IA3_ON_INPUT in tensors and bool(tensors[IA3_ON_INPUT])
+        axis = 1 if on_input else 0
+        ones = [weight.shape[axis] if i == axis else 1 for i in range(weight.ndim)]
+        return weight * tensors[IA3_WEIGHT].reshape(ones)
+    if OFT_BLOCKS in tensors:
+        return _rotated(weight, tensors) - weight
+    a1, a2, b1, b2 = (tensors[name] for name in GLORA)
+    inner = torch.einsum("oi..., ir, rj -> oj...", weight, a1.flatten(1), a2.flatten(1))
+    return (_product(b1, b2).reshape(weight.shape) + inner) * _scale(tensors, b2.shape[0])
+
+
+def _with_magnitudes(weight: Tensor, magnitudes: Tensor) -> Tensor:
+    """The tensor whose outputs, or inputs, have these norms."""
+    by_axis = magnitudes.reshape(*magnitudes.shape, *[1] * (weight.ndim - magnitudes.ndim))
+    others = [axis for axis, size in enumerate(by_axis.shape) if size == 1]
+    norm = torch.linalg.vector_norm(weight, dim=others, keepdim=True, dtype=torch.float64)
+    scaled: Tensor = weight * (by_axis.double() / norm)
+    return scaled.to(weight.dtype)
+
+
+def _rotated(weight: Tensor, tensors: Tensors) -> Tensor:
+    """The outputs of a tensor, rotated block by block, and rescaled where the module says so."""
+    blocks = tensors[OFT_BLOCKS].double()
+    count, size, _ = blocks.shape
+    skew, limit = blocks - blocks.mT, float(tensors.get(ALPHA, torch.zeros(()))) * weight.shape[0]
+    norm = skew.norm()
+    if 0 < limit < norm:
+        skew = skew * (limit / norm)
+    eye = torch.eye(size, dtype=torch.float64)
+    rotation = (eye + skew) @ torch.linalg.inv(eye - skew)
+    rotated: Tensor = (rotation.mT @ weight.double().reshape(count, size, -1)).reshape(weight.shape)
+    if OFT_RESCALE in tensors:
+        rotated = rotated * tensors[OFT_RESCALE].double().reshape(-1, *[1] * (weight.ndim - 1))
+    return rotated.to(weight.dtype)
 
 
 def _pair(tensors: Tensors, a: str, b: str, core: str = "") -> Tensor:

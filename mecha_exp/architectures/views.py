@@ -121,6 +121,27 @@ def views(
         ) from None
 
 
+def is_convertible(source: ModelConfig, target: ModelConfig) -> bool:
+    """Whether models of a config have a conversion to another."""
+    try:
+        return bool(_views(source, target, DEFAULT_CONVENTION).by_key)
+    except _NoConversion:
+        return False
+
+
+def member_of(family: ModelConfig, model: ModelConfig) -> ModelConfig:
+    """The member of a family that a model of another config becomes; other configs stay as they are."""
+    if not family.sizes or family.identifier == model.identifier:
+        return family.sized_like(model)
+    shapes = {key: info.shape for key, info in model.keys().items()}
+    family = family.sized_like(model)
+    try:
+        made = _views_of_parts(model, family)
+        return sized_for({key: KeyInfo(view.shape(shapes), "") for key, view in made.items()}, family)
+    except (_NoConversion, CheckpointError):  # no rules, or tensors that do not split
+        return family
+
+
 class _NoConversion(Exception):
     """The reason why one config cannot be converted to another."""
 
@@ -130,19 +151,22 @@ def _views(source: ModelConfig, target: ModelConfig, convention: str) -> Views:
         raise _NoConversion("a LoRA is a difference to a model, computed when it is merged: see docs/lora.md")
     if [part.name for part in source.parts] == [BLOCKS]:
         return _views_of_blocks(source, target, convention)
-    target = target.with_sizes(
-        {name: source.sizes[name] for name in target.sizes.keys() & source.sizes.keys()}
-    )
-    ours = {part.name: part for part in source.parts}
-    shared = [(ours[part.name], part) for part in target.parts if part.name in ours]
-    by_key: dict[str, View] = {}
-    for here, there in shared:
-        by_key |= _views_of_part(source, here, target, there)
-    if not by_key:
-        raise _NoConversion("they have no component in common")
-    _check_shapes(source, target, by_key)
+    by_key = _views_of_parts(source, target.sized_like(source))
+    _check_shapes(source, member_of(target, source), by_key)
     used = {name for view in by_key.values() for name in view.sources}
     return Views(by_key, tuple(key for key in source.keys() if key not in used))
+
+
+def _views_of_parts(source: ModelConfig, target: ModelConfig) -> dict[str, View]:
+    """The views of the components that both have, whatever their shapes."""
+    ours = {part.name: part for part in source.parts}
+    by_key: dict[str, View] = {}
+    for part in target.parts:
+        if part.name in ours:
+            by_key |= _views_of_part(source, ours[part.name], target, part)
+    if not by_key:
+        raise _NoConversion("they have no component in common")
+    return by_key
 
 
 def targets_of(source: ModelConfig) -> list[str]:
@@ -201,13 +225,13 @@ def _links(
 
 
 def _check_shapes(source: ModelConfig, target: ModelConfig, by_key: Mapping[str, View]) -> None:
-    """Check that the views have the target's shapes; of a family those that follow from the source's."""
-    known = {key: info.shape for key, info in source.keys().items()}
-    shapes = {key: view.shape(known) for key, view in by_key.items()}
-    if target.sizes:
-        target = sized_for({key: KeyInfo(shape, "") for key, shape in shapes.items()}, target)
-    for key, shape in shapes.items():
+    shapes = {key: info.shape for key, info in source.keys().items()}
+    for key, view in by_key.items():
         expected = target.keys()[key].shape
+        try:
+            shape = view.shape(shapes)
+        except CheckpointError as error:
+            raise _NoConversion(str(error).removesuffix(".")) from None
         if shape != expected:
             raise _NoConversion(
                 f"their {target.component_of(key)} differ, as in {key}: {list(shape)} in the one and "

@@ -4,7 +4,7 @@ import re
 from functools import cache
 from typing import Any
 
-from mecha_exp.architectures import Views, views
+from mecha_exp.architectures import Views, is_convertible, resolve, views
 from mecha_exp.architectures.views import viewed
 from mecha_exp.conversion.lora import adapter_conversion
 from mecha_exp.errors import ConfigError
@@ -73,9 +73,10 @@ def method_named(identifier: str) -> MergeMethod | None:
 @cache
 def format_conversion(source: str, target: str) -> FormatConversion | None:
     """The conversion between two formats, or None."""
-    if source == target:
-        return None
     try:
-        return FormatConversion(source, target, views(source, target))
+        ends = resolve(source), resolve(target)
     except ConfigError:
         return None
+    if source == target or not is_convertible(*ends):
+        return None
+    return FormatConversion(source, target, views(*ends))

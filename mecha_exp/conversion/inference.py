@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mecha_exp.architectures import Detection, ModelConfig, candidates, detect, resolve
+from mecha_exp.architectures import Detection, ModelConfig, candidates, detect, resolve, sized_for
 from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.lora import LORA_DELTA, is_peft, other_kind
 from mecha_exp.errors import MechaError
@@ -68,6 +68,16 @@ class ConfigInference:
             return [declared] if declared else []
         return [fit.config.identifier for fit in self.fits(origin)]
 
+    def _possible_configs(self, node: Node) -> list[ModelConfig]:
+        """The configs that a node may have; of a family those of the sizes of its file."""
+        origin, declared = self._origin(node)
+        if declared is None:
+            return [fit.config for fit in self.fits(origin)] if isinstance(origin, ModelNode) else []
+        config = resolve(declared)
+        if config.sizes and isinstance(origin, ModelNode):
+            config = sized_for(self._keys_of(origin), config)
+        return [config]
+
     def of_model(self, model: ModelNode) -> ModelConfig:
         """The declared config of a model, or the one that its keys fit; a structural one if none fits.
 
@@ -104,7 +114,7 @@ class ConfigInference:
         """
         assert call.method.choose is not None
         configs = {
-            name: [resolve(identifier) for identifier in self.possible(child)]
+            name: self._possible_configs(child)
             for name, child in call.arguments
             if isinstance(child, Node)
             and (call.method.signature[name].is_state_dict or not self.is_constant(child))

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mecha_exp.architectures import AdapterConfig, ModelConfig, resolve, views
+from mecha_exp.architectures import AdapterConfig, ModelConfig, is_convertible, member_of, resolve, views
 from mecha_exp.architectures.lora_deltas import Deltas
 from mecha_exp.errors import ConfigError
 from mecha_exp.method_api.method import Kind, MergeMethod
@@ -36,26 +36,32 @@ class AdapterConversion(MergeMethod):
                 key = kwargs["key"]
                 if key not in deltas:
                     raise StateDictKeyError(key)
-                return deltas.delta(key, lora.__contains__, lora.__getitem__)
+                return deltas.delta(key, lora.__contains__, lora.__getitem__)  # of a merge, without its base
 
         end = "base" if target == deltas.config.base.identifier else f"'{target}'"
         super().__init__(by_modules, f"convert_'{source}'_to_{end}", Kind.WHOLE, is_conversion=True)
         self.deltas = deltas
 
 
-def adapter_conversion(source: str, target: str | None = None) -> AdapterConversion | None:
+def adapter_conversion(
+    source: str | ModelConfig, target: str | ModelConfig | None = None
+) -> AdapterConversion | None:
     """The conversion of LoRA files into differences to the models of a config, or None.
 
     Args:
-        source, target: identifiers; without a target it is the config that the files are for.
+        source, target: configs or their identifiers; without a target it is the config that the files are
+            for. Of a family the target decides the sizes.
     """
     try:
-        config = resolve(source)
+        config = resolve(source) if isinstance(source, str) else source
         if not isinstance(config, AdapterConfig):
             return None
-        return _conversion(config, config.base if target is None else resolve(target))
+        target = resolve(target) if isinstance(target, str) else target or config.base
     except ConfigError:
         return None
+    config = config.on(member_of(config.base, target))
+    is_own = config.base.identifier == target.identifier
+    return _conversion(config, target) if is_own or is_convertible(config.base, target) else None
 
 
 @cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection
 
 import torch
@@ -54,9 +52,7 @@ class PeftDeltas(DeltaSource):
         self.modules = Matching(adapter.name, config, self._infos, base.name, self._targets).modules()
         _check_ties(adapter.name, self, base)
         super().__init__(adapter, dtype_of(self._infos, self._targets), self.modules, budget)
-        self.files = tuple(dict.fromkeys((*adapter.files, *base.files)))
-        parts = (adapter.identity, base.identity)
-        self.identity = None if None in parts else (hashlib.sha256(json.dumps(parts).encode()).hexdigest(),)
+        self._depend_on(base)
 
     def all_keys(self) -> Collection[str]:
         return [key for key, info in self._targets.items() if is_arithmetic(info.dtype)]
@@ -64,10 +60,6 @@ class PeftDeltas(DeltaSource):
     def __contains__(self, key: object) -> bool:
         info = self._targets.get(key) if isinstance(key, str) else None
         return info is not None and is_arithmetic(info.dtype)
-
-    def check_unchanged(self) -> None:
-        self._original.check_unchanged()
-        self._base.check_unchanged()
 
     def _shape(self, key: str) -> tuple[int, ...]:
         return self._targets[key].shape

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from mecha_exp.architectures.lora import ALPHA
+from mecha_exp.architectures.lora import ALPHA, IA3_ON_INPUT
 from mecha_exp.architectures.lora_deltas import Deltas
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.errors import CheckpointError, some
+from mecha_exp.sources.format_view import convert_source
 from mecha_exp.sources.source import Source, SourceView, infos_of
 from mecha_exp.system.byte_cache import ByteCache
 
@@ -39,10 +42,23 @@ class DeltaSource(SourceView):
 
     def __init__(self, original: Source, dtype: torch.dtype, changed: Collection[str], budget: int) -> None:
         super().__init__(original)
+        self._bases: list[Source] = []
         self._dtype = dtype
         self._changed = dict.fromkeys(changed)
         largest = max((self.info(key).nbytes for key in self._changed), default=0)
         self._cache = ByteCache(min(budget, CACHED_DELTAS * largest))
+
+    def _depend_on(self, base: Source) -> None:
+        """The differences are those of two sources: the adapter, and the model that it changes."""
+        self.files = tuple(dict.fromkeys((*self.files, *base.files)))
+        parts = (self.identity, base.identity)
+        self.identity = None if None in parts else (hashlib.sha256(json.dumps(parts).encode()).hexdigest(),)
+        self._bases.append(base)
+
+    def check_unchanged(self) -> None:
+        self._original.check_unchanged()
+        for base in self._bases:
+            base.check_unchanged()
 
     @abstractmethod
     def all_keys(self) -> Collection[str]:
@@ -89,18 +105,28 @@ class DeltaSource(SourceView):
 class AdapterSource(DeltaSource):
     """The differences that a LoRA file makes to a model of a known config.
 
+    Args:
+        original: the file.
+        deltas: computes the differences.
+        budget: the largest size of the cache in bytes.
+        base: the model, for modules that depend on its tensors; None where it is not at hand.
+
     Raises:
         CheckpointError: the file has keys that belong to no module, modules that do not fit the model, or
             factors of whole numbers.
     """
 
-    def __init__(self, original: Source, deltas: Deltas, budget: int) -> None:
+    def __init__(self, original: Source, deltas: Deltas, budget: int, base: Source | None = None) -> None:
         infos = infos_of(original)
-        deltas.check({key: info.shape for key, info in infos.items()}, original.name)
+        deltas.check({key: info.shape for key, info in infos.items()}, original.name, base is not None)
         require_numbers(original.name, infos)
         self._deltas = deltas
         self.unused = tuple(deltas.unused(infos))
         super().__init__(original, dtype_of(infos), deltas.changed(infos), budget)
+        self._base = None
+        if base is not None and deltas.reading(infos):
+            self._base = convert_source(base, deltas.config.base, deltas.target)
+            self._depend_on(base)
 
     def all_keys(self) -> Collection[str]:
         return [key for key in self._deltas.target.keys() if key in self._deltas]
@@ -112,7 +138,8 @@ class AdapterSource(DeltaSource):
         return self._deltas.shape(key)
 
     def _delta(self, key: str) -> torch.Tensor:
-        return self._deltas.delta(key, self._original.__contains__, self._read)
+        base = None if self._base is None else self._base.read
+        return self._deltas.delta(key, self._original.__contains__, self._read, base)
 
 
 def dtype_of(*files: Mapping[str, TensorInfo]) -> torch.dtype:
@@ -130,7 +157,8 @@ def require_numbers(name: str, infos: Mapping[str, TensorInfo]) -> None:
     codes = [
         f"{key} ({info.dtype})"
         for key, info in infos.items()
-        if not is_arithmetic(info.dtype) and not (key.endswith(f".{ALPHA}") and info.numel == 1)
+        if not is_arithmetic(info.dtype)
+        and not (key.endswith((f".{ALPHA}", f".{IA3_ON_INPUT}")) and info.numel == 1)
     ]
     if codes:
         raise CheckpointError(

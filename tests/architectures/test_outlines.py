@@ -48,7 +48,11 @@ def test_an_adapter_is_likely_by_the_names_of_its_modules():
 
     found = [config for config in plausible_configs(keys) if isinstance(config, AdapterConfig)]
 
-    assert found == [config for config in get_all_adapters() if config.prefix == "lora"]
+    assert found == [
+        config
+        for config in get_all_adapters()
+        if "lora_unet_" in str(config.names) or config.prefix == "lora"
+    ]
 
 
 def test_what_is_of_no_config_is_like_hardly_any():

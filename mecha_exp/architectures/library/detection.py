@@ -169,12 +169,15 @@ def match(keys: Keys, config: ModelConfig) -> Detection | None:
 
 def _match_adapter(keys: Keys, config: AdapterConfig) -> Detection | None:
     """Compare a file with a config of LoRA files: most of its keys must be in modules that fit the base."""
-    if not is_adapter(keys, config.prefix):
+    if not is_adapter(keys, config.beginnings):
         return None
     shapes = {key: tuple(info.shape) for key, info in keys.items()}
     modules = config.modules(keys)
-    matched = sum(len(names) for key, names in modules.items() if not fault_of(config, key, names, shapes))
-    extra = tuple(key for key in keys if key not in config.keys())
+    any_size = bool(config.base.sizes)
+    fitting = [names for key, names in modules.items() if not fault_of(config, key, names, shapes, any_size)]
+    matched = sum(map(len, fitting))
+    known = {name for names in modules.values() for name in names.values()}
+    extra = tuple(key for key in keys if key not in known)
     return Detection(config, matched, extra=extra) if 2 * matched > len(keys) else None
 
 

@@ -15,13 +15,13 @@ from typing import NamedTuple, TypeAlias
 from mecha_exp.architectures.components import Beginnings
 from mecha_exp.architectures.config import ModelConfig
 from mecha_exp.architectures.keys import HasShape
-from mecha_exp.architectures.lora import AdapterConfig
+from mecha_exp.architectures.lora import AdapterConfig, is_key_of
 from mecha_exp.system.cache import cache_folder, read_checksummed, write_checksummed
 
 ENOUGH = 0.8
 """The share of a component's keys above which a file has the component, with keys missing."""
 
-FORMAT = 1
+FORMAT = 2
 """Raised when outlines change."""
 
 
@@ -30,11 +30,11 @@ class Outline(NamedTuple):
 
     Attributes:
         parts: the beginnings of every component that is not optional.
-        prefix: the prefix of modules in LoRA files; None for models.
+        modules: the beginnings of modules in LoRA files; none for models.
     """
 
     parts: Sequence[Beginnings]
-    prefix: str | None = None
+    modules: Sequence[str] = ()
 
 
 Outlines: TypeAlias = Mapping[str, Outline]
@@ -44,20 +44,20 @@ Outlines: TypeAlias = Mapping[str, Outline]
 def outline_of(config: ModelConfig) -> Outline:
     """The outline of a config."""
     if isinstance(config, AdapterConfig):
-        return Outline((), config.prefix)
+        return Outline((), config.beginnings)
     return Outline([part.beginnings for part in config.parts if part.optional is not True])
 
 
 def may_match(keys: Mapping[str, HasShape], outline: Outline) -> bool:
     """Whether a file may fit the config with this outline."""
-    if outline.prefix is not None:
-        return is_adapter(keys, outline.prefix)
+    if outline.modules:
+        return is_adapter(keys, outline.modules)
     return any(starts_like(keys, beginnings) for beginnings in outline.parts)
 
 
-def is_adapter(keys: Iterable[str], prefix: str) -> bool:
-    """Whether most keys belong to modules with this prefix."""
-    matches = [key.startswith(f"{prefix}_") for key in keys]
+def is_adapter(keys: Iterable[str], beginnings: Sequence[str]) -> bool:
+    """Whether most keys belong to modules whose names begin so."""
+    matches = [any(is_key_of(beginning, key) for beginning in beginnings) for key in keys]
     return 2 * sum(matches) > len(matches)
 
 

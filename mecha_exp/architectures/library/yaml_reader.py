@@ -117,17 +117,33 @@ class _Reader(FieldReader):
         about: Readers = {
             "base": lambda value, where: self.parsed(configs, self.text(value, where), where, None),
             "prefix": self.text,
+            "names": self._module_names,
         }
         readers: Readers = {
             "identifier": self._identifier,
-            "adapter": lambda value, where: self.fields(value, where, about, required=about),
+            "adapter": lambda value, where: self.fields(value, where, about, required=("base",)),
         }
         fields = self.fields(content, "", readers, required=readers)
         base = fields["adapter"].get("base")
-        if base is not None and (base.sizes or not base.parts):
+        if base is not None and (not base.parts or (base.sizes and "names" not in fields["adapter"])):
             self.wrong("adapter.base", f"'{base.identifier}' has no keys of fixed shapes")
+        if len({"prefix", "names"} & fields["adapter"].keys()) != 1:
+            self.wrong("adapter", "it needs a 'prefix', or 'names' that say how modules begin")
         self.problems.raise_as(ConfigError)
         return AdapterConfig(fields["identifier"], **fields["adapter"])
+
+    def _module_names(self, value: Any, where: str) -> dict[str, list[str]]:
+        """How the names of modules begin, by the beginnings of keys."""
+        names = {
+            begin: self.texts(others, f"{where}.{begin}")
+            for begin, others in self.mapping(value, where).items()
+        }
+        for other in (other for others in names.values() for other in others):
+            if not other.endswith(("_", ".")):
+                self.wrong(
+                    where, f"{other!r} ends with neither '_' nor '.', which stands for the dots of keys"
+                )
+        return names
 
     def layout(self, name: str, content: Any, conversions: Mapping[str, Conversion]) -> Layout:
         """The layout, or one ConfigError with every mistake."""

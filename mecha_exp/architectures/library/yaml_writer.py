@@ -20,7 +20,9 @@ def to_yaml(model_config: ModelConfig) -> str:
     if model_config.sizes:
         content["sizes"] = _Flow(model_config.sizes)
     if isinstance(model_config, AdapterConfig):
-        content["adapter"] = _Flow(base=model_config.base.identifier, prefix=model_config.prefix)
+        names = {begin: list(others) for begin, others in model_config.names.items()}
+        how = {"prefix": model_config.prefix} if model_config.prefix else {"names": _Flow(names)}
+        content["adapter"] = _Flow(base=model_config.base.identifier, **how)
     else:
         content["components"] = {part.name: _component(part) for part in model_config.parts}
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=2**16, allow_unicode=True)

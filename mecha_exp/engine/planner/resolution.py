@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mecha_exp.architectures import resolve, views
+from mecha_exp.architectures import member_of, resolve, views
+from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.conversion.formats import FormatConversion
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion, adapter_conversion
@@ -44,7 +45,7 @@ class ModelView(ModelNode):
         names: the rules by which its keys are renamed.
         of: the models, or views of them, that are read so.
         statistic: the kind of statistics of a model on data that are read.
-        base: the model that an adapter of PEFT is a difference to.
+        base: the model that an adapter is a difference to.
     """
 
     adapter: str | None = None
@@ -143,6 +144,8 @@ class _Resolver:
             return self._statistics(node)
         if (pair := adapter_call(node, self._sources)) is not None:
             return self._peft_deltas(*pair)
+        if node.method.identifier == LORA_DELTA:
+            return self._with_deltas(self._implemented(node), node.children[1])
         _check_statistics(node, self._sources, self._checked)
         return self._converted(self._implemented(node) if node.method.kind is Kind.INTERFACE else node)
 
@@ -276,20 +279,30 @@ class _Resolver:
         (below,) = (self._adapters.get(child, child) for child in node.children)
         if not isinstance(below, MergeNode) or not isinstance(below.method, AdapterConversion):
             return None
-        direct = adapter_conversion(below.method.deltas.config.identifier, conversion.target)
+        config = below.method.deltas.config
+        direct = adapter_conversion(config, member_of(resolve(conversion.target), config.base))
         return None if direct is None else MergeNode(direct, below.arguments, below.space)
 
-    def _with_deltas(self, node: MergeNode) -> Node:
-        """A view of a LoRA file as the differences that it stands for."""
+    def _with_deltas(self, node: MergeNode, base: Node | None = None) -> Node:
+        """A view of a LoRA file as the differences that it stands for.
+
+        Args:
+            base: the model, for modules that depend on its tensors.
+        """
         (model,) = node.children
         assert isinstance(node.method, AdapterConversion)
         if not isinstance(model, ModelNode):
             return node
         deltas = node.method.deltas
-        leaf = ModelView(model.source, node.space, deltas.target.identifier, deltas.config.identifier)
+        source = self._sources[model]
+        base = base if isinstance(base, ModelNode) and deltas.reading(source.keys()) else None
+        leaf = ModelView(
+            model.source, node.space, deltas.target.identifier, deltas.config.identifier, base=base
+        )
         self._adapters[leaf] = node
         if leaf not in self._sources:
-            self._sources[leaf] = AdapterSource(self._sources[model], deltas, self._budget)
+            read = None if base is None else self._sources[base]
+            self._sources[leaf] = AdapterSource(source, deltas, self._budget, read)
         return leaf
 
     def _in_format(self, node: MergeNode, conversion: FormatConversion) -> Node:

@@ -1,0 +1,246 @@
+"""Diffusion transformers in the names of diffusers and of their authors: recognised, in blocks, converted."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from small_transformers import FAMILIES, FORMATS, small, transformer
+
+from mecha_exp.architectures import View, detect, resolve, views
+from mecha_exp.architectures.views import viewed
+
+NAMES = [f"{family}-diffusers" for family in FAMILIES] + list(FORMATS.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_transformer_of_any_size_is_recognised_alone_and_in_a_folder(name: str):
+    whole = transformer(name)
+    prefix = next(part.prefix for part in resolve(name).parts if part.name == "diffuser")
+
+    for tensors in (whole, {key.removeprefix(prefix): tensor for key, tensor in whole.items()}):
+        found = detect(tensors)
+
+        assert found.config.identifier == name
+        assert found.config.components()["diffuser"].keys() == whole.keys()
+        assert not (found.missing or found.extra)
+
+
+BLOCKS = {
+    "flux-diffusers": {
+        "transformer_blocks.2.attn.to_q.weight": "D02",
+        "single_transformer_blocks.1.proj_mlp.bias": "S01",
+    },
+    "flux-flux": {"double_blocks.2.img_attn.qkv.weight": "D02", "final_layer.linear.bias": "BASE"},
+    "chroma-flux": {
+        "single_blocks.1.linear1.weight": "S01",
+        "distilled_guidance_layer.norms.0.scale": "BASE",
+    },
+    "sd3.5_large-diffusers": {"transformer_blocks.37.attn.to_q.bias": "37", "norm_out.linear.bias": "BASE"},
+    "sd3.5_medium-comfyui": {"joint_blocks.12.x_block.attn2.qkv.weight": "12"},
+    "qwen_image-diffusers": {"transformer_blocks.1.img_mod.1.weight": "01", "txt_norm.weight": "BASE"},
+    "wan-wan": {"blocks.2.cross_attn.norm_k.weight": "02", "head.modulation": "BASE"},
+    "hidream-diffusers": {"double_stream_blocks.0.block.ff_i.gate.weight": "D00"},
+    "lumina2-lumina2": {"layers.2.attention.qkv.weight": "02", "noise_refiner.1.ffn_norm1.weight": "N01"},
+    "pixart-diffusers": {"transformer_blocks.1.attn2.to_k.weight": "01", "adaln_single.linear.bias": "BASE"},
+    "auraflow-auraflow": {"double_layers.1.modX.1.weight": "D01", "single_layers.0.mlp.c_fc1.weight": "S00"},
+    "hunyuan_video-diffusers": {"context_embedder.token_refiner.refiner_blocks.1.norm1.bias": "R01"},
+    "ltx-ltx": {"transformer_blocks.2.attn1.q_norm.weight": "02", "patchify_proj.weight": "BASE"},
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_layer_is_in_its_block(name: str):
+    config = small(name)
+    prefix = next(part.prefix for part in config.parts if part.name == "diffuser")
+
+    assert {key: config.block_of(prefix + key) for key in BLOCKS[name]} == BLOCKS[name]
+
+
+@pytest.mark.parametrize("family", FORMATS)
+def test_a_block_is_the_same_in_both_formats_and_a_conversion_there_and_back_changes_nothing(family: str):
+    ours, theirs = small(f"{family}-diffusers"), small(FORMATS[family])
+    there, back = views(ours, theirs), views(theirs, ours)
+    tensors = transformer(f"{family}-diffusers")
+
+    converted = _viewed(there.by_key, tensors)
+    again = _viewed(back.by_key, converted)
+
+    assert {key: tensor.shape for key, tensor in converted.items()} == {
+        key: theirs.keys()[key].shape for key in converted
+    }
+    assert all(theirs.block_of(key) == ours.block_of(there.by_key[key].sources[0]) for key in converted)
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(again[key], tensors[key]) for key in tensors)
+
+
+def _viewed(table: Mapping[str, View], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors that the views make of those that are there."""
+    made = ((key, view) for key, view in table.items() if view.sources[0] in tensors)
+    return {key: viewed(view, [tensors[source] for source in view.sources]) for key, view in made}
+
+
+PEERS = {
+    "flux": "convert_flux_transformer_checkpoint_to_diffusers",
+    "chroma": "convert_chroma_transformer_checkpoint_to_diffusers",
+    "sd3.5_large": "convert_sd3_transformer_checkpoint_to_diffusers",
+    "sd3.5_medium": "convert_sd3_transformer_checkpoint_to_diffusers",
+    "wan": "convert_wan_transformer_to_diffusers",
+    "lumina2": "convert_lumina2_to_diffusers",
+    "auraflow": "convert_auraflow_transformer_checkpoint_to_diffusers",
+    "hunyuan_video": "convert_hunyuan_video_transformer_to_diffusers",
+    "ltx": "convert_ltx_transformer_checkpoint_to_diffusers",
+}
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize("family", PEERS)
+def test_what_is_converted_to_a_single_file_becomes_the_same_again_in_diffusers(family: str):
+    """With the published numbers of rows, which diffusers takes as given, few layers and one column."""
+    peer = importlib.import_module("diffusers.loaders.single_file_utils")
+    depths = {"layers": 2, "singles": 2, "guidance_layers": 2} if not family.startswith("sd3.5") else {}
+    ours, theirs = resolve(f"{family}-diffusers"), resolve(FORMATS[family])
+    ours = ours.with_sizes({name: size for name, size in depths.items() if name in ours.sizes})
+    tensors = {
+        key: torch.arange(info.shape[0]).reshape(-1, *[1] * (len(info.shape) - 1)) + 1000 * place
+        for place, (key, info) in enumerate(ours.components()["diffuser"].items())
+    }
+
+    single = _viewed(views(ours, theirs).by_key, tensors)
+    made = getattr(peer, PEERS[family])(
+        {key.removeprefix("model.diffusion_model."): tensor for key, tensor in single.items()}
+    )
+
+    assert {f"transformer.{key}" for key in made} == tensors.keys()
+    assert all(torch.equal(tensor, tensors[f"transformer.{key}"]) for key, tensor in made.items())
+
+
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "flux": (
+        "FluxTransformer2DModel",
+        {
+            "in_channels": 4,
+            "num_single_layers": 1,
+            "joint_attention_dim": 6,
+            "pooled_projection_dim": 5,
+            "axes_dims_rope": (2, 2, 4),
+        },
+    ),
+    "chroma": (
+        "ChromaTransformer2DModel",
+        {
+            "in_channels": 4,
+            "num_single_layers": 1,
+            "joint_attention_dim": 6,
+            "axes_dims_rope": (2, 2, 4),
+            "approximator_num_channels": 8,
+            "approximator_hidden_dim": 9,
+            "approximator_layers": 1,
+        },
+    ),
+    "sd3.5_large": (
+        "SD3Transformer2DModel",
+        {
+            "num_layers": 38,
+            "caption_projection_dim": 16,
+            "joint_attention_dim": 6,
+            "pooled_projection_dim": 5,
+            "sample_size": 8,
+            "pos_embed_max_size": 8,
+            "qk_norm": "rms_norm",
+        },
+    ),
+    "sd3.5_medium": (
+        "SD3Transformer2DModel",
+        {
+            "num_layers": 24,
+            "caption_projection_dim": 16,
+            "joint_attention_dim": 6,
+            "pooled_projection_dim": 5,
+            "sample_size": 8,
+            "pos_embed_max_size": 8,
+            "qk_norm": "rms_norm",
+            "dual_attention_layers": tuple(range(13)),
+        },
+    ),
+    "qwen_image": (
+        "QwenImageTransformer2DModel",
+        {"in_channels": 4, "out_channels": 1, "joint_attention_dim": 6, "axes_dims_rope": (2, 2, 4)},
+    ),
+    "wan": (
+        "WanTransformer3DModel",
+        {"in_channels": 4, "out_channels": 4, "text_dim": 6, "freq_dim": 8, "ffn_dim": 10},
+    ),
+    "hidream": (
+        "HiDreamImageTransformer2DModel",
+        {
+            "patch_size": 2,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_single_layers": 1,
+            "caption_channels": [6, 6],
+            "text_emb_dim": 5,
+            "llama_layers": [0, 1],
+            "axes_dims_rope": (4, 4),
+        },
+    ),
+    "lumina2": (
+        "Lumina2Transformer2DModel",
+        {
+            "in_channels": 4,
+            "hidden_size": 24,
+            "num_attention_heads": 3,
+            "num_kv_heads": 1,
+            "cap_feat_dim": 6,
+            "axes_dim_rope": (4, 2, 2),
+            "num_refiner_layers": 1,
+        },
+    ),
+    "pixart": (
+        "PixArtTransformer2DModel",
+        {"caption_channels": 6, "cross_attention_dim": 16, "sample_size": 8},
+    ),
+    "auraflow": (
+        "AuraFlowTransformer2DModel",
+        {
+            "num_mmdit_layers": 2,
+            "num_single_dit_layers": 1,
+            "joint_attention_dim": 6,
+            "caption_projection_dim": 16,
+            "pos_embed_max_size": 16,
+        },
+    ),
+    "hunyuan_video": (
+        "HunyuanVideoTransformer3DModel",
+        {
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_single_layers": 1,
+            "num_refiner_layers": 1,
+            "text_embed_dim": 6,
+            "pooled_projection_dim": 5,
+            "rope_axes_dim": (2, 2, 4),
+        },
+    ),
+    "ltx": (
+        "LTXVideoTransformer3DModel",
+        {"in_channels": 4, "out_channels": 4, "cross_attention_dim": 16, "caption_channels": 6},
+    ),
+}
+
+
+@pytest.mark.libraries
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tiny_model_of_diffusers_is_recognised(family: str):
+    diffusers = importlib.import_module("diffusers")
+    kind, sizes = TINY[family]
+    heads = {} if family == "lumina2" else {"num_attention_heads": 2, "attention_head_dim": 8}
+    depth = {} if {"num_layers", "num_mmdit_layers"} & sizes.keys() else {"num_layers": 2}
+    model = getattr(diffusers, kind)(**{**heads, **depth, **sizes})
+
+    found = detect(model.state_dict())
+
+    assert found.config.identifier == f"{family}-diffusers"
+    assert not (found.missing or found.extra)
