@@ -25,6 +25,7 @@ ELSEWHERE = {
     "emr": "test_method_authors",
     "emr_unified": "test_method_authors",
     "exchange_ema": "test_method_properties",
+    "extract_diffusers_lora": "test_transformer_loras",
     "extract_kohya_lokr": "test_adapters",
     "extract_kohya_lora": "test_adapters",
     "extract_lycoris_lokr": "test_adapters",

@@ -27,6 +27,7 @@ OF_NETWORKS = {"balance_attention", "randperm", "rebasin"}
 """Of models whose config says what layers there are: tests/test_symmetries.py."""
 
 OF_ADAPTERS = {
+    "extract_diffusers_lora",
     "extract_kohya_lokr",
     "extract_kohya_lora",
     "extract_lycoris_lokr",

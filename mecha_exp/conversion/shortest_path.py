@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mecha_exp.architectures import AdapterConfig, ModelConfig, get_all, resolve
-from mecha_exp.architectures.lora import other_kind
+from mecha_exp.architectures.lora import LORA_DELTA, other_kind
 from mecha_exp.architectures.structural import STRUCTURAL
 from mecha_exp.architectures.views import BLOCKS
 from mecha_exp.conversion.formats import format_conversion
@@ -14,7 +14,7 @@ from mecha_exp.conversion.lora import adapter_conversion
 from mecha_exp.errors import CheckpointError, RecipeError, some
 from mecha_exp.graph.by_key import CONVENTION, DEFAULT, ByKey
 from mecha_exp.graph.literals import as_node, node_by_key
-from mecha_exp.graph.nodes import InMemory, LiteralNode, ModelNode, Node
+from mecha_exp.graph.nodes import InMemory, LiteralNode, ModelNode, Node, call
 from mecha_exp.graph.selectors import mapping_of
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.method_api.registry import conversions
@@ -46,6 +46,8 @@ def convert(recipe: Any, config: str | ModelConfig | Node) -> Node:
     target = _target_of(config, configs)
     mapping = mapping_of(node)
     starts = _starts_of(node, configs) if mapping is None else _starts_with(mapping[0])
+    if isinstance(config, Node) and _is_adapter_of_family(starts):
+        return call(LORA_DELTA, node, config)  # the sizes are those of the model
     for start in starts:
         path = _shortest_path(start, target)
         if path is None:
@@ -62,6 +64,12 @@ def convert(recipe: Any, config: str | ModelConfig | Node) -> Node:
         f"no conversions lead from {named} to '{target}'.{_unknown_keys(node, starts)} A conversion of your "
         "own is a method declared with `@merge_method(is_conversion=True)`."
     )
+
+
+def _is_adapter_of_family(starts: Sequence[str]) -> bool:
+    """Whether configs are those of LoRA files for models of any size."""
+    configs = [resolve(start) for start in starts]
+    return bool(configs) and all(isinstance(c, AdapterConfig) and c.base.sizes for c in configs)
 
 
 def _unknown_keys(node: Node, starts: Sequence[str]) -> str:

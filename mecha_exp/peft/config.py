@@ -122,6 +122,11 @@ def read_config(folder: Path) -> PeftConfig:
         raise CheckpointError(f"{path} cannot be read: {error}.") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not the configuration of an adapter: it is {brief(content)}.")
+    return parse_config(content, path)
+
+
+def parse_config(content: Mapping[str, Any], path: Path) -> PeftConfig:
+    """The configuration in the content of a file; errors as of `config_of`, which name the path."""
     _check_kind(content, path)
     return _parse(content, path)
 

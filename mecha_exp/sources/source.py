@@ -28,6 +28,10 @@ class SourceView(StateDictSource):
         self.files = original.files
         self.identity = original.identity
 
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self._original.metadata
+
     def keys(self) -> Collection[str]:
         return self._original.keys()
 

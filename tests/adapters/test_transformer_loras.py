@@ -1,10 +1,13 @@
 """LoRA files for diffusion transformers, in the names of kohya, ComfyUI and diffusers, and of every kind."""
 
 import importlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_transformers import FAMILIES, FORMATS, transformer
 from torch import Tensor
 
@@ -90,6 +93,18 @@ def test_modules_of_parts_of_different_ranks_change_their_rows_of_a_fused_projec
     assert_adds(single, lora, {"model.diffusion_model.single_blocks.1.linear1.weight": delta})
 
 
+def test_a_file_is_converted_to_the_model_of_any_size():
+    lora = named("kohya", "single_blocks.1.linear1", up=rand(84, 2), down=rand(2, 12, seed=1))
+    base = m.model(in_double(transformer("flux-diffusers")))
+
+    merged, same = (
+        m.merge(base + m.convert(m.model(lora), base)),
+        m.merge(base + m.lora_delta(m.model(lora), base)),
+    )
+
+    assert all(torch.equal(merged[key], same[key]) for key in same)
+
+
 def test_a_change_of_scale_and_shift_follows_the_order_of_the_format():
     up, down = rand(24, 2), rand(2, 12, seed=1)
     lora = named("diffusers", "norm_out.linear", up=up, down=down)
@@ -153,6 +168,30 @@ def test_what_is_extracted_and_applied_again_is_the_difference(name: str, extrac
     assert all(key.startswith(start[extract]) for key in lora)
     for key, tensor in fine.items():
         torch.testing.assert_close(applied[key], tensor, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("is_stabilised", "scale"), [(False, 4 / 2), (True, 4 / 2**0.5)])
+def test_the_scale_in_the_metadata_of_diffusers_holds(is_stabilised: bool, scale: float, tmp_path: Path):
+    up, down = rand(12, 2).float(), rand(2, 12, seed=1).float()
+    config = {"transformer.r": 2, "transformer.lora_alpha": 4, "transformer.use_rslora": is_stabilised}
+    metadata = {"lora_adapter_metadata": json.dumps(config)}
+    save_file(named("diffusers", Q, up=up, down=down), tmp_path / "lora.safetensors", metadata)
+    base = m.model(transformer("flux-diffusers"))
+
+    merged = m.merge(base + m.lora_delta(str(tmp_path / "lora.safetensors"), base))
+
+    key = f"transformer.{Q}.weight"
+    expected = transformer("flux-diffusers")[key] + up @ down * scale
+    torch.testing.assert_close(merged[key], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_metadata_that_cannot_be_read_is_an_error(tmp_path: Path):
+    tensors = named("diffusers", Q, up=rand(12, 2).float(), down=rand(2, 12).float())
+    save_file(tensors, tmp_path / "lora.safetensors", {"lora_adapter_metadata": "[1"})
+    base = m.model(transformer("flux-diffusers"))
+
+    with pytest.raises(m.CheckpointError, match=r"its lora_adapter_metadata is not a mapping in JSON: '\[1'"):
+        m.merge(base + m.lora_delta(str(tmp_path / "lora.safetensors"), base))
 
 
 # kinds that depend on the tensor that they change: by the definitions of their papers and LyCORIS

@@ -88,6 +88,7 @@ WHOLE = {
     "distribution_crossover",
     "doge",
     "exchange_ema",
+    "extract_diffusers_lora",
     "extract_kohya_lokr",
     "extract_kohya_lora",
     "extract_lycoris_lokr",
@@ -148,7 +149,8 @@ def test_an_example_is_the_recipe_of_that_name_or_one_that_ends_with_the_method(
     assert EXAMPLES["ties"] == "python -m mecha_exp recipe=ties"
 
 
-OF_ADAPTERS = {"extract_kohya_lokr", "extract_lycoris_lokr", "extract_lycoris_lora", "lora_delta"}
+OF_ADAPTERS = {"extract_diffusers_lora", "extract_kohya_lokr", "extract_lycoris_lokr", "extract_lycoris_lora"}
+OF_ADAPTERS |= {"lora_delta"}
 OF_KNOWN_MODELS = {"balance_attention", "omit_component", "pick_component", "randperm", *OF_ADAPTERS}
 OF_LAYERS = {"approximate_rows", "rename_keys", "take_layers", "take_rows"}
 

@@ -20,6 +20,7 @@ from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import Kind, MergeMethod
 from mecha_exp.peft.deltas import PeftDeltas
+from mecha_exp.peft.metadata import with_alphas
 from mecha_exp.peft.recipes import adapter_call
 from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.layers import LayersSource, Span
@@ -294,7 +295,7 @@ class _Resolver:
         if not isinstance(model, ModelNode):
             return node
         deltas = node.method.deltas
-        source = self._sources[model]
+        source = with_alphas(self._sources[model])
         base = base if isinstance(base, ModelNode) and deltas.reading(source.keys()) else None
         leaf = ModelView(
             model.source, node.space, deltas.target.identifier, deltas.config.identifier, base=base
