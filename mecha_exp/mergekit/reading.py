@@ -257,7 +257,8 @@ def _layer_range(config: Any, where: str) -> tuple[int, int]:
     first, end = config
     if not 0 <= first < end:
         raise ConfigError(
-            f"{where}.layer_range: [{first}, {end}] has no layers. The second number is larger."
+            f"{where}.layer_range: [{first}, {end}] has no layers. Layers are numbered from 0, and the "
+            "second number is larger."
         )
     return first, end
 

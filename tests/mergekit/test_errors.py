@@ -165,7 +165,7 @@ PAIRS = "merge_method: linear\nparameters: {weight: 1}\nslices:\n"
         ("- sources: [{model: a, layer_range: [0]}]", "and the one after the last, got [0]."),
         (
             "- sources: [{model: a, layer_range: [2, 2]}]",
-            "[2, 2] has no layers. The second number is larger.",
+            "[2, 2] has no layers. Layers are numbered from 0, and the second number is larger.",
         ),
         ("- sources: [{model: a, layer_range: [-1, 2]}]", "[-1, 2] has no layers."),
         (

@@ -284,14 +284,57 @@ def test_a_deepseek_moe_names_its_rotation_as_its_code_reads_it(
     assert (config["rope_theta"], config["rope_scaling"]) == written
 
 
-@pytest.mark.parametrize(
-    "entries", [{"rope_scaling": {"rope_type": "llama3", "factor": 8}}, {"head_dim": 16}]
-)
-def test_a_rotation_that_deepseek_does_not_have_is_refused(entries: dict, here: Path, models: Path):
-    shutil.copytree(models / "a", here / "a")
-    (here / "a" / "config.json").write_text(json.dumps({**model_config(), **entries}))
+def change(name: str, models: Path, here: Path, **entries: object) -> None:
+    """A copy of a model with other entries in its config.json."""
+    shutil.copytree(models / name, here / name)
+    (here / name / "config.json").write_text(json.dumps({**model_config(), **entries}))
 
-    assert "and DeepSeek MoE by 'default', 'linear' or 'dynamic' with heads of 4" in said(HALVES)
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8}},
+            "rotates by {'rope_type': 'llama3', 'factor'",
+        ),
+        (
+            {"rope_scaling": {"type": "linear"}},
+            "rotates by {'type': 'linear'}, and DeepSeek MoE by 'default'",
+        ),
+        ({"head_dim": 16}, "has heads of 16, and those of DeepSeek MoE have 4, the hidden size by their"),
+        ({"model_type": "mistral"}, "looks back at 4096 tokens (sliding_window), and DeepSeek MoE at all"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers is '4', and 4 in its weights."),
+    ],
+)
+def test_a_base_that_a_mixture_cannot_be_is_refused(entries: dict, message: str, here: Path, models: Path):
+    change("a", models, here, **entries)
+
+    assert message in said(HALVES)
+
+
+@pytest.mark.libraries
+@pytest.mark.filterwarnings("ignore")
+def test_a_window_of_attention_is_kept(here: Path, models: Path, monkeypatch: pytest.MonkeyPatch):
+    transformers = pytest.importorskip("transformers")
+    change("a", models, here, model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=2)
+
+    make(monkeypatch, EQUAL)
+
+    tokens = torch.tensor([[3, 5, 7, 1, 0, 9]])
+    windowed, made, whole = (
+        transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()(tokens).logits
+        for path in (here / "a", here / "made", models / "a")
+    )
+    torch.testing.assert_close(made, windowed)
+    assert not torch.allclose(made, whole)
+
+
+def test_the_output_is_not_called_quantised(here: Path, models: Path, monkeypatch: pytest.MonkeyPatch):
+    change("a", models, here, quantization_config={"quant_method": "bitsandbytes"})
+
+    make(monkeypatch, EQUAL)
+
+    assert "quantization_config" not in json.loads((here / "made" / "config.json").read_text())
 
 
 def said(config: str) -> str:
@@ -323,6 +366,10 @@ def of_expert(**words: object) -> str:
         (mixture(base_model=None), "base_model: expected the path or the name of a model, got None."),
         (of_expert(noise_scale=0.1), "experts[0].noise_scale: noise is not added to experts here"),
         (of_expert(residual_scale="x"), "experts[0].residual_scale: expected a number, got 'x'."),
+        (
+            of_expert(residual_scale=float("nan")),
+            "experts[0].residual_scale: expected a number, got nan.",
+        ),
         (of_expert(prompts=[]), "experts[0]: unknown word 'prompts'."),
         (of_expert(positive_prompts="x"), "experts[0].positive_prompts: expected a list of texts, got 'x'."),
         (of_expert(source_model="a+b"), "experts[0].source_model: a+b has an adapter, which is not added"),

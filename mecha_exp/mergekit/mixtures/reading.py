@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -127,7 +128,8 @@ def _expert(config: Mapping[str, Any], where: str) -> Expert:
             "each time. Remove it."
         )
     scale = config.get("residual_scale")
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if scale is not None and not (is_number and math.isfinite(scale)):
         raise ConfigError(f"{where}.residual_scale: expected a number, got {brief(scale)}.")
     reference = _model(config.get("source_model"), f"{where}.source_model")
     positive = _prompts(config.get("positive_prompts"), f"{where}.positive_prompts")

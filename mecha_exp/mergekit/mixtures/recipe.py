@@ -14,7 +14,8 @@ from mecha_exp.checkpoint import torch_dtype
 from mecha_exp.checkpoint.sidecars import CONFIG
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call
-from mecha_exp.mergekit.mixtures.architectures import GLM, Architecture, choose, config_json
+from mecha_exp.mergekit.mixtures.architectures import GLM, Architecture, choose
+from mecha_exp.mergekit.mixtures.config import config_json
 from mecha_exp.mergekit.mixtures.gates import gates
 from mecha_exp.mergekit.mixtures.reading import Expert, Mixture
 from mecha_exp.mergekit.references import Reference, StoredModel
@@ -108,7 +109,7 @@ def _require_sizes(base: StoredModel, config: Mapping[str, Any]) -> None:
     layers = sum(key.endswith(".mlp.gate_proj.weight") for key in base.infos)
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner}
     wrong = [
-        f"{entry} is {config[entry]}, and {size} in its weights"
+        f"{entry} is {config[entry]!r}, and {size} in its weights"
         for entry, size in sizes.items()
         if config[entry] != size
     ]
