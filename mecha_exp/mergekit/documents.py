@@ -22,10 +22,10 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
     """Read the documents of a YAML file; several are the merges of mergekit-multi.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, or a document is not a mapping.
+        ConfigError: the file cannot be read, is not YAML, has a word twice, or a document is not a mapping.
     """
     try:
-        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+        documents = list(yaml.load_all(path.read_text(encoding="utf-8"), _Loader))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -38,6 +38,21 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
                 f"{brief(document)}."
             )
     return documents
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain values, and no word twice in one mapping: PyYAML takes the last one without a message."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        words: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in words and key.value != "<<":
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} is there twice", problem_mark=key.start_mark
+                )
+            words.add(key.value)
+        return node
 
 
 def by_name(documents: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

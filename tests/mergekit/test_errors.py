@@ -236,6 +236,7 @@ def test_nothing_is_downloaded_unless_that_is_asked_for(here: Path, monkeypatch:
         ),
         ("", "expected a configuration of mergekit, which is a mapping with 'merge_method', got None."),
         ("a: [", "is not YAML: while parsing a flow node"),
+        ("models: [{model: a}]\nmodels: []\n", "is not YAML: 'models' is there twice in"),
         ("a: 1\n---\nb: 2", "two documents have no name. Each merge that another one names has a 'name'"),
         (TIES + A + "parameters: {lambda: a}", "parameters.lambda: expected a number, got 'a'."),
     ],
