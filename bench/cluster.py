@@ -107,10 +107,10 @@ process takes 250 MB beside its buffers.
 {simulated}
 
 The same formula beside tasks on this machine, each a process of one thread: a mean of three models of
-{small:.2f} GB in files of 20 MB. Where the arithmetic binds, the rate is that of the one task, and the time is
-processor time of the busiest task, which other work on the machine changes little. Where a store binds, a server in
-another process sends {slow:g} MB/s to all tasks together, and the time is wall time of the slowest task after its
-start. {load}
+{small:.2f} GB in files of 20 MB. Where the arithmetic binds, the rate is that of the one task, and the time
+is processor time of the busiest task, which other work on the machine changes little. Where a store binds, a
+server in another process sends {slow:g} MB/s to all tasks together, and the time is wall time of the slowest
+task after its start. {load}
 
 {checked}
 

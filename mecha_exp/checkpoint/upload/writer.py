@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint.folder_in_place import index_content
-from mecha_exp.checkpoint.positional import byte_view
+from mecha_exp.checkpoint.positional import byte_view, parts_of
 from mecha_exp.checkpoint.remote.file_systems import opened
 from mecha_exp.checkpoint.remote.pin import first_line
 from mecha_exp.checkpoint.safetensors.writer import Places
@@ -73,6 +73,11 @@ class UploadWriter:
         upload, offset = self._place_of[key]
         upload.write(offset + start, data)
 
+    def write_together(self, counts: Mapping[str, int], values: torch.Tensor) -> None:
+        """Put all values of several keys, one after another; `counts` has how many each has."""
+        for key, part in parts_of(values, counts):
+            self.write(key, 0, part)
+
     def writing_at(self, key: str) -> AbstractContextManager[None]:
         """Machine code cannot write into an upload."""
         return nullcontext()
@@ -82,6 +87,9 @@ class UploadWriter:
 
     def finish(self, key: str, note: Note) -> None:
         """Nothing: an upload is not resumed."""
+
+    def finish_together(self, notes: Mapping[str, Note]) -> None:
+        """Nothing, as `finish`."""
 
     def commit(self) -> Path:
         """Let all files appear. Returns the address, as `pathlib` writes it."""
