@@ -414,6 +414,21 @@ def test_rows_of_tokens_move_little_more_than_they_have(order, server, served, s
     assert server.sent < 1.3 * count * width * 4
 
 
+def test_rows_that_are_made_of_others_move_little_more_than_these(server, served, small_pieces):
+    key, count, width = "model.embed_tokens.weight", 300, 64
+    generator = torch.Generator().manual_seed(0)
+    for name in "ab":
+        save_file({key: torch.randn(count, width, generator=generator)}, served / f"{name}.safetensors")
+    made_rows = {"shared": "0@0:200+1@0:200 0@250+1@250", "rows": "210:230", "k": 8}
+
+    method = resolve_method("approximate_rows")
+    made = merge(method(*(f"{server.url}/{name}.safetensors" for name in "ab"), **made_rows))
+
+    assert same(merge(method(*(served / f"{name}.safetensors" for name in "ab"), **made_rows)), made)
+    assert made[key].shape == (20, width)
+    assert server.sent < 1.3 * 2 * count * width * 4
+
+
 def test_a_file_that_was_closed_gives_no_bytes(pair, server):
     model = open_stored(find_model(f"{server.url}/a.safetensors", []))
     model.expect(model.keys())
