@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +13,16 @@ from mecha_exp.errors import CheckpointError, ConfigError, MechaError
 from mecha_exp.sources.tokenizer import SPECIAL_KINDS, TOKENIZER, Tokenizer
 
 _WORD_START = "▁"
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 _BYTE_LEVEL = '"ByteLevel"'
 
 
 class TokenNames:
     """The tokens of a tokenizer by what they stand for.
 
-    `Ġthe` of a byte-level tokenizer and `▁the` of sentencepiece are both ` the`. A special token is that of
-    the same text, or else that of the same kind: `</s>` and `<|end|>` are both the one that ends a text.
+    `Ġthe` of a byte-level tokenizer and `▁the` of sentencepiece are both ` the`, and `Ċ` and `<0x0A>` end a
+    line. A special token is that of the same text, or else that of the same kind: `</s>` and `<|end|>` both
+    end a text.
 
     Args:
         tokenizer: whose tokens they are.
@@ -39,10 +42,11 @@ class TokenNames:
 
     def row_of(self, token: str, names: TokenNames) -> int | None:
         """The row of another tokenizer's token; None where it is not among these."""
-        if token in self.rows:
-            return self.rows[token]
         kind = names._kinds.get(token)
-        if kind is not None or token in names.tokenizer.added:
+        is_special = kind is not None or names._is_added(token)
+        if token in self.rows and (is_special or self._is_byte_level == names._is_byte_level):
+            return self.rows[token]
+        if is_special:
             return self._by_kind.get(kind or "")
         return self._by_text.get(names.text_of(token))
 
@@ -58,7 +62,7 @@ class TokenNames:
         try:
             pieces = self._split(text.decode())
         except UnicodeDecodeError:  # a part of a character
-            pieces = [self._by_text.get(bytes([byte]), self.rows.get(f"<0x{byte:02X}>")) for byte in text]
+            pieces = [self._by_text.get(bytes([byte])) for byte in text]
         rows = [piece for piece in pieces if piece in self.numbers]
         if not rows or len(rows) < len(pieces):
             raise CheckpointError(
@@ -69,17 +73,25 @@ class TokenNames:
 
     def text_of(self, token: str) -> bytes:
         """The text that a token stands for."""
-        if token in self.tokenizer.added:
+        if self._is_added(token):
             return token.encode()
-        if self._is_byte_level and all(letter in _BYTES for letter in token):
-            return bytes(_BYTES[letter] for letter in token)
-        return (token if self._is_byte_level else token.replace(_WORD_START, " ")).encode()
+        if self._is_byte_level:
+            are_bytes = all(letter in _BYTES for letter in token)
+            return bytes(_BYTES[letter] for letter in token) if are_bytes else token.encode()
+        if byte := _BYTE.fullmatch(token):
+            return bytes.fromhex(byte[1])
+        return token.replace(_WORD_START, " ").encode()
 
     @cached_property
     def _by_text(self) -> Mapping[bytes, int]:
-        """The rows of the tokens that are not special by their text; the first of several."""
-        plain = {token: row for token, row in self.rows.items() if token not in self.tokenizer.added}
-        return {self.text_of(token): row for token, row in reversed(plain.items())}
+        """The rows of the tokens that are not special by their text; of several one that is not a byte."""
+        plain = [token for token in self.rows if not self._is_added(token)]
+        plain.sort(key=lambda token: (_BYTE.fullmatch(token) is None, -self.rows[token]))
+        return {self.text_of(token): self.rows[token] for token in plain}
+
+    def _is_added(self, token: str) -> bool:
+        """Whether a token was added to the vocabulary, as special ones are, and stands for its letters."""
+        return token in self.tokenizer.added and not _BYTE.fullmatch(token)
 
     @cached_property
     def _by_kind(self) -> Mapping[str, int]:
@@ -88,6 +100,8 @@ class TokenNames:
 
     def _split(self, text: str) -> list[int]:
         try:
+            if self._begins_with_space:
+                text = text.removeprefix(" ") or text
             return list(self._library.encode(text, add_special_tokens=False).ids)
         except MechaError:
             raise
@@ -96,6 +110,12 @@ class TokenNames:
                 f"align_tokens: the library tokenizers cannot split {text!r} by the {TOKENIZER} in "
                 f"{self.tokenizer.folder}: {error}. Set missing=omp or missing=mean."
             ) from None
+
+    @cached_property
+    def _begins_with_space(self) -> bool:
+        """Whether the tokenizer puts a space before a text, as those of Llama 2 do."""
+        first = self._library.encode("a", add_special_tokens=False).tokens[:1]
+        return any(self.text_of(token).startswith(b" ") for token in first)
 
     @cached_property
     def _library(self) -> Any:

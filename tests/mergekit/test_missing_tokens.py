@@ -1,6 +1,7 @@
 """Tokens that a model lacks get rows as mergekit-tokensurgeon makes them; `make parity` writes its file."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -203,14 +204,24 @@ def names(folder: str, vocabulary: list[str], settings: Mapping[str, object], **
 
 
 def test_tokens_of_two_families_are_compared_by_text_and_kind():
-    pieces = names("pieces", ["</s>", "▁the", "er", "▁é", "<0x0A>"], {}, eos_token="</s>")
-    level = names("level", ["<|end|>", "Ġthe", "er", "ĠÃ©", "Ċ"], BYTE_LEVEL, eos_token="<|end|>")
+    pieces = names("pieces", ["</s>", "▁the", "er", "▁é", "<0x0A>", "<0x41>", "A", "é"], {}, eos_token="</s>")
+    level = names("level", ["<|end|>", "Ġthe", "er", "ĠÃ©", "Ċ", "A", "é"], BYTE_LEVEL, eos_token="<|end|>")
 
-    rows = [pieces.row_of(token, level) for token in level.rows]
+    rows = {token: pieces.row_of(token, level) for token in level.rows}
 
-    assert rows == [0, 1, 2, 3, None]
-    assert [level.row_of(token, pieces) for token in pieces.rows] == [0, 1, 2, 3, None]
-    assert level.text_of("ĠÃ©") == " é".encode()
+    assert rows == {"<|end|>": 0, "Ġthe": 1, "er": 2, "ĠÃ©": 3, "Ċ": 4, "A": 6, "é": None}  # the byte 0xE9
+    assert [level.row_of(token, pieces) for token in pieces.rows] == [0, 1, 2, 3, 4, 5, 5, None]
+    assert [pieces.row_of(token, pieces) for token in pieces.rows] == list(range(8))
+
+
+def test_a_word_is_split_with_one_space_before_it():
+    pytest.importorskip("tokenizers")
+    level = names("level", ["Ġthe", "the"], BYTE_LEVEL)
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]}
+    llama = names("llama", ["t0", "▁the", "▁▁the", "▁a"], {"normalizer": normalizer})
+
+    assert llama.pieces_of("Ġthe", level) == llama.pieces_of("the", level) == [1]
 
 
 def test_a_part_of_a_character_is_made_of_its_bytes():
@@ -246,6 +257,14 @@ def test_what_cannot_be_made_is_refused(how: dict, error: type[MechaError], mess
     with pytest.raises(error) as raised:
         made_of("a", "words", **how)
     assert message in str(raised.value)
+
+
+def test_pieces_need_a_library(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(
+        ConfigError, match=r"missing=pieces splits tokens with the library tokenizers, which is"
+    ):
+        made_of("a", "words", missing="pieces")
 
 
 def test_models_without_shared_tokens_are_refused():
