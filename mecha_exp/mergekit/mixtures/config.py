@@ -10,7 +10,7 @@ from mecha_exp.errors import ConfigError, brief
 from mecha_exp.mergekit.mixtures.architectures import DEEPSEEK, GLM, MIXTRAL, QWEN, QWEN3, Architecture
 from mecha_exp.mergekit.mixtures.reading import Mixture
 
-ROPE = ("rope_theta", "rope_parameters")
+_ROPE = ("rope_theta", "rope_parameters")
 
 _COMMON = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -81,7 +81,7 @@ def config_json(
             "them. Set sliding_window to null in its config.json, as mergekit does without a word."
         )
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
-    if not any(entry in config for entry in ROPE):
+    if not any(entry in config for entry in _ROPE):
         config["rope_theta"] = 10000.0
     config |= {
         "architectures": [architecture.class_name],
