@@ -57,10 +57,7 @@ def align_tokens(
 
     Source: Goddard and Fernandes Neto, arXiv:2506.06607, for `omp`; mergekit, tokensurgeon.
     """
-    if missing not in MISSING:
-        raise ConfigError(f"missing: expected one of {', '.join(MISSING)}, got {missing!r}.")
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise ConfigError(f"k: expected a whole number above 0, got {k!r}.")
+    _check_way(missing, k)
     folders = [Path(folder) for folder in model_dirs]
     models = [os.fspath(each) for each in (model, *others)]
     target = Path(tokenizer) if Path(tokenizer).is_dir() else find_model(os.fspath(tokenizer), folders)
@@ -68,8 +65,8 @@ def align_tokens(
     known = [_names_of(find_model(each, folders)) for each in models]
     tokens = wanted.tokenizer.in_order()
     rows = [_first_row(token, wanted, known, exact=missing == ERROR) for token in tokens]
-    lacking = [number for number, row in enumerate(rows) if not row]
     nodes: list[Node] = [ModelNode(each) for each in models]
+    lacking = [number for number, row in enumerate(rows) if not row]
     if lacking and missing == ERROR:
         raise CheckpointError(
             f"align_tokens: {' and '.join(models)} have no row for {len(lacking)} tokens of {target}: "
@@ -79,15 +76,11 @@ def align_tokens(
     if lacking and missing == PIECES:
         for number in lacking:
             rows[number] = tuple((0, piece) for piece in known[0].pieces_of(tokens[number], wanted))
-    if lacking and missing == MEAN:
-        count = max(known[0].numbers) + 1
-        nodes.append(call("take_rows", nodes[0], rows=f"0:{count} mean"))
-        rows = [row or ((len(models), count),) for row in rows]
-    if lacking and missing == OMP:
-        donor = _names_of(find_model(os.fspath(tokenizer), folders))
-        nodes.append(_approximated(models[0], os.fspath(tokenizer), known[0], donor, lacking, k))
-        for place, number in enumerate(lacking):
-            rows[number] = ((len(models), place),)
+    elif lacking and missing != ZERO:
+        made, places = _model_of(missing, models[0], os.fspath(tokenizer), known[0], lacking, k, folders)
+        for number, place in zip(lacking, places, strict=True):
+            rows[number] = ((len(nodes), place),)
+        nodes.append(made)
     text = str(RowTable.of(rows))
     return call("take_rows", *nodes, rows=text, tokenizer=str(wanted.tokenizer.folder / TOKENIZER))
 
@@ -129,6 +122,30 @@ def token_rows(infos: Mapping[str, TensorInfo], name: str) -> int:
     if not rows:
         raise CheckpointError(f"{name}: none of its keys is known for a row for each token.")
     return min(rows)
+
+
+def _check_way(missing: str, k: int) -> None:
+    if missing not in MISSING:
+        raise ConfigError(f"missing: expected one of {', '.join(MISSING)}, got {missing!r}.")
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise ConfigError(f"k: expected a whole number above 0, got {k!r}.")
+
+
+def _model_of(
+    missing: str,
+    model: str,
+    donor: str,
+    own: TokenNames,
+    lacking: Sequence[int],
+    k: int,
+    folders: Sequence[Path],
+) -> tuple[Node, Sequence[int]]:
+    """A model that has rows for the tokens that are lacking, and the row of each: their mean, or sums."""
+    if missing == MEAN:
+        count = max(own.numbers) + 1
+        return call("take_rows", ModelNode(model), rows=f"0:{count} mean"), [count] * len(lacking)
+    wanted = _names_of(find_model(donor, folders))
+    return _approximated(model, donor, own, wanted, lacking, k), range(len(lacking))
 
 
 def _names_of(path: Path) -> TokenNames:
