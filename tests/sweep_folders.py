@@ -7,6 +7,9 @@ from pathlib import Path
 NONE = ("output=none", "evaluator=none", "-m")
 """Points that are merged and no more."""
 
+LIBRARIES = {"processes": "submitit", "slurm": "submitit", "ray": "ray"}
+"""Launchers of other processes: the library of each."""
+
 
 def sweep_of(folder: Path) -> Path:
     return max((folder / "outputs" / "multiruns").iterdir(), key=lambda path: path.stat().st_mtime_ns)
@@ -33,3 +36,15 @@ def mlflow_statuses(folder: Path) -> list[str]:
     client = MlflowClient(f"sqlite:///{(folder / 'outputs' / 'mlflow.db').as_posix()}")
     found = client.search_runs([client.get_experiment_by_name("mecha_exp").experiment_id], max_results=1000)
     return [run.info.status for run in found if run.data.tags.get("role") != "input"]
+
+
+def result(point: dict) -> dict[str, object]:
+    """What does not depend on when and where the point was made."""
+    untold = ("time/", "io/", "memory/", "process")
+    numbers = {name: value for name, value in point["metrics"].items() if not name.startswith(untold)}
+    error = (point["error"] or "").strip()
+    return {
+        "metrics": numbers,
+        "error": error,
+        **{k: point[k] for k in ("name", "status", "signature", "tags")},
+    }

@@ -54,8 +54,10 @@ class RayWorkers(Workers):
         self._is_ours = connect(address, count, cores)
         self._ray = _ray()
         there = self._ray.cluster_resources()
-        self._check(there, {"CPU": cores, "GPU": gpus}, address)
-        super().__init__(count or max(1, int(there["CPU"] // cores)), cores)
+        needed = {"CPU": cores, "GPU": gpus}
+        self._check(there, needed, address)
+        places = min(int(there[name] / amount) for name, amount in needed.items() if amount)
+        super().__init__(count or places, cores)
         self._call = self._ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=0)(_call)
         self._waiting: dict[int, Task] = {}
         self._running: dict[Any, int] = {}

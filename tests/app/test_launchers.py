@@ -4,9 +4,11 @@ import json
 import os
 
 import pytest
+from sweep_folders import LIBRARIES, result
 
-LIBRARIES = {"processes": "submitit", "slurm": "submitit", "ray": "ray"}
-"""Launchers of other processes: the library of each."""
+from mecha_exp.app.hydra.share import Session, run_share
+from mecha_exp.cluster.claims import Claims
+from mecha_exp.errors import ConfigError
 
 EVALUATOR = """
 import os
@@ -40,18 +42,6 @@ def points(app, folder):
         return outcome.status, [json.loads(path.read_text()) for path in paths]
 
     return run
-
-
-def result(point: dict) -> dict[str, object]:
-    """What does not depend on when and where the point was made."""
-    untold = ("time/", "io/", "memory/", "process")
-    numbers = {name: value for name, value in point["metrics"].items() if not name.startswith(untold)}
-    error = (point["error"] or "").strip()
-    return {
-        "metrics": numbers,
-        "error": error,
-        **{k: point[k] for k in ("name", "status", "signature", "tags")},
-    }
 
 
 def with_ours_and(launcher: str, points, *more: str) -> list[dict]:
@@ -106,6 +96,10 @@ def test_shares_of_other_processes_give_the_same_results(launcher, points, reque
             ("hydra/launcher=slurm", "hydra.launcher.cluster=pbs"),
             "hydra.launcher.cluster=pbs: expected slurm or local.",
         ),
+        (
+            ("hydra/launcher=slurm", "hydra.launcher.gpus=0.5"),
+            "hydra.launcher.gpus=0.5 and workers=4: jobs need whole GPUs and a number of workers.",
+        ),
     ],
 )
 def test_a_launcher_that_cannot_be_is_an_error(words, message, app, folder):
@@ -114,6 +108,17 @@ def test_a_launcher_that_cannot_be_is_an_error(words, message, app, folder):
     assert outcome.status == 1
     assert message in " ".join(outcome.err.split())
     assert not list(folder.rglob("run.json"))
+
+
+def test_a_worker_that_does_not_see_the_store_says_so(tmp_path):
+    claims = Claims.begin(tmp_path)
+    store = tmp_path / "store"
+    Session(None, print, {}, {}, {}, store).keep(claims.folder)
+
+    with pytest.raises(
+        ConfigError, match=rf"does not see the store {store}\. Choose a store=\.\.\. in a folder"
+    ):
+        run_share(Claims(claims.folder, "share-0"), [], [])
 
 
 def test_a_share_of_the_points_for_each_machine_and_one_table_at_the_end(app, folder, passes_run):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_shares import EVALUATOR, POINTS, SWEEP, assert_measured_once, await_records, records, started
+from noted_sweep import EVALUATOR, POINTS, SWEEP, assert_measured_once, await_records, records, started
 
 pytestmark = pytest.mark.libraries
 

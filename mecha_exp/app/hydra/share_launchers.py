@@ -145,6 +145,11 @@ class SlurmLauncher(ShareLauncher):
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
         if self._cluster not in (LOCAL, SLURM):
             raise ConfigError(f"hydra.launcher.cluster={self._cluster}: expected {SLURM} or {LOCAL}.")
+        if self._gpus != int(self._gpus) or self._count is None:
+            raise ConfigError(
+                f"hydra.launcher.gpus={self._gpus} and workers={self._count}: jobs need whole GPUs and a "
+                "number of workers. hydra/launcher=ray shares GPUs and counts cores."
+            )
 
     def open_workers(self, folder: Path) -> Workers:
         """Jobs by submitit."""
