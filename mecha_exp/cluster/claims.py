@@ -41,11 +41,16 @@ class Claims:
 
     @classmethod
     def begin(cls, parent: Path) -> Claims:
-        """Claims in a new folder; those of a process that was killed are deleted, and end its workers."""
+        """Claims in a new folder; those of a process that was killed are deleted, and end its workers.
+
+        Raises:
+            ClusterError: the file system has no hard links.
+        """
         for old in parent.glob("claims-*"):
             shutil.rmtree(old, ignore_errors=True)
         folder = parent / f"claims-{secrets.token_hex(8)}"
         folder.mkdir(parents=True)
+        _check_links(folder)
         return cls(folder)
 
     def take(self, item: int) -> bool:
@@ -81,3 +86,17 @@ class Claims:
             return (self.folder / str(item)).read_text(encoding="utf-8")
         except FileNotFoundError:  # done meanwhile
             return None
+
+
+def _check_links(folder: Path) -> None:
+    probe = folder / "probe"
+    probe.touch()
+    try:
+        os.link(probe, folder / "link")
+    except OSError as error:
+        raise ClusterError(
+            f"{folder.parent} lies on a file system without hard links ({error.strerror}), by which workers "
+            "claim points. Choose a hydra.sweep.dir=... on another one."
+        ) from None
+    for path in (probe, folder / "link"):
+        path.unlink()

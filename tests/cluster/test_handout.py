@@ -126,3 +126,15 @@ def test_an_item_is_taken_by_one_holder_and_by_nobody_when_a_new_process_has_beg
     assert not one.take(4)
     with pytest.raises(ClusterError, match=r"does not see .* Choose a hydra\.sweep\.dir=\.\.\. in a folder"):
         Claims(head.folder, "late")
+
+
+def test_a_file_system_without_hard_links_is_an_error(tmp_path, monkeypatch):
+    def refuse(*about: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+
+    with pytest.raises(
+        ClusterError, match=r"a file system without hard links \(Operation not permitted\), by"
+    ):
+        Claims.begin(tmp_path)
