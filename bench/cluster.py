@@ -39,7 +39,7 @@ NODES = (1, 4, 16, 64)
 SMALL = Llama(layers=16, width=1024, inner=4096, heads=16, groups=4, words=8_000)
 TINY = Llama(layers=16, width=16, inner=16, heads=4, groups=4, words=64)
 SHARDS = 20_000_000
-SLOW = 40e6
+SLOW = 80e6
 MOST_SECONDS, MOST_MEMORY = 3.0, 300_000_000
 """The bars of the planner."""
 

@@ -291,3 +291,13 @@ def test_workers_of_a_cluster_give_the_bytes_of_one_process(folders, cluster, co
     merge(recipe, "many", replace(ONE, cluster=cluster), shard_size=SHARD, card=False, across=count)
 
     assert hashes("many") == hashes("one")
+
+
+@pytest.mark.libraries
+def test_jobs_of_slurm_give_the_bytes_of_one_process(folders, slurm):
+    recipe = call("ties", *folders, density=0.3)
+    merge(recipe, "one", ONE, shard_size=SHARD, card=False)
+
+    merge(recipe, "many", replace(ONE, cluster="slurm"), shard_size=SHARD, card=False, across=2)
+
+    assert hashes("many") == hashes("one")
