@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,18 @@ def main(arguments: list[str]) -> int:
         raise ConfigError(f"{options.folder} is not a folder: nothing has been run here yet.")
     filters = [Filter.parse(text) for text in options.condition]
     sweeps = find_sweeps([options.folder]) if options.sweeps or not filters else []
+    listed = [] if filters else [_sweep_data(*pair) for pair in sweeps]  # before all points are in memory
     runs = find_runs([options.folder]) if filters or not options.sweeps else []
     _check_names(filters, runs)
     runs = [run for run in runs if all(condition.holds(run) for condition in filters)]
     if options.sweeps and filters:
         held = {folder for run in runs for folder in run.folder.parents}
-        sweeps = [pair for pair in sweeps if pair[0] in held]
+        listed = [_sweep_data(*pair) for pair in sweeps if pair[0] in held]
     runs = [] if options.sweeps else runs
     if options.json:
-        print_json(
-            {"sweeps": [_sweep_data(*pair) for pair in sweeps], "points": [run_data(run) for run in runs]}
-        )
+        print_json({"sweeps": listed, "points": [run_data(run) for run in runs]})
         return 0
-    _show(sweeps, runs, options.limit)
+    _show(listed, runs, options.limit)
     return 0
 
 
@@ -98,15 +97,14 @@ def _sweep_data(folder: Path, sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _show(sweeps: Sequence[tuple[Path, Sweep]], runs: Sequence[Run], limit: int) -> None:
+def _show(sweeps: Sequence[Mapping[str, Any]], runs: Sequence[Run], limit: int) -> None:
     if sweeps:
         table = _list("sweep", "points", "best", "folder", wrapped=("sweep", "best"))
-        for folder, sweep in sweeps:
-            data = _sweep_data(folder, sweep)
+        for data in sweeps:
             points = f"{data['points']}{f', {n} failed' if (n := data['failed']) else ''}"
             best = data["best"]
             value = f"{best['name']}: {best['value']:.4g}" if best else ""
-            table.add_row(*map(Text, (data["title"], points, value, short_folder(folder))))
+            table.add_row(*map(Text, (data["title"], points, value, short_folder(Path(data["folder"])))))
         print_table(table)
     if runs:
         table = _list("point", "signature", "result", "folder", wrapped=("point",))

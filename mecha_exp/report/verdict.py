@@ -42,7 +42,7 @@ def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Res
     """The results of a sweep so far with their verdict; arguments as for `results_of`."""
     records = sweep.all_records(folder, ended=ended)
     results = results_from(sweep, records)
-    read = partial(outcomes_so_far, sweep, folder, records)
+    read = partial(outcomes_so_far, sweep, folder, records, ended=ended)
     if not results.objectives:
         return replace(results, verdict=_read_and_conclude(results, read))
     alone = {m: replace(results, chosen=m, better=better) for m, better in results.objectives.items()}

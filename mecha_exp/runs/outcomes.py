@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.outcome_table import outcomes_in, table_of
-from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.evaluation.outcomes import Names, Outcomes
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import Sweep, finished_points
 from mecha_exp.system.atomic_write import atomic_write
@@ -150,16 +150,29 @@ def collect_outcomes(folders: Mapping[Path, int], path: Path) -> bool:
 
 def _collected(folders: Mapping[Path, int]) -> Iterator[MeasuredOutcomes]:
     inputs: dict[tuple[str, str, str, int | None], list[Outcomes]] = {}
+    names: dict[bytes, Names] = {}
     for folder, number in folders.items():
         file = folder / OUTCOMES_FILE
         for part in read_outcomes(file) if file.is_file() else ():
             if part.role == POINT:
-                yield replace(part, point=number)
+                yield replace(part, point=number, outcomes=_sharing(part.outcomes, names))
                 continue
             earlier = inputs.setdefault((part.name, part.metric, part.split, part.experts), [])
             if not any(part.outcomes.equals(other) for other in earlier):
                 earlier.append(part.outcomes)  # other files of one name are told apart by a number
                 yield part if len(earlier) == 1 else replace(part, name=numbered(part.name, len(earlier)))
+
+
+def _sharing(outcomes: Outcomes, names: dict[bytes, Names]) -> Outcomes:
+    """Outcomes that share equal names with those of other files, and keep nothing else of their own file."""
+
+    def shared(listed: Mapping[str, Names]) -> dict[str, Names]:
+        return {task: names.setdefault(array.tobytes(), array) for task, array in listed.items()}
+
+    values = {task: array.copy() for task, array in outcomes.values.items()}
+    return Outcomes.checked_before(
+        values, shared(outcomes.examples), shared(outcomes.clusters), outcomes.metrics
+    )
 
 
 def numbered(name: str, number: int) -> str:
@@ -177,18 +190,21 @@ def outcomes_of_sweep(folder: Path) -> list[ModelOutcomes]:
     return models_in(read_outcomes(path)) if path.is_file() else []
 
 
-def outcomes_so_far(sweep: Sweep, folder: Path, records: Mapping[Path, Record]) -> list[ModelOutcomes]:
+def outcomes_so_far(
+    sweep: Sweep, folder: Path, records: Mapping[Path, Record], *, ended: bool = False
+) -> list[ModelOutcomes]:
     """The outcomes of a sweep that may still run: from its file if it is complete, or else from its points.
 
     Args:
         sweep: the data that its points share.
         folder: of the sweep.
         records: of its points, by folder.
+        ended: whether the sweep is known to have ended, and its outcomes to be collected.
 
     Raises:
         ConfigError: a file is damaged.
     """
-    if sweep.complete and _is_the_latest(folder):
+    if (sweep.complete or ended) and _is_the_latest(folder):
         return outcomes_of_sweep(folder)
     return models_in(_collected(finished_points(records)))
 

@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from sys import intern  # thousands of records have the same texts
 from typing import Any, get_args, get_origin, get_type_hints
 
 from mecha_exp.errors import ConfigError
@@ -152,7 +153,8 @@ class Record:
         """
         try:
             record = cls(**read_object(folder / RUN_FILE, cls))
-            record.metrics = {name: float(value) for name, value in record.metrics.items()}
+            record.metrics = {intern(name): float(value) for name, value in record.metrics.items()}
+            record.tags = {intern(name): intern(value) for name, value in record.tags.items()}
             if isinstance(record.evaluations, list):  # of version 0.1
                 record.evaluations = {"": record.evaluations[0]} if record.evaluations else {}
             return record

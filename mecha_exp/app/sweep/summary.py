@@ -77,6 +77,8 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
         TrackingError: the sweep's MLflow run could not be opened or closed.
     """
     sweep.complete = Sweep.load(folder).complete  # no more where a point ran again; see `reopen`
+    if not sweep.complete:
+        collect_outcomes(finished_points(sweep.records(folder)), folder / OUTCOMES_FILE)
     results = concluded_results(sweep, folder, ended=True)
     if sweep.complete and _is_as_before(results, folder):
         stdout.print(*terminal_tables(results, stdout.width), sep="\n")
@@ -102,9 +104,9 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         stdout.print(results.protocol, markup=False, soft_wrap=True)
     written = write_all(results, sweep.command, folder)
     written += [path for path in map(folder.joinpath, ADAPTIVE_FILES) if path.is_file()]
-    records = sweep.records(folder)
-    if collect_outcomes(finished_points(records), folder / OUTCOMES_FILE):
+    if (folder / OUTCOMES_FILE).is_file():
         written.append(folder / OUTCOMES_FILE)
+    records = sweep.records(folder)
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
         stdout.print(f"[red]{len(failed)} of {len(results.records)} points failed[/]")
