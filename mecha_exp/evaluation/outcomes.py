@@ -100,6 +100,20 @@ class Outcomes:
             for task in self.values
         )
 
+    def followed_by(self, other: Outcomes) -> Outcomes:
+        """These outcomes and then those of other examples, of the same tasks or others."""
+
+        def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+            tasks = dict.fromkeys([*first, *second])
+            return {t: np.concatenate([part[t] for part in (first, second) if t in part]) for t in tasks}
+
+        return Outcomes.checked_before(
+            joined(self.values, other.values),
+            joined(self.examples, other.examples),
+            joined(self.clusters, other.clusters),
+            {**self.metrics, **other.metrics},
+        )
+
     def of_task(self, task: str) -> Outcomes:
         """The outcomes of one task alone, whose mean is the metric of that task."""
         values, examples, clusters = self.values[task], self.examples[task], self.clusters[task]

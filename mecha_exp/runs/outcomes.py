@@ -103,7 +103,7 @@ def write_outcomes(measured: Iterable[MeasuredOutcomes], path: Path) -> bool:
         parquet.ParquetWriter(temporary, table.schema, compression="zstd") as writer,
     ):
         for group in _groups(itertools.chain([table], map(_table_of, remaining))):
-            writer.write_table(group)
+            writer.write_table(group, row_group_size=group.num_rows)
     return True
 
 
@@ -116,11 +116,17 @@ def read_outcomes(path: Path) -> list[MeasuredOutcomes]:
     from pyarrow import ArrowException, parquet
 
     try:
-        table = parquet.ParquetFile(path).read()
-        labels = [label for label in LABELS if label in table.column_names or label != "experts"]
+        file = parquet.ParquetFile(path)
+        labels = [label for label in LABELS if label in file.schema_arrow.names or label != "experts"]
+        parts: list[tuple[tuple[str | int | None, ...], Outcomes]] = []
+        for number in range(file.num_row_groups):  # of a large study all at once would take a gigabyte
+            for values, outcomes in outcomes_in(file.read_row_group(number), labels):
+                if parts and parts[-1][0] == values:  # cut by the end of a group
+                    outcomes = parts.pop()[1].followed_by(outcomes)
+                parts.append((values, outcomes))
         return [
             MeasuredOutcomes(**dict(zip(labels, values, strict=True)), outcomes=outcomes)  # type: ignore[arg-type]
-            for values, outcomes in outcomes_in(table, labels)
+            for values, outcomes in parts
         ]
     except (ArrowException, OSError, KeyError) as error:
         raise ConfigError(f"{path} cannot be read as outcomes: {error}.") from None

@@ -469,6 +469,20 @@ def test_the_page_has_everything_in_it_and_asks_for_nothing(tmp_path: Path):
     assert "http:" not in page and "https:" not in page and 'src="sweep' not in page
 
 
+def test_the_page_of_very_many_settings_has_the_best_and_says_so(tmp_path, monkeypatch):
+    many = [record(0.5 + n / 1000, alpha=n, k=n % 7) for n in range(30)]
+    monkeypatch.setattr("mecha_exp.report.page.html.MOST_SETTINGS", 10)
+    monkeypatch.setattr("mecha_exp.report.figures.parallel._MAX_LINES", 10)
+
+    write_all(Results("many", ["alpha", "k", "seed"], many), COMMAND, tmp_path)
+
+    page = (tmp_path / "report.html").read_text()
+    assert "The best 10 settings: 20 others are left out here and in the interactive figures." in page
+    assert page.count("data-setting=") == 10
+    assert "30 points" in page and "Best: <strong>alpha=29,k=1</strong>" in page
+    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 1 + 30 + 1
+
+
 def test_without_the_library_the_page_has_its_pictures_and_tables_and_no_charts(tmp_path, monkeypatch):
     monkeypatch.setattr("mecha_exp.report.page.html.plotly_packed", lambda: None)
 

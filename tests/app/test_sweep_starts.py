@@ -58,6 +58,28 @@ def test_added_points_are_the_only_ones_that_are_computed(app, folder, passes_ru
     assert all(float(row["accuracy"]) > 0.8 for row in rows(sweep_of(folder)))
 
 
+def test_a_large_sweep_that_goes_on_begins_with_what_is_missing(app, folder, monkeypatch):
+    for name, count in {"MANY_POINTS": 4, "FIRST_POINTS": 2, "POINTS_AT_ONCE": 3}.items():
+        monkeypatch.setattr(f"mecha_exp.app.hydra.launcher.{name}", count)
+    command = ("alpha=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8", "output=none", *NONE, "-m")
+    first = app(*command)
+    made = [line.partition("]")[0] for line in first.out.splitlines() if line.startswith("[")]
+    assert made == [f"[{number}/8" for number in range(1, 9)]
+    for number in (4, 5, 7):
+        (sweep_of(folder) / str(number) / "run.json").unlink()
+
+    again = app(*command)
+
+    lines = [line for line in again.out.splitlines() if line.startswith("[") or "are there already" in line]
+    assert [line.partition("]")[0] for line in lines] == [
+        "[5/8",
+        "[6/8",
+        "5 of 8 points are there already",
+        "[8/8",
+    ]
+    assert len(records(sweep_of(folder))) == 8
+
+
 def test_points_that_are_no_longer_listed_are_not_in_the_table(app, folder, passes_run):
     for values in (["0.1", "0.2", "0.3"], ["0.1", "0.3"]):
         (folder / "points.csv").write_text("\n".join(["alpha", *values]))

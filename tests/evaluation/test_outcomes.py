@@ -192,6 +192,18 @@ def test_an_input_of_several_sets_of_experts_is_there_once_for_each(tmp_path):
     assert [(m.name, m.experts) for m in outcomes_of_sweep(tmp_path)] == [("expert", 0), ("expert", 1)]
 
 
+def test_outcomes_that_groups_of_rows_cut_are_read_whole(tmp_path):
+    path = tmp_path / "outcomes.parquet"
+    measured = [MeasuredOutcomes(POINT, n, f"p{n}", "accuracy", "validation", TWO) for n in range(3)]
+    write_outcomes(measured, path)
+    parquet.write_table(parquet.read_table(path), path, row_group_size=4)
+
+    assert parquet.ParquetFile(path).num_row_groups > 3
+    for part, expected in zip(read_outcomes(path), measured, strict=True):
+        assert (part.point, part.name) == (expected.point, expected.name)
+        assert part.outcomes.equals(TWO)
+
+
 def test_a_file_without_the_number_of_the_set_is_read(tmp_path):
     path = tmp_path / "outcomes.parquet"
     write_outcomes([MeasuredOutcomes(POINT, 0, "p", "accuracy", "validation", TWO)], path)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -371,3 +372,23 @@ def test_a_sweep_without_any_effect_seldom_shows_one(separate: bool):
 def _equal_points(random: np.random.Generator) -> list[Outcomes]:
     latent = 0.9 * random.normal(size=300)[:, None] + 0.44 * random.normal(size=(300, 12))
     return [Outcomes({"t": column}) for column in (latent < 1).T]
+
+
+@pytest.mark.parametrize("splits", [("validation",), ("validation", "test")])
+def test_of_very_many_points_the_best_are_compared_and_all_are_counted(splits, monkeypatch):
+    many = [point(f"ties a={n}", 0.5 + n / 30, n, ("validation",)) for n in range(9)]
+    many.append(point("ties a=9", 0.95, 20, splits))
+    whole = conclude(many, metric="accuracy", inputs=INPUTS, base="base", splits=splits, **QUICK)
+    monkeypatch.setattr(sys.modules[conclude.__module__], "MOST_COMPARED", 4)
+    part = conclude(many, metric="accuracy", inputs=INPUTS, base="base", splits=splits, **QUICK)
+
+    assert part.selected == whole.selected
+    assert part.cost.cross_validated == whole.cost.cross_validated and part.cost.candidates == 10
+    compared = {(c.point, c.against): c for c in part.comparisons}
+    alone = {(c.point, c.against): c for c in whole.comparisons}
+    assert {name for name, _ in compared} == {"ties a=6", "ties a=7", "ties a=8", "ties a=9"}
+    for pair, comparison in compared.items():
+        assert comparison.p == alone[pair].p
+        assert comparison.p_holm >= alone[pair].p_holm
+        assert comparison.difference == alone[pair].difference
+    assert any("The best 4 of the 10 settings are compared with the chosen one" in n for n in part.notes)
