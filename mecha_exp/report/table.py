@@ -50,14 +50,19 @@ class Row:
         return " ".join(filter(None, [rank + front, ELSEWHERE if self.elsewhere else ""]))
 
 
-def rows(results: Results, metrics: Sequence[str]) -> list[Row]:
-    """The rows of the settings, the best first and the failed last, and then of the inputs."""
+def rows(results: Results, metrics: Sequence[str], limit: int | None = None) -> list[Row]:
+    """The rows of the settings, the best first and the failed last, and then of the inputs.
+
+    Args:
+        results: of a sweep.
+        metrics: to show.
+        limit: the most settings; None for all.
+    """
     bounds, tied = intervals(results), set(results.verdict.tied if results.verdict else ())
-    best = set(front(results))
-    listed = [_row(results, setting, metrics, bounds, tied) for setting in results.ranked]
+    best, ranked = set(front(results)), results.ranked[:limit]
+    listed = [_row(results, setting, metrics, bounds, tied) for setting in ranked]
     listed = [
-        replace(row, on_front=setting.name in best)
-        for row, setting in zip(listed, results.ranked, strict=True)
+        replace(row, on_front=setting.name in best) for row, setting in zip(listed, ranked, strict=True)
     ]
     blank = [""] * (len(_headings(results)) - 1)
     for name, measured in results.references.items():
@@ -82,10 +87,10 @@ class _Layout:
     rows: Sequence[tuple[Row, Sequence[str]]]
 
     @classmethod
-    def of(cls, results: Results, width: int) -> _Layout:
-        """As many metrics as there is room for, and at least the main one."""
+    def of(cls, results: Results, width: int, limit: int = MAX_ROWS) -> _Layout:
+        """As many metrics as there is room for, at least the main one, of the best settings up to a limit."""
         headings, metrics = _headings(results), results.shown_metrics
-        listed = rows(results, metrics)
+        listed = rows(results, metrics, limit)
         columns = zip(*(row.label for row in listed), strict=True)
         cells = list(zip(*(distinct(column) for column in columns), strict=True))
         label_width = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
@@ -101,10 +106,10 @@ class _Layout:
 
 def terminal_table(results: Results, width: int, limit: int = MAX_ROWS) -> Table:
     """A table that fits a terminal: as many metrics as there is room for, and at least the main one."""
-    return _drawn(results, _Layout.of(results, width), limit)
+    return _drawn(results, _Layout.of(results, width, limit))
 
 
-def _drawn(results: Results, layout: _Layout, limit: int = MAX_ROWS) -> Table:
+def _drawn(results: Results, layout: _Layout) -> Table:
     title = Text(results.title, style="italic")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     if layout.hidden:
@@ -118,10 +123,10 @@ def _drawn(results: Results, layout: _Layout, limit: int = MAX_ROWS) -> Table:
     for metric in layout.metrics:
         table.add_column(Text(wrapped(metric)), justify="right")
     points = [pair for pair in layout.rows if pair[0].kind != "reference"]
-    for row, label in points[:limit]:
+    for row, label in points:
         table.add_row(*map(Text, label), *_cells(row, results, layout.metrics), style=_style(row))
-    if len(points) > limit:
-        table.add_row(f"... {len(points) - limit} more")
+    if left_out := len(results.settings) - len(points):
+        table.add_row(f"... {left_out} more")
     for number, (row, label) in enumerate(pair for pair in layout.rows if pair[0].kind == "reference"):
         if not number:
             table.add_section()
