@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, Return, merge_method, reduction, whole_model
-from mecha_exp.methods.linear import add_merged
+from mecha_exp.methods.linear import add_merged, deltas_to
 from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Small, Task, check_task
 from mecha_exp.methods.reductions import sum_of_magnitudes
 
@@ -97,6 +97,17 @@ def _zero_sum(variant: str) -> float:
     return 0.0 if variant == "paper" else -1.0
 
 
+def _own_and_scale(deltas: list[Node], task: int, variant: str) -> tuple[Node, Node]:
+    """The entries of the unified delta that are a task's, and the number that makes up for their size."""
+    own = elected_of_task(*deltas, index=task, zero_sum=_zero_sum(variant))
+    if variant == "paper":
+        sizes = [model_magnitudes(part) for part in (deltas[task], own)]
+    else:
+        share = share_of_entry(deltas[task])
+        sizes = [model_weighted_magnitudes(part, share=share) for part in (deltas[task], own)]
+    return own, over(*sizes)
+
+
 @merge_method(composite=True)
 def emr_unified(base: Base, *models: Experts, variant: Variant = "paper", scale: Scale = 1.0) -> Return(
     Tensor, "weight"
@@ -130,14 +141,42 @@ def emr(
     Source: EMR-Merging, Huang et al. 2024, arXiv:2405.17461.
     """
     check_task(task, models)
+    return add_merged(base, models, scale, lambda deltas: times(*_own_and_scale(deltas, task, variant)))
 
-    def merge(deltas: list[Node]) -> Node:
-        own = elected_of_task(*deltas, index=task, zero_sum=_zero_sum(variant))
-        if variant == "paper":
-            sizes = [model_magnitudes(part) for part in (deltas[task], own)]
-        else:
-            share = share_of_entry(deltas[task])
-            sizes = [model_weighted_magnitudes(part, share=share) for part in (deltas[task], own)]
-        return times(own, over(*sizes))
 
-    return add_merged(base, models, scale, merge)
+@merge_method(elementwise=True, register=False)
+def where_kept(delta: Delta, size: Small) -> Return(Tensor, "param"):
+    """`size` where the delta is not 0; 0 elsewhere."""
+    return torch.where(delta != 0, size, 0)
+
+
+@merge_method(composite=True)
+def emr_mask(base: Base, *models: Experts, task: Task = 0, variant: Variant = "paper") -> Return(
+    Tensor, "param"
+):
+    """l where t has the sign of d_task, and 0 elsewhere: what `emr` needs of a task beside `emr_unified`.
+
+    Mask and scale in one file, of which `apply_mask` makes the model of the task. One pass writes the unified
+    model and the masks of all tasks.
+    Variants: as `emr`.
+    Agrees: the paper's formula (variant=paper), the official code (variant=official).
+    Source: EMR-Merging, Huang et al. 2024, arXiv:2405.17461.
+    """
+    check_task(task, models)
+    return where_kept(*_own_and_scale(deltas_to(base, models), task, variant))
+
+
+@merge_method(elementwise=True)
+def apply_mask(
+    base: Base,
+    merged: Parameter(Tensor, "weight", help="the model of all tasks"),
+    mask: Parameter(Tensor, "param", help="of a task: a file that `emr_mask` or `tall_mask_of` has made"),
+    scale: Scale = 1.0,
+) -> Return(Tensor, "weight"):
+    """base + scale mask (merged - base), entry by entry.
+
+    With `emr_unified` and `emr_mask` it is `emr`, with `task_arithmetic` and `tall_mask_of` `tall_mask`.
+    Agrees: the official codes, which keep mask and scale apart.
+    Source: EMR-Merging, Huang et al. 2024, arXiv:2405.17461; TALL masks, Wang et al. 2024, arXiv:2405.07813.
+    """
+    return base + scale * mask * (merged - base)

@@ -68,6 +68,28 @@ def tall_mask(
     return add_merged(base, models, scale, lambda deltas: used_by(*deltas, **mask))
 
 
+@merge_method(elementwise=True, register=False)
+def use_of(*deltas: Delta, index: Parameter(int), threshold: Parameter(float)) -> Return(Tensor, "param"):
+    """1 where |d| >= threshold |sum - d| for the delta `index`; 0 elsewhere."""
+    total, own = sum(deltas), deltas[index]
+    return (own.abs() >= threshold * (total - own).abs()).to(own.dtype)
+
+
+@merge_method(composite=True)
+def tall_mask_of(base: Base, *models: Experts, task: Task = 0, threshold: Threshold = 0.4) -> Return(
+    Tensor, "param"
+):
+    """1 where |d_task| >= threshold |t - d_task|, and 0 elsewhere: what `tall_mask` needs of a task beside t.
+
+    `apply_mask` makes the model of the task of it and of `task_arithmetic`. Zeros and ones are exact in any
+    dtype: output.dtype=f8_e4m3 takes a byte for each.
+    Agrees: the official code.
+    Source: TALL masks, Wang et al. 2024, arXiv:2405.07813.
+    """
+    check_task(task, models)
+    return use_of(*deltas_to(base, models), index=task, threshold=threshold)
+
+
 @merge_method(composite=True)
 def consensus(
     base: Base,

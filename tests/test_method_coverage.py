@@ -17,6 +17,7 @@ from parity.recipes import RECIPES
 
 BUILT_IN = {x.identifier for x in all_methods() if x.__wrapped__.__module__.startswith(BUILTIN_METHODS)}
 ELSEWHERE = {
+    "apply_mask": "test_task_masks",
     "approximate_rows": "test_missing_tokens",
     "balance_attention": "test_symmetries",
     "cast": "test_parity_texts",
@@ -24,6 +25,7 @@ ELSEWHERE = {
     "ema": "test_method_authors",
     "emr": "test_method_authors",
     "emr_unified": "test_method_authors",
+    "emr_mask": "test_task_masks",
     "exchange_ema": "test_method_properties",
     "extract_diffusers_lora": "test_transformer_loras",
     "extract_kohya_lokr": "test_adapters",
@@ -60,6 +62,7 @@ ELSEWHERE = {
     "stack": "test_plumbing",
     "star": "test_method_authors",
     "statistics": "test_merging_with_data",
+    "tall_mask_of": "test_task_masks",
     "take_layers": "test_layers",
     "take_rows": "test_rows_of_tokens",
     "twin": "test_method_authors",
