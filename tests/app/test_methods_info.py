@@ -205,8 +205,12 @@ def test_the_example_of_a_method_about_lora_files_merges_a_model_that_there_are_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_REGISTERED", {})
     registry.register(registry.from_yaml("identifier: wee-test\ncomponents: {x: {keys: {w.weight: [6, 4]}}}"))
-    for prefix in ("lora", "lycoris"):
-        text = f"identifier: wee-{prefix}\nadapter: {{base: wee-test, prefix: {prefix}}}"
+    for name_of, how in (
+        ("a", "prefix: lora"),
+        ("b", "prefix: lycoris"),
+        ("c", "names: {'': [transformer.]}"),
+    ):
+        text = f"identifier: wee-{name_of}\nadapter: {{base: wee-test, {how}}}"
         registry.register(registry.from_yaml(text))
     save_file({"w.weight": torch.ones(6, 4)}, "base.safetensors")
     if name == "lora_delta":
@@ -220,7 +224,8 @@ def test_the_example_of_a_method_about_lora_files_merges_a_model_that_there_are_
     if name == "lora_delta":
         assert torch.equal(made["w.weight"], torch.full((6, 4), 2.0))
     else:
-        assert {key.partition("_")[0] for key in made} == {"lora" if "kohya" in name else "lycoris"}
+        starts = {"kohya": "lora_w.", "lycoris": "lycoris_w.", "diffusers": "transformer.w.lora_"}
+        assert made and all(key.startswith(starts[name.split("_")[1]]) for key in made)
 
 
 @pytest.mark.parametrize("name", ["omit_component", "pick_component"])
