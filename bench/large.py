@@ -1,0 +1,221 @@
+"""Large models on a disk, cold: seconds and peak memory beside `dd` and mergekit.
+
+    python -m bench.large --disk /var/tmp --layers 2          a quick look, 2.9 GB a model
+    python -m bench.large --disk /var/tmp --save              Llamas of 8B shape, 16 GB a model
+    python -m bench.large --mergekit .bench/mergekit/bin/mergekit-yaml
+
+The models are made, not trained: bfloat16, in shards of 5 GB. Before each run the files leave the cache
+(`posix_fadvise`). The floor is `dd` with O_DIRECT: a reader for each model and a writer of one output, all
+at the same time. Each run is a process of its own, imports included, and ends when its output is on the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+
+from bench.models import _values
+from bench.report import as_for_users, machine, save_section, table
+from mecha_exp.checkpoint import Destination
+
+HIDDEN, INNER, KEYS_AND_VALUES, VOCABULARY = 4096, 14336, 1024, 128_256
+SHARD_BYTES = 5_000_000_000
+_CHUNK = 1 << 22
+_DIRECT = ["bs=16M", "status=none"]
+WORKS = {"weighted sum of 2": 2, "TIES, 2 experts": 3}
+
+
+def main() -> None:
+    """Make the models, measure each work by each tool in turns, print, and save if asked."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.large", description=__doc__, formatter_class=layout
+    )
+    parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="where models and outputs lie")
+    parser.add_argument("--layers", type=int, default=32, help="of the models (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each (default: %(default)s)")
+    parser.add_argument("--mergekit", type=Path, help="its program mergekit-yaml; without it we are alone")
+    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
+    parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        merge(*options.work)
+        return
+    folder = options.disk / "mecha_exp_large"
+    models = [
+        make_llama(folder / f"{options.layers}-{n}", options.layers, n) for n in range(max(WORKS.values()))
+    ]
+    rows = [["work", "tool", "seconds", "of the floor", "processor", "peak memory"]]
+    for work, count in WORKS.items():
+        rows += rows_of(work, models[:count], folder / "output", options)
+    nbytes = sum(path.stat().st_size for path in models[0].glob("*.safetensors"))
+    end = f"{machine()}; {nbytes / 1e9:.1f} GB a model, on {options.disk}; medians of {options.repeat}."
+    text = f"{table(rows)}\n\n{end}"
+    sys.stdout.write(text + "\n")
+    if options.save:
+        save_section("Large models on a disk", text)
+
+
+def rows_of(work: str, models: Sequence[Path], output: Path, options: argparse.Namespace) -> list[list[str]]:
+    """Measure a work by all tools, which take turns."""
+    paths = [str(path) for path in models]
+    commands = {"mecha_exp": [sys.executable, "-m", "bench.large", "--work", work, str(output), *paths]}
+    if options.mergekit:
+        config = output.with_suffix(".yml")
+        config.write_text(json.dumps(mergekit_config(work, paths)))  # JSON is YAML
+        plain = [str(options.mergekit), str(config), str(output), "--lazy-unpickle"]
+        commands |= {"mergekit": plain, "mergekit, --low-cpu-memory": [*plain, "--low-cpu-memory"]}
+    runs: dict[str, list[tuple[float, float, int]]] = {"dd": [], **{tool: [] for tool in commands}}
+    for _ in range(options.repeat):
+        runs["dd"].append((cold(models, lambda: copied_by_dd(models, output)), 0.0, 0))
+        for tool, command in commands.items():
+            runs[tool].append(measured(models, command))
+            shutil.rmtree(output, ignore_errors=True)
+    medians = {tool: [statistics.median(part) for part in zip(*of, strict=True)] for tool, of in runs.items()}
+    floor = medians["dd"][0]
+    return [
+        [work, tool, f"{seconds:.1f} s", f"{seconds / floor:.2f}"]
+        + ([f"{processor:.1f} s", f"{peak / 1e9:.2f} GB"] if peak else ["-", "-"])
+        for tool, (seconds, processor, peak) in medians.items()
+    ]
+
+
+def measured(models: Sequence[Path], command: Sequence[str]) -> tuple[float, float, int]:
+    """Seconds, processor seconds and the peak memory in bytes of a process that must succeed."""
+    used: list[resource.struct_rusage] = []
+
+    def run() -> None:
+        process = subprocess.Popen(command, env=as_for_users(), stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            sys.exit(f"{' '.join(command)} failed")
+        used.append(usage)
+
+    seconds = cold(models, run)
+    return seconds, used[0].ru_utime + used[0].ru_stime, used[0].ru_maxrss * 1024
+
+
+def cold(models: Sequence[Path], work: Callable[[], object]) -> float:
+    """The seconds of a work that finds none of the models in the cache."""
+    os.sync()
+    for model in models:
+        for path in model.glob("*.safetensors"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    started = time.perf_counter()
+    work()
+    os.sync()
+    return time.perf_counter() - started
+
+
+def copied_by_dd(models: Sequence[Path], output: Path) -> None:
+    """Read every model and write one, side by side, past the cache."""
+    shards = [sorted(map(str, model.glob("*.safetensors"))) for model in models]
+    reading = [
+        " && ".join(f"dd if={s} of=/dev/null iflag=direct {' '.join(_DIRECT)}" for s in of) for of in shards
+    ]
+    nbytes = sum(Path(shard).stat().st_size for shard in shards[0])
+    whole, rest = divmod(nbytes, 1 << 24)
+    target = output.with_suffix(".dd")
+    writing = f"dd if=/dev/zero of={target} oflag=direct count={whole + bool(rest)} {' '.join(_DIRECT)}"
+    processes = [subprocess.Popen(command, shell=True) for command in (*reading, writing)]
+    codes = [process.wait() for process in processes]
+    target.unlink()
+    if any(codes):
+        sys.exit("dd failed")
+
+
+def merge(work: str, output: str, *models: str) -> None:
+    """Do a work by mecha_exp."""
+    import mecha_exp as me
+
+    base, *others = models
+    if work.startswith("TIES"):
+        me.merge(me.ties(base, *others, density=0.2, weights=0.5), Path(output))
+    else:
+        me.merge(me.weighted_sum(base, others[0], alpha=0.3), Path(output))
+
+
+def mergekit_config(work: str, models: Sequence[str]) -> dict[str, object]:
+    """The same by mergekit."""
+    base, *others = models
+    if work.startswith("TIES"):
+        given = [{"model": path, "parameters": {"density": 0.2, "weight": 0.5}} for path in others]
+        own = {"merge_method": "ties", "base_model": base, "parameters": {"normalize": False}}
+    else:
+        weights = zip(models, (0.7, 0.3), strict=True)
+        given = [{"model": path, "parameters": {"weight": weight}} for path, weight in weights]
+        own = {"merge_method": "linear"}
+    return {**own, "models": given, "dtype": "bfloat16"}
+
+
+def make_llama(folder: Path, layers: int, number: int) -> Path:
+    """A folder with the weights of a Llama in shards and its config.json; one that is there is kept."""
+    if (folder / "config.json").exists():
+        return folder
+    layout = {key: ("BF16", shape) for key, shape in llama_shapes(layers).items()}
+    with_seeds = enumerate(layout.items())
+    writer = Destination(folder, layout, SHARD_BYTES).open({"format": "pt"}, False, None)
+    try:
+        for seed, (key, (_, shape)) in with_seeds:
+            for start in range(0, prod(shape), _CHUNK):
+                size = min(_CHUNK, prod(shape) - start)
+                values = _values(size, seed * 1000 + start // _CHUNK)
+                change = _values(size, (number * 100_003 + seed) * 1000 + start // _CHUNK)
+                writer.write(key, start, (values + 0.1 * change if number else values).to(torch.bfloat16))
+        writer.commit()
+    finally:
+        writer.abort()
+    (folder / "config.json").write_text(json.dumps(llama_config(layers)))
+    return folder
+
+
+def llama_shapes(layers: int) -> dict[str, tuple[int, ...]]:
+    """The keys and shapes of Llama 3 8B with so many layers."""
+    matrices = {
+        "self_attn.q_proj": (HIDDEN, HIDDEN),
+        "self_attn.k_proj": (KEYS_AND_VALUES, HIDDEN),
+        "self_attn.v_proj": (KEYS_AND_VALUES, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "mlp.gate_proj": (INNER, HIDDEN),
+        "mlp.up_proj": (INNER, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INNER),
+        "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    for layer in range(layers):
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in matrices.items()}
+    return shapes | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+
+
+def llama_config(layers: int) -> dict[str, object]:
+    """The config.json that mergekit and transformers read."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HIDDEN // 128,
+        "num_key_value_heads": KEYS_AND_VALUES // 128,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+
+
+if __name__ == "__main__":
+    main()
