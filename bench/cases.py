@@ -220,8 +220,13 @@ if __name__ == "__main__":
     work = prepare(case, Path(target), paths)
     begun = time.perf_counter()
     touch_memory(int(os.environ.get(MEMORY_VARIABLE, 0)))
-    started = time.perf_counter()
+    started, before = time.perf_counter(), time.process_time()
     work()
-    ended = time.perf_counter()
-    result = {"seconds": ended - started, "touching": started - begun, "peak": peak_memory()}
+    ended, after = time.perf_counter(), time.process_time()
+    result = {
+        "seconds": ended - started,
+        "processor": after - before,
+        "touching": started - begun,
+        "peak": peak_memory(),
+    }
     sys.stdout.write("\n" + json.dumps(result) + "\n")

@@ -192,11 +192,13 @@ class Measured:
 
     Attributes:
         seconds: of each merge, imports left out.
+        processor: the processor time of each merge, by all threads.
         starts: what the process of each took besides.
         peak: bytes of memory, at most.
     """
 
     seconds: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
     peak: int = 0
     failed: bool = False
@@ -232,7 +234,8 @@ def main() -> None:
     if not options.no_peers:
         pythons |= peers(options.environments)
     repeat = (options.repeat, options.peer_repeat or options.repeat)
-    rows = [["work", "floor", "mecha_exp", "of the floor", "peak memory", "sd-mecha", "mergekit", "bar"]]
+    ours = ["mecha_exp", "of the floor", "processor", "peak memory"]
+    rows = [["work", "floor", *ours, "sd-mecha", "mergekit", "bar"]]
     runs = f"medians of {repeat[0]} (peers: {repeat[1]}; 1 where a run takes a minute)"
     end = f"{machine()}; models of size {options.size}; {runs}. {NOTE}"
     ends = time.monotonic() + 60 * (options.minutes or float("inf"))
@@ -302,7 +305,7 @@ def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: t
     best = reading + copying
     mine, sd_mecha = measured["mecha_exp"], measured.get("sd-mecha")
     if not mine.seconds:
-        return [case.title, f"{best:.2f} s", "failed", "-", "-", "-", "-", "missed: it failed"]
+        return [case.title, f"{best:.2f} s", "failed", *["-"] * 5, "missed: it failed"]
     times = [
         f"{m.median:.1f} s, {m.median / mine.median:.1f} times, {m.peak / 1e9:.1f} GB"
         if m and m.seconds
@@ -321,8 +324,9 @@ def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: t
         wanted if isinstance(wanted, int) else 1,
     )
     taken = f"{mine.median:.2f} s" + (f" (one point {point.median:.2f} s)" if point.seconds else "")
-    share, peak = f"{mine.median / best:.2f}", f"{mine.peak / 1e6:.0f} MB"
-    return [case.title, f"{best:.2f} s", taken, share, peak, *times, verdict(case.bar, reached)]
+    spent = [f"{mine.median / best:.2f}", f"{statistics.median(mine.processor):.2f} s"]
+    peak = f"{mine.peak / 1e6:.0f} MB"
+    return [case.title, f"{best:.2f} s", taken, *spent, peak, *times, verdict(case.bar, reached)]
 
 
 def floor(inputs: Sequence[Path], output: Path, outputs: int) -> tuple[float, float]:
@@ -364,6 +368,7 @@ def run(python: Path, tool: str, case: Case, output: Path, inputs: Sequence[Path
         else:
             taken = json.loads(printed.splitlines()[-1])
             result.seconds.append(taken["seconds"])
+            result.processor.append(taken["processor"])
             result.starts.append(time.perf_counter() - started - taken["seconds"] - taken["touching"])
             result.peak = max(result.peak, taken["peak"])
     for path in output.parent.glob(f"{output.stem}*"):
