@@ -60,9 +60,9 @@ class ShareLauncher(OnePassLauncher):
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
         for name, least in {"workers": 1, "cores": 1, "gpus": 0, "shares": 1}.items():
             value = config.hydra.launcher[name]
-            if not (value is None and name == "workers") and not (
-                isinstance(value, int | float) and value >= least
-            ):
+            is_left_out = value is None and name == "workers"
+            is_number = isinstance(value, int) or (isinstance(value, float) and name == "gpus")
+            if not is_left_out and not (is_number and value >= least):
                 raise ConfigError(f"hydra.launcher.{name}={value}: expected a number from {least} up.")
 
     @abstractmethod
