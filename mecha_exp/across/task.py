@@ -140,7 +140,9 @@ def make_share(
     merge: SharedMerge, share: Share, progress: Progress = lambda key, nbytes: None
 ) -> MergeReport:
     """Make the files of a share and leave them, complete and hidden, for the commit."""
-    mine = replace(merge.plan, keys=share.keys)
+    (layout,) = merge.plan.layouts
+    own = {key.key: layout[key.key] for key in share.keys}
+    mine = replace(merge.plan, keys=share.keys, layouts=(own,))
     return run_plan(mine, progress, open_sink=partial(_open_share, merge, share))
 
 

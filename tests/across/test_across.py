@@ -172,18 +172,18 @@ def test_statistics_and_notes_of_tasks_are_in_the_report(folders):
         assert all(by_key[key].equal(together.moments[0][model][key]) for key in by_key)
 
 
-def test_each_task_reads_its_part_alone(folders):
+def test_each_task_reads_and_writes_its_part_alone(folders):
     made = job(call("n_average", "a", "b"))
     with plan([made], THREE) as planned:
         merge_by_three = SharedMerge.of(planned, 3)
-        total = planned.bytes_read
+        total = (planned.bytes_read, planned.bytes_written)
     reports = []
     for task in (1, 2, 3):
         with plan([made], replace(THREE, task=task)) as planned:
             reports.append(run_plan(planned))
 
     assert [report.bytes_read for report in reports] == [share.read for share in merge_by_three.shares]
-    assert sum(report.bytes_read for report in reports) == total
+    assert (sum(r.bytes_read for r in reports), sum(r.bytes_written for r in reports)) == total
 
 
 def test_inputs_that_another_machine_sees_otherwise_are_an_error(folders):
