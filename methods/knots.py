@@ -81,8 +81,8 @@ def knots(
     merged as by TIES (the `k` largest of each task, the sign of their sum, the mean of what agrees) or, where
     `drop` is not 0, by DARE before it: entries are dropped with that probability, the rest is divided by
     1 - drop. `k` counts the coordinates of the whole model, found in one more trip over the data.
-    Tensors of more than two axes are matrices of the rows of axis 0; those of one axis stay the base's. Needs
-    whole tensors.
+    Tensors of more than two axes are matrices of the rows of axis 0, and those of one axis stay the base's.
+    Stacked experts take trim=tensor. Needs whole tensors.
     Agrees: the official code (svd-vector, ties, mean) for matrices, but for its random numbers. KnOTS-TIES is
     the default, KnOTS-DARE-TIES has k=1 and drop=0.1.
     Differs: the official code joins the bias of a layer to its matrix as a column more, and gives entries

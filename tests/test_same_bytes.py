@@ -43,6 +43,8 @@ METHODS = [
     and m.identifier
     not in {"approximate_rows", "rename_keys", "take_layers", "take_rows"}  # see test_layers.py
 ]
+MASKS = {"emr_mask", "tall_mask_of"}
+"""Composites that give a number for each entry, and not one for the tensor."""
 WORKERS, TILES = (1, 2, 4), (1 << 12, 1 << 18, 1 << 20)
 
 
@@ -98,7 +100,8 @@ def recipe_of(method: MergeMethod, files: list[str]) -> mx.Node:
             given[spec.name] = next(c for c in (*spec.choices, "float16", 1, True) if spec.check(c) is None)
     node, problems = method.bind(given)
     assert not problems, problems
-    small = method.kind is Kind.REDUCTION or (method.kind is Kind.COMPOSITE and node.merge_space == "param")
+    is_small_composite = method.kind is Kind.COMPOSITE and node.merge_space == "param"
+    small = method.kind is Kind.REDUCTION or (is_small_composite and method.identifier not in MASKS)
     return shown(files[0], node) if small else node
 
 

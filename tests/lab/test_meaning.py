@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mecha_exp import EngineOptions, Job, merge_many
+from mecha_exp import EngineOptions, Job, for_keys, merge_many
 from mecha_exp.architectures import from_yaml, register
 from mecha_exp.architectures.library import registry
 from mecha_exp.engine.planner import meaning as meanings
@@ -92,6 +92,17 @@ def test_every_property_of_a_key_is_part_of_a_configs_digest(edit):
     )
 
     assert plain.digest != edited.digest
+
+
+def test_which_keys_a_merge_is_for_counts_by_the_keys_and_not_by_their_names(models):
+    merged = weighted_sum(*models, alpha=0.25)
+
+    first, same, all_keys, none = (
+        signed(for_keys(merged, keys)).digest for keys in ("vector", "axes:1", "all", "matrix")
+    )
+
+    assert first == same
+    assert len({first, all_keys, none}) == 3
 
 
 def test_a_preset_counts_by_its_numbers(models, monkeypatch):

@@ -180,10 +180,10 @@ class TripPlanner:
         kind = (roots, key.dtype, sampled)
         if kind not in self._programs:
             self._programs[kind] = compile_program(roots, key.dtype, self._caches, sampled)
-        reduced = [child for root in roots for child in root.children]
-        if key.is_stack and sees_tensors(self._programs[kind], reduced):
+        whole = [v for v in values if key.is_stack and sees_tensors(self._programs[kind], v.call.children)]
+        if whole:
             raise RecipeError(
-                f"'{values[0].method.identifier}' is a number of the whole model, and what it reduces is "
+                f"'{whole[0].method.identifier}' is a number of the whole model, and what it reduces is "
                 f"computed expert by expert at the key '{key.key}', which is not supported. "
                 "stacked_experts=whole takes that key as one tensor."
             )
