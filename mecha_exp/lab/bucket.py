@@ -66,6 +66,11 @@ class BucketStore(ResultStore):
         super().__init__(self.folder)
         self.name = address
 
+    @property
+    def shared_folder(self) -> None:
+        """None: its folder is this process's own."""
+        return None
+
     def __iter__(self) -> Iterator[StoredMerge]:
         self.fetch(path.name for path in self.points())
         return super().__iter__()

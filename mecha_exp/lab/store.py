@@ -59,6 +59,11 @@ class ResultStore:
                 f"{VERSION}). Use that version, or another folder with store=..."
             )
 
+    @property
+    def shared_folder(self) -> Path | None:
+        """The folder that other machines must see to share the store; None where they need an address alone."""
+        return self.folder
+
     def __iter__(self) -> Iterator[StoredMerge]:
         """Iterate over all stored merges."""
         for path in sorted((self.folder / "points").glob(f"*/{_MERGE}")):

@@ -47,6 +47,20 @@ def test_what_one_machine_has_measured_another_one_recalls(app, folder, bucket, 
     assert bucket.count("PUT") == 0 < bucket.count("GET")
 
 
+def test_what_the_workers_of_a_sweep_in_shares_have_measured_is_there_afterwards(
+    app, folder, bucket, no_figures
+):
+    first = app(*COMMAND, "hydra/launcher=processes", "hydra.launcher.workers=2", "hydra.sweep.dir=first")
+    assert not first.status, first.err
+    _workbench.cache_clear()  # as another process
+
+    again = app(*COMMAND, "hydra.sweep.dir=again")
+
+    assert not again.status, again.err
+    found = [run.record.found for run in find_runs([folder / "again"])]
+    assert found == [True] * 3
+
+
 def test_a_bucket_that_is_missing_is_said_before_any_work(app, folder, bucket):
     done = app("recipe=ties", "output=none", "store=s3://others/study")
 

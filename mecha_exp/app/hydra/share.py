@@ -19,6 +19,7 @@ from mecha_exp.app.batch import Merged
 from mecha_exp.app.hydra.jobs import Jobs
 from mecha_exp.app.hydra.launcher import OnePassLauncher, PointOrError
 from mecha_exp.app.tracking import EndedRun, Tracker
+from mecha_exp.app.workbench import workbench
 from mecha_exp.cluster.claims import Claims
 from mecha_exp.errors import ConfigError
 
@@ -35,7 +36,7 @@ class Session:
         config: the configuration of the sweep.
         bases: configurations that are composed already; see `Jobs`.
         hydra: its global state, as its own launchers carry it.
-        store: the folder of the store, which workers must see; None without one.
+        store: the folder of the store, which workers must see; None without one, or with one at an address.
     """
 
     context: HydraContext
@@ -71,6 +72,7 @@ def run_share(claims: Claims, jobs: Sequence[Sequence[str]], numbers: Sequence[i
     Singleton.set_state(session.hydra)
     launcher = _ShareLauncher(session, claims, numbers)
     launcher.launch(jobs, 0)
+    workbench(session.config.store, session.config.rerun).flush()
     for number in numbers:  # what nobody has taken was finished by a worker that was lost right after
         if claims.take(number):
             claims.finish(number)

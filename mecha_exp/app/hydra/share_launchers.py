@@ -112,7 +112,7 @@ class ShareLauncher(OnePassLauncher):
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
     def _session(self, bench: Workbench) -> Session:
-        store = bench.store.folder if bench.store else None
+        store = bench.store.shared_folder if bench.store else None
         if store:
             store.mkdir(parents=True, exist_ok=True)
         return Session(
