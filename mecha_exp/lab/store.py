@@ -61,7 +61,7 @@ class ResultStore:
 
     @property
     def shared_folder(self) -> Path | None:
-        """The folder that other machines must see to share the store; None where they need an address alone."""
+        """The folder that other machines must see to share the store; None where an address is enough."""
         return self.folder
 
     def __iter__(self) -> Iterator[StoredMerge]:
