@@ -18,6 +18,7 @@ from mecha_exp import CheckpointError, EngineOptions, Job, MergeError, merge_man
 from mecha_exp.checkpoint import Checkpoint, CheckpointWriter, open_stored, positional
 from mecha_exp.engine.compiler import object_file
 from mecha_exp.engine.ir.reductions import REDUCTION_BLOCK
+from mecha_exp.engine.runtime import small_keys
 from mecha_exp.engine.runtime.kernel_call import StreamLaunch
 from mecha_exp.engine.runtime.key_pass import KeyPass
 from mecha_exp.engine.runtime.scheduler import Scheduler
@@ -240,7 +241,7 @@ def test_one_worker_at_a_time_is_at_small_keys(workers, monkeypatch):
     advance = Scheduler._advance
 
     def watched(self, run, scratch):
-        if run.key.numel == 3:
+        if run.keys[0].numel == 3:
             with lock:
                 at_small.add(run)
                 most[0] = max(most[0], len(at_small))
@@ -250,6 +251,7 @@ def test_one_worker_at_a_time_is_at_small_keys(workers, monkeypatch):
         advance(self, run, scratch)
 
     monkeypatch.setattr(Scheduler, "_advance", watched)
+    monkeypatch.setattr(small_keys, "TOGETHER", 12)  # four keys
     made = {}
     merge_many([Job(mx.n_average(mx.model(tensors)), made)], EngineOptions(workers=workers))
     assert most == [1]
