@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from bench.models import _values
+from bench.models import drawn_values
 from bench.report import as_for_users, machine, save_section, table
 from mecha_exp.checkpoint import Destination
 
@@ -172,8 +172,8 @@ def make_llama(folder: Path, layers: int, number: int) -> Path:
         for seed, (key, (_, shape)) in with_seeds:
             for start in range(0, prod(shape), _CHUNK):
                 size = min(_CHUNK, prod(shape) - start)
-                values = _values(size, seed * 1000 + start // _CHUNK)
-                change = _values(size, (number * 100_003 + seed) * 1000 + start // _CHUNK)
+                values = drawn_values(size, seed * 1000 + start // _CHUNK)
+                change = drawn_values(size, (number * 100_003 + seed) * 1000 + start // _CHUNK)
                 writer.write(key, start, (values + 0.1 * change if number else values).to(torch.bfloat16))
         writer.commit()
     finally:

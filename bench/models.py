@@ -48,7 +48,7 @@ def many_keys(folder: Path, count: int, keys: int) -> list[Path]:
         if path.exists():
             continue
         layout = {f"layer.{i}.weight": ("F16", (10,)) for i in range(keys)}
-        values = _values(keys * 10, number)
+        values = drawn_values(keys * 10, number)
         with CheckpointWriter(path, layout, {}, durable=False) as writer:
             for index, key in enumerate(layout):
                 writer.write(key, 0, values[10 * index : 10 * index + 10])
@@ -73,13 +73,13 @@ def write_model(path: Path, shapes: dict[tuple[int, ...], int], number: int) -> 
 def _tensor(numel: int, seed: int, number: int) -> Iterator[tuple[int, torch.Tensor]]:
     for start in range(0, numel, _CHUNK):
         size = min(_CHUNK, numel - start)
-        values = _values(size, seed * 1000 + start // _CHUNK)
+        values = drawn_values(size, seed * 1000 + start // _CHUNK)
         if number:
-            values = values + 0.1 * _values(size, (number * 100_003 + seed) * 1000 + start // _CHUNK)
+            values = values + 0.1 * drawn_values(size, (number * 100_003 + seed) * 1000 + start // _CHUNK)
         yield start, values.half()
 
 
-def _values(size: int, seed: int) -> torch.Tensor:
+def drawn_values(size: int, seed: int) -> torch.Tensor:
     """A stretch of one sequence that is drawn once: drawing every value anew takes minutes a model."""
     start = int(np.random.Generator(np.random.SFC64(seed)).integers(_CHUNK))
     return _draws()[start : start + size]
