@@ -149,6 +149,8 @@ def test_compiled_loops_give_what_torch_gives(method, files, tmp_path):
     assert run(recipe, path, "always", workers=4, tile_size=1 << 12) == run(recipe, path)
 
 
+DIFFUSERS = "identifier: toy-diffusers_lora\nadapter: {base: toy-kohya, names: {'': [transformer.]}}"
+
 OF_OTHER_FILES = {
     "randperm": lambda save: mx.randperm(save("one", drawn_model(ATTENTION, 1)), seed=3),
     "rebasin": lambda save: mx.rebasin(save("one", drawn_model(MLP, 1)), save("other", drawn_model(MLP, 2))),
@@ -158,6 +160,7 @@ OF_OTHER_FILES = {
     ),
     "extract_kohya_lora": lambda save: mx.extract_kohya_lora(toy_difference(save), rank=2),
     "extract_lycoris_lora": lambda save: mx.extract_lycoris_lora(toy_difference(save), rank=2),
+    "extract_diffusers_lora": lambda save: mx.extract_diffusers_lora(toy_difference(save), rank=2),
     "extract_kohya_lokr": lambda save: mx.extract_kohya_lokr(toy_difference(save)),
     "extract_lycoris_lokr": lambda save: mx.extract_lycoris_lokr(toy_difference(save)),
 }
@@ -173,7 +176,7 @@ def toys(registries, save):
     """Saves models; the configs of toys are known."""
     register(MLP)
     register(ATTENTION)
-    for text in (BASE, LORA, LYCORIS):
+    for text in (BASE, LORA, LYCORIS, DIFFUSERS):
         register(from_yaml(text))
     return save
 
@@ -187,7 +190,7 @@ def test_nor_do_they_with_files_that_a_config_knows(name, toys, tmp_path):
     check_that_no_run_leaves_a_trace(OF_OTHER_FILES[name](toys), tmp_path)
 
 
-def test_these_eight_in_a_batch_give_what_each_gives_alone(toys, tmp_path):
+def test_these_nine_in_a_batch_give_what_each_gives_alone(toys, tmp_path):
     def named(name):
         return lambda part, tensors: toys(f"{name}-{part}", tensors)
 
