@@ -37,10 +37,7 @@ class GridPoint:
 
     def config(self, scratch: Scratch | None = None) -> DictConfig:
         """The configuration of the point, made of that of the last one where there is a scratch."""
-        config = (scratch or Scratch()).take(self.pickled, self.overrides)
-        for override in self.overrides:
-            set_value(config, override)
-        return config
+        return (scratch or Scratch()).compose(self.pickled, self.overrides, _set_values)
 
 
 @dataclass(frozen=True)
@@ -101,6 +98,11 @@ def set_value(config: DictConfig, override: Override) -> None:
         OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
     except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{override.input_line}: {brief(str(error).splitlines()[0])}.") from None
+
+
+def _set_values(config: DictConfig, overrides: Sequence[Override]) -> None:
+    for override in overrides:
+        set_value(config, override)
 
 
 def _grid_point(words: Sequence[str], composer: Composer, pickled: dict[int, bytes]) -> GridPoint:

@@ -18,8 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.grid import Grid
 from mecha_exp.app.hydra.compose import CONFIG_NAME, composer_of, hydra_of
-from mecha_exp.app.hydra.jobs import Jobs, parse_override, run_job
+from mecha_exp.app.hydra.jobs import Jobs, Scratch, parse_override, run_job
 from mecha_exp.app.hydra.plugins import register_with_hydra
+from mecha_exp.errors import ConfigError
 
 JOBS = [
     ["recipe=ties", "output=none", "alpha=0.3"],
@@ -82,7 +83,12 @@ def test_jobs_in_turn_have_nothing_of_the_one_before():
     plain = [["alpha=0.1", "++note=a"], ["alpha=0.2", "++note=b"], ["alpha=0.3"], ["++note=c"]]
     nested = [["++blocks.a=0.1"], ["++blocks.b=0.2"], ["++new={a: 1}"], ["++new={b: 2}"], ["+note=d"]]
     again = [["models.experts=[a]"], ["models.experts=[b,c]"], ["alpha=null"], ["alpha=${seed}"], ["alpha=1"]]
-    words = [*JOBS, *plain, *nested, *again, *reversed(plain), *JOBS]
+    beside = [
+        [word, f"alpha=0.{i}"] for word in ("plugins=[a]", "+note=d", "~rerun", "alpha=1") for i in (1, 2)
+    ]
+    inside = [["++blocks={a: 1}", "++blocks.a=0.1"], ["++blocks={a: 1}", "++blocks.a=0.2"]]
+    words = [*JOBS, *plain, *nested, *again, *reversed(plain), *JOBS, *beside, *inside]
+    words += [[*reversed(pair)] for pair in (*inside, *beside)]
     register_with_hydra()
     with hydra_of(get_args_parser().parse_args([])) as ours:
         sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
@@ -101,6 +107,21 @@ def test_points_in_turn_have_nothing_of_the_one_before():
 
         for one, other in zip(grid.in_turn(), grid, strict=True):
             assert _everything(one) == _everything(other)
+
+
+def test_a_point_after_one_that_cannot_be_made_has_all_of_its_values():
+    words = [["alpha=0.1", "k=0.1"], ["models.experts.b=1", "k=0.2"], ["models.experts.b=2", "k=0.3"]]
+    words += [["alpha=0.2", "k=0.3"], ["alpha=0.2", "k=0.4"]]
+    register_with_hydra()
+    with composer_of(["-m"]) as composer:
+        grid = Grid.of(words, composer)
+        scratch = Scratch()
+        for point, given in zip(grid.points, words, strict=True):
+            if given[0].startswith("models"):
+                with pytest.raises(ConfigError):
+                    point.config(scratch)
+            else:
+                assert _everything(point.config(scratch)) == _everything(point.config())
 
 
 def test_a_job_can_be_changed_without_changing_the_others():

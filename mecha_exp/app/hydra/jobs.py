@@ -24,8 +24,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus, configure_log, env_override
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf._utils import get_omega_conf_dumper
+
+SetValues = Callable[[DictConfig, list[Override]], None]
 
 
 class Jobs:
@@ -76,11 +78,13 @@ class Jobs:
             base = self._loader.load_sweep_config(self._config, list(choices))
             self._bases[choices] = pickle.dumps(base)
         values = [o for o in parsed if not decides_files(o, self._groups)]
-        job = scratch.take(self._bases[choices], values)
-        _set_values(self._loader, job, values)
+        job = scratch.compose(self._bases[choices], values, self._set_values)
         _name(job, parsed, self.numbers[index])
         OmegaConf.copy_cache(from_config=self._config, to_config=job)
         return job
+
+    def _set_values(self, job: DictConfig, values: list[Override]) -> None:
+        self._loader._apply_overrides_to_config(values, job)  # type: ignore[attr-defined]
 
 
 class Scratch:
@@ -90,28 +94,49 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        self._config: DictConfig | None = None
-        self._like: tuple[bytes, list[str]] | None = None
+        self._config = DictConfig({})
+        self._pickled = b""
+        self._values: Sequence[Override] = ()
 
-    def take(self, pickled: bytes, values: Sequence[Override]) -> DictConfig:
-        """A configuration in which to set the values of a point; the last one if they replace all of its.
+    def compose(self, pickled: bytes, values: Sequence[Override], set_values: SetValues) -> DictConfig:
+        """The configuration of a point: that of the last one where setting what differs makes it.
 
         Args:
             pickled: the configuration without values, which is read six times as fast as it is copied.
             values: of the point.
+            set_values: sets some of them in a configuration.
         """
-        is_plain = all(map(_sets_a_plain_value, values))
-        like = (pickled, [override.key_or_group for override in values]) if is_plain else None
-        if self._config is None or like is None or like != self._like:
-            self._config = pickle.loads(pickled)
-        self._like = like
+        lacking = self._differing(values) if self._pickled == pickled else None
+        if lacking is None:
+            self._config, lacking = pickle.loads(pickled), list(values)
+        self._pickled = b""  # until all is set
+        set_values(self._config, lacking)
+        self._pickled, self._values = pickled, values
         return self._config
 
+    def _differing(self, values: Sequence[Override]) -> list[Override] | None:
+        """The values that differ from those of the last point; None where setting them is not enough."""
+        if len(values) != len(self._values):
+            return None
+        pairs = zip(values, self._values, strict=True)
+        differing = [(new, old) for new, old in pairs if new.input_line != old.input_line]
+        for new, old in differing:
+            is_replaced = new.key_or_group == old.key_or_group and _is_plain(new) and _is_plain(old)
+            if not is_replaced or any(_overlap(new, other) for other in values if other is not new):
+                return None
+        return [new for new, _ in differing]
 
-def _sets_a_plain_value(override: Override) -> bool:
+
+def _is_plain(override: Override) -> bool:
     """Whether an override sets a number or a text, which leaves nothing of an earlier one."""
     is_set = not override.is_delete() and (not override.is_add() or override.is_force_add())
     return is_set and isinstance(override.value(), int | float | str)
+
+
+def _overlap(one: Override, other: Override) -> bool:
+    """Whether the keys of two overrides are the same, or one lies in the other."""
+    first, second = f"{one.key_or_group}.", f"{other.key_or_group}."
+    return first.startswith(second) or second.startswith(first)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -202,17 +227,26 @@ def decides_files(override: Override, groups: Set[str]) -> bool:
     return name in groups or "/" in name or override.is_hydra_override()
 
 
-def _set_values(loader: ConfigLoader, job: DictConfig, overrides: list[Override]) -> None:
-    loader._apply_overrides_to_config(overrides, job)  # type: ignore[attr-defined]
-
-
 def _name(job: DictConfig, overrides: Sequence[Override], number: int) -> None:
     """Set what Hydra notes about a job: its overrides and its number."""
     task = [o for o in overrides if not o.is_hydra_override()]
     naming = job.hydra.job.config.override_dirname
-    lines = sorted(str(o.input_line) for o in task if o.key_or_group not in naming.exclude_keys)
+    excluded = set(naming.exclude_keys)
+    named = sorted(str(o.input_line) for o in task if o.key_or_group not in excluded)
     with open_dict(job):
-        job.hydra.overrides.task = [str(o.input_line) for o in task]
-        job.hydra.job.override_dirname = re.sub("=", naming.kv_sep, naming.item_sep.join(lines))
+        _replace(job.hydra.overrides.task, [str(o.input_line) for o in task])
+        job.hydra.job.override_dirname = re.sub("=", naming.kv_sep, naming.item_sep.join(named))
         job.hydra.job.id = number
         job.hydra.job.num = number
+
+
+def _replace(texts: ListConfig, wanted: Sequence[str]) -> None:
+    """Let a list have other texts; those of a point are mostly those of the one before."""
+    before = OmegaConf.to_container(texts)
+    assert isinstance(before, list)
+    for place, (old, new) in enumerate(zip(before, wanted, strict=False)):
+        if old != new:
+            texts[place] = new
+    texts.extend(wanted[len(before) :])
+    for _ in before[len(wanted) :]:
+        texts.pop()
