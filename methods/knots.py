@@ -1,5 +1,7 @@
 """Task vectors in a basis that all tasks share, where their entries can be compared."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,25 +12,46 @@ from mecha_exp.methods.parameters import Base, Delta, Dropped, Experts, Kept, Sc
 from mecha_exp.methods.ties import Switches, keep_largest
 
 
-@factor(elements=lambda shape: 3 * shape[0] ** 2 if len(shape) > 1 else 0)
+_MOST_TASKS = 8
+"""The tasks for which memory is planned: a tall matrix has as many directions as all of them have columns."""
+
+
+def _elements_of_basis(shape: tuple[int, ...]) -> int:
+    """The elements of a basis, and of the products that it is found from."""
+    if len(shape) < 2:
+        return 0
+    rows, columns = shape[0], math.prod(shape[1:])
+    directions = min(rows, _MOST_TASKS * columns)
+    return directions * (rows + 2 * directions)
+
+
+@factor(elements=_elements_of_basis)
 def shared_basis(*deltas: Delta, smallest: Parameter(float)) -> Return(Tensor, "param"):
     """U of the singular parts U S V^T of all deltas side by side, [rows, r]; nothing for tensors of one axis.
 
-    Parts of a size of at most `smallest` are left out. U is found as the eigenvectors of sum_i d_i d_i^T in
-    float64, which holds no two deltas at once; so directions below 1e-7 of the largest are rounding errors,
-    and left out, too.
+    Parts of a size of at most `smallest` are left out. They are found as eigenvectors in float64, of
+    sum_i d_i d_i^T or, where all deltas together have fewer columns than rows, of D^T D with D the deltas
+    side by side; so directions below 1e-7 of the largest are rounding errors, and left out, too.
     """
     if deltas[0].ndim < 2:
         return ()
-    rows = len(deltas[0])
-    products = torch.zeros(rows, rows, dtype=torch.float64, device=deltas[0].device)
-    for delta in deltas:
-        matrix = delta.flatten(1).double()
-        products.addmm_(matrix, matrix.mT)
+    matrices = [delta.flatten(1) for delta in deltas]
+    rows = len(matrices[0])
+    is_tall = rows > sum(matrix.shape[1] for matrix in matrices)
+    if is_tall:
+        beside = torch.cat(matrices, dim=1).double()
+        products = beside.mT @ beside
+    else:
+        products = torch.zeros(rows, rows, dtype=torch.float64, device=matrices[0].device)
+        for matrix in matrices:
+            products.addmm_(matrix.double(), matrix.mT.double())
     squares, vectors = torch.linalg.eigh(products)
     sizes = squares.clamp_min(0).sqrt()
     known = (sizes > smallest) & (sizes > sizes.amax() * 1e-7)
-    return (vectors[:, known].flip(1).to(deltas[0].dtype),)
+    basis = vectors[:, known].flip(1)
+    if is_tall:  # D v is u s, and the largest parts come first in the factorisation
+        basis = torch.linalg.qr(beside @ basis).Q
+    return (basis.to(deltas[0].dtype),)
 
 
 @merge_method(register=False)

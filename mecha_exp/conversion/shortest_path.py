@@ -68,7 +68,7 @@ def convert(recipe: Any, config: str | ModelConfig | Node) -> Node:
 
 def _is_adapter_of_family(starts: Sequence[str]) -> bool:
     """Whether configs are those of LoRA files for models of any size."""
-    configs = [resolve(start) for start in starts]
+    configs = [resolve(start) for start in starts if start != STRUCTURAL]
     return bool(configs) and all(isinstance(c, AdapterConfig) and c.base.sizes for c in configs)
 
 

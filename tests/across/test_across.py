@@ -34,6 +34,9 @@ ONE = EngineOptions(workers=1)
 THREE = replace(ONE, across=3)
 
 
+pytestmark = pytest.mark.usefixtures("registries")  # which a plugin of methods fills
+
+
 @pytest.fixture
 def folders(tmp_path, monkeypatch) -> list[str]:
     """The folders of three models in a current folder of their own: ten layers and small files."""
