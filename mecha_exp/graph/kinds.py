@@ -7,6 +7,7 @@ all tensors of two axes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import RecipeError, did_you_mean, nearest
@@ -21,7 +22,7 @@ KINDS = {
     "embedding": "tables of tokens, positions and classes",
     "head": "the output layer: `lm_head`, `classifier`, `score`",
     "text_projection": "CLIP's, which the code of TSV-Merge, Iso-C and WUDI leaves out",
-    "vector": "norms, biases and all else of one axis or none",
+    "vector": "norms, biases and tables of them, all else of one axis or none",
     "running_statistics": "what batch norms have measured",
 }
 """The kinds of keys and what they are; each key is of one."""
@@ -31,14 +32,22 @@ KIND, AXES = "kind:", "axes:"
 
 _STATISTICS = re.compile(r"running_(mean|var)|moving_(mean|variance)|num_batches_tracked")
 _EMBEDDING = re.compile(
-    r"\w*embed(s|ding|dings|_tokens|_positions)?|tok_embeddings|emb|wte|wpe|shared|"
-    r"relative_attention_bias|relative_position_bias_table|(cls|class|mask|reg|register|dist)_tokens?"
+    r"(?!patch|unembed)\w*embed(s|ding|dings|ding_table|_tokens(_per_layer)?|_positions|_in)?|"
+    r"(pos_)?emb|positional_encoding|wte|wpe|shared|relative_(attention_bias|position_bias_table)|"
+    r"(cls|class|mask|reg|register|dist|distillation|storage|query)_tokens?"
 )
 _HEAD = re.compile(
-    r"((lm|mlm|cls|classification|prediction|seq|score)_)?heads?|classifier|score|qa_outputs|embed_out"
+    r"(\w+_)?heads?|head_dist|\w*classifier|score|qa_outputs|embed_out|unembed(ding)?|"
+    r"(\w+_)?predictions|seq_relationship|vocab_(projector|transform)"
 )
-_OUTPUTS = ("fc", "output", "logits")
-"""Names of output layers where nothing comes before them; inside of layers they are names of matrices."""
+_OUTPUT = re.compile(
+    r"(?!(.+\.)?\d+\.)(.+\.)?"
+    r"(fc|output|output_layer|logits|proj_out|final_linear|final_layer\.linear|norm_out\.linear_2)"
+)
+"""Output layers by names that are those of matrices inside of numbered layers."""
+
+_SHIFTS = re.compile(r"(.+\.)?(scale_shift_table|modulation)")
+"""Biases in a table, with a row for each use."""
 
 
 def kind_of(key: str, axes: int, is_stack: bool) -> str:
@@ -49,10 +58,11 @@ def kind_of(key: str, axes: int, is_stack: bool) -> str:
         axes: how many its tensor has.
         is_stack: whether it holds several experts, one for each place on its first axis.
     """
-    *modules, name = key.removesuffix(".weight").split(".")
+    path = key.removesuffix(".weight")
+    *modules, name = path.split(".")
     if _STATISTICS.fullmatch(name):
         return "running_statistics"
-    if axes < 2 or name == "bias":
+    if axes < 2 or name == "bias" or _SHIFTS.fullmatch(key):
         return "vector"
     if is_stack:
         return "experts" if axes > 2 else "vector"
@@ -62,7 +72,7 @@ def kind_of(key: str, axes: int, is_stack: bool) -> str:
         return "convolution"
     if "text_projection" in (*modules, name):
         return "text_projection"
-    is_head = any(map(_HEAD.fullmatch, (*modules, name))) or (not modules and name in _OUTPUTS)
+    is_head = _OUTPUT.fullmatch(path) or any(map(_HEAD.fullmatch, (*modules, name)))
     return "head" if is_head else "matrix"
 
 
@@ -72,17 +82,27 @@ def keys_selected(selector: str, anatomy: Anatomy) -> frozenset[str] | None:
     Raises:
         RecipeError: there is no such kind, or N is not a number.
     """
-    infos = anatomy.infos.items()
     if selector.startswith(KIND):
         kind = require_kind(selector.removeprefix(KIND))
-        kinds = ((key, kind_of(key, len(info.shape), anatomy.is_stack(key))) for key, info in infos)
-        return frozenset(key for key, its_kind in kinds if its_kind == kind)
+        return frozenset(key for key, its_kind in _kinds(anatomy) if its_kind == kind)
     if selector.startswith(AXES):
         number = selector.removeprefix(AXES)
         if not number.isdecimal():
             raise RecipeError(f"'{selector}': expected the number of axes, such as 'axes:2'.")
+        infos = anatomy.infos.items()
         return frozenset(key for key, info in infos if len(info.shape) == int(number))
     return None
+
+
+def kinds_in(anatomy: Anatomy) -> list[str]:
+    """The kinds of keys that a model has, in the order of `KINDS`."""
+    held = {kind for _, kind in _kinds(anatomy)}
+    return [kind for kind in KINDS if kind in held]
+
+
+def _kinds(anatomy: Anatomy) -> Iterator[tuple[str, str]]:
+    for key, info in anatomy.infos.items():
+        yield key, kind_of(key, len(info.shape), anatomy.is_stack(key))
 
 
 def require_kind(name: str) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mecha_exp.errors import RecipeError, brief, did_you_mean
-from mecha_exp.graph.by_key import DEFAULT, ByKey
-from mecha_exp.graph.kinds import AXES, KIND, KINDS
+from mecha_exp.errors import ArgumentError, RecipeError, brief, did_you_mean
+from mecha_exp.graph.by_key import DEFAULT, ByKey, table
+from mecha_exp.graph.kinds import AXES, KIND, KINDS, kinds_in
 from mecha_exp.graph.literals import SELECT, node_by_key
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, call
 
@@ -24,6 +24,8 @@ POLICIES = (MERGE, MEAN, BASE, TASK_ARITHMETIC)
 """What keys get: the merge itself; base + scale times the mean or the sum of the task vectors; the base."""
 
 ALL, PAPER = "all", "paper"
+
+_OWN_RECIPE = "Give a recipe for these keys: {kind:matrix: RECIPE, default: RECIPE}."
 
 _MATRICES = {f"{AXES}2": MERGE, f"{KIND}experts": MERGE, f"{KIND}text_projection": MEAN, DEFAULT: MEAN}
 _OF_PAPERS = dict.fromkeys(("tsv_m", "iso_c", "iso_cts"), _MATRICES)
@@ -37,12 +39,13 @@ def for_keys(merged: Node, keys: str | Sequence[str] | Mapping[str, str] | None)
         merged: a call of a merge method.
         keys: which it is for: kinds of keys (`matrix`; see `KINDS`), or other selectors of values by key; the
             others get the mean. A mapping says for each what it gets, and for the `default`: `merge`; `mean`,
-            which is base + scale mean_i (model_i - base) with the `scale` of the method, and the mean of the
-            models of methods without a base; `task_arithmetic`, with the sum in place of the mean; or `base`.
+            which is base + scale mean_i (model_i - base) with the `scale` of the method, 1 if it has none, and
+            the mean of the models of methods without a base; `task_arithmetic`, with the sum in place of the mean; or `base`.
             `paper` is what the authors' code does, and `all` or None is every key.
 
     Raises:
-        RecipeError: an unknown kind or policy, or one that the merge has no models for.
+        RecipeError: an unknown kind or policy, or one that the merge has no models for; no key gets the
+            merge; or the recipe is such a choice itself.
     """
     policies = _policies(merged, keys)
     if set(policies.values()) == {MERGE}:
@@ -51,7 +54,17 @@ def for_keys(merged: Node, keys: str | Sequence[str] | Mapping[str, str] | None)
         raise RecipeError(
             f"keys: {merged!r} is not a call of a merge method, so there are no models to choose."
         )
-    return node_by_key({name: made_by(merged, policy) for name, policy in policies.items()})
+    if merged.method.identifier == SELECT:
+        raise RecipeError(
+            "keys: the recipe says itself what each key gets. Say it in one place: there, or in keys."
+        )
+    try:
+        made = node_by_key({name: made_by(merged, policy) for name, policy in policies.items()})
+    except ArgumentError as error:  # masks and LoRA files beside models
+        raise RecipeError(f"keys: {str(error).rstrip('.')}. {_OWN_RECIPE}") from None
+    if MERGE not in policies.values():
+        raise RecipeError(f"keys: no key gets '{MERGE}', so that the method would merge nothing.")
+    return made
 
 
 def made_by(merged: MergeNode, policy: str) -> Node:
@@ -74,7 +87,7 @@ def made_by(merged: MergeNode, policy: str) -> Node:
     if not models or (base is None and policy != MEAN):
         raise RecipeError(
             f"keys: '{merged.method.identifier}' has no {'base' if models else 'models'}, so no key can get "
-            f"'{policy}'. Give a recipe for these keys: {{kind:matrix: RECIPE, default: RECIPE}}."
+            f"'{policy}'. {_OWN_RECIPE}"
         )
     if base is None:
         return call("n_average", *models)
@@ -112,6 +125,19 @@ def main_call(recipe: Node) -> Node:
         return recipe
     merged, _ = _told_apart(dict(recipe.arguments)["values"])  # type: ignore[arg-type]
     return merged or recipe
+
+
+def merges_nothing(choice: MergeNode) -> str | None:
+    """Why a bound choice is a mistake: its models have no key that the merge is for. None where they have."""
+    which, merged = with_names(choice), main_call(choice)
+    if which is None or which.anatomy is None or not isinstance(merged, MergeNode) or merged is choice:
+        return None
+    if merged.method.identifier in (name for name, _ in table(which)):
+        return None
+    return (
+        f"keys: the models have no key that '{merged.method.identifier}' would be for. They have these "
+        f"kinds: {', '.join(kinds_in(which.anatomy))}."
+    )
 
 
 def _names(recipes: Sequence[Node]) -> list[str]:
@@ -153,7 +179,10 @@ def _policies(merged: Node, keys: Any) -> dict[str, str]:
         raise RecipeError(
             f"keys: expected kinds of keys, or a mapping of them to policies, got {brief(keys)}"
         )
-    policies = {DEFAULT: MEAN, **{f"{KIND}{name}" if name in KINDS else name: p for name, p in keys.items()}}
+    selectors = [f"{KIND}{name}" if name in KINDS else name for name in keys]
+    policies = {DEFAULT: MEAN, **dict(zip(selectors, keys.values(), strict=True))}
+    if len({*selectors}) < len(selectors):
+        raise RecipeError(f"keys: a kind is named twice, with and without '{KIND}': {', '.join(keys)}.")
     for name, policy in policies.items():
         if policy not in POLICIES:
             raise RecipeError(

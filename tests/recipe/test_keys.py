@@ -57,6 +57,26 @@ TENSORS = [state_dict(seed) for seed in range(3)]
         ("classifier.out_proj.weight", 2, "head"),
         ("fc.weight", 2, "head"),
         ("output.weight", 2, "head"),
+        ("gpt_neox.embed_in.weight", 2, "embedding"),
+        ("model.language_model.embed_tokens_per_layer.weight", 2, "embedding"),
+        ("vision_model.embeddings.patch_embedding.weight", 2, "matrix"),
+        ("y_embedder.embedding_table.weight", 2, "embedding"),
+        ("qformer.query_tokens", 3, "embedding"),
+        ("model.diffusion_model.positional_encoding", 3, "embedding"),
+        ("cls.predictions.decoder.weight", 2, "head"),
+        ("vocab_projector.weight", 2, "head"),
+        ("unembedding.weight", 2, "head"),
+        ("v_head.summary.weight", 2, "head"),
+        ("transformer.output_layer.weight", 2, "head"),
+        ("language_model.output.weight", 2, "head"),
+        ("layers.0.output.weight", 2, "matrix"),
+        ("model.diffusion_model.final_layer.linear.weight", 2, "head"),
+        ("transformer.proj_out.weight", 2, "head"),
+        ("transformer.norm_out.linear_2.weight", 2, "head"),
+        ("down_blocks.0.attentions.0.proj_out.weight", 2, "matrix"),
+        ("transformer.scale_shift_table", 2, "vector"),
+        ("model.diffusion_model.blocks.0.modulation", 3, "vector"),
+        ("blocks.0.modulation.weight", 2, "matrix"),
         ("text_projection.weight", 2, "text_projection"),
         ("bert.embeddings.LayerNorm.weight", 1, "vector"),
         ("class_embedding", 1, "vector"),
@@ -171,11 +191,34 @@ def test_yaml_says_it_in_the_call():
         ),
         (m.slerp("a", "b"), {"matrix": "base"}, "'slerp' has no base, so no key can get 'base'"),
         (m.model("a"), "matrix", "is not a call of a merge method"),
+        (m.iso_c("x", "a"), [], "no key gets 'merge', so that the method would merge nothing"),
+        (m.iso_c("x", "a"), {"matrix": "base"}, "no key gets 'merge'"),
+        (
+            m.iso_c("x", "a"),
+            {"matrix": "base", "kind:matrix": "merge"},
+            "a kind is named twice.*matrix, kind:",
+        ),
+        (for_keys(m.iso_c("x", "a"), "matrix"), "head", "the recipe says itself what each key gets"),
+        (
+            m.add_difference("x", m.subtract("a", "b")),
+            "matrix",
+            "keys: n_average: .*Give a recipe for these keys",
+        ),
+        (m.emr_mask("x", "a"), "matrix", "'values.0.' is a param .*Give a recipe for these keys"),
     ],
 )
 def test_what_cannot_be_is_an_error(merged, keys, message):
     with pytest.raises(RecipeError, match=message):
         for_keys(merged, keys)
+
+
+def test_a_merge_for_keys_that_the_models_lack_is_an_error():
+    recipe = for_keys(m.iso_c(*({"a.weight": torch.ones(2, 2), "a.bias": torch.ones(2)},) * 2), "experts")
+
+    with pytest.raises(RecipeError, match=r"no key that 'iso_c' would be for.*these kinds: matrix, vector"):
+        m.merge(recipe)
+    made = m.merge(for_keys(m.iso_c(BASE, *EXPERTS), {"running_statistics": "base", "default": "merge"}))
+    assert all(torch.equal(x, made[key]) for key, x in m.merge(m.iso_c(BASE, *EXPERTS)).items())
 
 
 def test_a_misspelt_kind_is_met_with_the_nearest():

@@ -12,6 +12,7 @@ from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisa
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
+from mecha_exp.recipe.keys import merges_nothing
 from mecha_exp.sources.source import Source
 
 SHOWN_KEYS = 10
@@ -73,6 +74,12 @@ def unmatched_patterns(values: Iterable[ByKey], keys: Sequence[str]) -> Iterator
     """Selectors of values by key that match no key."""
     for value in values:
         yield from value.unmatched(keys)
+
+
+def merges_of_no_key(recipes: Iterable[Node]) -> Iterator[str]:
+    """Merges that are for some keys, where the models have none of these."""
+    calls = (node for node in walk(*recipes) if isinstance(node, MergeNode))
+    yield from filter(None, map(merges_nothing, calls))
 
 
 def missing_values(specialised: Mapping[str, Specialisation]) -> Iterator[str]:
