@@ -139,15 +139,16 @@ def passed(shape: tuple[int, int], radius: float, is_official: bool, like: Tenso
     """How often each frequency of a matrix passes the filter of FR-Merging: once or not at all.
 
     In the order of torch's fft2 the highest frequencies lie in the middle. In the official code those at a
-    distance of just floor(min(shape) / 10) from there are in two of its bands.
+    distance of just floor(min(shape) / 10) from there are in two of its bands, and those nearer to it pass at
+    any radius.
     """
     rows, columns = (torch.arange(size).to(like) - size // 2 for size in shape)
     distance = (rows.square()[:, None] + columns.square()).sqrt()
-    passes = (distance <= min(shape) * radius).to(like)
-    if is_official:
-        inner = min(shape) // 10
-        passes += (distance == inner) & (inner <= min(shape) * radius)
-    return passes
+    inside = distance <= min(shape) * radius
+    if not is_official:
+        return inside.to(like)
+    inner = min(shape) // 10
+    return (distance <= inner).to(like) + ((distance >= inner) & inside)
 
 
 @merge_method(register=False)
@@ -182,9 +183,10 @@ def fr_merging(
     those frequencies are kept that lie within radius min(H, W) of the highest one, (H // 2, W // 2). Other
     tensors are added as they are. Needs whole tensors; the filter is linear, so there is one transform.
     Variants: paper: each frequency counts once. official: those at a distance of just floor(min(H, W) / 10)
-    count twice, since two bands of the authors' code have them.
-    Agrees: the official code (variant=official), by the formula of its merge_vit and merge_lm.
-    Differs: the official code filters the matrices of attention and MLPs of ViTs only; see keys.
+    count twice, since two bands of the authors' code have them, and those nearer are kept at any radius.
+    Agrees: the official code (variant=official), by the formula of its merge_vit.
+    Differs: the official code filters the matrices of attention and MLPs of ViTs only; see keys. Its merge_lm
+    has one function with the larger side in place of the smaller one.
     Source: FR-Merging, Zheng & Wang 2024, arXiv:2411.16815.
     """
 

@@ -560,7 +560,7 @@ def official_fr_merging(deltas: Tensor, radius: float) -> Tensor:
     return sum(torch.fft.ifft2(torch.fft.fft2(d) * mask).real for d in deltas for mask in (disc, ring))
 
 
-@pytest.mark.parametrize("radius", [0.2, 0.6, 0.9])
+@pytest.mark.parametrize("radius", [0.0, 0.05, 0.2, 0.6, 0.9])
 def test_fr_merging_filters_as_its_authors_do(radius):
     models = drawn(shapes={**SHAPES, "even": (20, 30)})
 
