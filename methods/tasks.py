@@ -60,7 +60,7 @@ def tall_mask(
     One sum and a bit for each entry and task hold nearly all that the fine-tuned models knew. A sweep over
     `task` writes the models of all tasks in one pass, and the paper's threshold for each task is found by
     sweeping it too.
-    Agrees: the official code.
+    Agrees: the official code, but where both sides are equal: it has > there, not >=.
     Source: TALL masks, Wang et al. 2024, arXiv:2405.07813.
     """
     check_task(task, models)
@@ -83,7 +83,7 @@ def tall_mask_of(base: Base, *models: Experts, task: Task = 0, threshold: Thresh
 
     `apply_mask` makes the model of the task of it and of `task_arithmetic`. Zeros and ones are exact in any
     dtype: output.dtype=f8_e4m3 takes a byte for each.
-    Agrees: the official code.
+    Agrees: the official code, but where both sides are equal: it has > there, not >=.
     Source: TALL masks, Wang et al. 2024, arXiv:2405.07813.
     """
     check_task(task, models)
