@@ -21,7 +21,7 @@ KINDS = {
     "experts": "stacked matrices of experts, `[experts, rows, columns]`",
     "embedding": "tables of tokens, positions and classes",
     "head": "the output layer: `lm_head`, `classifier`, `score`",
-    "text_projection": "CLIP's, which the code of TSV-Merge, Iso-C and WUDI leaves out",
+    "text_projection": "CLIP's, which the code of TSV-Merge and Iso-C leaves out",
     "vector": "norms, biases and tables of them, all else of one axis or none",
     "running_statistics": "what batch norms have measured",
 }

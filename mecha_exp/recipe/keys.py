@@ -39,9 +39,9 @@ def for_keys(merged: Node, keys: str | Sequence[str] | Mapping[str, str] | None)
         merged: a call of a merge method.
         keys: which it is for: kinds of keys (`matrix`; see `KINDS`), or other selectors of values by key; the
             others get the mean. A mapping says for each what it gets, and for the `default`: `merge`; `mean`,
-            which is base + scale mean_i (model_i - base) with the `scale` of the method, 1 if it has none, and
-            the mean of the models of methods without a base; `task_arithmetic`, with the sum in place of the mean; or `base`.
-            `paper` is what the authors' code does, and `all` or None is every key.
+            which is base + scale mean_i (model_i - base) with the `scale` of the method, or 1, and the mean
+            of the models of methods without a base; `task_arithmetic`, with the sum in place of the mean; or
+            `base`. `paper` is what the authors' code does, and `all` or None is every key.
 
     Raises:
         RecipeError: an unknown kind or policy, or one that the merge has no models for; no key gets the
