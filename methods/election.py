@@ -170,7 +170,9 @@ def emr_mask(base: Base, *models: Experts, task: Task = 0, variant: Variant = "p
 def apply_mask(
     base: Base,
     merged: Parameter(Tensor, "weight", help="the model of all tasks"),
-    mask: Parameter(Tensor, "param", help="of a task: a file that `emr_mask` or `tall_mask_of` has made"),
+    mask: Parameter(
+        Tensor, "param", help="of a task: model(FILE, 'param') of what `emr_mask` or `tall_mask_of` has made"
+    ),
     scale: Scale = 1.0,
 ) -> Return(Tensor, "weight"):
     """base + scale mask (merged - base), entry by entry.

@@ -222,7 +222,9 @@ def test_a_merge_for_keys_that_the_models_lack_is_an_error():
 
 
 def test_a_misspelt_kind_is_met_with_the_nearest():
-    with pytest.raises(RecipeError, match=r"'matrx' matches none.*Did you mean 'kind:matrix'"):
+    with pytest.raises(
+        RecipeError, match=r"^the pattern 'matrx' matches none.*Did you mean 'kind:matrix'\?$"
+    ):
         m.merge(for_keys(m.iso_c(BASE, *EXPERTS), "matrx"))
     with pytest.raises(RecipeError, match=r"'matrx' is not a kind of keys: matrix, .*Did you mean 'matrix'"):
         m.merge(m.weighted_sum(BASE, EXPERTS[0], alpha={"kind:matrx": 1.0, "default": 0.0}))

@@ -161,6 +161,7 @@ class _Planner:
         by_key += [job.dtype for job in self._jobs if isinstance(job.dtype, ByKey)]
         problems.add_all(checks.unmatched_patterns(by_key, list(specialised)))
         problems.add_all(checks.missing_values(specialised))
+        problems.raise_as(RecipeError)  # a misspelt selector may be all that a merge is for
         problems.add_all(checks.merges_of_no_key(job.recipe for job in self._jobs))
         problems.raise_as(RecipeError)
 
