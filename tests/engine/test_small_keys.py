@@ -150,8 +150,27 @@ def test_an_overflow_is_counted_and_reported_with_its_key(models, joined):
     report = merge_many([Job(recipe, {}, dtype=torch.float16)])
     assert report.nonfinite_values[0] > 1000
     assert not any(joined)  # they were made again one by one
+    options = EngineOptions(strict=True, workers=1)  # of several, one may say it of the large key first
     with pytest.raises(MergeError, match=r"the key 'layer\.\d+\.weight' of the output has"):
-        merge_many([Job(recipe, {}, dtype=torch.float16)], EngineOptions(strict=True))
+        merge_many([Job(recipe, {}, dtype=torch.float16)], options)
+
+
+@pytest.mark.parametrize("shard_size", [None, 20_000])
+def test_keys_with_overflows_are_written_once(shard_size, models, joined, monkeypatch, tmp_path):
+    fits = Job(me.weighted_sum(models[0], models[1], alpha=0.3), tmp_path / "fits", shard_size=20_000)
+    recipe = me.weighted_sum(models[0], models[1], alpha=1e6)
+    path = tmp_path / ("folder" if shard_size else "model.safetensors")
+    overflows = Job(recipe, path, dtype=torch.float16, shard_size=shard_size)
+    report = merge_many([fits, overflows])
+    assert report.nonfinite_values[0] == 0 and report.nonfinite_values[1] > 1000
+    assert 0 in joined
+    for job in (fits, overflows):
+        expected: dict[str, torch.Tensor] = {}
+        with monkeypatch.context() as patched:
+            patched.setattr(small_keys, "MANY", 10**9)
+            merge_many([Job(job.recipe, expected, dtype=job.dtype)])
+        with open_stored(job.output) as stored:
+            assert all(torch.equal(stored.read(key), expected[key]) for key in expected)
 
 
 def test_progress_is_told_of_every_key(models, joined):

@@ -29,7 +29,7 @@ from mecha_exp.engine.runtime.context import MergeContext, MergeStats
 from mecha_exp.engine.runtime.kernels import Kernels
 from mecha_exp.engine.runtime.key_tasks import tasks_of
 from mecha_exp.engine.runtime.scheduler import KeyTask, TileTask
-from mecha_exp.engine.sinks import NoSink, Sink
+from mecha_exp.engine.sinks import NoSink
 from mecha_exp.errors import MechaError
 from mecha_exp.sources.source import Source, SourceView
 
@@ -125,13 +125,19 @@ class ComputeTogether(KeyTask):
         first, *_, last = self.keys
         sizes = {key.key: key.numel for key in self.keys}
         joined = replace(first, key=f"{first.key} to {last.key}", shape=(sum(sizes.values()),))
-        context = _joined_context(self._context, joined, sizes)
+        sinks = {job: _JoinedSink() for job in self._context.sinks}
+        context = _joined_context(self._context, joined, sizes, sinks)
         try:
             for task in tasks_of(joined, context):
                 _run_through(task, scratch)
         except MechaError:
             return False
-        return not context.stats.nonfinite
+        if context.stats.nonfinite:
+            return False
+        for job, sink in sinks.items():
+            if sink.values is not None:
+                self._context.sinks[job].write_together(sizes, sink.values)
+        return True
 
 
 def _run_through(task: KeyTask, scratch: Scratch) -> None:
@@ -141,7 +147,9 @@ def _run_through(task: KeyTask, scratch: Scratch) -> None:
             tile(scratch)
 
 
-def _joined_context(context: MergeContext, joined: KeyPlan, sizes: Mapping[str, int]) -> MergeContext:
+def _joined_context(
+    context: MergeContext, joined: KeyPlan, sizes: Mapping[str, int], sinks: Mapping[int, _JoinedSink]
+) -> MergeContext:
     """A merge of one key that stands for several; what is counted in it is not counted in the whole merge."""
     assert joined.program is not None
     models = joined.program.stages[0].passes[0].models
@@ -150,7 +158,7 @@ def _joined_context(context: MergeContext, joined: KeyPlan, sizes: Mapping[str, 
     return replace(
         context,
         plan=plan,
-        sinks={job: _JoinedSink(sink, sizes) for job, sink in context.sinks.items()},
+        sinks=sinks,
         stats=MergeStats(),
         progress=lambda key, nbytes: None,
         kernels=Kernels(plan),
@@ -180,10 +188,13 @@ class _JoinedSource(SourceView):
 
 
 class _JoinedSink(NoSink):
-    """An output of one key: some keys of another one, one after another."""
+    """Holds what the joined key has in an output until all went well: a writer takes each byte once.
 
-    def __init__(self, original: Sink, sizes: Mapping[str, int]) -> None:
-        self._original, self._sizes = original, sizes
+    Attributes:
+        values: of all keys, one after another; None where nothing was written.
+    """
+
+    values: torch.Tensor | None = None
 
     def write(self, key: str, start: int, values: torch.Tensor) -> None:
-        self._original.write_together(self._sizes, values)
+        self.values = values.clone()  # the next output has the same memory
