@@ -49,15 +49,16 @@ class _Question:
         sweep = {point.name for point in self.points}
         return np.array([i for i, name in enumerate(panel.names) if name in sweep], dtype=np.intp)
 
-    def best_part(self, panel: Panel, chosen: str) -> Panel:
-        """The panel of the chosen point, the best others, `MOST_COMPARED` in all, and the inputs."""
+    def best_part(self, panel: Panel, chosen: Sequence[str]) -> Panel:
+        """The panel of the chosen points, the best others, `MOST_COMPARED` in all, and the inputs."""
         places = self.places(panel)
         if len(places) <= MOST_COMPARED:
             return panel
         sign = 1 if self.direction == "minimize" else -1
         ranked = places[np.argsort(sign * panel.scores[places], kind="stable")]
-        others = ranked[ranked != panel.index(chosen)]
-        return panel.of_settings(np.setdiff1d(np.arange(len(panel.names)), others[MOST_COMPARED - 1 :]))
+        first = [panel.index(name) for name in dict.fromkeys(chosen)]
+        ordered = [*first, *ranked[~np.isin(ranked, first)]]
+        return panel.of_settings(np.setdiff1d(np.arange(len(panel.names)), ordered[MOST_COMPARED:]))
 
     def base_in(self, panel: Panel) -> int | None:
         """The place of the base; None if it is not there."""
@@ -96,7 +97,8 @@ def conclude(
 ) -> Verdict:
     """Choose the best point on one split, report it on another, and say what the data can tell apart.
 
-    Of more than `MOST_COMPARED` points the best are compared and have intervals; all take part in the choice.
+    Of more than `MOST_COMPARED` points that were chosen and are compared on the same data, the best of each
+    recipe and the best others are compared and have intervals; all take part in the choice.
     On the reported split, points that were chosen elsewhere are compared, and Holm's correction is for the
     comparisons that are made. Where points are chosen and compared on the same data, any two could have been
     compared, and the correction is for all pairs. Where there are both kinds, each has half of the 5 %.
@@ -125,16 +127,16 @@ def conclude(
     data = _read(question, splits, notes)
     if isinstance(data, Verdict):
         return replace(data, notes=tuple(dict.fromkeys(notes)))
-    families = _families(question, data)
+    chosen = _best_of_recipes(question, data.selection)
+    families = _families(question, data, [*chosen.values()])
     notes += wording.limits(data.selection, question.places(data.selection), direction, data.selected_on)
     notes += wording.limits_of_report(data.reported, data.reported_on, base, separate=data.separate)
-    if (count := len(question.places(data.selection))) > MOST_COMPARED:
+    if (count := len(question.places(data.selection))) > MOST_COMPARED and len(families[-1].pairs):
         notes.append(
-            f"The best {MOST_COMPARED:,} of the {count:,} settings are compared with the chosen one and have "
-            "intervals; the correction counts all pairs."
+            f"The best {MOST_COMPARED:,} of the {count:,} settings, with the best of each recipe, are compared "
+            "with the chosen one and have intervals; the correction counts all pairs."
         )
     scores, comparisons = _measure(question, data, families, notes)
-    chosen = _best_of_recipes(question, data.selection)
     rows = [data.reported.index(name) for name in chosen.values() if name in data.reported.names]
     table = columns(data.reported, np.array(rows, dtype=np.intp), direction, flips=flips, seed=seed)
     return Verdict(
@@ -190,9 +192,10 @@ def _panel(question: _Question, split: str, points: Sequence[Candidate], notes: 
     return Panel.of(candidates, split) if candidates else None
 
 
-def _families(question: _Question, data: _Data) -> list[Family]:
+def _families(question: _Question, data: _Data, best_of_recipes: Sequence[str]) -> list[Family]:
     """The comparisons on the reported split, then those of points without outcomes there."""
-    eligible, panel = question.places(data.selection), question.best_part(data.selection, data.chosen)
+    eligible = question.places(data.selection)
+    panel = question.best_part(data.selection, [data.chosen, *best_of_recipes])
     points, best_place, base = question.places(panel), panel.index(data.chosen), question.base_in(panel)
     if not data.separate:
         return [

@@ -391,4 +391,26 @@ def test_of_very_many_points_the_best_are_compared_and_all_are_counted(splits, m
         assert comparison.p == alone[pair].p
         assert comparison.p_holm >= alone[pair].p_holm
         assert comparison.difference == alone[pair].difference
-    assert any("The best 4 of the 10 settings are compared with the chosen one" in n for n in part.notes)
+    said = "The best 4 of the 10 settings, with the best of each recipe, are compared with the chosen one"
+    assert any(said in note for note in part.notes)
+
+
+def test_of_very_many_points_the_best_of_each_recipe_are_in_the_table(monkeypatch):
+    many = [point(f"ties a={n}", 0.6 + n / 30, n, ("validation",)) for n in range(9)]
+    many += [point(f"slerp a={n}", 0.3 + n / 30, 20 + n, ("validation",)) for n in range(3)]
+    monkeypatch.setattr(sys.modules[conclude.__module__], "MOST_COMPARED", 4)
+    part = conclude(many, metric="accuracy", inputs=INPUTS, base="base", **QUICK)
+
+    assert part.chosen == {"ties": "ties a=8", "slerp": "slerp a=2"}
+    assert "slerp a=2" in markdown(part)
+    compared = {comparison.point for comparison in part.comparisons}
+    assert compared == {"ties a=6", "ties a=7", "ties a=8", "slerp a=2"}
+
+
+def test_of_very_many_points_all_are_compared_that_were_chosen_elsewhere(monkeypatch):
+    many = [point(f"ties a={n}", 0.6 + n / 30, n) for n in range(9)]
+    monkeypatch.setattr(sys.modules[conclude.__module__], "MOST_COMPARED", 4)
+    part = conclude(many, metric="accuracy", inputs=INPUTS, base="base", **QUICK)
+
+    assert len({comparison.point for comparison in part.comparisons}) == 9
+    assert not any("The best 4" in note for note in part.notes)
