@@ -156,7 +156,7 @@ def collect_outcomes(folders: Mapping[Path, int], path: Path) -> bool:
 
 def _collected(folders: Mapping[Path, int]) -> Iterator[MeasuredOutcomes]:
     inputs: dict[tuple[str, str, str, int | None], list[Outcomes]] = {}
-    names: dict[bytes, Names] = {}
+    names: dict[tuple[str, bytes], Names] = {}
     for folder, number in folders.items():
         file = folder / OUTCOMES_FILE
         for part in read_outcomes(file) if file.is_file() else ():
@@ -169,11 +169,12 @@ def _collected(folders: Mapping[Path, int]) -> Iterator[MeasuredOutcomes]:
                 yield part if len(earlier) == 1 else replace(part, name=numbered(part.name, len(earlier)))
 
 
-def _sharing(outcomes: Outcomes, names: dict[bytes, Names]) -> Outcomes:
+def _sharing(outcomes: Outcomes, names: dict[tuple[str, bytes], Names]) -> Outcomes:
     """Outcomes that share equal names with those of other files, and keep nothing else of their own file."""
 
     def shared(listed: Mapping[str, Names]) -> dict[str, Names]:
-        return {task: names.setdefault(array.tobytes(), array) for task, array in listed.items()}
+        kept = {task: (array.dtype.str, array.tobytes()) for task, array in listed.items()}
+        return {task: names.setdefault(kept[task], array) for task, array in listed.items()}
 
     values = {task: array.copy() for task, array in outcomes.values.items()}
     return Outcomes.checked_before(

@@ -181,6 +181,22 @@ def test_a_sweep_has_each_input_once_and_tells_others_of_its_name_apart(tmp_path
     assert models[-1].by_metric["accuracy"]["validation"].equals(other)
 
 
+def test_names_of_other_lengths_are_not_taken_for_each_other(tmp_path):
+    measured = [
+        Outcomes({"t": [0, 1]}, examples={"t": ["a", "b"]}),
+        Outcomes({"t": [1]}, examples={"t": ["ab"]}),
+    ]
+    for number, outcomes in enumerate(measured):
+        part = MeasuredOutcomes(POINT, None, f"alpha={number}", "accuracy", "validation", outcomes)
+        (tmp_path / str(number)).mkdir()
+        write_outcomes([part], tmp_path / str(number) / "outcomes.parquet")
+
+    collect_outcomes({tmp_path / str(n): n for n in range(2)}, tmp_path / "outcomes.parquet")
+
+    for model, outcomes in zip(outcomes_of_sweep(tmp_path), measured, strict=True):
+        assert model.by_metric["accuracy"]["validation"].equals(outcomes)
+
+
 def test_an_input_of_several_sets_of_experts_is_there_once_for_each(tmp_path):
     for number, experts in enumerate((0, 1, 0)):
         (tmp_path / str(number)).mkdir()
