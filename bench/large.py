@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
+from shlex import quote
 
 import torch
 
@@ -124,12 +125,15 @@ def copied_by_dd(models: Sequence[Path], output: Path) -> None:
     """Read every model and write one, side by side, past the cache."""
     shards = [sorted(map(str, model.glob("*.safetensors"))) for model in models]
     reading = [
-        " && ".join(f"dd if={s} of=/dev/null iflag=direct {' '.join(_DIRECT)}" for s in of) for of in shards
+        " && ".join(f"dd if={quote(s)} of=/dev/null iflag=direct {' '.join(_DIRECT)}" for s in of)
+        for of in shards
     ]
     nbytes = sum(Path(shard).stat().st_size for shard in shards[0])
     whole, rest = divmod(nbytes, 1 << 24)
     target = output.with_suffix(".dd")
-    writing = f"dd if=/dev/zero of={target} oflag=direct count={whole + bool(rest)} {' '.join(_DIRECT)}"
+    writing = (
+        f"dd if=/dev/zero of={quote(str(target))} oflag=direct count={whole + bool(rest)} {' '.join(_DIRECT)}"
+    )
     processes = [subprocess.Popen(command, shell=True) for command in (*reading, writing)]
     codes = [process.wait() for process in processes]
     target.unlink()

@@ -239,10 +239,9 @@ class JoinedModel(StateDictSource):
         if key in self._origins:
             other = self._origins[key][0].name
             raise CheckpointError(f"{self.name}: the key {key!r} is in {other} and in {model.name}.")
-        joined = (
-            model if isinstance(model, JoinedModel) else None
-        )  # a folder of shards: they are asked at once
-        self._origins[key] = joined._origin(inner) if joined else (model, inner)
+        if isinstance(model, JoinedModel):  # a folder of shards, which are asked at once
+            model, inner = model._origin(inner)
+        self._origins[key] = (model, inner)
 
     def _origin(self, key: str) -> tuple[StateDictSource, str]:
         try:

@@ -119,10 +119,10 @@ class BucketStore(ResultStore):
             self._fetched.update(new)
 
     def _write(self, path: Path, value: dict[str, Any], beside: Mapping[Path, bytes] | None = None) -> None:
-        is_new = not (self.folder / STORE_FILE).exists()
         super()._write(path, value, beside)
         if path.is_relative_to(self.folder):
-            marker = [self.folder / STORE_FILE] if is_new else []
+            marker = [] if STORE_FILE in self._names else [self.folder / STORE_FILE]
+            self._names[STORE_FILE] = [STORE_FILE]
             self._bucket.send(
                 {self._name(file): file.read_bytes() for file in (*marker, *(beside or {}), path)}
             )

@@ -62,6 +62,16 @@ def test_results_are_sent_together(bucket):
     assert bucket.at_once >= 8
 
 
+def test_the_bucket_says_its_format_also_where_a_sweep_comes_first(bucket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = open_store(ADDRESS)
+    store.put_sweep("key", tmp_path)
+    store.put(StoredMerge(POINTS[0], {}))
+    store.flush()
+
+    assert (open_store(ADDRESS).folder / "store.json").exists()
+
+
 def test_a_failure_is_forgotten_everywhere_once_the_point_succeeds(bucket):
     first = open_store(ADDRESS)
     first.put_failure(POINTS[0], "it broke")

@@ -30,8 +30,8 @@ from mecha_exp.method_api.state_dict import StateDict, Tile
 
 MEANS = ("running_mean", "moving_mean")
 VARIANCES = ("running_var", "moving_variance")
-_NAMES = frozenset((*MEANS, *VARIANCES))
 """The last words of the keys, in the same order as those of the means."""
+_NAMES = frozenset((*MEANS, *VARIANCES))
 
 _DESCRIBED = {
     "base": "those of the first input",
