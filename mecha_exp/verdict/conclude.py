@@ -133,8 +133,8 @@ def conclude(
     notes += wording.limits_of_report(data.reported, data.reported_on, base, separate=data.separate)
     if (count := len(question.places(data.selection))) > MOST_COMPARED and len(families[-1].pairs):
         notes.append(
-            f"The best {MOST_COMPARED:,} of the {count:,} settings, with the best of each recipe, are compared "
-            "with the chosen one and have intervals; the correction counts all pairs."
+            f"The best {MOST_COMPARED:,} of the {count:,} settings, with the best of each recipe, are "
+            "compared with the chosen one and have intervals; the correction counts all pairs."
         )
     scores, comparisons = _measure(question, data, families, notes)
     rows = [data.reported.index(name) for name in chosen.values() if name in data.reported.names]
