@@ -21,6 +21,7 @@ from mecha_exp.report.verdict import conclusion, footnotes, intervals, verdict_o
 from mecha_exp.report.why import reasons_of
 from mecha_exp.runs.outcomes import INPUT, POINT, ModelOutcomes
 from mecha_exp.runs.record import Record
+from mecha_exp.runs.sweep import Sweep
 from mecha_exp.verdict import sentence
 
 SPLITS = ("validation", "test")
@@ -263,3 +264,31 @@ def test_outcomes_that_are_damaged_are_a_sentence_beside_the_table(app: Callable
         outcome.out.split()
     )
     assert "accuracy" in outcome.out and "0.9" in outcome.out
+
+
+def test_a_sweep_that_goes_on_over_damaged_outcomes_shows_its_table(app: Callable, folder: Path):
+    command = ("alpha=0.3,0.9", "output=none", "-m")
+    app(*command)
+    (sweep_of(folder) / "0/outcomes.parquet").write_bytes(b"PAR1 and no more")
+    for name in ("sweep.csv", "outcomes.parquet"):
+        (sweep_of(folder) / name).unlink()
+    sweep = Sweep.load(sweep_of(folder))
+    sweep.complete = False
+    sweep.save(sweep_of(folder))
+
+    outcome = app(*command)
+
+    assert "cannot be read as outcomes" in " ".join(outcome.err.split())
+    assert (sweep_of(folder) / "sweep.csv").exists() and "0.9" in outcome.out
+    assert outcome.status == 1
+
+
+def test_the_files_of_a_complete_sweep_are_made_again(app: Callable, folder: Path):
+    command = ("alpha=0.3,0.9", "output=none", "-m")
+    app(*command)
+    for name in ("sweep.csv", "outcomes.parquet"):
+        (sweep_of(folder) / name).unlink()
+
+    app(*command)
+
+    assert all((sweep_of(folder) / name).exists() for name in ("sweep.csv", "outcomes.parquet"))

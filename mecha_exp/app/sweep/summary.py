@@ -28,7 +28,7 @@ from mecha_exp.report.verdict import concluded_results, conclusion
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
 from mecha_exp.runs.record import FAILED, FINISHED, Record
 from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking, finished_points
-from mecha_exp.terminal import printable, stdout
+from mecha_exp.terminal import printable, show_error, stdout
 from mecha_exp.tracking import Store
 
 
@@ -71,14 +71,13 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     """Show the table, and write it with the figures and the report; also when points failed.
 
     Returns:
-        whether every point finished.
+        whether every point finished, and no outcomes of theirs are damaged.
 
     Raises:
         TrackingError: the sweep's MLflow run could not be opened or closed.
     """
     sweep.complete = Sweep.load(folder).complete  # no more where a point ran again; see `reopen`
-    if not sweep.complete:
-        collect_outcomes(finished_points(sweep.records(folder)), folder / OUTCOMES_FILE)
+    is_collected = _collect(sweep, folder)
     results = concluded_results(sweep, folder, ended=True)
     if sweep.complete and _is_as_before(results, folder):
         stdout.print(*terminal_tables(results, stdout.width), sep="\n")
@@ -86,7 +85,19 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
             stdout.print(results.protocol, markup=False, soft_wrap=True)
         stdout.print(f"nothing to do: every point is in {folder}", soft_wrap=True)
         return True
-    return _summarise(sweep, folder, tracking, results)
+    return _summarise(sweep, folder, tracking, results) and is_collected
+
+
+def _collect(sweep: Sweep, folder: Path) -> bool:
+    """Write the outcomes of all points into one file; returns whether none of theirs is damaged."""
+    if sweep.complete and (folder / CSV_FILE).is_file():
+        return True
+    try:
+        collect_outcomes(finished_points(sweep.records(folder)), folder / OUTCOMES_FILE)
+    except ConfigError as error:  # which is no reason to show no table
+        show_error(str(error))
+        return False
+    return True
 
 
 def _is_as_before(results: Results, folder: Path) -> bool:
