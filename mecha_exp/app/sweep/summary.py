@@ -94,7 +94,7 @@ def _collect(sweep: Sweep, folder: Path) -> bool:
         return True
     try:
         collect_outcomes(finished_points(sweep.records(folder)), folder / OUTCOMES_FILE)
-    except ConfigError as error:  # which is no reason to show no table
+    except ConfigError as error:  # the table does not need them
         show_error(str(error))
         return False
     return True
