@@ -228,6 +228,9 @@ def difference_shape(shapes: Mapping[str, Shape], target: Shape | None = None) -
         ConfigError: a tensor is missing, is of rank 0, or does not fit the others.
     """
     suffixes = shapes.keys() - {ALPHA, DORA}
+    several = [name for name in (ALPHA, IA3_ON_INPUT) if math.prod(shapes.get(name, ())) != 1]
+    if target is not None and several:
+        raise ConfigError(f"{several[0]} is not one number")
     if target is not None and (DORA in shapes or suffixes & READ_BASE):
         return _shape_on(target, shapes)
     if len(suffixes) == 1 and (whole := next(iter(suffixes))) in FULL:
@@ -274,11 +277,12 @@ def _shape_on(target: Shape, shapes: Mapping[str, Shape]) -> Shape:
         and len(blocks) == 3
         and blocks[1] == blocks[2]
         and blocks[0] * blocks[1] == target[0]
+        and math.prod(rest.get(OFT_RESCALE, target[:1])) == target[0]
     ):
         return target
     if suffixes == set(GLORA):
-        a1, a2, b1, b2 = (rest[name] for name in GLORA)
-        if (a1[0], a2[1]) == (target[1], target[1]) and a1[1] == a2[0]:
+        a1, a2, b1, b2 = (_present(rest, name) for name in GLORA)
+        if (a1[0], a2[1]) == (target[1], target[1]) and a1[1] == a2[0] == b2[0]:
             return _product_shape(b1, b2)
     raise ConfigError("modules of this kind and shape are not known")
 

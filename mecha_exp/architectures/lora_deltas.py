@@ -132,6 +132,8 @@ class Deltas:
         if fault := fault_of(self.config, key, names, shapes):
             raise CheckpointError(fault)
         shape = self.config.base.keys()[key].shape
+        if IA3_WEIGHT in tensors:
+            _require_factors(names[IA3_WEIGHT], tensors, key, shape)
         if READ_BASE & tensors.keys() and base is not None:
             weight = base(key)
             return difference_to(weight.to(next(iter(tensors.values())).dtype), tensors).reshape(shape)
@@ -179,8 +181,7 @@ def difference_to(weight: Tensor, tensors: Tensors) -> Tensor:
         rest = {suffix: tensor for suffix, tensor in tensors.items() if suffix != DORA}
         return _with_magnitudes(weight + difference(rest).reshape(weight.shape), tensors[DORA]) - weight
     if tensors.keys() <= {*IA3, ALPHA}:
-        on_input = IA3_ON_INPUT in tensors and bool(tensors[IA3_ON_INPUT])
-        axis = 1 if on_input else 0
+        axis = _axis_of_factors(tensors)
         ones = [weight.shape[axis] if i == axis else 1 for i in range(weight.ndim)]
         return weight * tensors[IA3_WEIGHT].reshape(ones)
     if OFT_BLOCKS in tensors:
@@ -190,12 +191,28 @@ def difference_to(weight: Tensor, tensors: Tensors) -> Tensor:
     return (_product(b1, b2).reshape(weight.shape) + inner) * _scale(tensors, b2.shape[0])
 
 
+def _axis_of_factors(tensors: Tensors) -> int:
+    """The axis of a tensor whose rows or columns (IA)3 scales: that of the outputs unless it says inputs."""
+    return int(IA3_ON_INPUT in tensors and bool(tensors[IA3_ON_INPUT]))
+
+
+def _require_factors(name: str, tensors: Tensors, key: str, shape: tuple[int, ...]) -> None:
+    """Raise a CheckpointError where (IA)3 has not a factor for each output, or input, of its tensor."""
+    axis, count = _axis_of_factors(tensors), tensors[IA3_WEIGHT].numel()
+    if count != shape[axis]:
+        raise CheckpointError(
+            f"{name} has {count} factors, and {key} {list(shape)} has {shape[axis]} "
+            f"{('outputs', 'inputs')[axis]}. {IA3_ON_INPUT} says which of them the factors are of: 0, or no "
+            "such key, the outputs, and another number the inputs."
+        )
+
+
 def _with_magnitudes(weight: Tensor, magnitudes: Tensor) -> Tensor:
-    """The tensor whose outputs, or inputs, have these norms."""
+    """The tensor whose outputs, or inputs, have these norms; those of zeros stay zeros."""
     by_axis = magnitudes.reshape(*magnitudes.shape, *[1] * (weight.ndim - magnitudes.ndim))
     others = [axis for axis, size in enumerate(by_axis.shape) if size == 1]
     norm = torch.linalg.vector_norm(weight, dim=others, keepdim=True, dtype=torch.float64)
-    scaled: Tensor = weight * (by_axis.double() / norm)
+    scaled: Tensor = weight * (by_axis.double() / norm.where(norm > 0, 1.0))
     return scaled.to(weight.dtype)
 
 
@@ -231,4 +248,4 @@ def _tucker(core: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _scale(tensors: Tensors, rank: int) -> Tensor | float:
-    return tensors[ALPHA] / rank if ALPHA in tensors else 1.0
+    return tensors[ALPHA].reshape(()) / rank if ALPHA in tensors else 1.0

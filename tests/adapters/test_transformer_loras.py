@@ -265,6 +265,52 @@ def test_magnitudes_of_parts_are_those_of_the_rows_of_a_fused_projection():
     assert_adds(base, lora, {key: expected})
 
 
+def test_an_output_of_zeros_keeps_them_whatever_its_magnitude():
+    base = in_double(transformer("flux-flux"))
+    base[KEY][3] = 0.0
+    up = UP.clone()
+    up[3] = 0.0
+    lora = named("kohya", MODULE, up=up, down=DOWN, dora_scale=torch.full((12, 1), 1e3).double())
+
+    merged = m.merge(m.model(base) + m.lora_delta(m.model(lora), m.model(base)))[KEY]
+
+    assert not merged[3].any()
+    torch.testing.assert_close(merged[:3].norm(dim=1), torch.full((3,), 1e3).double())
+
+
+TWO = torch.tensor([1.0, 2.0]).double()
+FACTORS = r"weight has {} factors, and model\..*img_mlp\.2\.weight \[12, 48\] has {}\."
+GLORAS = KINDS["GLoRA"][0]
+MISFITS: dict[str, tuple[StateDict, str]] = {
+    "alpha of each rank": ({"up": UP, "down": DOWN, "alpha": TWO}, "alpha is not one number"),
+    "alpha of OFT": ({"oft_blocks": BLOCKS, "alpha": TWO}, "alpha is not one number"),
+    "two on_input": ({"weight": rand(48), "on_input": TWO}, "on_input is not one number"),
+    "inputs for outputs": (
+        {"weight": rand(48), "on_input": torch.tensor(0)},
+        FACTORS.format(48, "12 outputs"),
+    ),
+    "outputs for inputs": (
+        {"weight": rand(12), "on_input": torch.tensor(1)},
+        FACTORS.format(12, "48 inputs"),
+    ),
+    "no on_input": ({"weight": rand(48)}, FACTORS.format(48, "12 outputs")),
+    "rescale of fewer outputs": ({"oft_blocks": BLOCKS, "rescale": rand(5, 1)}, "are not known"),
+    "a vector in GLoRA": ({**GLORAS, "a1__weight": rand(48)}, r"a1\.weight is not a matrix"),
+    "two ranks in GLoRA": (
+        {**GLORAS, "a1__weight": rand(48, 3), "a2__weight": rand(3, 48)},
+        "are not known",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_a_module_whose_tensors_do_not_fit_is_refused(kind: str):
+    tensors, message = MISFITS[kind]
+
+    with pytest.raises(m.CheckpointError, match=message):
+        added(in_double(transformer("flux-flux")), named("kohya", MODULE, **tensors))
+
+
 def test_a_module_that_depends_on_the_model_is_refused_without_it():
     base = m.model(in_double(transformer("flux-flux")))
     lora = m.model(named("kohya", MODULE, **KINDS["OFT"][0]))
