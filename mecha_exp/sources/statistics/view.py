@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic
 from mecha_exp.checkpoint.dtypes import stored_bytes
@@ -43,10 +43,6 @@ class StatisticsSource(SourceView):
             key: _zeros(dtype, shape) for key, (dtype, shape) in self.header.unmeasured.get(kind, {}).items()
         }
         self.unmeasured = tuple(self._zeros)
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        return self._original.metadata
 
     def keys(self) -> Collection[str]:
         return (self._measured | self._zeros).keys() if self.kind == FISHER else self._measured.keys()

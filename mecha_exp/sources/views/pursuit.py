@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
+
+from mecha_exp.system.cores import available_cores
 
 SMALLEST = 1e-6
 """What is smaller than this part of a vector's length is rounding in float32, and is not followed."""
@@ -38,7 +39,7 @@ def sparse_sums(
     def approximate(first: int) -> tuple[torch.Tensor, torch.Tensor]:
         return pursue(read(first, min(first + step, total)), atoms, count)
 
-    with ThreadPoolExecutor(os.cpu_count(), initializer=partial(torch.set_num_threads, 1)) as pool:
+    with ThreadPoolExecutor(available_cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
         places, coefficients = zip(*pool.map(approximate, firsts), strict=True)
     return torch.cat(places), torch.cat(coefficients)
 
