@@ -27,6 +27,15 @@ def test_a_transformer_of_any_size_is_recognised_alone_and_in_a_folder(name: str
         assert not (found.missing or found.extra)
 
 
+def test_a_transformer_that_has_all_of_schnell_is_not_one_of_dev_with_gaps():
+    config = small("flux_schnell-flux")
+
+    found = detect(config.components()["diffuser"])
+
+    assert found.config.identifier == "flux_schnell-flux"
+    assert set(found.absent) == {"clip_l", "t5xxl", "vae"}
+
+
 BLOCKS = {
     "flux-diffusers": {
         "transformer_blocks.2.attn.to_q.weight": "D02",

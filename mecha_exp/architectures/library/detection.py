@@ -73,12 +73,13 @@ def detect(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> Detectio
 
 
 def candidates(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> list[Detection]:
-    """The configs that match the most keys; only the complete ones among them, if there are any."""
+    """The configs that match the most keys; of these the complete ones, or else those whose parts are."""
     known = plausible_configs(keys) if configs is None else configs
     detections = [detection for config in known if (detection := match(keys, config)) is not None]
     most = max((detection.matched for detection in detections), default=0)
     best = [detection for detection in detections if detection.matched == most]
-    return [detection for detection in best if detection.is_whole] or best
+    whole = [detection for detection in best if detection.is_whole]
+    return whole or [detection for detection in best if not detection.missing] or best
 
 
 @dataclass(frozen=True)
