@@ -36,6 +36,19 @@ def test_a_transformer_that_has_all_of_schnell_is_not_one_of_dev_with_gaps():
     assert set(found.absent) == {"clip_l", "t5xxl", "vae"}
 
 
+@pytest.mark.parametrize(("name", "key"), [("flux-flux", "img_in"), ("flux-diffusers", "x_embedder")])
+def test_a_flux_that_reads_an_image_and_a_mask_beside_the_noise_is_one(name: str, key: str):
+    """Fill reads 384 channels, Canny and Depth 128, and all write 64."""
+    prefix = next(part.prefix for part in resolve(name).parts if part.name == "diffuser")
+    tensors = transformer(name)
+    tensors[f"{prefix}{key}.weight"] = torch.zeros(12, 21)
+
+    found = detect(tensors)
+
+    assert found.config.identifier == name
+    assert not (found.missing or found.extra)
+
+
 BLOCKS = {
     "flux-diffusers": {
         "transformer_blocks.2.attn.to_q.weight": "D02",
