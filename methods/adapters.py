@@ -4,6 +4,7 @@ Model configs hold the names of their tensors (`sd1-kohya_kohya_lora` and others
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -113,10 +114,12 @@ def _in_modules(
     }
 
     def map_keys(b: Any) -> None:
-        present = set(b.base.keys())
+        present = {key: key for key in b.base.keys()}
+        own = {source.resolve_alias(key): key for key in present} | present
         for outputs, view in made.items():
-            if present.issuperset(view.sources):
-                b[outputs] = b.base.keys[view.sources] @ view
+            if own.keys() >= set(view.sources):
+                stored = replace(view, sources=tuple(own[key] for key in view.sources))
+                b[outputs] = b.base.keys[stored.sources] @ stored
 
     return map_keys
 

@@ -12,7 +12,7 @@ from small_transformers import FAMILIES, FORMATS, transformer
 from torch import Tensor
 
 import mecha_exp as m
-from mecha_exp.architectures import detect
+from mecha_exp.architectures import detect, resolve
 
 StateDict = dict[str, Tensor]
 Q = "single_transformer_blocks.1.attn.to_q"
@@ -168,6 +168,26 @@ def test_what_is_extracted_and_applied_again_is_the_difference(name: str, extrac
     assert all(key.startswith(start[extract]) for key in lora)
     for key, tensor in fine.items():
         torch.testing.assert_close(applied[key], tensor, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "extract"),
+    [
+        ("flux-flux", "extract_kohya_lora"),
+        ("flux-flux", "extract_diffusers_lora"),
+        ("flux-diffusers", "extract_lycoris_lokr"),
+    ],
+)
+def test_a_difference_of_transformers_without_a_prefix_makes_the_same_file(name: str, extract: str):
+    """The published files of Flux and Wan begin with `double_blocks.`, and those of folders likewise."""
+    prefix = next(part.prefix for part in resolve(name).parts if part.name == "diffuser")
+    whole = [transformer(name, seed) for seed in (1, 0)]
+    bare = [{key.removeprefix(prefix): tensor for key, tensor in model.items()} for model in whole]
+
+    made, expected = (m.merge(getattr(m, extract)(m.model(a) - m.model(b))) for a, b in (bare, whole))
+
+    assert made.keys() == expected.keys()
+    assert all(torch.equal(made[key], expected[key]) for key in made)
 
 
 @pytest.mark.parametrize(("is_stabilised", "scale"), [(False, 4 / 2), (True, 4 / 2**0.5)])
