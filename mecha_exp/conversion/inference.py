@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from mecha_exp.architectures import Detection, ModelConfig, candidates, detect, resolve, sized_for
 from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.lora import LORA_DELTA, is_peft, other_kind
-from mecha_exp.errors import MechaError
+from mecha_exp.errors import MechaError, RecipeError, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, ParameterNode, models_of, walk
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.sources.source import Source, infos_of
@@ -124,6 +124,24 @@ class ConfigInference:
         except MechaError as error:
             unknown = [child for name, child in call.arguments if name in configs and not configs[name]]
             raise type(error)(f"{error}{self._kinds_of_adapters(unknown)}") from None
+
+    def require_known_keys(self, merged: Node, source: str) -> None:
+        """Refuse to convert a merge from a config whose keys are not those of the models in it.
+
+        The keys of a converted merge are those of the config: of a family the published member's.
+
+        Raises:
+            RecipeError: a model has more layers than that one, or keys without the prefix of the config.
+        """
+        known = set(resolve(source).keys())
+        for model in models_of(merged):
+            for fit in self.fits(model):
+                others = [*set(fit.config.keys()) - known, *fit.renamed]
+                if fit.config.identifier == source and others:
+                    raise RecipeError(
+                        f"a merge is converted from the keys of '{source}', and {model!r} has others: "
+                        f"{some(sorted(others), 3)}. Convert the models, and merge what they become."
+                    )
 
     def _kinds_of_adapters(self, nodes: Sequence[Any]) -> str:
         """A hint for models with the keys of adapters that cannot be read; otherwise an empty string."""

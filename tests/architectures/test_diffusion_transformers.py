@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_transformers import FAMILIES, FORMATS, small, transformer
 
+import mecha_exp as m
 from mecha_exp.architectures import View, detect, resolve, views
 from mecha_exp.architectures.views import viewed
 
@@ -95,6 +96,26 @@ def test_a_block_is_the_same_in_both_formats_and_a_conversion_there_and_back_cha
     assert all(theirs.block_of(key) == ours.block_of(there.by_key[key].sources[0]) for key in converted)
     assert again.keys() == tensors.keys()
     assert all(torch.equal(again[key], tensors[key]) for key in tensors)
+
+
+def test_a_merge_is_not_converted_where_its_keys_are_not_those_of_the_published_model():
+    deeper = resolve("ltx-diffusers").with_sizes(dict.fromkeys(resolve("ltx-diffusers").sizes, 6))
+    deeper = deeper.with_sizes({"layers": 30})  # of 28
+    model = {key: torch.ones(info.shape) for key, info in deeper.keys().items()}
+    bare = {key.removeprefix("transformer."): tensor for key, tensor in transformer("ltx-diffusers").items()}
+
+    with pytest.raises(
+        m.RecipeError, match=r"has others: transformer\.transformer_blocks\.28\.attn1\..* and 47 more"
+    ):
+        m.merge(m.convert(m.weighted_sum(model, model), "ltx-ltx"))
+    with pytest.raises(
+        m.RecipeError, match=r"has others: caption_projection\.linear_1\.bias, .* Convert the"
+    ):
+        m.merge(m.convert(m.weighted_sum(bare, bare), "ltx-ltx"))
+    single = m.merge(
+        m.weighted_sum(m.convert(m.model(model), "ltx-ltx"), m.convert(m.model(model), "ltx-ltx"))
+    )
+    assert len(single) == len(model)
 
 
 def _viewed(table: Mapping[str, View], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -309,6 +309,7 @@ class _Resolver:
     def _in_format(self, node: MergeNode, conversion: FormatConversion) -> Node:
         (model,) = node.children
         if not isinstance(model, ModelNode):
+            self._configs.require_known_keys(model, conversion.source)
             return node
         leaf = ModelView(model.source, model.space, conversion.target, declared=model.config)
         self._sources[leaf] = self._read_in_format(model, conversion)
