@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.errors import ConfigError, did_you_mean, some
 from mecha_exp.evaluators.common import calm, one_line
 from mecha_exp.evaluators.common.tables import Row, read_rows
 from mecha_exp.evaluators.glue import COLUMNS, Rows, Task, examples_of, measured, metrics_of, targets
@@ -70,11 +70,19 @@ def _split_of(path: Path, split: str) -> Path:
     if not path.exists():
         raise ConfigError(f"data: {path} does not exist.")
     if not (path / "dataset_dict.json").is_file():
+        _require_one_split(path)
         return path
     if not (path / split).is_dir():
         splits = sorted(child.name for child in path.iterdir() if child.is_dir())
         raise ConfigError(f"{path} has no split '{split}'.{did_you_mean(split, splits)}")
     return path / split
+
+
+def _require_one_split(path: Path) -> None:
+    """Refuse a folder with files of several splits, as the hub has them: `train-00000-of-00001.parquet`."""
+    files = path.glob("*-*-of-*.parquet")
+    if len(splits := sorted({file.name.partition("-")[0] for file in files})) > 1:
+        raise ConfigError(f"data: {path} holds the splits {some(splits)}: name a file of one of them.")
 
 
 def _cached_rows(task: str, split: str) -> list[Row]:

@@ -140,6 +140,15 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path):
             evaluate_glue_pipeline(pipeline, task, split, data=tmp_path / data)
 
 
+def test_a_folder_with_files_of_several_splits_is_not_measured_as_one(tmp_path: Path):
+    for split in ("train", "validation"):
+        rows = datasets.Dataset.from_list(rows_of("rte"))
+        rows.to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
+
+    with pytest.raises(ConfigError, match="holds the splits train, validation: name a file of one of th"):
+        evaluate_glue_pipeline(None, "rte", data=tmp_path)
+
+
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     for name in ("base", "rte_a", "rte_b"):
         pipeline_of(tmp_path / name, "rte")
