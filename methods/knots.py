@@ -11,7 +11,6 @@ from mecha_exp.methods.linear import add_merged
 from mecha_exp.methods.parameters import Base, Delta, Dropped, Experts, Kept, Scale, Seed, Small
 from mecha_exp.methods.ties import Switches, keep_largest
 
-
 _MOST_TASKS = 8
 """The tasks for which memory is planned: a tall matrix has as many directions as all of them have columns."""
 
