@@ -55,11 +55,13 @@ class Claims:
 
     def take(self, item: int) -> bool:
         """Take an item; returns whether it is free and the claims are still there."""
-        if (self.folder / f"{item}{_DONE}").exists():
-            return False
+        claim = self.folder / str(item)
         try:
-            os.link(self._holder, self.folder / str(item))
+            os.link(self._holder, claim)
         except (FileExistsError, FileNotFoundError):
+            return False
+        if (self.folder / f"{item}{_DONE}").exists():  # which may have come just before the link
+            claim.unlink(missing_ok=True)
             return False
         return True
 

@@ -1,5 +1,6 @@
 """Items are handed out in shares: each is done once, whatever becomes of the workers."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -126,6 +127,23 @@ def test_an_item_is_taken_by_one_holder_and_by_nobody_when_a_new_process_has_beg
     assert not one.take(4)
     with pytest.raises(ClusterError, match=r"does not see .* Choose a hydra\.sweep\.dir=\.\.\. in a folder"):
         Claims(head.folder, "late")
+
+
+def test_an_item_that_is_done_just_before_it_is_taken_stays_done(tmp_path, monkeypatch):
+    head = Claims.begin(tmp_path)
+    slow, quick = Claims(head.folder, "slow"), Claims(head.folder, "quick")
+    assert quick.take(1)
+    link = os.link
+
+    def finish_and_link(*paths: Path) -> None:
+        quick.finish(1)
+        link(*paths)
+
+    monkeypatch.setattr("os.link", finish_and_link)
+
+    assert not slow.take(1)
+    assert head.states() == (set(), {1})
+    assert not (head.folder / "1").exists()
 
 
 def test_a_file_system_without_hard_links_is_an_error(tmp_path, monkeypatch):
