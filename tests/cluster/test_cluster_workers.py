@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cluster_tasks import describe, die_at_first, raise_what_cannot_be_pickled, sleep_and_note
 
-from mecha_exp.cluster import LostWorker, RayWorkers, SlurmWorkers, Workers
+from mecha_exp.cluster import LostWorker, ProcessWorkers, RayWorkers, SlurmWorkers, Workers
 from mecha_exp.cluster.task import Task
 from mecha_exp.errors import ClusterError, ConfigError
 from mecha_exp.system.cores import CORES, available_cores
@@ -87,6 +87,13 @@ def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch):
 
     assert value is None
     assert f"does not see the folder {folder} (No such file or directory). Start the command in" in str(error)
+
+
+def test_ctrl_c_reaches_the_sender_of_a_task_alone():
+    with ProcessWorkers(1) as workers:
+        [(_, group)] = workers.run(os.getpgid, [(0,)])
+
+    assert group != os.getpgid(0)
 
 
 def test_a_worker_s_cores_are_limited(monkeypatch):
