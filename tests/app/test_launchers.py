@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from sweep_folders import LIBRARIES, result
@@ -100,6 +101,18 @@ def test_shares_of_other_processes_give_the_same_results(launcher, points, reque
             ("hydra/launcher=slurm", "hydra.launcher.gpus=0.5"),
             "hydra.launcher.gpus=0.5 and workers=4: jobs need whole GPUs and a number of workers.",
         ),
+        (
+            ("hydra/launcher=slurm", "hydra.launcher.gpus=inf"),
+            "hydra.launcher.gpus=inf: expected a number from 0 up.",
+        ),
+        (
+            ("hydra/launcher=slurm", "hydra.launcher.parameters=3"),
+            "hydra.launcher.parameters=3: expected names with values, as in +hydra.launcher.parameters.",
+        ),
+        (
+            ("hydra/launcher=ray", "hydra.launcher.address=5"),
+            "hydra.launcher.address=5: expected auto, host:6379 or ray://host:10001.",
+        ),
     ],
 )
 def test_a_launcher_that_cannot_be_is_an_error(words, message, app, folder):
@@ -108,6 +121,17 @@ def test_a_launcher_that_cannot_be_is_an_error(words, message, app, folder):
     assert outcome.status == 1
     assert message in " ".join(outcome.err.split())
     assert not list(folder.rglob("run.json"))
+
+
+def test_the_commands_of_the_page_about_clusters_are_composed(app):
+    page = Path(__file__).parents[2] / "docs" / "clusters.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    commands = [line.split()[3:] for line in lines if line.startswith("python") and "launcher=" in line]
+
+    assert len(commands) == 3
+    for words in commands:
+        plain = [word.split(",")[0] for word in words if word != "-m"]
+        assert app(*plain, "--cfg", "hydra").status == 0
 
 
 def test_a_worker_that_does_not_see_the_store_says_so(tmp_path):

@@ -11,6 +11,7 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class ShareLauncher(OnePassLauncher):
             value = config.hydra.launcher[name]
             is_left_out = value is None and name == "workers"
             is_number = isinstance(value, int) or (isinstance(value, float) and name == "gpus")
-            if not is_left_out and not (is_number and value >= least):
+            if not is_left_out and not (is_number and least <= value < inf):
                 raise ConfigError(f"hydra.launcher.{name}={value}: expected a number from {least} up.")
 
     @abstractmethod
@@ -127,6 +128,14 @@ class RayLauncher(ShareLauncher):
         super().__init__(**settings)
         self._address = address
 
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what all jobs have in common."""
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        if not isinstance(self._address, str | None):
+            raise ConfigError(
+                f"hydra.launcher.address={self._address}: expected auto, host:6379 or ray://host:10001."
+            )
+
     def open_workers(self, folder: Path) -> Workers:
         """Workers of Ray, which stays connected: a search has many batches of points."""
         connect(self._address, self._count, self._cores)
@@ -138,13 +147,18 @@ class SlurmLauncher(ShareLauncher):
 
     def __init__(self, cluster: str, parameters: Mapping[str, Any] | None, **settings: Any) -> None:
         super().__init__(**settings)
-        self._cluster, self._parameters = cluster, dict(parameters or {})
+        self._cluster, self._parameters = cluster, parameters or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what all jobs have in common."""
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
         if self._cluster not in (LOCAL, SLURM):
             raise ConfigError(f"hydra.launcher.cluster={self._cluster}: expected {SLURM} or {LOCAL}.")
+        if not isinstance(self._parameters, Mapping):
+            raise ConfigError(
+                f"hydra.launcher.parameters={self._parameters}: expected names with values, as in "
+                "+hydra.launcher.parameters.slurm_partition=cpu."
+            )
         if self._gpus != int(self._gpus) or self._count is None:
             raise ConfigError(
                 f"hydra.launcher.gpus={self._gpus} and workers={self._count}: jobs need whole GPUs and a "
