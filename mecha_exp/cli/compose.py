@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "-o", "--output", type=Path, help="the composed recipe (default: standard output)", metavar="FILE"
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     recipe = load_recipe(options)
     if options.output is None:
         sys.stdout.write(serialize(recipe) + "\n")

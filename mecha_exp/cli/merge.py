@@ -48,7 +48,7 @@ configuration: python -m mecha_exp recipe=mecha recipe.path=template.mecha a=a.s
 
 def main(arguments: list[str]) -> int:
     """Merge a recipe into a file."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_intermixed_args(arguments)
     is_foreign = is_of_mergekit(options.recipe)
     if is_foreign:
         options.output = _output_of_mergekit(options)

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     add_engine(parser)
     if not _names_a_file(arguments):
         return _plan_of_configuration(arguments)
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     return _plan_of_file(options)
 
 

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     form.add_argument(
         "--json", action="store_true", help="its nodes, or what is known of the run, for other programs"
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if names_a_run(options.recipe):
         show_run(find_run(str(options.recipe)), options.json)
     else:

@@ -59,7 +59,7 @@ class ProcessWorkers(Workers):
                 stdin=subprocess.PIPE,  # which the process reads to learn that this one has ended
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, **environment_of(self.cores), **paths},
-                start_new_session=True,  # so that Ctrl-C interrupts the sender alone, which then ends this one
+                start_new_session=True,  # so that Ctrl-C interrupts the sender alone, which ends this one
             )
 
     def _ended(self, seconds: float) -> Iterator[tuple[int, Outcome | LostWorker]]:
