@@ -43,7 +43,9 @@ def test_tasks_by_hand_and_the_command_that_puts_the_model_in_its_place(pair, ap
 
 
 def test_settings_may_stand_between_flags(pair, app):
-    outcome = app("merge", "mean.mecha", "--shard-size=20KB", "engine.across=2", "engine.task=1", "-o", "many")
+    outcome = app(
+        "merge", "mean.mecha", "--shard-size=20KB", "engine.across=2", "engine.task=1", "-o", "many"
+    )
 
     assert outcome.status == 0, outcome.err
     assert "task 1 of 2 is done" in outcome.out
