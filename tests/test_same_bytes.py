@@ -94,6 +94,8 @@ def recipe_of(method: MergeMethod, files: list[str]) -> mx.Node:
             given[spec.name] = [tensor(spec) for _ in range(3)]
         elif spec.is_model:
             given |= {spec.name: tensor(spec)} if spec.required else {}
+        elif spec.name == "steps":
+            given[spec.name] = 3  # of a descent, which are all alike
         elif (spec.required or spec.default in (0, 1)) and not spec.choices and spec.check(0.3) is None:
             given[spec.name] = 0.3  # 0 and 1 often mean that nothing is to be done
         elif spec.required:

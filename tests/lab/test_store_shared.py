@@ -44,7 +44,7 @@ def require_whole(store: ResultStore, signature: str) -> None:
     assert found.contents() == {"cat.png": expected}
 
 
-@pytest.mark.parametrize("writers", [2, 8])
+@pytest.mark.parametrize("writers", [2, pytest.param(8, marks=pytest.mark.heavy)])
 def test_processes_that_write_at_once_lose_nothing(tmp_path, writers):
     folder = tmp_path / "store"
     processes = [FORK.Process(target=write, args=(folder, writer, 10)) for writer in range(writers)]
@@ -63,7 +63,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path, writers):
         assert store.failure(SHARED[0], [f"other-{writer}"]) == f"of {writer}"
 
 
-@pytest.mark.parametrize("writers", [2, 8])
+@pytest.mark.parametrize("writers", [2, pytest.param(8, marks=pytest.mark.heavy)])
 def test_what_was_stored_before_a_kill_stays_and_nothing_else_is_half(tmp_path, writers):
     folder = tmp_path / "store"
     processes = [FORK.Process(target=write, args=(folder, writer, 10_000)) for writer in range(writers)]
