@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mecha_exp.cluster.task import Outcome, Task, environment_of
+from mecha_exp.cluster.task import Outcome, Task, environment_of, variables
 from mecha_exp.cluster.workers import LostWorker, Workers, require
 from mecha_exp.errors import ClusterError
 from mecha_exp.system.cores import available_cores
@@ -24,7 +24,10 @@ def connect(address: str | None, count: int | None, cores: int) -> bool:
     here = {} if address else {"num_cpus": cpus, "include_dashboard": False}
     settings = {"log_to_driver": False, "logging_level": "error", **here}
     try:
-        ray.init(address or "local", runtime_env={"env_vars": environment_of(cores)}, **settings)
+        # A runtime_env with the variables would do, but Ray then starts workers by a shell, without quotes
+        # around the path of Python. On other machines each task sets them (see `Task`).
+        with variables(environment_of(cores)):
+            ray.init(address or "local", **settings)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = f"the Ray cluster {address} does not answer" if address else "Ray does not start"
         raise ClusterError(f"{where}: {_first_line(error)}") from None

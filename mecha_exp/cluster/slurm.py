@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.cluster.task import Outcome, Task, environment_of
+from mecha_exp.cluster.task import Outcome, Task, environment_of, variables
 from mecha_exp.cluster.workers import LostWorker, Workers, require
 from mecha_exp.errors import ClusterError
 
@@ -103,7 +103,7 @@ class SlurmWorkers(Workers):
         if not tasks:
             return
         try:
-            with _variables(environment_of(self.cores)):  # which jobs inherit
+            with variables(environment_of(self.cores)):  # which jobs inherit
                 jobs = self._executor.submit_array(tasks)
         except Exception as error:  # submitit has no common class for what Slurm refuses
             raise ClusterError(f"the jobs could not be submitted: {error}") from None
@@ -157,17 +157,6 @@ class SlurmWorkers(Workers):
         for process in _processes_of(jobs) if jobs and self._is_local else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _variables(variables: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _queued() -> set[str] | None:

@@ -6,7 +6,8 @@ import os
 import pickle
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,18 @@ def environment_of(cores: int) -> dict[str, str]:
     """The variables by which a process uses so many cores, and finds the modules that this one finds."""
     threads = dict.fromkeys((CORES, "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(cores))
     return threads | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@contextmanager
+def variables(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment for the processes that are started meanwhile."""
+    before = dict(os.environ)
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _portable(error: Exception) -> Exception:
