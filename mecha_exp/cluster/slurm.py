@@ -154,7 +154,7 @@ class SlurmWorkers(Workers):
     def _cancel(self, jobs: list[str]) -> None:
         if jobs and not self._is_local:
             subprocess.run(["scancel", *jobs], check=False, capture_output=True)
-        for process in _processes_of(jobs) if jobs and self._is_local else ():
+        for process in _processes_of(jobs, self._folder) if jobs and self._is_local else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
@@ -169,10 +169,11 @@ def _queued() -> set[str] | None:
     return set(answer.stdout.split())
 
 
-def _processes_of(jobs: Collection[str]) -> list[int]:
-    """The processes of submitit's local jobs: controllers, by which jobs are named, and their children."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,command="], capture_output=True, text=True)
+def _processes_of(jobs: Collection[str], folder: Path) -> list[int]:
+    """The processes of submitit's local jobs in a folder: controllers, which name jobs, and their children."""
+    ps = ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="]  # else lines end at the width of a terminal
+    listed = subprocess.run(ps, capture_output=True, text=True)
     rows = [row for line in listed.stdout.splitlines() if len(row := line.split(maxsplit=2)) == 3]
-    controllers = {pid for pid, _, command in rows if pid in jobs and "submitit" in command}
+    controllers = {pid for pid, _, c in rows if pid in jobs and "submitit" in c and str(folder) in c}
     children = [int(pid) for pid, parent, _ in rows if parent in controllers]
     return [*children, *map(int, controllers)]
