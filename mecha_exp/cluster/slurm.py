@@ -170,7 +170,7 @@ def _queued() -> set[str] | None:
 
 
 def _processes_of(jobs: Collection[str], folder: Path) -> list[int]:
-    """The processes of submitit's local jobs in a folder: controllers, which name jobs, and their children."""
+    """The processes of submitit's local jobs in a folder: controllers, which name jobs, and children."""
     ps = ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="]  # else lines end at the width of a terminal
     listed = subprocess.run(ps, capture_output=True, text=True)
     rows = [row for line in listed.stdout.splitlines() if len(row := line.split(maxsplit=2)) == 3]
