@@ -12,10 +12,10 @@ import torch
 from mecha_exp.architectures.lora import ALPHA, IA3_ON_INPUT
 from mecha_exp.architectures.lora_deltas import Deltas
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes
-from mecha_exp.checkpoint.positional import FileRegion, byte_view
+from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.sources.format_view import convert_source
-from mecha_exp.sources.source import Source, SourceView, infos_of
+from mecha_exp.sources.source import Source, SourceView, infos_of, read_values_as_bytes
 from mecha_exp.system.byte_cache import ByteCache
 
 CACHED_DELTAS = 4
@@ -90,9 +90,7 @@ class DeltaSource(SourceView):
             out.zero_()
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
-        values = torch.empty(len(view) // self._dtype.itemsize, dtype=self._dtype)
-        self.read_into(key, start // self._dtype.itemsize, values)
-        view[:] = byte_view(values)
+        read_values_as_bytes(self, key, start, view)
 
     def region(self, key: str) -> FileRegion | None:
         return None

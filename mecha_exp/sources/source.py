@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
-from mecha_exp.checkpoint import StateDictSource, TensorInfo
-from mecha_exp.checkpoint.positional import FileRegion
+from mecha_exp.checkpoint import StateDictSource, TensorInfo, torch_dtype
+from mecha_exp.checkpoint.positional import FileRegion, byte_view
 
 Source = StateDictSource
 """The short name of the interface in signatures."""
@@ -16,6 +16,14 @@ Source = StateDictSource
 def infos_of(source: Source) -> dict[str, TensorInfo]:
     """The dtype and the shape of every key, by which a model is recognised."""
     return {key: source.info(key) for key in source.keys()}
+
+
+def read_values_as_bytes(source: Source, key: str, start: int, view: memoryview) -> None:
+    """Fill `view` with the bytes of a key from `start` on by `read_into`, where values are computed."""
+    dtype = torch_dtype(source.info(key).dtype)
+    values = torch.empty(len(view) // dtype.itemsize, dtype=dtype)
+    source.read_into(key, start // dtype.itemsize, values)
+    view[:] = byte_view(values)
 
 
 class SourceView(StateDictSource):

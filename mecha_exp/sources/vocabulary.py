@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from mecha_exp.checkpoint import TensorInfo, round_to, stored_bytes, torch_dtype
-from mecha_exp.checkpoint.positional import FileRegion, byte_view
-from mecha_exp.sources.source import Source, SourceView
+from mecha_exp.checkpoint.positional import FileRegion
+from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
 
 VOCABULARY_KEYS = (
     *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "token_embedding.weight"),
@@ -96,10 +96,7 @@ class VocabularyView(SourceView):
             out[count:] = round_to(added, out.dtype)
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
-        dtype = torch_dtype(self.info(key).dtype)
-        values = torch.empty(len(view) // dtype.itemsize, dtype=dtype)
-        self.read_into(key, start // dtype.itemsize, values)
-        view[:] = byte_view(values)
+        read_values_as_bytes(self, key, start, view)
 
     def region(self, key: str) -> FileRegion | None:
         return None if key in self._rows else self._original.region(self._tied.get(key, key))

@@ -11,9 +11,9 @@ from functools import cached_property
 import torch
 
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic, round_to, stored_bytes, torch_dtype
-from mecha_exp.checkpoint.positional import FileRegion, byte_view
+from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError, RecipeError
-from mecha_exp.sources.source import Source, SourceView
+from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
 from mecha_exp.sources.views.pursuit import sparse_sums
 from mecha_exp.sources.views.row_table import RowTable
 from mecha_exp.sources.vocabulary import has_token_rows, is_output_layer
@@ -122,11 +122,8 @@ class ApproximatedRows(SourceView):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         if key not in self._donor_keys:
             self._original.read_bytes_into(key, start, view)
-            return
-        dtype = torch_dtype(self.info(key).dtype)
-        values = torch.empty(len(view) // dtype.itemsize, dtype=dtype)
-        self.read_into(key, start // dtype.itemsize, values)
-        view[:] = byte_view(values)
+        else:
+            read_values_as_bytes(self, key, start, view)
 
     def region(self, key: str) -> FileRegion | None:
         return None if key in self._donor_keys else self._original.region(key)

@@ -17,9 +17,9 @@ from mecha_exp.checkpoint import (
     stored_bytes,
     torch_dtype,
 )
-from mecha_exp.checkpoint.positional import FileRegion, byte_view
+from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError
-from mecha_exp.sources.source import Source, SourceView
+from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
 from mecha_exp.sources.views.row_table import RowTable, Run
 from mecha_exp.sources.vocabulary import VOCABULARY_KEYS, has_token_rows
 
@@ -87,11 +87,8 @@ class RowsSource(SourceView):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         if key not in self._infos:
             self._original.read_bytes_into(key, start, view)
-            return
-        dtype = torch_dtype(self.info(key).dtype)
-        values = torch.empty(len(view) // dtype.itemsize, dtype=dtype)
-        self.read_into(key, start // dtype.itemsize, values)
-        view[:] = byte_view(values)
+        else:
+            read_values_as_bytes(self, key, start, view)
 
     def region(self, key: str) -> FileRegion | None:
         if key not in self._infos:
