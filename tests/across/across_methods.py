@@ -9,18 +9,30 @@ from torch import Tensor
 
 from mecha_exp import Parameter, Return, merge_method
 
-KEYS_BEFORE_DEATH = 6
+KEYS_BEFORE_DEATH = 4
+
+_calls = 0  # of this process
 
 
 @merge_method
 def deadly_mean(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor):
-    """(a + b) / 2, and the first process that calls it often is killed where a file says so."""
-    calls = Path("calls")
-    if calls.exists():
-        calls.write_text(calls.read_text() + "x")
-        if len(calls.read_text()) == KEYS_BEFORE_DEATH:
+    """(a + b) / 2, and the first process to come to its fourth key is killed where a folder waits for that."""
+    global _calls
+    graves = Path("graves")
+    if graves.exists():
+        _calls += 1
+        if _calls == KEYS_BEFORE_DEATH and bury(graves / "first"):
             os.kill(os.getpid(), signal.SIGKILL)
     return (a + b) / 2
+
+
+def bury(grave: Path) -> bool:
+    """Whether this process is the one that made a folder, which only one can."""
+    try:
+        grave.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 @merge_method
