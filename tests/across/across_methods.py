@@ -16,7 +16,7 @@ _calls = 0  # of this process
 
 @merge_method
 def deadly_mean(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor):
-    """(a + b) / 2, and the first process to come to its fourth key is killed where a folder waits for that."""
+    """(a + b) / 2, and the first process at its fourth key is killed where a folder waits for that."""
     global _calls
     graves = Path("graves")
     if graves.exists():
