@@ -15,7 +15,8 @@ from mecha_exp import (
     skip_key,
 )
 from mecha_exp.extensions.merge_methods import spread
-from mecha_exp.methods.parameters import Small, Weight, Weights
+from mecha_exp.methods.linear import add_merged, weighted_total
+from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Small, Weight, Weights
 from mecha_exp.methods.reductions import model_norm
 
 INPUTS_FIRST = " (inputs first)"
@@ -27,9 +28,9 @@ Statistics = Parameter(Tensor, "param", help="of each model on its data, from fi
 @factor(elements=lambda shape, *, files: len(files), register=True)
 def statistics(
     *files: Parameter(Tensor, help="of each model, in the order of the models: files that calibrate wrote"),
-    kind: Parameter(str, choices=("fisher", "gram"), help="which of the statistics in the files"),
+    kind: Parameter(str, choices=("fisher", "gram", "mask"), help="which of the statistics in the files"),
 ) -> Return(Tensor, "param"):
-    """One kind of statistics of several models, from files that `calibrate` wrote: for `fisher`, `regmean`.
+    """Statistics of several models, from files that `calibrate` wrote: for `fisher`, `regmean`, `stitch`.
 
     Not a model by itself.
     """
@@ -111,6 +112,39 @@ def fisher(
     given["floored"] = 1 if favour_first else len(models)
     ones = list(map(model_norm, information)) if normalize else [1.0] * len(models)
     return by_information(*models, *information, norms=above_zero(*ones), **given)
+
+
+@merge_method(elementwise=True, register=False)
+def masked(delta: Delta, mask: Weight) -> Return(Tensor, "delta"):
+    """The delta where the mask is 1; 0 elsewhere."""
+    return torch.where(mask > 0, delta, 0)
+
+
+@merge_method(elementwise=True, register=False)
+def per_mask(total: Delta, *masks: Weight) -> Return(Tensor, "delta"):
+    """The total over how many masks are 1 at the entry; 0 where none is."""
+    count = sum(masks)
+    return torch.where(count > 0, total / count, 0)
+
+
+@merge_method(composite=True)
+def stitch(base: Base, *models: Experts, statistics: Statistics, scale: Scale = 1.0) -> Return(
+    Tensor, "weight"
+):
+    """base + scale d, of each entry the mean of the d_i whose trained masks have it, and 0 where none has.
+
+    Localize-and-Stitch with data: calibrate kind=mask finds the entries of a task vector that the expert
+    needs for its task. `localize_and_stitch` takes the largest ones without data.
+    Agrees: the official code, whose masks are those of calibrate with variant=official.
+    Source: Localize-and-Stitch, He et al. 2024, arXiv:2408.13656.
+    """
+    masks = _of_each(statistics, "mask", len(models))
+
+    def merge(deltas: list[Node]) -> Node:
+        chosen = [masked(delta, mask) for delta, mask in zip(deltas, masks, strict=True)]
+        return per_mask(weighted_total(*chosen, weights=[1.0] * len(chosen)), *masks)
+
+    return add_merged(base, models, scale, merge)
 
 
 def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) -> Tensor:

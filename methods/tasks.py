@@ -155,7 +155,7 @@ def localize_and_stitch(
     Variants: paper: those entries, and what ties with the last but 0. official: only what is larger than it.
     Agrees: the official code (variant=official) on the keys that it trains masks for, which leave out
     embeddings, the last norm and the projection of the text.
-    Differs: with data the paper trains the masks.
+    Differs: with data the paper trains the masks, which is `stitch`.
     Source: Localize-and-Stitch, He et al. 2024, arXiv:2408.13656.
     """
 

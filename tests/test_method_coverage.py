@@ -57,6 +57,7 @@ ELSEWHERE = {
     "randperm": "test_symmetries",
     "rebasin": "test_symmetries",
     "regmean": "test_merging_with_data",
+    "stitch": "test_masks",
     "rename_keys": "test_renamed_keys",
     "select": "test_dictionaries_of_recipes",
     "stack": "test_plumbing",

@@ -36,7 +36,7 @@ OF_ADAPTERS = {
 }
 """Of files whose keys are not those of models: tests/test_adapters.py."""
 
-WITH_DATA = {"fisher", "regmean", "statistics"}
+WITH_DATA = {"fisher", "regmean", "statistics", "stitch"}
 """Methods that read statistics from files: tests/calibration/test_merging_with_data.py."""
 
 METHODS = [

@@ -2,7 +2,17 @@
 
 from mecha_exp.calibration.calibrate import Request, calibrate
 from mecha_exp.calibration.loading import load_subject
+from mecha_exp.calibration.masks import Training, train_mask
 from mecha_exp.calibration.recalibration import recalibrate
 from mecha_exp.calibration.subject import LABELS, Subject
 
-__all__ = ["LABELS", "Request", "Subject", "calibrate", "load_subject", "recalibrate"]
+__all__ = [
+    "LABELS",
+    "Request",
+    "Subject",
+    "Training",
+    "calibrate",
+    "load_subject",
+    "recalibrate",
+    "train_mask",
+]

@@ -23,7 +23,7 @@ from mecha_exp.checkpoint import StateDictSource, dtype_name
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.errors import ConfigError, EvaluationError, MechaError
 from mecha_exp.evaluators.common.networks import is_same
-from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, StatisticsHeader, fingerprint
+from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, MASK, StatisticsHeader, fingerprint
 
 Advance = Callable[[int], None]
 """Receives how many examples of how many trips were finished since the last call."""
@@ -91,7 +91,7 @@ def calibrate(
                 f"kind={kind}: no layer of {type(subject.module).__name__} with a key of {stored.name} can "
                 "be measured. Gram matrices, means and norms are of linear and convolutional layers."
             )
-    header = _header(subject, stored, request, collectors)
+    header = header_of(subject, stored, request, collectors)
     identity = json.dumps([asdict(header), request.memory], sort_keys=True)
     with Partial(output, identity) as partial:
         for group, trip in enumerate(trips_of(collectors, request.memory)):
@@ -103,7 +103,7 @@ def calibrate(
             for collector in trip:
                 collector.free()
         header = replace(header, rows=partial.rows)
-        _write(partial, header, output)
+        write_statistics(partial, header, output)
     return header
 
 
@@ -197,9 +197,10 @@ def _add_gradients(
             collector.add(gradient, weight, number)
 
 
-def _header(
+def header_of(
     subject: Subject, stored: StateDictSource, request: Request, collectors: Sequence[Collector]
 ) -> StatisticsHeader:
+    """What is measured of which model on which data, for the header of the file."""
     measured = {kind: {c.model_key for c in collectors if c.kind == kind} for kind in request.kinds}
     unmeasured = {
         kind: {
@@ -208,7 +209,7 @@ def _header(
             if key not in measured[kind]
         }
         for kind in request.kinds
-        if kind in (FISHER, GRAM)
+        if kind in (FISHER, GRAM, MASK)
     }
     return StatisticsHeader(
         model=request.model or stored.name,
@@ -218,7 +219,7 @@ def _header(
         data_sha256=request.data_sha256,
         count=len(subject.examples),
         seed=request.seed,
-        labels=request.labels if {FISHER, GRADIENT} & {*request.kinds} else "",
+        labels=request.labels if {FISHER, GRADIENT, MASK} & {*request.kinds} else "",
         kinds=tuple(request.kinds),
         unmeasured=unmeasured,
         settings={**subject.settings, **request.settings},
@@ -234,7 +235,7 @@ def _code() -> str:
     return f"{__version__} {digest.hexdigest()[:16]}"
 
 
-def _write(partial: Partial, header: StatisticsHeader, output: Path) -> None:
+def write_statistics(partial: Partial, header: StatisticsHeader, output: Path) -> None:
     """Write the file key by key: it is complete, or does not exist."""
     float32 = dtype_name(torch.float32)
     laid_out = {name: (float32, shape) for name, (_, shape) in partial.places.items()}

@@ -216,7 +216,8 @@ def read_words(
         try:
             given[name] = kinds[name](value)
         except ValueError:
-            problems.add(f"{name}: expected a whole number, got {value}")
+            number = "number" if kinds[name] is float else "whole number"
+            problems.add(f"{name}: expected a {number}, got {value}")
             continue
         if isinstance(given[name], int) and given[name] < (0 if name == "seed" else 1):
             problems.add(f"{name}: expected a number above 0, got {value}")

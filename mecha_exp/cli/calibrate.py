@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,14 +14,15 @@ from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.sources.search import find_model
-from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, MEAN, NORM, StatisticsHeader
+from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, MASK, MEAN, NORM, StatisticsHeader
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal import examples_bar, stdout
 
 EXAMPLE = """\
 settings, as name=value:
     data      texts: a .jsonl, .csv, .parquet or .txt file, or a folder; for a module what that takes
-    kind      fisher, gram, mean, norm, gradient, several with commas between them (default: fisher,gram)
+    kind      fisher, gram, mean, norm, gradient, several with commas between them (default: fisher,gram);
+              or mask, which is trained on labelled examples of an expert's task
     output    a .safetensors file
     labels    sampled (from the model, the default), true (of the data) or exact (every class of one label)
     count     examples at most (default: all)
@@ -28,20 +30,26 @@ settings, as name=value:
     memory    bytes of sums at once; what does not fit is found in another trip over the data (default: 2 GiB)
     chunk     examples after which the sums are written, to go on there (default: 256)
     module    digits, mini8, or FILE.py:function, a function of (state_dict, data) to a Subject
+    base      of kind=mask: the model that the expert was fine-tuned from
+    density, bias, steps, rate, l1, variant   of kind=mask: how it is trained (1e-5, 5, 10, 1e7, 1, paper)
     length, column, label, device, dtype   of texts: tokens at most, the columns, where it computes and how
 
 examples:
     python -m mecha_exp calibrate models/math data=math.jsonl kind=fisher,gram output=math.stats.safetensors
     python -m mecha_exp calibrate a.safetensors module=net.py:subject data=x.npz output=a.stats.safetensors
+    python -m mecha_exp calibrate models/math kind=mask base=models/base data=m.jsonl output=mask.safetensors
 """
 
-KINDS = (FISHER, GRAM, MEAN, NORM, GRADIENT)
+KINDS = (FISHER, GRAM, MEAN, NORM, GRADIENT, MASK)
 _OF_TEXTS: dict[str, Callable[[str], Any]] = {
     "length": int, "column": str, "label": str, "device": str, "dtype": str,
 }  # fmt: skip
+_OF_MASKS: dict[str, Callable[[str], Any]] = {
+    "density": float, "bias": float, "steps": int, "rate": float, "l1": float, "variant": str,
+}  # fmt: skip
 _SETTINGS: dict[str, Callable[[str], Any]] = {
     "data": str, "kind": str, "output": Path, "labels": str, "count": int, "seed": int, "memory": int,
-    "chunk": int, "module": str, **_OF_TEXTS,
+    "chunk": int, "module": str, "base": str, **_OF_TEXTS, **_OF_MASKS,
 }  # fmt: skip
 FEW = 100
 """Fewer examples than this are worth a warning."""
@@ -50,8 +58,8 @@ FEW = 100
 def main(arguments: list[str]) -> int:
     """Measure, and write the file of statistics."""
     options = _parser().parse_args(arguments)
-    given = read_words(options.setting, _SETTINGS, "calibrate", _wrong_labels)
-    from mecha_exp.calibration import Request, calibrate, load_subject
+    given = read_words(options.setting, _SETTINGS, "calibrate", _wrong_values)
+    from mecha_exp.calibration import Request, Training, calibrate, load_subject, train_mask
     from mecha_exp.calibration.loading import hash_of_code, hash_of_data
 
     path = find_model(options.model, options.models_dir)
@@ -72,8 +80,15 @@ def main(arguments: list[str]) -> int:
             **limits,
         )
         with examples_bar("calibrating", len(subject.examples)) as advance:
-            header = calibrate(subject, stored, request, given["output"], advance)
-    _report(header, given["output"], time.perf_counter() - started)
+            if kinds != (MASK,):
+                header, kept = calibrate(subject, stored, request, given["output"], advance), None
+            else:
+                training = Training(**{name: given[name] for name in _OF_MASKS if name in given})
+                with open_stored(find_model(given["base"], options.models_dir)) as base:
+                    header, kept = train_mask(
+                        subject, stored, base, training, request, given["output"], advance
+                    )
+    _report(header, kept, given["output"], time.perf_counter() - started)
     return 0
 
 
@@ -91,10 +106,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _wrong_labels(given: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_values(given: Mapping[str, Any]) -> Iterator[str]:
     labels = ("sampled", "true", "exact")
     if given.get("labels", "sampled") not in labels:
         yield f"labels: expected {' or '.join(labels)}, got {given['labels']}"
+    is_mask = MASK in given.get("kind", "")
+    others = ("labels", "seed", "memory", "chunk") if is_mask else ("base", *_OF_MASKS)
+    for name in others:
+        if name in given:
+            yield (
+                f"{name}: is not a setting of kind=mask" if is_mask else f"{name}: is a setting of kind=mask"
+            )
+    if is_mask and "base" not in given:
+        yield "base=... is missing: a mask is of the task vector from a base"
+    if given.get("variant", "paper") not in ("paper", "official"):
+        yield f"variant: expected paper or official, got {given['variant']}"
+    if not 0 <= given.get("density", 0) <= 1:
+        yield f"density: expected a number from 0 to 1, got {given['density']}"
+    for name in ("bias", "rate"):
+        if not 0 < given.get(name, 1) < math.inf:
+            yield f"{name}: expected a number above 0, got {given[name]}"
+    if not 0 <= given.get("l1", 0) < math.inf:
+        yield f"l1: expected 0 or more, got {given['l1']}"
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -102,17 +135,23 @@ def _kinds(text: str) -> tuple[str, ...]:
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(f"kind={kind}: expected {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}")
+    if MASK in kinds and len(kinds) > 1:
+        raise ConfigError("kind=mask: a mask is trained by itself. Calibrate once more for the other kinds.")
     if not kinds:
         raise ConfigError(f"kind: expected {', '.join(KINDS)}, or several of them.")
     return kinds
 
 
-def _report(header: StatisticsHeader, output: Path, seconds: float) -> None:
+def _report(header: StatisticsHeader, kept: float | None, output: Path, seconds: float) -> None:
     what = " and ".join(header.kinds)
     size = human_bytes(output.stat().st_size)
     text = f"{output}: {what} of {header.count:,} examples, {size}, in {seconds:.1f} s"
     stdout.print(text, markup=False, soft_wrap=True)
-    if header.labels:
+    if kept is not None:
+        stdout.print(f"the mask has {100 * kept:.3g} % of the entries", markup=False)
+        if not kept:
+            stdout.print("warning: the mask is empty; raise rate or density, or lower l1", markup=False)
+    elif header.labels:
         measured = "Fisher information" if FISHER in header.kinds else "gradients"
         stdout.print(f"{measured} of {header.labels} labels", markup=False)
     if header.count < FEW:

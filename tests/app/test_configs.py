@@ -209,7 +209,7 @@ def test_a_lora_is_added_to_the_base_at_a_strength_and_extracted(tmp_path: Path,
 NETWORKS = {"rebasin", "lora", "extract_lora"}
 """Recipes of models whose config says more than their keys do."""
 
-WITH_DATA = {"fisher", "regmean"}
+WITH_DATA = {"fisher", "regmean", "stitch"}
 """Recipes that need statistics: tests/calibration/test_merging_with_data.py."""
 
 
@@ -243,6 +243,7 @@ LEFT_OUT = {
     "ramplus",
     "ramplus_tl",
     "star",
+    "stitch",
     "tall_mask",
     "tall_mask_of",
     "ties_extended",

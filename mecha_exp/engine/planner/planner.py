@@ -218,8 +218,8 @@ class _Planner:
             ]
             if without:
                 self._warn(
-                    f"{source.name}: {len(without)} of {len(specialised)} keys have no {source.kind} and get "
-                    f"the mean of the models: {some(without, 3)}"
+                    f"{source.name}: {len(without)} of {len(specialised)} keys have no {source.kind} and "
+                    f"{source.without}: {some(without, 3)}"
                 )
             if few := source.short_of_rows():
                 key, rows, inputs = few[0]

@@ -26,7 +26,7 @@ from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.layers import LayersSource, Span
 from mecha_exp.sources.lora import AdapterSource, DeltaSource
 from mecha_exp.sources.source import Source
-from mecha_exp.sources.statistics import FISHER, GRAM, StatisticsSource, fingerprint
+from mecha_exp.sources.statistics import BASE_FINGERPRINT, FISHER, GRAM, MASK, StatisticsSource, fingerprint
 from mecha_exp.sources.views.approximation import ApproximatedRows, Approximation
 from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.views.row_table import RowTable
@@ -64,7 +64,7 @@ class ModelView(ModelNode):
         return (*super().identity(), self.adapter, self.declared, *taken, self.statistic, self.base)
 
 
-NEEDED = {"fisher": {FISHER}, "regmean": {GRAM}}
+NEEDED = {"fisher": {FISHER}, "regmean": {GRAM}, "stitch": {MASK}}
 """The kind of statistics that a method needs."""
 
 
@@ -380,6 +380,9 @@ def _check_statistics(
         if (model, file) not in checked:
             _check_of_model(who, place, model, file, sources)
             checked.add((model, file))
+    if isinstance(base := arguments.get("base"), ModelNode):
+        for file in files:
+            _check_of_base(who, base, file, sources)
 
 
 def _check_of_model(
@@ -401,3 +404,15 @@ def _check_of_model(
             f"kind={statistics.kind} output=FILE.safetensors"
         )
     statistics.require_fit(sources[model])
+
+
+def _check_of_base(who: str, base: ModelNode, file: ModelView, sources: Mapping[ModelNode, Source]) -> None:
+    """Check that a mask is of a task vector from the base of a call."""
+    statistics = sources[file]
+    assert isinstance(statistics, StatisticsSource)
+    settings = statistics.header.settings
+    if settings.get(BASE_FINGERPRINT, fingerprint(sources[base])) != fingerprint(sources[base]):
+        raise RecipeError(
+            f"{who}: {statistics.name} holds the mask of a task vector from {settings.get('base')}, whose "
+            f"content is not that of the base, {sources[base].name}. Give that base, or train the mask again."
+        )

@@ -5,26 +5,32 @@ The keys are `KIND/KEY`, KEY being the key of the model: `fisher/layer.weight` h
 """
 
 from mecha_exp.sources.statistics.header import (
+    BASE_FINGERPRINT,
     FISHER,
     GRADIENT,
     GRAM,
     INPUTS_FIRST,
+    MASK,
     MEAN,
     METADATA,
     NORM,
+    OF_ENTRIES,
     StatisticsHeader,
     fingerprint,
 )
 from mecha_exp.sources.statistics.view import StatisticsSource
 
 __all__ = [
+    "BASE_FINGERPRINT",
     "FISHER",
     "GRADIENT",
     "GRAM",
     "INPUTS_FIRST",
+    "MASK",
     "MEAN",
     "METADATA",
     "NORM",
+    "OF_ENTRIES",
     "StatisticsHeader",
     "StatisticsSource",
     "fingerprint",

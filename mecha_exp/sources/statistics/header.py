@@ -14,7 +14,12 @@ from mecha_exp.sources.source import Source
 METADATA = "mecha_exp.statistics"
 """The entry of a file's header that tells what the statistics are of."""
 
-FISHER, GRAM, MEAN, NORM, GRADIENT = "fisher", "gram", "mean", "norm", "gradient"
+FISHER, GRAM, MEAN, NORM, GRADIENT, MASK = "fisher", "gram", "mean", "norm", "gradient", "mask"
+OF_ENTRIES = (FISHER, MASK)
+"""The kinds with a value for each entry of the model."""
+
+BASE_FINGERPRINT = "base_fingerprint"
+"""The setting of a mask that tells the model which its expert was fine-tuned from; see `fingerprint`."""
 
 INPUTS_FIRST = " (inputs first)"
 """The end of a key of a Gram matrix whose layer has the inputs on the first axis of its weight."""

@@ -10,14 +10,21 @@ from mecha_exp.checkpoint.dtypes import stored_bytes
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.source import Source, SourceView
-from mecha_exp.sources.statistics.header import FISHER, GRADIENT, GRAM, INPUTS_FIRST, StatisticsHeader
+from mecha_exp.sources.statistics.header import (
+    GRADIENT,
+    GRAM,
+    INPUTS_FIRST,
+    MASK,
+    OF_ENTRIES,
+    StatisticsHeader,
+)
 
 
 class StatisticsSource(SourceView):
     """One kind of statistics under the keys of the model.
 
-    Fisher information is a model of its own: zeros stand for what was not measured. Of other kinds there are
-    only the keys that were measured.
+    Fisher information and masks are models of their own: zeros stand for what was not measured. Of other
+    kinds there are only the keys that were measured.
 
     Attributes:
         header: what the statistics are of.
@@ -45,7 +52,7 @@ class StatisticsSource(SourceView):
         self.unmeasured = tuple(self._zeros)
 
     def keys(self) -> Collection[str]:
-        return (self._measured | self._zeros).keys() if self.kind == FISHER else self._measured.keys()
+        return (self._measured | self._zeros).keys() if self.kind in OF_ENTRIES else self._measured.keys()
 
     def info(self, key: str) -> TensorInfo:
         if key in self._measured:
@@ -53,6 +60,11 @@ class StatisticsSource(SourceView):
         if key in self.keys():
             return self._zeros[key]
         raise self._unknown(key)
+
+    @property
+    def without(self) -> str:
+        """What merges do where there are none, for messages."""
+        return "stay the base's" if self.kind == MASK else "get the mean of the models"
 
     def is_arithmetic_at(self, key: str) -> bool:
         """Whether the model's values are floating point at a key that was not measured."""
@@ -76,7 +88,7 @@ class StatisticsSource(SourceView):
 
     def _expected(self, key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a statistic of a weight."""
-        if self.kind == FISHER:
+        if self.kind in OF_ENTRIES:
             return shape
         if self.kind == GRADIENT:
             return (1,)
