@@ -16,12 +16,12 @@ from mecha_exp.app.words.experts import names_of
 from mecha_exp.engine.planner.resolution import statistics_in
 from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError, MechaError, MergeError
 from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement
+from mecha_exp.evaluation.isolation.pool import close_pools
+from mecha_exp.evaluation.model import Model, load_state_dict
 from mecha_exp.evaluation.normalisation import find_experts, normalised
 from mecha_exp.evaluation.outcome_table import decode, encode
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.evaluation.pool import close_pools
 from mecha_exp.evaluation.racing import Dropped
-from mecha_exp.evaluation.scoring import Model, load_state_dict
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored import StoredEvaluation

@@ -7,25 +7,19 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import EvaluationError, did_you_mean
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.identity import key_of
-from mecha_exp.evaluation.isolation import evaluation_process
+from mecha_exp.evaluation.isolation.pool import EvaluationPool, evaluation_pool
+from mecha_exp.evaluation.isolation.process import evaluation_process
 from mecha_exp.evaluation.measurement import Measurement, measured_by
-from mecha_exp.evaluation.pool import EvaluationPool, evaluation_pool
+from mecha_exp.evaluation.model import Model, load_state_dict
 from mecha_exp.evaluation.racing import Fidelity, RaceSettings
 from mecha_exp.evaluation.registry import EXAMPLES, SPLIT, Evaluator
-from mecha_exp.graph.nodes import InMemory
-from mecha_exp.sources.memory import MemorySource
-from mecha_exp.sources.quantised.view import dequantised
-
-Model = Path | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,16 +194,6 @@ class Scoring:
         if self.timeout is None:
             return evaluation.score(load_state_dict(model), context)
         return evaluation_process(self.plugins).score(evaluation, model, self.timeout, context)
-
-
-def load_state_dict(model: Model) -> Mapping[str, Tensor]:
-    """Load a model from its file; a model in memory is returned as it is. A quantised one becomes numbers."""
-    source = open_stored(model) if isinstance(model, Path) else MemorySource(InMemory(model))
-    with source:
-        plain = dequantised(source)
-        if plain is source and not isinstance(model, Path):
-            return model
-        return {key: plain.read(key) for key in plain.keys()}
 
 
 def nan_warning(scoring: Scoring, measured: Mapping[str, float]) -> str | None:

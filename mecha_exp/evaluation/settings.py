@@ -8,7 +8,7 @@ from typing import Any
 
 from mecha_exp.errors import ConfigError, Problems, did_you_mean, nearest, some
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.pool import read_workers
+from mecha_exp.evaluation.isolation.pool import read_workers
 from mecha_exp.evaluation.racing import read_fidelity, read_race
 from mecha_exp.evaluation.registry import (
     DIRECTIONS,

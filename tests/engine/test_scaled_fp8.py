@@ -18,7 +18,7 @@ from mecha_exp.checkpoint.quantisation import quantisation_of
 from mecha_exp.engine import EngineOptions, Job, plan
 from mecha_exp.engine.scaled_fp8 import is_linear
 from mecha_exp.errors import ConfigError
-from mecha_exp.evaluation.scoring import load_state_dict
+from mecha_exp.evaluation.model import load_state_dict
 
 FP8 = torch.float8_e4m3fn
 MATRICES = ("proj.weight", "layers.0.mlp.weight", "zero.weight")

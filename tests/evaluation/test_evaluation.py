@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from mecha_exp import ConfigError, EvaluationError, evaluator
 from mecha_exp.evaluation import Evaluation, all_evaluators, find_evaluator, nan_warning, read_scoring
-from mecha_exp.evaluation.isolation import evaluation_process
+from mecha_exp.evaluation.isolation.process import evaluation_process
 from mecha_exp.evaluators.digits import _shapes as digits_shapes
 from mecha_exp.plugins import load_plugins
 

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from mecha_exp.errors import ConfigError, EvaluationError, Problems
 from mecha_exp.evaluation import Context, Measurement, read_scoring
-from mecha_exp.evaluation.pool import _environment, close_pools, evaluation_pool, read_workers
-from mecha_exp.evaluation.shared_model import shared
+from mecha_exp.evaluation.isolation.pool import _environment, close_pools, evaluation_pool, read_workers
+from mecha_exp.evaluation.isolation.shared_model import shared
 from mecha_exp.plugins import load_plugins
 
 PLUGIN = '''

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.isolation.shared_model import shared
 from mecha_exp.evaluation.measurement import Measurement
-from mecha_exp.evaluation.shared_model import shared
 
 if TYPE_CHECKING:
     from mecha_exp.evaluation.scoring import Evaluation
@@ -124,7 +124,7 @@ class EvaluationProcess:
             return self._running
         path = os.pathsep.join(p or str(Path.cwd()) for p in sys.path)
         self._running = subprocess.Popen(
-            [sys.executable, "-m", "mecha_exp.evaluation.worker", *self._plugins],
+            [sys.executable, "-m", "mecha_exp.evaluation.isolation.worker", *self._plugins],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **self._environment, "PYTHONPATH": path},

@@ -1,4 +1,4 @@
-"""The process of `isolation`: `python -m mecha_exp.evaluation.worker PLUGIN...` measures models."""
+"""The process of `isolation`: `python -m mecha_exp.evaluation.isolation.worker PLUGIN...` measures models."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import IO, Any
 
 from mecha_exp.errors import EvaluationError, MechaError
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.isolation.shared_model import SharedModel
 from mecha_exp.evaluation.measurement import Measurement, measured_by
+from mecha_exp.evaluation.model import load_state_dict
 from mecha_exp.evaluation.registry import all_evaluators
-from mecha_exp.evaluation.scoring import load_state_dict
-from mecha_exp.evaluation.shared_model import SharedModel
 from mecha_exp.plugins import load_plugins
 
 

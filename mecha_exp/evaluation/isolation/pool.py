@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mecha_exp.errors import ConfigError, Problems
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.isolation import EvaluationProcess, LostProcessError
+from mecha_exp.evaluation.isolation.process import EvaluationProcess, LostProcessError
 from mecha_exp.evaluation.measurement import Measurement
 from mecha_exp.system.cores import available_cores
 
