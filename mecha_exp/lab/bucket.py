@@ -20,7 +20,7 @@ from threading import Lock
 from typing import Any
 
 from mecha_exp.checkpoint.remote import is_address
-from mecha_exp.checkpoint.remote.address import HTTP, S3, scheme_of
+from mecha_exp.checkpoint.remote.address import GOOGLE, HTTP, S3, scheme_of
 from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import first_line
 from mecha_exp.errors import CheckpointError, StoreError
@@ -237,8 +237,8 @@ def _opened(address: str) -> tuple[Any, str]:
             f"store={address}: results cannot be written there. Name a folder, or a place such as s3://bucket/path."
         )
     try:
-        if scheme in S3:
-            library("s3fs")
+        if scheme in (*S3, *GOOGLE):
+            library("s3fs" if scheme in S3 else "gcsfs")
         fs, root = url_to_fs(address)
     except (ImportError, ValueError, CheckpointError) as error:
         raise StoreError(f"store={address} cannot be opened: {first_line(error)}") from None

@@ -28,6 +28,7 @@ NOT_IN_PARTS = {
 FILE_SUFFIXES = (".safetensors", ".sft", *NOT_IN_PARTS)
 HTTP = ("http", "https")
 S3 = ("s3", "s3a")
+GOOGLE = ("gs", "gcs")
 
 
 class HubFile(NamedTuple):

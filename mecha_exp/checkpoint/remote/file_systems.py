@@ -1,4 +1,4 @@
-"""The file systems of fsspec as stores: S3, and any other."""
+"""The file systems of fsspec as stores: S3, Google Cloud Storage, and any other."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ _CHANGED = {"PreconditionFailed", "412", "InvalidRange", "416"}
 
 class AnyStore:
     """Any file system of fsspec, by its own settings and credentials."""
+
+    missing = "it is gone"
+    """What happened to an object that a read does not find."""
 
     def files(self, address: str) -> dict[str, Pin]:
         fs, path = opened(address)
@@ -52,9 +55,9 @@ class AnyStore:
     def read_into(self, pin: Pin, start: int, view: memoryview) -> int:
         fs, path = opened(pin.address)
         try:
-            content = fs.cat_file(path, start=start, end=start + len(view))
+            content = fs.cat_file(path, start=start, end=start + len(view), **self._state(pin))
         except FileNotFoundError:
-            raise changed(pin, "it is gone") from None
+            raise changed(pin, self.missing) from None
         except Exception as error:
             raise Interruption(first_line(error)) from None
         return _fill(view, content, pin)
@@ -69,6 +72,30 @@ class AnyStore:
             raise
         except Exception as error:
             raise Interruption(first_line(error)) from None
+
+    def _state(self, pin: Pin) -> dict[str, str]:
+        """What a read says of the state of the file that it wants; file systems in general take nothing."""
+        return {}
+
+
+class GoogleStore(AnyStore):
+    """Google Cloud Storage: a read asks for the generation that was looked up, whose bytes never change.
+
+    Source: https://cloud.google.com/storage/docs/metadata#generation-number.
+    """
+
+    missing = "it no longer has the generation that it had"
+
+    def __init__(self) -> None:
+        library("gcsfs")
+
+    def pin(self, address: str) -> Pin:
+        fs, path = opened(address)
+        info = fs.info(path)
+        return Pin(address, info["size"], f"generation {info['generation']}")
+
+    def _state(self, pin: Pin) -> dict[str, str]:
+        return {"generation": pin.version.removeprefix("generation ")}
 
 
 class S3Store(AnyStore):

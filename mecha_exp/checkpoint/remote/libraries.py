@@ -7,7 +7,7 @@ from typing import Any
 
 from mecha_exp.errors import CheckpointError
 
-_EXTRAS = {"huggingface_hub": "hub", "s3fs": "s3"}
+_EXTRAS = {"gcsfs": "gs", "huggingface_hub": "hub", "s3fs": "s3"}
 
 
 def library(name: str) -> Any:

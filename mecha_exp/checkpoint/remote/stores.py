@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 
-from mecha_exp.checkpoint.remote.address import HTTP, S3, scheme_of
-from mecha_exp.checkpoint.remote.file_systems import AnyStore, S3Store
+from mecha_exp.checkpoint.remote.address import GOOGLE, HTTP, S3, scheme_of
+from mecha_exp.checkpoint.remote.file_systems import AnyStore, GoogleStore, S3Store
 from mecha_exp.checkpoint.remote.pin import Store
 from mecha_exp.checkpoint.remote.web import HttpStore, HubStore
 
@@ -18,6 +18,8 @@ def store_of(scheme: str, process: int) -> Store:
         return HubStore()
     if scheme in HTTP:
         return HttpStore(scheme)
+    if scheme in GOOGLE:
+        return GoogleStore()
     return S3Store() if scheme in S3 else AnyStore()
 
 
