@@ -10,7 +10,7 @@ from safetensors.torch import save as as_bytes
 from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint import load
 from mecha_exp.checkpoint.remote import lookup, stores
-from mecha_exp.checkpoint.upload import multipart
+from mecha_exp.checkpoint.upload import multipart, writer
 from mecha_exp.errors import CheckpointError, MergeError
 from mecha_exp.lab.content_hash import content_of, unread_bytes
 from mecha_exp.sources.search import find_model
@@ -193,6 +193,46 @@ def test_a_part_that_the_store_refuses_is_an_error(parts, save, monkeypatch):
     with pytest.raises(CheckpointError, match="cannot be written: no more room"):
         merge(weighted_sum(model, model, alpha=0.3), "s3://models/out.safetensors")
     assert not keys(parts, "out") and not uploads(parts)
+
+
+@pytest.mark.parametrize("refused", ["model-00002", "config.json", "index.json"])
+def test_a_folder_that_cannot_be_committed_leaves_nothing(refused, parts, tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(as_bytes(BIG))
+    (folder / "config.json").write_text('{"model_type": "tiny"}')
+    call, file_system = multipart.MultipartUpload._call, writer.opened("s3://models")[0]
+    pipe_file = file_system.pipe_file
+
+    def complete(self, name, **arguments):
+        if name == "complete_multipart_upload" and refused in self.address:
+            raise CheckpointError(f"{self.address} cannot be written: no more room.")
+        return call(self, name, **arguments)
+
+    def put(path, content):
+        if path.endswith(refused):
+            raise OSError("no more room")
+        return pipe_file(path, content)
+
+    monkeypatch.setattr(multipart.MultipartUpload, "_call", complete)
+    monkeypatch.setattr(file_system, "pipe_file", put)
+    recipe = weighted_sum(str(folder), str(folder), alpha=0.3)
+    with pytest.raises(CheckpointError, match=rf"{refused}.* cannot be written: no more room"):
+        merge(recipe, "s3://models/merged", shard_size="4MB")
+    assert not keys(parts, "merged") and not uploads(parts)
+
+
+def test_files_that_cannot_be_deleted_are_named(parts, save, monkeypatch):
+    model = save("model", BIG)
+    file_system = writer.opened("s3://models")[0]
+
+    def refuse(*_, **__):
+        raise OSError("access is denied")
+
+    monkeypatch.setattr(file_system, "pipe_file", refuse)
+    monkeypatch.setattr(file_system, "rm", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot be deleted: access is denied\. Delete them: model-"):
+        merge(weighted_sum(model, model, alpha=0.3), "s3://models/merged", shard_size="4MB")
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ class UploadWriter:
     """Uploads the files of one model while it is made; nothing is there before `commit`.
 
     One file replaces an old one in one step. A folder is committed shard by shard, then its small files, and
-    what a reader opens first comes last: the index, or the only file. It cannot go on after an interrupt, so
-    nothing is left then.
+    what a reader opens first comes last: the index, or the only file. If one cannot be, those before it are
+    deleted again. It cannot go on after an interrupt, so nothing is left then.
 
     Args:
         address: of the file, or of the folder.
@@ -47,6 +47,7 @@ class UploadWriter:
         self._is_folder = small_files is not None
         self._packages, self._small_files = packages, dict(small_files or {})
         self._uploads: dict[str, MultipartUpload] = {}
+        self._visible: list[str] = []  # files of a folder that others lack
         self._place_of: dict[str, tuple[MultipartUpload, int]] = {}
         try:
             for package in packages:
@@ -97,17 +98,26 @@ class UploadWriter:
         for name in sorted(self._uploads, key=lambda name: name in last):
             if name in last:
                 self._put_small_files()
+            self._visible.append(name)
             self._uploads[name].complete()
         self._put_small_files()
         for package in self._packages:
             if len(package.shards) > 1:
                 self._put(package.path_of(package.index), index_content(package, package.files))
+        self._visible.clear()
         return Path(self.address)
 
     def abort(self) -> None:
-        """Delete what was uploaded and is not complete. Idempotent."""
+        """Delete what was uploaded and is not complete: parts, and files of a folder. Idempotent.
+
+        Raises:
+            CheckpointError: the store refuses to delete them.
+        """
         for upload in self._uploads.values():
             upload.abort()
+        visible, self._visible = self._visible, []
+        if visible and self._is_folder:
+            self._delete(visible)
 
     suspend = abort
 
@@ -115,7 +125,19 @@ class UploadWriter:
         while self._small_files:
             self._put(*self._small_files.popitem())
 
+    def _delete(self, names: Sequence[str]) -> None:
+        fs, root = opened(self.address)
+        try:
+            fs.invalidate_cache()
+            fs.rm([path for name in names if fs.exists(path := f"{root}/{name}")])
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.address} is not complete, and the files of it that are there cannot be deleted: "
+                f"{first_line(error)}. Delete them: {', '.join(names)}."
+            ) from error
+
     def _put(self, name: str, content: bytes) -> None:
+        self._visible.append(name)
         fs, path = opened(f"{self.address}/{name}")
         try:
             fs.pipe_file(path, content)
