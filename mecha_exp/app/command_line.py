@@ -1,14 +1,15 @@
 """Reads a command line and checks it before Hydra starts.
 
 Hydra stops at the first wrong name, and it would run a sweep over a key that the recipe does not use as so
-many identical jobs. Here the configuration is composed once for each choice of groups, and everything that is
-wrong is reported at once with the nearest valid name, before any folder is made.
+many identical jobs. Here everything that is wrong is reported at once with the nearest valid name, before any
+folder is made.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,8 @@ class CommandLine:
 
     Attributes:
         typed: the arguments as they were typed.
-        arguments: the arguments for Hydra, with `++` where its configuration lacks a key.
+        composer: composes its configurations and runs it.
+        overrides: the overrides for Hydra, with `++` where its configuration lacks a key.
         is_sweep: whether it is a multirun.
         swept: the keys with several values, in the order of the command line.
         config: the configuration of the first point, with Hydra's part.
@@ -65,7 +67,8 @@ class CommandLine:
     """
 
     typed: list[str]
-    arguments: list[str]
+    composer: Composer
+    overrides: list[str]
     is_sweep: bool
     swept: list[str]
     config: DictConfig
@@ -75,6 +78,11 @@ class CommandLine:
     notes: Sequence[str]
     searched: SearchedPoints | None = None
     adaptive: AdaptivePoints | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments for Hydra, flags first."""
+        return [*self.composer.flags, *self.overrides]
 
     @property
     def lists_points(self) -> bool:
@@ -88,14 +96,15 @@ class CommandLine:
         return _job(known.words_of(setting), self.points.parameters)
 
 
-def check(arguments: Sequence[str]) -> CommandLine:
-    """Read a command line and check its names.
+@contextmanager
+def checked(arguments: Sequence[str]) -> Iterator[CommandLine]:
+    """Read a command line and check its names. Hydra is set up for it in the context.
 
     Raises:
         ConfigError: everything that is wrong with it.
     """
     with composer_of(read(arguments)) as composer:
-        return _check(list(arguments), composer)
+        yield _check(list(arguments), composer)
 
 
 def _check(typed: list[str], composer: Composer) -> CommandLine:
@@ -120,7 +129,7 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
     problems.raise_as(ConfigError)
     keys = {key for key in sweep.swept if key not in {*composer.groups, *LABELS}}
     added = points.parameters | sweep.own  # which the configuration of the sweep as a whole may lack
-    completed = [f"++{word}" if _key(word) in added else word for word in (*composer.flags, *overrides)]
+    completed = [f"++{word}" if _key(word) in added else word for word in overrides]
     jobs = [_job(words, points.parameters) for words in sweep.words]
     check_used(keys, points, problems)
     check_unused(points, [*sweep.swept, *LABELS], sweep.own, problems)
@@ -130,7 +139,7 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
     searched = sweep if isinstance(sweep, SearchedPoints) else None
     adaptive = sweep if isinstance(sweep, AdaptivePoints) else None
     more = (sweep.left_out, sweep.notes, searched, adaptive)
-    return CommandLine(typed, completed, is_sweep, sweep.swept, points[0], points, jobs, *more)
+    return CommandLine(typed, composer, completed, is_sweep, sweep.swept, points[0], points, jobs, *more)
 
 
 def _parsed(words: Sequence[str], problems: Problems) -> list[Override]:

@@ -49,8 +49,8 @@ class Grid(Sequence[DictConfig]):
     @classmethod
     def of(cls, points: Sequence[Sequence[str]], composer: Composer) -> Grid:
         """The grid of points that are given by their overrides."""
-        pickled: dict[int, bytes] = {}
-        return cls([_grid_point(words, composer, pickled) for words in points])
+        bases: dict[tuple[str, ...], tuple[DictConfig, bytes]] = {}
+        return cls([_grid_point(words, composer, bases) for words in points])
 
     def __len__(self) -> int:
         return len(self.points)
@@ -105,14 +105,16 @@ def _set_values(config: DictConfig, overrides: Sequence[Override]) -> None:
         set_value(config, override)
 
 
-def _grid_point(words: Sequence[str], composer: Composer, pickled: dict[int, bytes]) -> GridPoint:
+def _grid_point(
+    words: Sequence[str], composer: Composer, bases: dict[tuple[str, ...], tuple[DictConfig, bytes]]
+) -> GridPoint:
     parsed = [parse_override(word) for word in words]
-    choice = [str(o.input_line) for o in parsed if decides_files(o, composer.groups)]
+    choice = tuple(str(o.input_line) for o in parsed if decides_files(o, composer.groups))
     values = tuple(o for o in parsed if not decides_files(o, composer.groups))
-    base = composer.compose(choice)
-    if id(base) not in pickled:
-        pickled[id(base)] = pickle.dumps(base)
-    return GridPoint(base, pickled[id(base)], values)
+    if choice not in bases:
+        base = composer.compose(choice)
+        bases[choice] = base, pickle.dumps(base)
+    return GridPoint(*bases[choice], values)
 
 
 def recipe_name(config: DictConfig) -> str:

@@ -12,7 +12,7 @@ from mecha_exp.app.adaptive.points import AdaptiveSweep
 from mecha_exp.app.checks.race import check_race
 from mecha_exp.app.checks.unused import idle_experts
 from mecha_exp.app.command_line import CommandLine
-from mecha_exp.app.hydra.compose import Batch, run_jobs
+from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
 from mecha_exp.app.point import Point, prepare_job
@@ -50,7 +50,11 @@ def main(arguments: list[str]) -> int:
     Raises:
         MechaError: what is wrong before any work.
     """
-    line = command_line.check(arguments)
+    with command_line.checked(arguments) as line:
+        return _run(line)
+
+
+def _run(line: CommandLine) -> int:
     load_plugins(line.config.get("plugins") or ())
     if line.config.get("debug") and line.config.debug.get("plan"):
         return _show_plan(line)
@@ -135,10 +139,10 @@ def _run_one(line: CommandLine, bench: Workbench) -> int:
     folder = Path(line.config.hydra.run.dir)
     _, scoring = _require_one_good_point(line, bench, folder)
     check_race(line, scoring)
-    if not any(word.startswith("hydra.run.dir=") for word in line.arguments):
+    if not any(word.startswith("hydra.run.dir=") for word in line.overrides):
         folder = make_new_folder(folder)
     try:
-        run_jobs([*line.arguments, f"hydra.run.dir={_quoted(folder)}"], None, run_point)
+        line.composer.run([*line.overrides, f"hydra.run.dir={_quoted(folder)}"], None, run_point)
     except KeyboardInterrupt:
         return _interrupted(_how_to_go_on(line, folder))
     record = Record.load(folder)
@@ -188,7 +192,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
         good, reported, trouble, interrupted = False, False, None, False
         try:
             batches = adaptive.batches(folder) if adaptive else [Batch(line.jobs)]
-            run_jobs([*line.arguments, f"hydra.sweep.dir={_quoted(folder)}"], batches, run_point)
+            line.composer.run([*line.overrides, f"hydra.sweep.dir={_quoted(folder)}"], batches, run_point)
             is_part = line.config.sweep.get("share") is not None or _lacks_points(sweep, folder, adaptive)
             reported = is_part or report_chosen(sweep, folder, bench, tracking)  # the whole sweep chooses
         except KeyboardInterrupt:

@@ -10,9 +10,10 @@ from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
 from hydra.core import utils as hydra_utils
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,6 +21,7 @@ from mecha_exp.app.grid import Grid
 from mecha_exp.app.hydra.compose import CONFIG_NAME, composer_of, hydra_of
 from mecha_exp.app.hydra.jobs import Jobs, Scratch, parse_override, run_job
 from mecha_exp.app.hydra.plugins import register_with_hydra
+from mecha_exp.app.main import main
 from mecha_exp.errors import ConfigError
 
 JOBS = [
@@ -55,10 +57,10 @@ def test_jobs_have_the_configuration_that_hydra_would_compose():
     register_with_hydra()
     with hydra_of(get_args_parser().parse_args([])) as ours:
         sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
-        loader = ours.config_loader
+        theirs = ConfigLoaderImpl(ours.config_loader.get_search_path())
 
-        made = list(Jobs(loader, sweep, JOBS, first_number=5))
-        composed = [loader.load_sweep_config(sweep, words) for words in JOBS]
+        made = list(Jobs(ours.config_loader, sweep, JOBS, first_number=5))
+        composed = [theirs.load_sweep_config(sweep, words) for words in JOBS]
 
     for number, (ours_job, hydras_job) in enumerate(zip(made, composed, strict=True), 5):
         hydras_job.hydra.job.update(id=number, num=number)
@@ -67,14 +69,60 @@ def test_jobs_have_the_configuration_that_hydra_would_compose():
         assert OmegaConf.is_readonly(ours_job.hydra) == OmegaConf.is_readonly(hydras_job.hydra)
 
 
+COMPOSED = [
+    *JOBS,
+    ["alpha=0.1,0.2", "recipe=ties,slerp", "hydra.sweep.dir=s"],
+    ["hydra.run.dir=a", "recipe=ties", "hydra.run.dir='b c'", "hydra.job.config.override_dirname.kv_sep=+"],
+    ["blocks.encoder=0.2", "blocks={decoder: 0.1}", "+sweep.options={b: 1}", "hydra/launcher=basic"],
+    ["hydra.job.env_copy=[HOME]", "hydra.searchpath=[pkg://mecha_exp]", "rerun=always"],
+]
+WRONG = [["recipe=no"], ["no=1"], ["~no"], ["+alpha.x=1"], ["alpha=1,2"], ["++recipe=ties"], ["hydra.no=1"]]
+
+
+@pytest.mark.parametrize("mode", [RunMode.RUN, RunMode.MULTIRUN])
+@pytest.mark.parametrize("words", [*COMPOSED, *WRONG])
+def test_the_loader_composes_what_hydra_composes(words: list[str], mode: RunMode):
+    register_with_hydra()
+    with hydra_of(get_args_parser().parse_args([])) as ours:
+        theirs = ConfigLoaderImpl(ours.config_loader.get_search_path())
+        expected = _composed_or_error(theirs, words, mode)
+
+        for _ in range(2):
+            assert _composed_or_error(ours.config_loader, words, mode) == expected
+
+
+def _composed_or_error(loader: ConfigLoader, words: list[str], mode: RunMode) -> object:
+    try:
+        return _everything(loader.load_configuration(CONFIG_NAME, words, mode))
+    except HydraException as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    "words", [["alpha=0.3"], ["alpha=0.3,0.5", "-m"], ["alpha=0.3,0.5", "output=none", "-m"]]
+)
+def test_a_command_composes_its_configuration_once(words: list[str], tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    counted: list[list[str]] = []
+    compose = ConfigLoaderImpl.load_configuration
+
+    def count(loader: ConfigLoaderImpl, name: str, overrides: list[str], *more: object) -> DictConfig:
+        counted.append(overrides)
+        return compose(loader, name, overrides, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", count)
+
+    assert main(["tracking=none", "recipe=ties", *words]) == 0
+    assert len(counted) == 1, counted
+
+
 def test_the_next_batch_of_a_sweep_composes_nothing_from_the_files_again(monkeypatch):
     register_with_hydra()
     with hydra_of(get_args_parser().parse_args([])) as ours:
         sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
-        bases: dict[tuple[str, ...], bytes] = {}
-        first = list(Jobs(ours.config_loader, sweep, JOBS, bases=bases))
-        monkeypatch.setattr(ours.config_loader, "load_sweep_config", lambda *_: pytest.fail("composed again"))
-        again = list(Jobs(ours.config_loader, sweep, JOBS, bases=bases))
+        first = list(Jobs(ours.config_loader, sweep, JOBS))
+        monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", lambda *_: pytest.fail("composed again"))
+        again = list(Jobs(ours.config_loader, sweep, JOBS))
 
     assert [_everything(job) for job in again] == [_everything(job) for job in first]
 

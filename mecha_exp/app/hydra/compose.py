@@ -15,20 +15,17 @@ from typing import Any, NoReturn
 import hydra
 import omegaconf.base
 from hydra._internal import hydra as hydra_internals
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import IConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_automatic_config_search_path, get_args_parser, run_and_report
 from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
-from hydra.plugins.config_source import ConfigResult
-from omegaconf import Container, DictConfig, OmegaConf
+from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig
 
 from mecha_exp.app.hydra.jobs import Jobs, parse_override
+from mecha_exp.app.hydra.loader import Loader
 from mecha_exp.app.hydra.options import register_choices, register_presets
 from mecha_exp.app.words.quoting import explain
 from mecha_exp.errors import ConfigError, MechaError
@@ -60,7 +57,7 @@ COMPOSE: ContextVar[Callable[[Sequence[Sequence[str]]], Jobs] | None] = ContextV
 
 
 class Composer:
-    """Composes the configurations of a command line, once for each choice of groups.
+    """Composes the configurations of a command line, and lets Hydra run its jobs.
 
     Attributes:
         overrides: the overrides of the command line.
@@ -70,20 +67,16 @@ class Composer:
     """
 
     def __init__(self, ours: Hydra, flags: Namespace, arguments: Sequence[str]) -> None:
-        self._loader = ours.config_loader
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._hydra, self._loader = ours, ours.config_loader
+        self._config_name: str = flags.config_name or CONFIG_NAME
         self.overrides: list[str] = list(flags.overrides)
         self.flags = list(arguments[: len(arguments) - len(self.overrides)])
         self.is_multirun = bool(flags.multirun)
         self.groups = frozenset(self._loader.list_groups(""))
 
     def compose(self, choice: Sequence[str]) -> DictConfig:
-        """The configuration with these overrides, cached: copy it to change it."""
-        key = tuple(choice)
-        if key not in self._composed:
-            overrides = list(choice)
-            self._composed[key] = hydra.compose(CONFIG_NAME, overrides=overrides, return_hydra_config=True)
-        return self._composed[key]
+        """The configuration with these overrides."""
+        return self._hydra.compose_config(self._config_name, list(choice), RunMode.RUN, from_shell=False)
 
     def options(self, group: str) -> set[str]:
         """The names of a group's options."""
@@ -92,6 +85,40 @@ class Composer:
     def is_group(self, override: Override) -> bool:
         """Whether an override chooses an option of a group."""
         return override.key_or_group in self.groups or "/" in override.key_or_group
+
+    def run(self, words: Sequence[str], batches: Iterable[Batch] | None, task: Callable[..., Any]) -> None:
+        """Let Hydra run the command line as one job, or as the jobs of a sweep.
+
+        `hydra.main` would compose the configuration once more, only to learn which of the two it is.
+
+        Args:
+            words: the overrides of the job, or of the sweep as a whole.
+            batches: the jobs of a sweep, in batches that are run one after another; None for one job.
+            task: the function that is called with the configuration of each job.
+
+        Raises:
+            MechaError: asking for the next batch did.
+            OSError: the disk is full, or the like.
+        """
+        start = self._hydra.run if batches is None else self._hydra.multirun
+        overrides = [*words, f"hydra.mode={'RUN' if batches is None else 'MULTIRUN'}"]
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                start(self._config_name, task, overrides)
+            except (MechaError, OSError) as error:  # which Hydra would report as a bug, with its traceback
+                if isinstance(error, OSError) and write_sentence(error) is None:
+                    raise
+                failures.append(error)
+
+        token = BATCHES.set(batches or ())
+        try:
+            run_and_report(run)
+        finally:
+            BATCHES.reset(token)
+        if failures:
+            raise failures[0]
 
 
 @contextmanager
@@ -130,7 +157,7 @@ def hydra_of(flags: Namespace) -> Iterator[Hydra]:
     current = GlobalHydra.instance()
     before = current.hydra
     hydra.version.setbase(VERSION_BASE)
-    current.hydra = Hydra("mecha_exp", _Loader(search_path))
+    current.hydra = Hydra("mecha_exp", Loader(search_path))
     try:
         yield current.hydra
     finally:
@@ -170,47 +197,10 @@ def answer(arguments: Sequence[str]) -> None:
                 raise ConfigError(_in_our_words(error)) from None
         return
     sys.argv = [sys.argv[0], *arguments]
-    hydra_internals.ConfigLoaderImpl = _Loader  # type: ignore[attr-defined]  # Hydra's own start would use its own
+    vars(hydra_internals)["ConfigLoaderImpl"] = Loader  # Hydra's own start would use its own
     hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(
         lambda config: None
     )()
-
-
-def run_jobs(arguments: Sequence[str], batches: Iterable[Batch] | None, task: Callable[..., Any]) -> None:
-    """Let Hydra run a command line as one job, or as the jobs of a sweep.
-
-    `hydra.main` would compose the configuration once more, only to learn which of the two it is.
-
-    Args:
-        arguments: the arguments of the command line, flags first.
-        batches: the jobs of a sweep, in batches that are run one after another; None for one job.
-        task: the function that is called with the configuration of each job.
-
-    Raises:
-        MechaError: asking for the next batch did.
-        OSError: the disk is full, or the like.
-    """
-    flags = _flags_of(arguments)
-    words = [*flags.overrides, f"hydra.mode={'RUN' if batches is None else 'MULTIRUN'}"]
-    failures: list[Exception] = []
-
-    def run() -> None:
-        start = ours.run if batches is None else ours.multirun
-        try:
-            start(flags.config_name or CONFIG_NAME, task, words)
-        except (MechaError, OSError) as error:  # which Hydra would report as a bug, with its traceback
-            if isinstance(error, OSError) and write_sentence(error) is None:
-                raise
-            failures.append(error)
-
-    token = BATCHES.set(batches or ())
-    try:
-        with hydra_of(flags) as ours:
-            run_and_report(run)
-    finally:
-        BATCHES.reset(token)
-    if failures:
-        raise failures[0]
 
 
 def _flags_of(arguments: Sequence[str]) -> Namespace:
@@ -233,47 +223,3 @@ def _in_our_words(error: HydraException) -> str:
         return explain(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines) or type(error).__name__
-
-
-def _refuse_hydra_settings(config: Container, name: str) -> None:
-    """Raise unless a file of the user's leaves Hydra's own settings alone, but for what it varies."""
-    settings = config.get("hydra") if isinstance(config, DictConfig) else None
-    if settings is None:
-        return
-    entries = OmegaConf.to_container(settings) if isinstance(settings, Container) else settings
-    names = [f"hydra.{key!s}" for key in entries] if isinstance(entries, dict) else ["hydra"]
-    if isinstance(entries, dict) and isinstance(entries.get("sweeper"), dict):
-        names.remove("hydra.sweeper")
-        names += [f"hydra.sweeper.{key}" for key in entries["sweeper"]]
-    refused = sorted(set(names) - {"hydra.mode", "hydra.sweeper.params"})
-    if refused:
-        raise ConfigCompositionException(
-            f"{name}.yaml sets {', '.join(refused)}, which can run code. A file may set "
-            "hydra.sweeper.params and hydra.mode; put other settings of Hydra on the command line."
-        )
-
-
-class _Loader(ConfigLoaderImpl):
-    """Hydra's loader, without copying the whole repository for each list of a group's options.
-
-    Files of a folder of the user's are data: they do not reach the part of Hydra's configuration that names
-    code to run.
-    """
-
-    def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
-        result = super()._load_single_config(default, repo)
-        if result.path.startswith("file://"):
-            _refuse_hydra_settings(result.config, str(default.config_path))
-        return result
-
-    def get_group_options(
-        self,
-        group_name: str,
-        results_filter: ObjectType | None = ObjectType.CONFIG,
-        config_name: str | None = None,
-        overrides: list[str] | None = None,
-    ) -> list[str]:
-        """The names in a group. A configuration and overrides may add folders to the search path."""
-        if config_name is None and not overrides:
-            return self.repository.get_group_options(group_name, results_filter)
-        return super().get_group_options(group_name, results_filter, config_name, overrides)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra._internal.config_loader_impl import get_overrides_dirname
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -41,8 +41,6 @@ class Jobs:
         overrides: the overrides of each job.
         first_number: the number of the first job.
         numbers: the numbers of all jobs, where they do not follow one another.
-        bases: the configurations of the same sweep that are composed from the files already, by what chooses
-            files. To compose one takes as long as many points of a small model.
     """
 
     def __init__(
@@ -51,13 +49,12 @@ class Jobs:
         config: DictConfig,
         overrides: Sequence[Sequence[str]],
         first_number: int = 0,
-        bases: dict[tuple[str, ...], bytes] | None = None,
         numbers: Sequence[int] | None = None,
     ) -> None:
         self._loader, self._config, self.overrides = loader, config, overrides
         self.numbers = range(first_number, first_number + len(overrides)) if numbers is None else numbers
         self._groups = set(loader.list_groups(""))
-        self._bases = {} if bases is None else bases
+        self._bases: dict[tuple[str, ...], bytes] = {}
 
     def __len__(self) -> int:
         return len(self.overrides)
@@ -79,7 +76,9 @@ class Jobs:
             self._bases[choices] = pickle.dumps(base)
         values = [o for o in parsed if not decides_files(o, self._groups)]
         job = scratch.compose(self._bases[choices], values, self._set_values)
-        _name(job, parsed, self.numbers[index])
+        note_task(job, parsed)
+        with open_dict(job):
+            job.hydra.job.id = job.hydra.job.num = self.numbers[index]
         OmegaConf.copy_cache(from_config=self._config, to_config=job)
         return job
 
@@ -227,17 +226,13 @@ def decides_files(override: Override, groups: Set[str]) -> bool:
     return name in groups or "/" in name or override.is_hydra_override()
 
 
-def _name(job: DictConfig, overrides: Sequence[Override], number: int) -> None:
-    """Set what Hydra notes about a job: its overrides and its number."""
+def note_task(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Note in Hydra's part which overrides a configuration has, but for those of that part."""
     task = [o for o in overrides if not o.is_hydra_override()]
-    naming = job.hydra.job.config.override_dirname
-    excluded = set(naming.exclude_keys)
-    named = sorted(str(o.input_line) for o in task if o.key_or_group not in excluded)
-    with open_dict(job):
-        _replace(job.hydra.overrides.task, [str(o.input_line) for o in task])
-        job.hydra.job.override_dirname = re.sub("=", naming.kv_sep, naming.item_sep.join(named))
-        job.hydra.job.id = number
-        job.hydra.job.num = number
+    _replace(config.hydra.overrides.task, [str(o.input_line) for o in task])
+    naming = config.hydra.job.config.override_dirname
+    name = get_overrides_dirname(task, naming.exclude_keys, naming.item_sep, naming.kv_sep)
+    config.hydra.job.override_dirname = name
 
 
 def _replace(texts: ListConfig, wanted: Sequence[str]) -> None:

@@ -54,7 +54,6 @@ class OnePassLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what all jobs have in common."""
         self._context, self._run_point, self._config = hydra_context, task_function, config
-        self._bases: dict[tuple[str, ...], bytes] = {}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run every job; returns their return values in the order of the jobs."""
@@ -83,7 +82,7 @@ class OnePassLauncher(Launcher):
 
     def jobs(self, overrides: Sequence[Sequence[str]], first_number: int) -> Jobs:
         """The jobs of some overrides."""
-        return Jobs(self._context.config_loader, self._config, overrides, first_number, self._bases)
+        return Jobs(self._context.config_loader, self._config, overrides, first_number)
 
     def complete(
         self, jobs: Jobs, points: Mapping[int, PointOrError], bench: Workbench, tracker: Tracker

@@ -34,7 +34,6 @@ class Session:
         context: what Hydra gave to the launcher.
         run_point: `app.run.run_point`.
         config: the configuration of the sweep.
-        bases: configurations that are composed already; see `Jobs`.
         hydra: its global state, as its own launchers carry it.
         store: the folder of the store, which workers must see; None without one, or with one at an address.
     """
@@ -42,7 +41,6 @@ class Session:
     context: HydraContext
     run_point: Callable[..., Any]
     config: DictConfig
-    bases: dict[tuple[str, ...], bytes]
     hydra: dict[str, Any]
     store: Path | None
 
@@ -85,12 +83,11 @@ class _ShareLauncher(OnePassLauncher):
 
     def __init__(self, session: Session, claims: Claims, numbers: Sequence[int]) -> None:
         self.setup(hydra_context=session.context, task_function=session.run_point, config=session.config)
-        self._bases, self._claims, self._numbers = session.bases, claims, numbers
+        self._claims, self._numbers = claims, numbers
 
     def jobs(self, overrides: Sequence[Sequence[str]], first_number: int) -> Jobs:
         """The jobs under their numbers in the whole sweep."""
-        loader = self._context.config_loader
-        return Jobs(loader, self._config, overrides, first_number, self._bases, self._numbers)
+        return Jobs(self._context.config_loader, self._config, overrides, first_number, self._numbers)
 
     def run(
         self, config: DictConfig, point: PointOrError, result: Merged | Exception | None, tracker: Tracker

@@ -116,9 +116,7 @@ class ShareLauncher(OnePassLauncher):
         store = bench.store.shared_folder if bench.store else None
         if store:
             store.mkdir(parents=True, exist_ok=True)
-        return Session(
-            self._context, self._run_point, self._config, self._bases, Singleton.get_state(), store
-        )
+        return Session(self._context, self._run_point, self._config, Singleton.get_state(), store)
 
 
 class RayLauncher(ShareLauncher):

@@ -1,4 +1,4 @@
-"""The sweeper of the lab: runs the points of a sweep, which `run_jobs` passes on."""
+"""The sweeper of the lab: runs the points of a sweep, which `Composer.run` passes on."""
 
 from __future__ import annotations
 

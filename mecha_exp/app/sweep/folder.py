@@ -40,7 +40,7 @@ def claimed_folder(line: CommandLine, bench: Workbench) -> Iterator[Path]:
         ConfigError: another process is at work in the folder that was asked for.
     """
     fresh = Path(line.config.hydra.sweep.dir)
-    if any(word.startswith("hydra.sweep.dir=") for word in line.arguments):
+    if any(word.startswith("hydra.sweep.dir=") for word in line.overrides):
         with _locked(fresh):
             yield fresh
         return
