@@ -138,7 +138,7 @@ def _interface(annotation: Any, owner: str, name: str) -> tuple[Any, bool]:
         (inner,) = typing.get_args(annotation) or (T,)
         return (object if isinstance(inner, TypeVar) else _interface(inner, owner, name)[0]), True
     if isinstance(annotation, TypeVar):
-        return torch.Tensor, False
+        return object, False
     if typing.get_origin(annotation) is list:
         if torch.Tensor in typing.get_args(annotation):
             raise RecipeError(

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from mecha_exp import Parameter, Return, StateDict, merge_method
 from mecha_exp.extensions import model_configs
 
 BLOCKS = "sdxl-supermerger_blocks"
+T = TypeVar("T")
 
 
 def over_blocks(kind, value, seen: list[object]):
@@ -56,6 +58,8 @@ def test_a_file_takes_the_numbers(tmp_path: Path):
         (int, {"IN00": torch.tensor(3)}, 3),
         (str, "word", "word"),
         (str, {"IN00": "word"}, "word"),
+        (T, {"IN00": 1}, 1),
+        (T, {"IN00": 1.5}, 1.5),
     ],
 )
 def test_a_method_receives_the_type_that_it_declares(kind: type, value: object, expected: object):
@@ -64,7 +68,20 @@ def test_a_method_receives_the_type_that_it_declares(kind: type, value: object, 
     merged = m.merge(over_blocks(kind, value, seen))
 
     assert merged["IN00"] == expected
-    assert seen and all(type(each) is kind and each == expected for each in seen)
+    assert seen and all(type(each) is type(expected) and each == expected for each in seen)
+
+
+@pytest.mark.parametrize("value", [2, {"w": 2}], ids=["a number", "a number by key"])
+def test_a_type_variable_leaves_a_number_beside_a_model_as_it_is(value: object):
+    seen: list[type] = []
+
+    @merge_method(register=False)
+    def scaled(a: Parameter(T), by: Parameter(T, "param"), **kwargs) -> Return(T):
+        seen.append(type(by))
+        return a * by
+
+    assert m.merge(scaled({"w": torch.arange(3.0)}, value))["w"].tolist() == [0, 2, 4]
+    assert set(seen) == {int}
 
 
 def test_a_dictionary_of_numbers_is_a_state_dict_of_tensors():

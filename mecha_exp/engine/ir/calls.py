@@ -110,7 +110,7 @@ class Call:
             return tuple(self._operand(spec, node) for node in given)
         if isinstance(given, LiteralNode) or given is None:
             value = given.value if given is not None else () if spec.variadic else spec.default
-            if spec.is_tensor and isinstance(value, float | int):
+            if spec.interface is torch.Tensor and isinstance(value, float | int):
                 return torch.tensor(value, dtype=self.dtype)
             if spec.is_tensor and isinstance(value, torch.Tensor):
                 return value.to(self.dtype).reshape(()) if value.numel() == 1 else given
