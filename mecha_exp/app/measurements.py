@@ -77,6 +77,9 @@ class Measurements:
         store: keeps them; None keeps the inputs' in memory alone.
         write: writes to the store, and warns if that fails.
         is_fresh: whether stored measurements are ignored.
+
+    Attributes:
+        is_wanted: asked before a worker begins with a point; False where another process measures it.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Measurements:
         self._inputs: dict[tuple[str, str], Measurement | None] = {}
         self._started: dict[tuple[str, str], Future[Measurement]] = {}
         self._races = Races()
+        self.is_wanted: Callable[[Point], bool] = lambda point: True
 
     def begin(self) -> None:
         """Forget the inputs' measurements, which a new command may ask for anew."""
@@ -145,7 +149,8 @@ class Measurements:
         key = (evaluation.key, point.digest)
         if key not in self._started and self._stored(*key) is None:
             context = self._watched(point.context, *key)
-            self._started[key] = point.scoring.start(evaluation, model, context)
+            is_wanted = partial(self.is_wanted, point)
+            self._started[key] = point.scoring.start(evaluation, model, context, is_wanted)
 
     def _begin(self, point: Point, merged: Merged, evaluation: Evaluation) -> Callable[[], Measurement]:
         """Begin to measure a point by another evaluation than its own; what is returned waits for it."""

@@ -66,8 +66,12 @@ class Claims:
         return True
 
     def finish(self, item: int) -> None:
-        """Note that an item that was taken here is done."""
-        (self.folder / str(item)).replace(self.folder / f"{item}{_DONE}")
+        """Note that an item that was taken here is done, also if its claim was released meanwhile."""
+        done = self.folder / f"{item}{_DONE}"
+        try:
+            (self.folder / str(item)).replace(done)
+        except FileNotFoundError:  # this holder was taken for lost, and another one may be done already
+            done.touch()
 
     def states(self) -> tuple[set[int], set[int]]:
         """The items that are taken and not done, and those that are done."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mecha_exp.cluster.task import Outcome, Task, environment_of, variables
@@ -10,17 +11,23 @@ from mecha_exp.cluster.workers import LostWorker, Workers, require
 from mecha_exp.errors import ClusterError
 from mecha_exp.system.cores import available_cores
 
+Resources = Mapping[str, float]
+"""Amounts by the names that Ray gives them, such as `CPU` and `GPU`."""
+_SLACK = 1e-6
+"""Less than the smallest part of a GPU that Ray gives, and more than sums of fractions are wrong by."""
 
-def connect(address: str | None, count: int | None, cores: int) -> bool:
+
+def connect(address: str | None, count: int | None, cores: int, actors: int = 0) -> bool:
     """Connect this process to a cluster, or start Ray on this machine; see `RayWorkers`.
 
     Returns:
         whether it was not connected before.
     """
-    ray = _ray()
+    ray = ray_library()
     if ray.is_initialized():
         return False
-    cpus = cores * (count or max(1, available_cores() // cores))
+    of_each = cores * (1 + actors)
+    cpus = of_each * (count or max(1, available_cores() // of_each))
     here = {} if address else {"num_cpus": cpus, "include_dashboard": False}
     settings = {"log_to_driver": False, "logging_level": "error", **here}
     try:
@@ -30,7 +37,7 @@ def connect(address: str | None, count: int | None, cores: int) -> bool:
             ray.init(address or "local", **settings)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = f"the Ray cluster {address} does not answer" if address else "Ray does not start"
-        raise ClusterError(f"{where}: {_first_line(error)}") from None
+        raise ClusterError(f"{where}: {first_line(error)}") from None
     return True
 
 
@@ -43,6 +50,7 @@ class RayWorkers(Workers):
         count: how many tasks run at a time; None for as many as the cluster has cores for.
         cores: of each task, which Ray counts and does not bind.
         gpus: of each task; with a fraction, several share one GPU.
+        actors: how many actors each task starts, of as many cores. They have the GPUs then, each so many.
         address: of a cluster (`auto` for the one of this machine, `ray://host:10001`, `host:6379`); None
             starts workers on this machine, which end with this process.
 
@@ -52,26 +60,31 @@ class RayWorkers(Workers):
     """
 
     def __init__(
-        self, count: int | None = None, cores: int = 1, gpus: float = 0, address: str | None = None
+        self,
+        count: int | None = None,
+        cores: int = 1,
+        gpus: float = 0,
+        address: str | None = None,
+        actors: int = 0,
     ) -> None:
-        self._is_ours = connect(address, count, cores)
-        self._ray = _ray()
-        there = self._ray.cluster_resources()
-        needed = {"CPU": cores, "GPU": gpus}
-        self._check(there, needed, address)
-        places = min(int(there[name] / amount) for name, amount in needed.items() if amount)
-        super().__init__(count or places, cores)
-        self._call = self._ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=0)(_call)
+        self._is_ours = connect(address, count, cores, actors)
+        self._ray = ray_library()
+        task, actor = {"CPU": cores, "GPU": 0 if actors else gpus}, {"CPU": cores, "GPU": gpus}
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        places = places_on(nodes, [*[actor] * actors, task])
+        if not places:
+            self.close()
+            where = f"the Ray cluster {address}" if address else "Ray on this machine"
+            with_actors = f" and {actors} actors, each with {_words(actor)}" if actors else ""
+            raise ClusterError(
+                f"{where} has no place for a task with {_words(task)}{with_actors}. "
+                f"There: {_machines(nodes)}. Ask for less."
+            )
+        # Tasks may wait for a place. One that has started waits for its actors, which have to find theirs.
+        super().__init__(min(count or places, places) if actors else count or places, cores)
+        self._call = self._ray.remote(num_cpus=cores, num_gpus=task["GPU"], max_retries=0)(_call)
         self._waiting: dict[int, Task] = {}
         self._running: dict[Any, int] = {}
-
-    def _check(self, there: dict[str, float], needed: dict[str, float], address: str | None) -> None:
-        lacking = [name for name, amount in needed.items() if amount > there.get(name, 0)]
-        if lacking:
-            where = f"the Ray cluster {address}" if address else "Ray on this machine"
-            wanted = ", ".join(f"{needed[n]:g} {n} (there: {there.get(n, 0):g})" for n in lacking)
-            self.close()
-            raise ClusterError(f"{where} has no place for a task with {wanted}. Ask for less.")
 
     def close(self) -> None:
         """Cancel what runs, and end Ray if it was started here."""
@@ -98,12 +111,46 @@ class RayWorkers(Workers):
             try:
                 outcome = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
-                outcome = LostWorker(f"a worker of Ray was lost: {_first_line(error)}")
+                outcome = LostWorker(f"a worker of Ray was lost: {first_line(error)}")
             self._fill()
             yield number, outcome
 
 
-def _ray() -> Any:
+def places_on(nodes: Sequence[Resources], together: Sequence[Resources]) -> int:
+    """How often processes fit on nodes together, each on the first node that has room for it.
+
+    Nodes with few GPUs come first, as in Ray, which keeps the others for what needs GPUs.
+    """
+    free = [dict(node) for node in sorted(nodes, key=lambda node: node.get("GPU", 0))]
+    places = 0
+    while all(_take(free, needed) for needed in together):
+        places += 1
+    return places
+
+
+def _take(free: list[dict[str, float]], needed: Resources) -> bool:
+    """Take what a process needs from the first node that has it; returns whether there is one."""
+    for node in free:
+        if all(node.get(name, 0) + _SLACK >= amount for name, amount in needed.items()):
+            node |= {name: node.get(name, 0) - amount for name, amount in needed.items()}
+            return True
+    return False
+
+
+def _machines(nodes: Sequence[Resources]) -> str:
+    counts = Counter(_words({name: node.get(name, 0) for name in ("CPU", "GPU")}) for node in nodes)
+    return "; ".join(
+        f"{count} machine{'s' if count > 1 else ''} with {words}" for words, count in counts.items()
+    )
+
+
+def _words(amounts: Resources) -> str:
+    """Amounts as they are shown: `4 CPU, 0.5 GPU`."""
+    return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items())
+
+
+def ray_library() -> Any:
+    """Ray, if it is installed."""
     return require("ray", "running tasks on Ray")
 
 
@@ -111,5 +158,6 @@ def _call(task: Task) -> Outcome:
     return task()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of what an error says."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

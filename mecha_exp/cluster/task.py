@@ -43,14 +43,14 @@ class Task:
         call = pickle.dumps((function, tuple(arguments)))
         return cls(call, str(Path.cwd()), tuple(sys.path), environment_of(cores))
 
-    def __call__(self) -> Outcome:
-        """Make the call. What it raises is returned, since not every cluster carries exceptions."""
+    def __call__(self, *more: Any) -> Outcome:
+        """Make the call, with more arguments. What it raises is returned: not all clusters carry errors."""
         os.environ.update(self.environment)
         sys.path += [path for path in self.paths if path not in sys.path]
         try:
             self._enter_folder()
             function, arguments = pickle.loads(self.call)
-            return function(*arguments), None
+            return function(*arguments, *more), None
         except Exception as error:
             return None, _portable(error)
 

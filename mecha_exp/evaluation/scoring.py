@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -158,10 +158,14 @@ class Scoring:
         return evaluation_pool(self.plugins, self.workers, self.devices)
 
     def start(
-        self, evaluation: Evaluation, model: Model, context: Context | None = None
+        self,
+        evaluation: Evaluation,
+        model: Model,
+        context: Context | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Future[Measurement]:
-        """Begin to measure a model by one evaluator in the pool; see `measure_one`."""
-        return self.pool.submit(evaluation, model, self.timeout, context)
+        """Begin to measure a model by one evaluator in the pool, if it is wanted then; see `measure_one`."""
+        return self.pool.submit(evaluation, model, self.timeout, context, is_wanted)
 
     def measure(self, model: Model, context: Context | None = None) -> dict[str, float]:
         """Measure a model by every evaluator; returns the metrics by their full names; see `measure_one`."""

@@ -128,7 +128,7 @@ def test_the_commands_of_the_page_about_clusters_are_composed(app):
     lines = page.read_text(encoding="utf-8").splitlines()
     commands = [line.split()[3:] for line in lines if line.startswith("python") and "launcher=" in line]
 
-    assert len(commands) == 3
+    assert len(commands) == 4
     for words in commands:
         plain = [word.split(",")[0] for word in words if word != "-m"]
         assert app(*plain, "--cfg", "hydra").status == 0

@@ -36,3 +36,30 @@ def raise_what_cannot_be_pickled() -> None:
     error = RuntimeError("with a lock")
     error.lock = threading.Lock()
     raise error
+
+
+def use_gpu(seconds: float) -> tuple[str, float, float]:
+    """The GPU that the worker sees, and from when to when it was used."""
+    began = time.time()
+    time.sleep(seconds)
+    return os.environ["CUDA_VISIBLE_DEVICES"], began, time.time()
+
+
+def mapping_of(arrays: dict) -> tuple[str, int, str]:
+    """The GPU that the worker sees, the sum of an array, and the file in which its memory lies."""
+    array = arrays["x"]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(end, 16) for end in line.split()[0].split("-"))
+        if start <= array.ctypes.data < stop:
+            return os.environ["CUDA_VISIBLE_DEVICES"], int(array.sum(dtype="int64")), line
+    raise LookupError(array.ctypes.data)
+
+
+def double(number: int, seconds: float, arrays: dict) -> int:
+    """Twice a number, after some time; a negative one ends the process."""
+    if number < 0:
+        os._exit(7)
+    if number > 100:
+        raise ValueError("too large")
+    time.sleep(seconds)
+    return 2 * number

@@ -9,7 +9,7 @@ from cluster_tasks import describe, die_at_first, raise_what_cannot_be_pickled, 
 
 from mecha_exp.cluster import LostWorker, ProcessWorkers, RayWorkers, SlurmWorkers, Workers
 from mecha_exp.cluster.task import Task
-from mecha_exp.errors import ClusterError, ConfigError
+from mecha_exp.errors import ConfigError
 from mecha_exp.system.cores import CORES, available_cores
 
 
@@ -54,13 +54,6 @@ def test_jobs_that_a_killed_process_has_left_are_cancelled(tmp_path, monkeypatch
 
     [(_, result)] = left.ended(10)
     assert isinstance(result, LostWorker)
-
-
-@pytest.mark.libraries
-def test_a_task_for_which_a_cluster_has_no_place_is_an_error():
-    pytest.importorskip("ray")
-    with pytest.raises(ClusterError, match=r"Ray on this machine has no place for a task with 0\.5 GPU"):
-        RayWorkers(1, gpus=0.5)
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):

@@ -129,6 +129,21 @@ def test_an_item_is_taken_by_one_holder_and_by_nobody_when_a_new_process_has_beg
         Claims(head.folder, "late")
 
 
+def test_a_holder_that_is_only_taken_for_lost_does_no_harm(tmp_path):
+    head = Claims.begin(tmp_path)
+    living, other = Claims(head.folder, "living"), Claims(head.folder, "other")
+    assert [living.take(item) for item in (1, 2)] == [True, True]
+    assert head.release("living") == {1, 2}
+    assert other.take(1)
+
+    for item in (1, 2):
+        living.finish(item)
+    other.finish(1)
+
+    assert head.states() == (set(), {1, 2})
+    assert not other.take(2)
+
+
 def test_an_item_that_is_done_just_before_it_is_taken_stays_done(tmp_path, monkeypatch):
     head = Claims.begin(tmp_path)
     slow, quick = Claims(head.folder, "slow"), Claims(head.folder, "quick")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import cloudpickle
@@ -18,10 +19,13 @@ from omegaconf import DictConfig
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.hydra.jobs import Jobs
 from mecha_exp.app.hydra.launcher import OnePassLauncher, PointOrError
+from mecha_exp.app.point import Point
 from mecha_exp.app.tracking import EndedRun, Tracker
-from mecha_exp.app.workbench import workbench
+from mecha_exp.app.workbench import Workbench, workbench
+from mecha_exp.cluster.actors import Actor
 from mecha_exp.cluster.claims import Claims
 from mecha_exp.errors import ConfigError
+from mecha_exp.evaluation.isolation.pool import pools_on
 
 _SESSION = "session.pickle"
 
@@ -36,6 +40,7 @@ class Session:
         config: the configuration of the sweep.
         hydra: its global state, as its own launchers carry it.
         store: the folder of the store, which workers must see; None without one, or with one at an address.
+        make_actor: what the workers of an evaluator run on; None for processes of their share's machine.
     """
 
     context: HydraContext
@@ -43,6 +48,7 @@ class Session:
     config: DictConfig
     hydra: dict[str, Any]
     store: Path | None
+    make_actor: Callable[[], Actor] | None = None
 
     def keep(self, folder: Path) -> None:
         """Write it into the folder of the claims."""
@@ -69,10 +75,11 @@ def run_share(claims: Claims, jobs: Sequence[Sequence[str]], numbers: Sequence[i
         )
     Singleton.set_state(session.hydra)
     launcher = _ShareLauncher(session, claims, numbers)
-    launcher.launch(jobs, 0)
+    with pools_on(session.make_actor):
+        launcher.launch(jobs, 0)
     workbench(session.config.store, session.config.rerun).flush()
     for number in numbers:  # what nobody has taken was finished by a worker that was lost right after
-        if claims.take(number):
+        if launcher.takes(number):
             claims.finish(number)
 
 
@@ -84,17 +91,37 @@ class _ShareLauncher(OnePassLauncher):
     def __init__(self, session: Session, claims: Claims, numbers: Sequence[int]) -> None:
         self.setup(hydra_context=session.context, task_function=session.run_point, config=session.config)
         self._claims, self._numbers = claims, numbers
+        self._taken: dict[int, bool] = {}
+        self._taking = Lock()
+
+    def takes(self, number: int) -> bool:
+        """Take a point; the answer stays the same, also when another worker that has it is lost."""
+        with self._taking:
+            if number not in self._taken:
+                self._taken[number] = self._claims.take(number)
+            return self._taken[number]
 
     def jobs(self, overrides: Sequence[Sequence[str]], first_number: int) -> Jobs:
         """The jobs under their numbers in the whole sweep."""
         return Jobs(self._context.config_loader, self._config, overrides, first_number, self._numbers)
+
+    def complete(
+        self, jobs: Jobs, points: Mapping[int, PointOrError], bench: Workbench, tracker: Tracker
+    ) -> Iterator[tuple[int, JobReturn]]:
+        """Merge points and run them. A point that an evaluator's worker begins with is taken then."""
+        numbers: dict[str, list[int]] = {}
+        for place, point in points.items():
+            if isinstance(point, Point):
+                numbers.setdefault(point.digest, []).append(self._numbers[place])
+        bench.measurements.is_wanted = lambda point: any(map(self.takes, numbers[point.digest]))
+        yield from super().complete(jobs, points, bench, tracker)
 
     def run(
         self, config: DictConfig, point: PointOrError, result: Merged | Exception | None, tracker: Tracker
     ) -> JobReturn:
         """Run a point unless another worker has taken it."""
         number = int(config.hydra.job.num)
-        if not self._claims.take(number):
+        if not self.takes(number):
             return JobReturn(status=JobStatus.COMPLETED)
         returned = super().run(config, point, result, _LaterTracker(None))
         self._claims.finish(number)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -28,6 +29,7 @@ from mecha_exp.app.point import Point
 from mecha_exp.app.tracking import EndedRun, Tracker
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.cluster import RayWorkers, SlurmWorkers, Workers
+from mecha_exp.cluster.actors import Actor
 from mecha_exp.cluster.claims import Claims
 from mecha_exp.cluster.ray import connect
 from mecha_exp.cluster.shares import Handout
@@ -67,12 +69,17 @@ class ShareLauncher(OnePassLauncher):
                 raise ConfigError(f"hydra.launcher.{name}={value}: expected a number from {least} up.")
 
     @abstractmethod
-    def open_workers(self, folder: Path) -> Workers:
+    def open_workers(self, folder: Path, evaluators: int) -> Workers:
         """The workers that shares run on, until they are closed.
 
         Args:
             folder: for files of theirs, shared by all machines.
+            evaluators: how many workers the evaluator of each share has.
         """
+
+    def actor_maker(self) -> Callable[[], Actor] | None:
+        """What the workers of an evaluator run on; None for processes of their share's machine."""
+        return None
 
     def complete(
         self, jobs: Jobs, points: Mapping[int, PointOrError], bench: Workbench, tracker: Tracker
@@ -96,7 +103,7 @@ class ShareLauncher(OnePassLauncher):
             return [jobs.overrides[places[number]] for number in numbers], list(numbers)
 
         with (
-            self.open_workers(folder / FOLDER / "jobs") as workers,
+            self.open_workers(folder / FOLDER / "jobs", _evaluators(points.values())) as workers,
             examples_bar("points of all shares", len(points)) as advance,
         ):
             claims = Claims.begin(folder / FOLDER)  # after the workers, which end those of a killed process
@@ -116,11 +123,18 @@ class ShareLauncher(OnePassLauncher):
         store = bench.store.shared_folder if bench.store else None
         if store:
             store.mkdir(parents=True, exist_ok=True)
-        return Session(self._context, self._run_point, self._config, Singleton.get_state(), store)
+        return Session(
+            self._context,
+            self._run_point,
+            self._config,
+            Singleton.get_state(),
+            store,
+            self.actor_maker(),
+        )
 
 
 class RayLauncher(ShareLauncher):
-    """Runs shares on Ray: on the cores of this machine, or on a cluster by its address."""
+    """Runs shares on Ray, and the workers of an evaluator as actors: here, or on a cluster by its address."""
 
     def __init__(self, address: str | None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -133,11 +147,35 @@ class RayLauncher(ShareLauncher):
             raise ConfigError(
                 f"hydra.launcher.address={self._address}: expected auto, host:6379 or ray://host:10001."
             )
+        if self._gpus > 1 and self._gpus != int(self._gpus):
+            raise ConfigError(
+                f"hydra.launcher.gpus={self._gpus}: Ray gives a part of one GPU or whole ones: 0.5, 1, 2."
+            )
 
-    def open_workers(self, folder: Path) -> Workers:
+    def complete(
+        self, jobs: Jobs, points: Mapping[int, PointOrError], bench: Workbench, tracker: Tracker
+    ) -> Iterator[tuple[int, JobReturn]]:
+        """Run points in shares.
+
+        Raises:
+            ConfigError: they name the devices of their evaluator, which Ray chooses.
+        """
+        for point in points.values():
+            if isinstance(point, Point) and point.scoring.devices:
+                raise ConfigError(
+                    f"evaluator.devices={list(point.scoring.devices)} with hydra/launcher=ray: Ray gives a "
+                    "worker its GPU. Use evaluator.workers=2 hydra.launcher.gpus=0.5, for example."
+                )
+        yield from super().complete(jobs, points, bench, tracker)
+
+    def open_workers(self, folder: Path, evaluators: int) -> Workers:
         """Workers of Ray, which stays connected: a search has many batches of points."""
-        connect(self._address, self._count, self._cores)
-        return RayWorkers(self._count, self._cores, self._gpus, self._address)
+        connect(self._address, self._count, self._cores, evaluators)
+        return RayWorkers(self._count, self._cores, self._gpus, self._address, evaluators)
+
+    def actor_maker(self) -> Callable[[], Actor]:
+        """Actors of Ray, which have the GPUs."""
+        return partial(Actor, self._cores, self._gpus)
 
 
 class SlurmLauncher(ShareLauncher):
@@ -163,7 +201,7 @@ class SlurmLauncher(ShareLauncher):
                 "number of workers. hydra/launcher=ray shares GPUs and counts cores."
             )
 
-    def open_workers(self, folder: Path) -> Workers:
+    def open_workers(self, folder: Path, evaluators: int) -> Workers:
         """Jobs by submitit."""
         assert self._count is not None
         gpus, more = int(self._gpus), self._parameters
@@ -205,6 +243,11 @@ def _run_id_in(folder: Path) -> str | None:
         return Record.load(folder).run_id
     except ConfigError:
         return None
+
+
+def _evaluators(points: Iterable[Point]) -> int:
+    """How many workers of evaluators a share has: where points ask for different numbers, all of them."""
+    return sum({point.scoring.workers for point in points})
 
 
 def _is_missing(point: Point, bench: Workbench) -> bool:

@@ -1,1 +1,1 @@
-"""Evaluators in processes of their own, which are replaced when they hang or die."""
+"""Evaluators in processes and actors of their own, which are replaced when they hang or die."""

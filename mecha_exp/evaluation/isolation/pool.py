@@ -1,11 +1,12 @@
-"""Measure several models at the same time, each in a process of its own, on devices of their own."""
+"""Measure several models at the same time, each in a process or an actor of its own, on its own device."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mecha_exp.errors import ConfigError, Problems
+from mecha_exp.cluster.actors import Actor
+from mecha_exp.errors import ConfigError, EvaluationError, Problems
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.isolation.actor import EvaluationActor
 from mecha_exp.evaluation.isolation.process import EvaluationProcess, LostProcessError
 from mecha_exp.evaluation.measurement import Measurement
 from mecha_exp.system.cores import available_cores
@@ -28,7 +31,10 @@ log = logging.getLogger(__name__)
 CPU, CUDA = "cpu", "cuda"
 
 
+Worker = EvaluationProcess | EvaluationActor
+
 _pools: dict[tuple[Sequence[str], int, Sequence[str]], EvaluationPool] = {}
+_actors: list[Callable[[], Actor]] = []  # how actors are made, if new pools have some
 _opening = Lock()
 
 
@@ -37,7 +43,7 @@ def evaluation_pool(plugins: Sequence[str], workers: int, devices: Sequence[str]
     with _opening:
         key = (plugins, workers, devices)
         if key not in _pools:
-            _pools[key] = EvaluationPool(plugins, workers, devices)
+            _pools[key] = EvaluationPool(_workers(plugins, workers, devices))
         return _pools[key]
 
 
@@ -49,29 +55,43 @@ def close_pools() -> None:
         _pools.clear()
 
 
+@contextmanager
+def pools_on(make_actor: Callable[[], Actor] | None) -> Iterator[None]:
+    """Have the workers of pools on actors meanwhile, unless that is None; ends all workers at the end."""
+    _actors[:] = [make_actor] if make_actor else []
+    try:
+        yield
+    finally:
+        _actors.clear()
+        close_pools()
+
+
+def _workers(plugins: Sequence[str], count: int, devices: Sequence[str]) -> list[Worker]:
+    if _actors:
+        return [EvaluationActor(plugins, _actors[0]()) for _ in range(count)]
+    return [
+        EvaluationProcess(plugins, _environment(count, devices[i % len(devices)] if devices else None))
+        for i in range(count)
+    ]
+
+
 class EvaluationPool:
-    """Worker processes that measure models side by side.
+    """Workers that measure models side by side, each one after another.
 
     A worker that hangs or dies is replaced, and its model is tried once more.
 
     Args:
-        plugins: the files that define the evaluators.
-        workers: the number of processes; each gets an equal share of the cores.
-        devices: the device of each worker in turn, such as `cuda:0`, which is the only GPU it sees; empty
-            leaves them all.
+        workers: processes of this machine, or actors of Ray.
     """
 
-    def __init__(self, plugins: Sequence[str], workers: int, devices: Sequence[str] = ()) -> None:
-        self._threads = ThreadPoolExecutor(workers, "evaluation")
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._threads = ThreadPoolExecutor(len(workers), "evaluation")
         self._unfinished: set[Future[Measurement]] = set()
         self._is_closed = False
-        self._idle: SimpleQueue[EvaluationProcess] = SimpleQueue()
-        self._processes = [
-            EvaluationProcess(plugins, _environment(workers, devices[i % len(devices)] if devices else None))
-            for i in range(workers)
-        ]
-        for process in self._processes:
-            self._idle.put(process)
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
+        self._workers = workers
+        for worker in workers:
+            self._idle.put(worker)
 
     def submit(
         self,
@@ -79,9 +99,13 @@ class EvaluationPool:
         model: Path | Mapping[str, Tensor],
         timeout: float | None,
         context: Context | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Future[Measurement]:
-        """Measure a model as soon as a worker is idle; the future raises an EvaluationError."""
-        future = self._threads.submit(self._measure, evaluation, model, timeout, context)
+        """Measure a model as soon as a worker is idle; the future raises an EvaluationError.
+
+        What is not wanted by then is not measured.
+        """
+        future = self._threads.submit(self._measure, evaluation, model, timeout, context, is_wanted)
         self._unfinished.add(future)
         future.add_done_callback(self._unfinished.discard)
         return future
@@ -91,11 +115,11 @@ class EvaluationPool:
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         while unfinished := list(self._unfinished):  # one may just have started a process
-            for process in self._processes:
-                process.interrupt()
+            for worker in self._workers:
+                worker.interrupt()
             wait(unfinished, timeout=0.1)
-        for process in self._processes:
-            process.close()
+        for worker in self._workers:
+            worker.close()
 
     def _measure(
         self,
@@ -103,18 +127,21 @@ class EvaluationPool:
         model: Path | Mapping[str, Tensor],
         timeout: float | None,
         context: Context | None,
+        is_wanted: Callable[[], bool],
     ) -> Measurement:
-        process = self._idle.get()
+        if not is_wanted():
+            raise EvaluationError("another process measures it.")
+        worker = self._idle.get()
         try:
-            return process.score(evaluation, model, timeout, context)
+            return worker.score(evaluation, model, timeout, context)
         except LostProcessError as error:
             if self._is_closed:
                 raise
             name = context.name if context else evaluation.evaluator.name
             log.warning("%s: %s It is tried once more.", name, error)
-            return process.score(evaluation, model, timeout, context)
+            return worker.score(evaluation, model, timeout, context)
         finally:
-            self._idle.put(process)
+            self._idle.put(worker)
 
 
 def read_workers(workers: object, devices: object, problems: Problems) -> tuple[int, tuple[str, ...]]:

@@ -35,6 +35,19 @@ if TYPE_CHECKING:
 class LostProcessError(EvaluationError):
     """An evaluator that hung or ended its process; another attempt may succeed."""
 
+    @classmethod
+    def of_time(cls, name: str, timeout: float | None) -> LostProcessError:
+        """The error of an evaluator that was ended when its time was over."""
+        return cls(
+            f"the evaluator '{name}' was not done after {timeout:g} s and was ended. Give it more time with "
+            "evaluator.timeout."
+        )
+
+    @classmethod
+    def of_end(cls, name: str, how: str) -> LostProcessError:
+        """The error of an evaluator whose process has ended."""
+        return cls(f"the evaluator '{name}' ended its process ({how}): it crashed, or memory ran out.")
+
 
 @functools.cache
 def evaluation_process(plugins: Sequence[str]) -> EvaluationProcess:
@@ -87,13 +100,8 @@ class EvaluationProcess:
         except (EOFError, OSError, pickle.UnpicklingError):
             status = self.close()
             if expired.is_set():
-                raise LostProcessError(
-                    f"the evaluator '{name}' was not done after {timeout:g} s and was ended. Give it more "
-                    "time with evaluator.timeout."
-                ) from None
-            raise LostProcessError(
-                f"the evaluator '{name}' ended its process (status {status}): it crashed, or memory ran out."
-            ) from None
+                raise LostProcessError.of_time(name, timeout) from None
+            raise LostProcessError.of_end(name, f"status {status}") from None
         except BaseException:  # such as Ctrl-C: no caller will read the answer
             self.close()
             raise

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class SharedModel:
         """Map the tensors; changes to them stay in this process."""
         with Path(self.path).open("rb") as file:
             mapped = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
-        return {key: _tensor(mapped, dtype, shape, offset) for key, dtype, shape, offset in self.headers}
+        return {key: tensor_in(mapped, dtype, shape, offset) for key, dtype, shape, offset in self.headers}
 
 
 @contextmanager
@@ -85,7 +86,8 @@ def _write(descriptor: int, data: memoryview, offset: int) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _tensor(mapped: mmap.mmap, dtype: str, shape: tuple[int, ...], offset: int) -> Tensor:
+def tensor_in(mapped: Any, dtype: str, shape: tuple[int, ...], offset: int = 0) -> Tensor:
+    """The tensor whose bytes lie in a buffer, from an offset on; it is not copied."""
     kind = torch_dtype(dtype)
     count = torch.Size(shape).numel() * kind.itemsize
     if not count:

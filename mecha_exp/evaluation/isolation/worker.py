@@ -7,15 +7,10 @@ import pickle
 import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from mecha_exp.errors import EvaluationError, MechaError
-from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.isolation.shared_model import SharedModel
-from mecha_exp.evaluation.measurement import Measurement, measured_by
-from mecha_exp.evaluation.model import load_state_dict
-from mecha_exp.evaluation.registry import all_evaluators
+from mecha_exp.errors import MechaError
+from mecha_exp.evaluation.isolation.request import measure
 from mecha_exp.plugins import load_plugins
 
 
@@ -36,22 +31,9 @@ def main(plugins: list[str]) -> int:
         try:
             if context is not None:
                 context = replace(context, report=lambda *done: _answer(answers, ("progress", done)))
-            _answer(answers, ("result", _measure(name, parameters, context, model)))
+            _answer(answers, ("result", measure(name, parameters, context, model)))
         except MechaError as error:
             _answer(answers, ("error", str(error)))
-
-
-def _measure(
-    name: str, parameters: dict[str, Any], context: Context | None, model: Path | SharedModel
-) -> Measurement:
-    evaluators = all_evaluators()
-    if name not in evaluators:
-        raise EvaluationError(
-            f"the evaluator '{name}' is defined in no plugin, so that a process of its own cannot find it. "
-            "Name its file among the `plugins`, or leave evaluator.timeout and evaluator.workers out."
-        )
-    state_dict = load_state_dict(model.open() if isinstance(model, SharedModel) else model)
-    return measured_by(evaluators[name], parameters, state_dict, context)
 
 
 def _answer(pipe: IO[bytes], answer: tuple[str, object]) -> None:

@@ -1,0 +1,30 @@
+"""What a process or an actor of evaluators is asked for: a measurement by an evaluator's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mecha_exp.errors import EvaluationError
+from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.isolation.shared_model import SharedModel
+from mecha_exp.evaluation.measurement import Measurement, measured_by
+from mecha_exp.evaluation.model import Model, load_state_dict
+from mecha_exp.evaluation.registry import all_evaluators
+
+
+def measure(
+    name: str, parameters: dict[str, Any], context: Context | None, model: Model | SharedModel
+) -> Measurement:
+    """Measure a model by an evaluator that this process has loaded, found by its name.
+
+    Raises:
+        MechaError: no plugin defines it, or it failed; see `measured_by`.
+    """
+    evaluators = all_evaluators()
+    if name not in evaluators:
+        raise EvaluationError(
+            f"the evaluator '{name}' is defined in no plugin, so that a process of its own cannot find it. "
+            "Name its file among the `plugins`, or leave evaluator.timeout and evaluator.workers out."
+        )
+    state_dict = load_state_dict(model.open() if isinstance(model, SharedModel) else model)
+    return measured_by(evaluators[name], parameters, state_dict, context)
