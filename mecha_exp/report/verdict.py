@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 VERDICT_FILE = "verdict.json"
 BEST, TIED = "*", "~"
 """Marks of the best setting, and of those that the data cannot tell from it."""
+MOST_READ = 2_000
+"""The finished points of a sweep that still runs from which a verdict is made within seconds."""
 ELSEWHERE = "†"
 """Mark of a result made with another torch or other vector features than this process has."""
 _MIXED = (
@@ -42,7 +44,7 @@ def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Res
     """The results of a sweep so far with their verdict; arguments as for `results_of`."""
     records = sweep.all_records(folder, ended=ended)
     results = results_from(sweep, records)
-    read = partial(outcomes_so_far, sweep, folder, records, ended=ended)
+    read = partial(outcomes_so_far, sweep, folder, records, ended=ended, most=MOST_READ)
     if not results.objectives:
         return replace(results, verdict=_read_and_conclude(results, read))
     alone = {m: replace(results, chosen=m, better=better) for m, better in results.objectives.items()}

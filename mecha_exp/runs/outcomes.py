@@ -118,9 +118,10 @@ def read_outcomes(path: Path) -> list[MeasuredOutcomes]:
     try:
         file = parquet.ParquetFile(path)
         labels = [label for label in LABELS if label in file.schema_arrow.names or label != "experts"]
+        is_large = file.num_row_groups > 1  # else threads take longer than the reading
         parts: list[tuple[tuple[str | int | None, ...], Outcomes]] = []
         for number in range(file.num_row_groups):  # of a large study all at once would take a gigabyte
-            for values, outcomes in outcomes_in(file.read_row_group(number), labels):
+            for values, outcomes in outcomes_in(file.read_row_group(number, use_threads=is_large), labels):
                 if parts and parts[-1][0] == values:  # cut by the end of a group
                     outcomes = parts.pop()[1].followed_by(outcomes)
                 parts.append((values, outcomes))
@@ -198,7 +199,12 @@ def outcomes_of_sweep(folder: Path) -> list[ModelOutcomes]:
 
 
 def outcomes_so_far(
-    sweep: Sweep, folder: Path, records: Mapping[Path, Record], *, ended: bool = False
+    sweep: Sweep,
+    folder: Path,
+    records: Mapping[Path, Record],
+    *,
+    ended: bool = False,
+    most: int | None = None,
 ) -> list[ModelOutcomes]:
     """The outcomes of a sweep that may still run: from its file if it is complete, or else from its points.
 
@@ -207,13 +213,20 @@ def outcomes_so_far(
         folder: of the sweep.
         records: of its points, by folder.
         ended: whether the sweep is known to have ended, and its outcomes to be collected.
+        most: how many points are read from files of their own, which takes milliseconds each.
 
     Raises:
-        ConfigError: a file is damaged.
+        ConfigError: a file is damaged, or there are more points to read.
     """
     if (sweep.complete or ended) and _is_the_latest(folder):
         return outcomes_of_sweep(folder)
-    return models_in(_collected(finished_points(records)))
+    finished = finished_points(records)
+    if most is not None and len(finished) > most:
+        raise ConfigError(
+            f"the outcomes of {len(finished):,} points lie in files of their own, which are joined when the "
+            "sweep ends. If it was killed, the same command ends it"
+        )
+    return models_in(_collected(finished))
 
 
 def _is_the_latest(folder: Path) -> bool:

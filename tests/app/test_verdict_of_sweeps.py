@@ -15,6 +15,7 @@ from sweep_folders import sweep_of
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.report import verdict as verdict_of_sweeps
 from mecha_exp.report.results import Results
 from mecha_exp.report.table import terminal_tables
 from mecha_exp.report.verdict import conclusion, footnotes, intervals, verdict_of, write_verdict
@@ -264,6 +265,23 @@ def test_outcomes_that_are_damaged_are_a_sentence_beside_the_table(app: Callable
         outcome.out.split()
     )
     assert "accuracy" in outcome.out and "0.9" in outcome.out
+
+
+def test_the_table_of_a_large_sweep_that_runs_waits_for_no_outcomes(app: Callable, folder: Path, monkeypatch):
+    app("alpha=0.3,0.9", "output=none", "-m")
+    (sweep_of(folder) / "outcomes.parquet").unlink()
+    sweep = Sweep.load(sweep_of(folder))
+    sweep.complete = False
+    sweep.save(sweep_of(folder))
+    monkeypatch.setattr(verdict_of_sweeps, "MOST_READ", 1)
+
+    outcome = app("table")
+
+    assert outcome.status == 0
+    assert "Nothing is concluded: the outcomes of 2 points lie in files of their own" in outcome.out
+    assert "accuracy" in outcome.out and "0.9" in outcome.out
+    monkeypatch.setattr(verdict_of_sweeps, "MOST_READ", 2)
+    assert "Nothing is concluded" not in app("table").out
 
 
 def test_a_sweep_that_goes_on_over_damaged_outcomes_shows_its_table(app: Callable, folder: Path):
