@@ -7,6 +7,8 @@ import pytest
 from noted_sweep import EVALUATOR, POINTS, SWEEP, assert_measured_once, await_records, records, started
 from sweep_folders import LIBRARIES, result
 
+from mecha_exp.app.hydra import launcher as launcher_module
+
 pytestmark = pytest.mark.libraries
 
 
@@ -47,6 +49,28 @@ def test_the_same_command_goes_on_after_its_process_was_killed(launcher, folder)
     assert again.wait(timeout=300) == 0, (folder / "output").read_text()
     assert [r["status"] for r in records(folder)] == ["FINISHED"] * POINTS
     assert_measured_once(folder)
+
+
+def test_a_large_sweep_in_shares_goes_on_with_what_is_missing(app, folder, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr("mecha_exp.app.hydra.launcher.MANY_POINTS", 4)
+    command = ("alpha=0.1,0.2,0.3,0.4,0.5,0.6", "output=none", "evaluator=none", "tracking=none", "-m")
+    app(*command, "hydra.sweep.dir=sweep")
+    for number in (3, 5):
+        (folder / "sweep" / str(number) / "run.json").unlink()
+    prepared: list[int] = []
+    prepare = launcher_module._prepare
+
+    def noted(config):
+        prepared.append(config.hydra.job.num)
+        return prepare(config)
+
+    monkeypatch.setattr(launcher_module, "_prepare", noted)
+    outcome = app(*command, "hydra.sweep.dir=sweep", "hydra/launcher=processes", "rerun=always")
+
+    assert outcome.status == 0
+    assert prepared == [3, 5, 0, 1, 2, 4]
+    assert len([*(folder / "sweep").glob("*/run.json")]) == 6
 
 
 def test_a_node_of_a_ray_cluster_that_is_lost_is_done_without(folder):

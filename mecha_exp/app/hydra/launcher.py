@@ -49,7 +49,7 @@ class OnePassLauncher(Launcher):
     _run_point: Callable[..., Any]  # `app.run.run_point`
 
     first_points: int | None = 16
-    """How many points of a large sweep are merged and shown before the others are looked at; None for all."""
+    """How many new points of a large sweep are run before others are looked at; None: all, 0: in no order."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what all jobs have in common."""
@@ -116,23 +116,24 @@ def _parts(
     """Yield the signed points by number: all together, or the first few new ones of many before the others.
 
     Of a thousand points the first ones are merged and shown while the user still looks, and a sweep that goes
-    on begins with what is missing. Where points are saved, all of them are needed to see whether there is
-    room, and those that race are compared with each other.
+    on begins with what is missing. Where all new points are first, so are all others together: a part has
+    workers of its own. Where points are saved, all of them are needed to see whether there is room, and those
+    that race are compared with each other.
     """
 
     def prepared(numbers: Sequence[int]) -> dict[int, PointOrError]:
         return {number: _attempt(_prepare, config) for number, config in jobs.in_turn(numbers)}
 
     few: Sequence[int] = range(len(jobs))
-    if first_points and len(jobs) > MANY_POINTS:
-        few = [*itertools.islice(filter(is_new, few), first_points)] or range(first_points)
+    if first_points != 0 and len(jobs) > MANY_POINTS:
+        few = [*itertools.islice(filter(is_new, few), first_points)] or few[:first_points]
     first, others = prepared(few), sorted({*range(len(jobs))} - {*few})
     if any(isinstance(point, Point) and point.output is not None for point in first.values()):
         first, others = first | prepared(others), []
     signed = _sign(first, bench)
     races = any(isinstance(point, Point) and point.scoring.race for point in signed.values())
     yield signed
-    step = len(jobs) if races else POINTS_AT_ONCE
+    step = len(jobs) if races or first_points is None else POINTS_AT_ONCE
     for start in range(0, len(others), step):
         yield _sign(prepared(others[start : start + step]), bench)
 

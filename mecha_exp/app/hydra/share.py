@@ -86,7 +86,7 @@ def run_share(claims: Claims, jobs: Sequence[Sequence[str]], numbers: Sequence[i
 class _ShareLauncher(OnePassLauncher):
     """Runs those of its points that it can take. The head tracks them, so that one process alone does."""
 
-    first_points = None
+    first_points = 0
 
     def __init__(self, session: Session, claims: Claims, numbers: Sequence[int]) -> None:
         self.setup(hydra_context=session.context, task_function=session.run_point, config=session.config)
