@@ -157,7 +157,7 @@ MIDDLE = """
 Met means: within 1e-9 in float64 (1e-7 where a rotation is partial, for sd-mecha stops its iteration there),
 within 1e-5 in float32, within the rounding of the output in half precision. Random masks are compared here
 where they drop nothing, and otherwise by their statistics (`tests/test_methods.py`,
-`tests/test_method_properties.py`).
+`tests/test_method_edge_cases.py`).
 
 ## Where the oracle is wrong
 

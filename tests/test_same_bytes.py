@@ -8,9 +8,9 @@ import simulated_gpu
 import torch
 from safetensors.torch import save_file
 from state_dicts import contents
-from test_adapters import BASE, LORA, LYCORIS, OF_Q, base_model
 from test_method_properties import OF_ADAPTERS, OF_NETWORKS, WITH_DATA
 from test_symmetries import ATTENTION, MLP, drawn_model
+from toy_lora import BASE, LORA, LYCORIS, OF_Q, base_model
 
 import mecha_exp as mx
 from mecha_exp import (
