@@ -137,7 +137,7 @@ def test_the_commands_of_the_page_about_clusters_are_composed(app):
 def test_a_worker_that_does_not_see_the_store_says_so(tmp_path):
     claims = Claims.begin(tmp_path)
     store = tmp_path / "store"
-    Session(None, print, {}, {}, {}, store).keep(claims.folder)
+    Session(None, print, {}, {}, store).keep(claims.folder)
 
     with pytest.raises(
         ConfigError, match=rf"does not see the store {store}\. Choose a store=\.\.\. in a folder"

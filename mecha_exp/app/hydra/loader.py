@@ -20,7 +20,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 from mecha_exp.app.hydra.jobs import decides_files, note_task, parse_override
 
 _PLACES = ("hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
-"""Settings of Hydra that are no more than values, which a command sets after its check."""
+"""Settings of Hydra that are only values, which a command sets after its check."""
 
 
 class Loader(ConfigLoaderImpl):
