@@ -71,6 +71,11 @@ def _show_plan(line: CommandLine) -> int:
     with plan([point.job(point.output or {})], point.options) as planned:
         point.read_scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})  # checks it
         show_plan(planned, list(point.names.values()), point.hyperparameters)
+    if point.adapter:
+        about = (
+            f" adapter  {point.adapter.path.name}, of rank {point.adapter.rank} at most, made of that output"
+        )
+        stdout.print(about, markup=False, soft_wrap=True)
     return 0
 
 

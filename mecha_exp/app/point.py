@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mecha_exp.app.outputs.adapter import AdapterOutput, adapter_output
 from mecha_exp.app.provenance import input_names
 from mecha_exp.app.templates import build_filled, config_of_mergekit, small_files_of
 from mecha_exp.app.words.typed_names import in_typed_names
@@ -27,7 +28,7 @@ from mecha_exp.evaluation import Context, Scoring, read_scoring, wants_weight_st
 from mecha_exp.evaluation.registry import DIRECTIONS
 from mecha_exp.graph.by_key import PATTERNS, ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call, models_of
-from mecha_exp.lab.content_hash import contents_of
+from mecha_exp.lab.content_hash import content_of, contents_of
 from mecha_exp.lab.signature import Signature, signature_of
 from mecha_exp.publishing.card import Settings, model_card
 from mecha_exp.recipe.keys import main_call
@@ -63,6 +64,7 @@ class Point:
         recipe: the graph.
         options: the engine's options.
         output: the model's file or folder; None if the model is not saved.
+        adapter: the adapter that is written in its place; None for none.
         dtype: the output dtype; None keeps the dtype of each key.
         shard_size: bytes per file of the output; None writes one file.
         hashes_inputs: whether inputs are identified by content. Paths also tell points apart, at no cost.
@@ -78,6 +80,7 @@ class Point:
     shard_size: int | None = None
     hashes_inputs: bool = True
     scoring: Scoring = UNMEASURED
+    adapter: AdapterOutput | None = None
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -92,9 +95,14 @@ class Point:
         return number if isinstance(number, int) else None
 
     @property
+    def saved(self) -> Path | None:
+        """Where its model or its adapter lies once it is made; None if none is saved."""
+        return self.adapter.path if self.adapter else self.output
+
+    @property
     def names_its_output(self) -> bool:
-        """Whether the user chose the path of the model."""
-        return self.output is not None and bool(self.config["output"]["path"])
+        """Whether the user chose the path of what is saved."""
+        return self.saved is not None and bool(self.config["output"]["path"])
 
     @property
     def wants_statistics(self) -> bool:
@@ -154,6 +162,8 @@ class Point:
         settings = self.output_settings
         meaning = meaning_of(self.recipe, self.dtype, self.files, self.options)
         settings |= {"dtype": meaning.dtype, "shard_size": self.shard_size}
+        if self.adapter is not None and self.hashes_inputs:
+            settings["base"] = content_of(self.adapter.base)
         output = {name: str(value) for name, value in settings.items() if value is not None}
         by_model = {model: self.contents[path] for model, path in self.files.items()}
         return signature_of(self.recipe, by_model, self.options, output, meaning)
@@ -214,7 +224,7 @@ class Point:
 
     def signed_job(self) -> Job:
         """The job of a signed point. Each call makes a new state dict, because an attempt may fail."""
-        in_memory: dict[str, torch.Tensor] | None = {} if self.scoring.evaluations else None
+        in_memory: dict[str, torch.Tensor] | None = {} if self.scoring.evaluations or self.adapter else None
         output = in_memory if self.output is None else self.output
         return self.job(output, {KEY: self.origin.text()})
 
@@ -311,13 +321,14 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
         recipe = call("omit_component", recipe, component="ema")
     dtype = _output_dtype(output["dtype"])
     path, shard_size = None, _shard_size(output)
-    if output["save"]:
+    _require_on_disk(output["path"])
+    adapter = adapter_output(config, folder, options)
+    if output["save"] and adapter is None:
         is_folder = shard_size is not None or _reads_a_folder(recipe, options.model_dirs)
         default = folder / ("model" if is_folder else "model.safetensors")
-        _require_on_disk(output["path"])
         path = Path(output["path"]).absolute() if output["path"] else default
     _check_quantize(output, path, shard_size)
-    return Point(config, folder, recipe, options, path, dtype, shard_size)
+    return Point(config, folder, recipe, options, path, dtype, shard_size, adapter=adapter)
 
 
 def _require_on_disk(path: str | None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -19,13 +19,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from torch import Tensor
+
 from mecha_exp.app import provenance
 from mecha_exp.app.batch import Merged, Progress, merge_points
 from mecha_exp.app.measurements import Measurements
 from mecha_exp.app.point import Point
 from mecha_exp.checkpoint.remote import is_address
 from mecha_exp.engine import Plan, plan
-from mecha_exp.errors import ConfigError, MergeError, StoreError, did_you_mean
+from mecha_exp.errors import ConfigError, MechaError, MergeError, StoreError, did_you_mean
 from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.bucket import open_store
 from mecha_exp.lab.content_hash import content_of, size_of
@@ -127,14 +129,15 @@ class Workbench:
         stored = self.store.get(point.digest)
         if stored is None or (point.wants_statistics and not stored.statistics):
             return None
-        if point.output is None and self.measurements.are_stored(point):
+        if point.saved is None and self.measurements.are_stored(point):
             return _recalled(stored, point, None)
         if stored.model is None or not stored.model.is_intact():
             return None
         path = Path(stored.model.path)
-        if point.names_its_output and path != point.output:
+        if point.names_its_output and path != point.saved:
             return None
-        return _recalled(stored, point, path)
+        model = point.adapter.model(path) if point.adapter and point.scoring.evaluations else path
+        return _recalled(stored, point, model)
 
     def merge(
         self, points: Sequence[Point], progress: Progress
@@ -189,8 +192,12 @@ class Workbench:
         """Begin to measure a result, hash its model, and store it."""
         if isinstance(result, Exception):
             return result
+        try:
+            _write_adapter(point, result)
+        except MechaError as error:
+            return error
         self.measurements.start(point, result)
-        if path := point.output:
+        if path := point.saved:
             result.file = ModelFile(str(path), content_of(path), size_of(path))
         elif self.store and (earlier := self.store.get(point.digest)):
             result.file = earlier.model
@@ -209,7 +216,16 @@ class Workbench:
                 self._is_warned = True
 
 
-def _recalled(stored: StoredMerge, point: Point, model: Path | None) -> Merged:
+def _write_adapter(point: Point, result: Merged) -> None:
+    """Write the adapter of a point that has one; what is measured is then the base with it."""
+    if point.adapter is None:
+        return
+    assert isinstance(result.model, Mapping)
+    result.metrics |= point.adapter.write(result.model)
+    result.model = point.adapter.model(point.adapter.path) if point.scoring.evaluations else None
+
+
+def _recalled(stored: StoredMerge, point: Point, model: Path | Mapping[str, Tensor] | None) -> Merged:
     """A stored merge as the result of a point, whose inputs may have other file names now."""
     stored = stored.renamed(list(point.names.values()))
     return Merged(

@@ -18,10 +18,12 @@ from torch import Tensor
 from mecha_exp.architectures.lora import PEFT_PREFIX
 from mecha_exp.checkpoint import is_arithmetic, open_stored
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
+from mecha_exp.graph.nodes import InMemory
 from mecha_exp.peft.deltas import EMBEDDINGS, is_tied
 from mecha_exp.peft.modules import A, B
 from mecha_exp.peft.writing import config_of_ranks, require_adapter_folder, write_adapter
 from mecha_exp.sources.layers import config_beside
+from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import Source
@@ -58,7 +60,7 @@ class ExtractedAdapter:
 
 
 def extract_adapter(
-    fine: str | os.PathLike[str],
+    fine: str | os.PathLike[str] | Mapping[str, Tensor],
     base: str | os.PathLike[str],
     output: str | os.PathLike[str],
     rank: int = 16,
@@ -74,7 +76,7 @@ def extract_adapter(
     difference has. The models are read key by key; only the factors are held.
 
     Args:
-        fine, base: the models: files, folders, or names on the hub.
+        fine, base: the models: files, folders, or names on the hub; the first may be a state dict.
         output: the folder to write: adapter_config.json and adapter_model.safetensors, in float32.
         rank: the largest of a module.
         modules_to_save: the ends of names of modules that are saved whole, such as `embed_tokens` or `norm`.
@@ -92,16 +94,27 @@ def extract_adapter(
     >>> extracted = extract_adapter("fine-tuned", "base", "adapter", rank=16)
     >>> print(extracted.error)  # 0 where no difference has a higher rank
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise ConfigError(f"rank: expected a whole number of at least 1, got {rank!r}.")
+    require_rank(rank)
     require_adapter_folder(Path(output))
     folders = [Path(folder) for folder in model_dirs]
-    paths = {"fine": find_model(os.fspath(fine), folders), "base": find_model(os.fspath(base), folders)}
-    with open_stored(paths["fine"]) as changed, open_stored(paths["base"]) as before:
+    path = find_model(os.fspath(base), folders)
+    with _opened(fine, folders) as changed, open_stored(path) as before:
         plain = require_plain({"fine": changed, "base": before}, "error")
         pair = _Pair(plain["fine"], plain["base"], tuple(modules_to_save), tuple(leave_out))
         pair.check()
         return _written(pair, Path(output), rank, os.fspath(base))
+
+
+def require_rank(rank: Any, name: str = "rank") -> None:
+    """Raise ConfigError for what is not a rank; the name stands in the message."""
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise ConfigError(f"{name}: expected a whole number of at least 1, got {rank!r}.")
+
+
+def _opened(model: str | os.PathLike[str] | Mapping[str, Tensor], folders: Sequence[Path]) -> Source:
+    if isinstance(model, Mapping):
+        return MemorySource(InMemory(model, "the model"))
+    return open_stored(find_model(os.fspath(model), folders))
 
 
 def _written(pair: _Pair, output: Path, rank: int, base: str) -> ExtractedAdapter:
@@ -221,7 +234,9 @@ class _Pair:
         return is_matrix and not _TABLE.fullmatch(last)
 
     def _changed(self, key: str) -> bool:
-        return not torch.equal(self.fine.read(key), self.base.read(key))
+        fine, base = self.fine.read(key), self.base.read(key)
+        common = torch.promote_types(fine.dtype, base.dtype)
+        return not torch.equal(fine.to(common), base.to(common))
 
     @staticmethod
     def _module(key: str) -> str:

@@ -176,7 +176,7 @@ def _finished_record(point: Point, bench: Workbench) -> Record | None:
     except ConfigError:  # there is none yet, or it is incomplete
         return None
     is_same = (record.signature, record.evaluations) == (point.digest, point.scoring.keys)
-    has_model = point.output is None or record.has_model
+    has_model = point.saved is None or record.has_model
     race = point.scoring.race
     is_whole = record.dropped is None or (race is not None and record.race == asdict(race))
     is_done = record.finished and is_same and has_model and is_whole

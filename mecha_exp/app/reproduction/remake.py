@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.app.outputs.adapter import RANK
 from mecha_exp.app.point import Point, prepare
 from mecha_exp.app.provenance import environment
 from mecha_exp.app.reproduction.comparison import Outcome, compare_bytes, compare_numbers
@@ -47,8 +48,13 @@ def remake(
         plugins: that are loaded already, and stand for those of their names.
 
     Raises:
-        ConfigError: a plugin is gone, and was not kept.
+        ConfigError: a plugin is gone, and was not kept; or the output is an adapter.
     """
+    if RANK in (original.config.get("output") or {}):
+        raise ConfigError(
+            "the output is an adapter, and models alone are reproduced. The command of the run makes the "
+            "adapter again, with rerun=always."
+        )
     outcome = Outcome()
     restored = restore_plugins(original.folder, original.config.get("plugins") or (), scratch, plugins)
     try:

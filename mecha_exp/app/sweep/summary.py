@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from mecha_exp.app.sweep.cards import note_results
+from mecha_exp.app.outputs.cards import note_results
 from mecha_exp.app.tracking import EndedRun, close_run, log_runs, mend
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.report import (

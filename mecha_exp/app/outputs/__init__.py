@@ -1,0 +1,1 @@
+"""What points write: adapters, and the results in the cards of models."""
