@@ -28,9 +28,11 @@ Statistics = Parameter(Tensor, "param", help="of each model on its data, from fi
 @factor(elements=lambda shape, *, files: len(files), register=True)
 def statistics(
     *files: Parameter(Tensor, help="of each model, in the order of the models: files that calibrate wrote"),
-    kind: Parameter(str, choices=("fisher", "gram", "mask"), help="which of the statistics in the files"),
+    kind: Parameter(
+        str, choices=("fisher", "gram", "activations", "mask"), help="which of the statistics in the files"
+    ),
 ) -> Return(Tensor, "param"):
-    """Statistics of several models, from files that `calibrate` wrote: for `fisher`, `regmean`, `stitch`.
+    """One kind of statistics of several models, from files that `calibrate` wrote: for methods with data.
 
     Not a model by itself.
     """

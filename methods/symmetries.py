@@ -27,14 +27,21 @@ TOLERANCE = 1e-9
 """The relative improvement that an order needs to be accepted."""
 
 
-def _in_groups(b: Any, of_attention: bool = False) -> None:
-    """`map_keys`: tensors that share units are made together; `meta` is what may be exchanged in them."""
-    for group in linked(_symmetries(b.a.model_config, b.a.keys(), of_attention)):
+def in_groups(b: Any, models: str = "a", of_attention: bool = False) -> None:
+    """`map_keys`: tensors that share units are made together; `meta` is what may be exchanged in them.
+
+    Args:
+        b: the builder of the method.
+        models: the argument that has the model, or models of the same keys.
+        of_attention: only heads of attention.
+    """
+    given = getattr(b, models)
+    for group in linked(_symmetries(given.model_config, given.keys(), of_attention)):
         keys = tuple(dict.fromkeys(key for symmetry in group for key in symmetry.keys))
-        b[keys] = b.a.keys[keys] @ group
-    for key in b.a.keys():
+        b[keys] = given.keys[keys] @ group
+    for key in given.keys():
         if key not in b.needs:
-            b[key] = b.a.keys[key]
+            b[key] = given.keys[key]
 
 
 def _symmetries(config: ModelConfig, keys: Collection[str], of_attention: bool) -> list[Symmetry]:
@@ -63,7 +70,7 @@ class rebasin:
     Source: Git Re-Basin, weight matching (Ainsworth et al. 2022, arXiv:2209.04836); sd-mecha.
     """
 
-    map_keys = staticmethod(_in_groups)
+    map_keys = staticmethod(in_groups)
 
     def __call__(
         self,
@@ -72,7 +79,7 @@ class rebasin:
         iters: Parameter(int, ge=1, help="rounds over the layers that share a tensor, at most") = 10,
         **kwargs: Any,
     ) -> Return(Tensor):
-        tensors, group = _read(a, kwargs)
+        tensors, group = read_group(a, kwargs)
         if not group:
             return tensors
         reference = {key: ref[key] for key in tensors if key in ref}
@@ -89,10 +96,10 @@ class randperm:
     Source: sd-mecha.
     """
 
-    map_keys = staticmethod(_in_groups)
+    map_keys = staticmethod(in_groups)
 
     def __call__(self, a: Parameter(StateDict[Tensor]), seed: Seed = None, **kwargs: Any) -> Return(Tensor):
-        tensors, group = _read(a, kwargs)
+        tensors, group = read_group(a, kwargs)
         return permuted(tensors, {symmetry: drawn(symmetry, seed or 0) for symmetry in group})
 
 
@@ -109,7 +116,7 @@ class balance_attention:
     Source: sd-mecha.
     """
 
-    map_keys = staticmethod(partial(_in_groups, of_attention=True))
+    map_keys = staticmethod(partial(in_groups, of_attention=True))
 
     def __call__(
         self,
@@ -117,11 +124,11 @@ class balance_attention:
         alpha: Parameter(float, ge=0, le=1, help="how far: 0.5 balances, 1 exchanges as in sd-mecha") = 0.5,
         **kwargs: Any,
     ) -> Return(Tensor):
-        tensors, group = _read(a, kwargs)
+        tensors, group = read_group(a, kwargs)
         return balanced(tensors, group, alpha)
 
 
-def _read(a: StateDict[Tensor], kwargs: Mapping[str, Any]) -> tuple[Tensors, Sequence[Symmetry]]:
+def read_group(a: StateDict[Tensor], kwargs: Mapping[str, Any]) -> tuple[Tensors, Sequence[Symmetry]]:
     """The tensors that are made together, and what may be exchanged in them.
 
     Nothing in tensors without values. The key that is asked for is read first: its dtype is the output's.
@@ -136,15 +143,15 @@ def permuted(tensors: Tensors, orders: Orders) -> Tensors:
     made = dict(tensors)
     for symmetry, order in orders.items():
         for place in symmetry.places:
-            units = _units(made[place.key], place, symmetry)
+            units = units_at(made[place.key], place, symmetry)
             moved = units.take_along_dim(order.unsqueeze(-1), dim=1)
-            made[place.key] = _with_units(made[place.key], place, moved)
+            made[place.key] = with_units(made[place.key], place, moved)
     return made
 
 
 def matched(tensors: Tensors, reference: Tensors, group: Sequence[Symmetry], iters: int) -> Orders:
     """The orders in which the units are most like those of a reference, which may lack tensors."""
-    orders = {symmetry: _as_they_are(symmetry) for symmetry in group}
+    orders = {symmetry: as_they_are(symmetry) for symmetry in group}
     for _ in range(iters):
         changed = [_match(symmetry, tensors, reference, orders) for symmetry in group]
         if not any(changed):
@@ -154,20 +161,29 @@ def matched(tensors: Tensors, reference: Tensors, group: Sequence[Symmetry], ite
 
 def _match(symmetry: Symmetry, tensors: Tensors, reference: Tensors, orders: Orders) -> bool:
     """Order the units of one layer, all others being as they are; whether that changed anything."""
-    from scipy.optimize import linear_sum_assignment  # half a second, which only this method is worth
-
     scores = torch.zeros(symmetry.heads, symmetry.width, symmetry.width, dtype=torch.float64)
     for place in symmetry.places:
         if place.key in reference:
-            wanted = _units(reference[place.key], place, symmetry)
-            given = _units(_other_axes(tensors[place.key], place, orders), place, symmetry)
+            wanted = units_at(reference[place.key], place, symmetry)
+            given = units_at(_other_axes(tensors[place.key], place, orders), place, symmetry)
             scores += wanted @ given.mT
-    best = [torch.from_numpy(linear_sum_assignment(score, maximize=True)[1]) for score in scores.numpy()]
-    old, new = orders[symmetry], torch.stack(best)
+    old, new = orders[symmetry], assigned(scores)
     before, after = (scores.take_along_dim(x.unsqueeze(-1), dim=2).sum((1, 2)) for x in (old, new))
     better = after > before + TOLERANCE * before.abs()
     orders[symmetry] = torch.where(better.unsqueeze(-1), new, old)
     return bool(better.any())
+
+
+def assigned(scores: Tensor) -> Tensor:
+    """The order of columns that makes the sum of a diagonal largest, for each matrix of a batch: int64.
+
+    Args:
+        scores: float64 [heads, width, width], the rows being the places.
+    """
+    from scipy.optimize import linear_sum_assignment  # half a second, which only these methods are worth
+
+    best = [torch.from_numpy(linear_sum_assignment(score, maximize=True)[1]) for score in scores.numpy()]
+    return torch.stack(best)
 
 
 def _other_axes(tensor: Tensor, place: AxisSlice, orders: Orders) -> Tensor:
@@ -175,8 +191,8 @@ def _other_axes(tensor: Tensor, place: AxisSlice, orders: Orders) -> Tensor:
     for symmetry, order in orders.items():
         for other in symmetry.places:
             if other.key == place.key and other.axis != place.axis:
-                moved = _units(tensor, other, symmetry).take_along_dim(order.unsqueeze(-1), dim=1)
-                tensor = _with_units(tensor, other, moved)
+                moved = units_at(tensor, other, symmetry).take_along_dim(order.unsqueeze(-1), dim=1)
+                tensor = with_units(tensor, other, moved)
     return tensor
 
 
@@ -187,7 +203,7 @@ def drawn(symmetry: Symmetry, seed: int) -> Tensor:
     return draws.reshape(symmetry.heads, symmetry.width).argsort(dim=1, stable=True)
 
 
-def _as_they_are(symmetry: Symmetry) -> Tensor:
+def as_they_are(symmetry: Symmetry) -> Tensor:
     return torch.arange(symmetry.width).repeat(symmetry.heads, 1)
 
 
@@ -196,16 +212,16 @@ def balanced(tensors: Tensors, group: Sequence[Symmetry], alpha: float) -> Tenso
     made = dict(tensors)
     for symmetry in group if alpha else ():
         first, second = (
-            torch.cat([_units(made[place.key], place, symmetry) for place in side], dim=2).double()
+            torch.cat([units_at(made[place.key], place, symmetry) for place in side], dim=2).double()
             for side in symmetry.sides
         )
         values, vectors = torch.linalg.eigh(_between(first @ first.mT, second @ second.mT))
         for side, exponent in zip(symmetry.sides, (alpha, -alpha), strict=True):
             matrix = _of_eigenvalues(values.pow(exponent), vectors)
             for place in side:
-                units = _units(made[place.key], place, symmetry)
+                units = units_at(made[place.key], place, symmetry)
                 turned = (matrix @ units.double()).to(units.dtype)
-                made[place.key] = _with_units(made[place.key], place, turned)
+                made[place.key] = with_units(made[place.key], place, turned)
     return made
 
 
@@ -222,13 +238,13 @@ def _of_eigenvalues(values: Tensor, vectors: Tensor) -> Tensor:
     return (vectors * values.unsqueeze(-2)) @ vectors.mT
 
 
-def _units(tensor: Tensor, place: AxisSlice, symmetry: Symmetry) -> Tensor:
+def units_at(tensor: Tensor, place: AxisSlice, symmetry: Symmetry) -> Tensor:
     """The units at a place as vectors, [heads, width, what else the tensor has]."""
     part = tensor.narrow(place.axis, place.start, symmetry.heads * symmetry.width)
     return part.movedim(place.axis, 0).reshape(symmetry.heads, symmetry.width, -1)
 
 
-def _with_units(tensor: Tensor, place: AxisSlice, units: Tensor) -> Tensor:
+def with_units(tensor: Tensor, place: AxisSlice, units: Tensor) -> Tensor:
     """A copy of a tensor with other units at a place."""
     made = tensor.clone()
     part = made.movedim(place.axis, 0)[place.start : place.start + units.shape[0] * units.shape[1]]

@@ -56,6 +56,7 @@ ELSEWHERE = {
     "ramplus": "test_whole_model",
     "randperm": "test_symmetries",
     "rebasin": "test_symmetries",
+    "rebasin_by_activations": "test_activations",
     "regmean": "test_merging_with_data",
     "stitch": "test_masks",
     "rename_keys": "test_renamed_keys",
@@ -70,6 +71,7 @@ ELSEWHERE = {
     "wise_ft": "test_method_authors",
     "wsm": "test_method_authors",
     "wudi": "test_method_authors",
+    "zipit": "test_zipit",
 }
 """What chooses or passes on values or is about whole models, and where it is tested."""
 

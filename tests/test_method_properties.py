@@ -32,8 +32,8 @@ OF_ADAPTERS = {
 }
 """Of files whose keys are not those of models: tests/lora."""
 
-WITH_DATA = {"fisher", "regmean", "statistics", "stitch"}
-"""Methods that read statistics from files: tests/calibration/test_merging_with_data.py."""
+WITH_DATA = {"fisher", "rebasin_by_activations", "regmean", "statistics", "stitch", "zipit"}
+"""Methods that read statistics from files: their tests are in tests/calibration."""
 
 METHODS = [
     method

@@ -23,11 +23,12 @@ from mecha_exp.architectures.library.registry import (
 from mecha_exp.architectures.library.yaml_writer import to_yaml
 from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.structural import StructuralConfig
-from mecha_exp.architectures.symmetries import AxisSlice, Symmetry, linked
+from mecha_exp.architectures.symmetries import OUTPUTS, AxisSlice, Symmetry, linked
 from mecha_exp.architectures.views import View, Views, is_convertible, member_of, targets_of, views
 
 __all__ = [
     "DEFAULT_CONVENTION",
+    "OUTPUTS",
     "AdapterConfig",
     "AxisSlice",
     "Component",

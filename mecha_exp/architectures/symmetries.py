@@ -24,6 +24,9 @@ from mecha_exp.architectures.keys import KeyInfo
 from mecha_exp.architectures.patterns import Pattern
 from mecha_exp.errors import ConfigError, did_you_mean
 
+OUTPUTS = " (outputs)"
+"""The end of the name of what a layer gives; what it receives has the key of its weight alone."""
+
 _PART = re.compile(r"(.*\S) +(\d+)/(\d+)")
 
 
@@ -60,6 +63,16 @@ class Symmetry:
     def keys(self) -> tuple[str, ...]:
         """The keys of all its tensors."""
         return tuple(dict.fromkeys(place.key for place in self.places))
+
+    @property
+    def activations(self) -> tuple[tuple[str, int], ...]:
+        """Where the units are seen at work: names of activations, and the first unit's place among them.
+
+        They are the inputs of the layers that read the units. Queries and keys meet in a product and no layer
+        reads them: what the layers that make them give.
+        """
+        inputs = tuple((place.key, place.start) for place in self.places if place.axis == 1)
+        return inputs or tuple((place.key + OUTPUTS, place.start) for place in self.places)
 
     def among(self, names: Mapping[str, str], optional: Collection[str]) -> Symmetry | None:
         """The symmetry of a file that may lack keys; None where it lacks one that is not optional.

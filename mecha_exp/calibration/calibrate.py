@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from mecha_exp._version import __version__
+from mecha_exp.architectures import Symmetry
+from mecha_exp.calibration.activations import activation_collectors, keys_unseen, symmetries_of
 from mecha_exp.calibration.collectors import Collector, GradientCollector, collectors_of, looking
 from mecha_exp.calibration.partial import Partial
 from mecha_exp.calibration.subject import Subject
@@ -23,7 +25,15 @@ from mecha_exp.checkpoint import StateDictSource, dtype_name
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.errors import ConfigError, EvaluationError, MechaError
 from mecha_exp.evaluators.common.networks import is_same
-from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, MASK, StatisticsHeader, fingerprint
+from mecha_exp.sources.statistics import (
+    ACTIVATIONS,
+    FISHER,
+    GRADIENT,
+    GRAM,
+    MASK,
+    StatisticsHeader,
+    fingerprint,
+)
 
 Advance = Callable[[int], None]
 """Receives how many examples of how many trips were finished since the last call."""
@@ -34,9 +44,10 @@ class Request:
     """What is to be measured.
 
     Attributes:
-        kinds: of statistics: `fisher`, `gram`, `mean`, `norm`, `gradient`.
+        kinds: of statistics: `fisher`, `gram`, `mean`, `norm`, `gradient`, `activations`.
         labels: whose gradients are measured; see `Subject.log_likelihoods`.
-        seed: of sampled labels.
+        seed: of sampled labels and positions.
+        positions: of each call of a layer at most, whose activations are written.
         memory: bytes that the sums of one trip may take.
         chunk: examples after which the sums are written.
         model, model_sha256, data, data_sha256: for the header.
@@ -47,6 +58,7 @@ class Request:
     kinds: tuple[str, ...]
     labels: str = "sampled"
     seed: int = 0
+    positions: int = 16
     memory: int = 2 << 30
     chunk: int = 256
     model: str = ""
@@ -78,20 +90,24 @@ def calibrate(
 
     Raises:
         ConfigError: there are no examples or labels, nothing can be measured, the module does not have the
-            weights of the model, or the output is an input.
+            weights of the model, the output is an input, or activations are of data without a name.
         EvaluationError: a gradient or an input is NaN or infinite, or an example fails.
     """
     subject.check(request.labels)
     check_output(output, (*stored.files, Path(request.data)))
     check_weights(subject, stored)
-    collectors = [c for c in collectors_of(subject, request.kinds) if c.model_key in stored]
+    symmetries = _symmetries(stored, request)
+    found = collectors_of(subject, request.kinds)
+    found += activation_collectors(subject, symmetries, request.positions, request.seed)
+    collectors = [c for c in found if c.model_key in stored]
     for kind in request.kinds:
         if not any(c.kind == kind for c in collectors):
             raise ConfigError(
                 f"kind={kind}: no layer of {type(subject.module).__name__} with a key of {stored.name} can "
-                "be measured. Gram matrices, means and norms are of linear and convolutional layers."
+                "be measured. Gram matrices, means, norms and activations are of linear and convolutional "
+                "layers."
             )
-    header = header_of(subject, stored, request, collectors)
+    header = header_of(subject, stored, request, collectors, symmetries)
     identity = json.dumps([asdict(header), request.memory], sort_keys=True)
     with Partial(output, identity) as partial:
         for group, trip in enumerate(trips_of(collectors, request.memory)):
@@ -105,6 +121,30 @@ def calibrate(
         header = replace(header, rows=partial.rows)
         write_statistics(partial, header, output)
     return header
+
+
+def _symmetries(stored: StateDictSource, request: Request) -> tuple[Symmetry, ...]:
+    """The units whose activations are asked for.
+
+    Raises:
+        ConfigError: there are none, or the data have no name by which those of another model are compared.
+    """
+    if ACTIVATIONS not in request.kinds:
+        return ()
+    if not (request.data or request.data_sha256):
+        raise ConfigError(
+            "kind=activations: those of two models are compared example by example. Name the data in the "
+            "Request, data=..., so that a merge can tell that they are of the same."
+        )
+    if request.positions < 1:
+        raise ConfigError(f"positions={request.positions}: expected 1 or more.")
+    found = symmetries_of(stored)
+    if not found:
+        raise ConfigError(
+            f"kind=activations: the model config of {stored.name} names no units that may change places. "
+            "Write them into a config of your own under `symmetries`: see docs/model-configs.md."
+        )
+    return found
 
 
 def check_output(output: Path, inputs: Sequence[Path]) -> None:
@@ -198,18 +238,29 @@ def _add_gradients(
 
 
 def header_of(
-    subject: Subject, stored: StateDictSource, request: Request, collectors: Sequence[Collector]
+    subject: Subject,
+    stored: StateDictSource,
+    request: Request,
+    collectors: Sequence[Collector],
+    symmetries: Sequence[Symmetry] = (),
 ) -> StatisticsHeader:
     """What is measured of which model on which data, for the header of the file."""
-    measured = {kind: {c.model_key for c in collectors if c.kind == kind} for kind in request.kinds}
+    lacking = {
+        kind: {*stored.keys()} - {c.model_key for c in collectors if c.kind == kind}
+        for kind in request.kinds
+        if kind in (FISHER, GRAM, MASK)
+    }
+    own = dict(request.settings)
+    if ACTIVATIONS in request.kinds:
+        lacking[ACTIVATIONS] = keys_unseen(symmetries, {c.key for c in collectors if c.kind == ACTIVATIONS})
+        own["positions"] = request.positions
     unmeasured = {
         kind: {
             key: (stored.info(key).dtype, list(stored.info(key).shape))
             for key in stored.keys()
-            if key not in measured[kind]
+            if key in keys
         }
-        for kind in request.kinds
-        if kind in (FISHER, GRAM, MASK)
+        for kind, keys in lacking.items()
     }
     return StatisticsHeader(
         model=request.model or stored.name,
@@ -222,7 +273,7 @@ def header_of(
         labels=request.labels if {FISHER, GRADIENT, MASK} & {*request.kinds} else "",
         kinds=tuple(request.kinds),
         unmeasured=unmeasured,
-        settings={**subject.settings, **request.settings},
+        settings={**subject.settings, **own},
         code=f"{_code()} {request.code}".rstrip(),
     )
 

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
 
+from mecha_exp.architectures import OUTPUTS
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.errors import EvaluationError
 from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, INPUTS_FIRST, MEAN, NORM
@@ -48,7 +50,7 @@ class Collector(ABC):
     @property
     def model_key(self) -> str:
         """The key of the model."""
-        return self.key.removesuffix(INPUTS_FIRST)
+        return self.key.removesuffix(INPUTS_FIRST).removesuffix(OUTPUTS)
 
     @property
     def name(self) -> str:
@@ -59,6 +61,10 @@ class Collector(ABC):
         """Begin with zeros."""
         self.total = torch.zeros(self.shape, dtype=torch.float64)
         self.rows = 0
+
+    def so_far(self) -> Tensor:
+        """The sum so far, to be kept for a later run."""
+        return self.total
 
     @abstractmethod
     def result(self, examples: int) -> Tensor:
@@ -127,6 +133,10 @@ class InputCollector(Collector):
         self.module = module
         self._rows_of = rows_of
 
+    def watch(self) -> RemovableHandle:
+        """See what the layer receives, until the handle is removed."""
+        return self.module.register_forward_pre_hook(self.look)
+
     def look(self, module: nn.Module, arguments: Any) -> None:
         """Add the input of a call of the layer."""
         rows = self._rows_of(arguments[0].detach()).double().cpu()
@@ -135,12 +145,12 @@ class InputCollector(Collector):
                 f"an input of the layer of '{self.key}' is NaN or infinite. Compute in float32: "
                 "dtype=float32."
             )
+        self.add(rows)
         self.rows += len(rows)
-        self.total += self.of_rows(rows)
 
     @abstractmethod
-    def of_rows(self, rows: Tensor) -> Tensor:
-        """What rows of inputs add."""
+    def add(self, rows: Tensor) -> None:
+        """Add rows of inputs, in float64."""
 
     def result(self, examples: int) -> Tensor:
         return (self.total / max(self.rows, 1)).float()
@@ -151,8 +161,8 @@ class GramCollector(InputCollector):
 
     kind = GRAM
 
-    def of_rows(self, rows: Tensor) -> Tensor:
-        return rows.mT @ rows
+    def add(self, rows: Tensor) -> None:
+        self.total += rows.mT @ rows
 
 
 class MeanCollector(InputCollector):
@@ -160,8 +170,8 @@ class MeanCollector(InputCollector):
 
     kind = MEAN
 
-    def of_rows(self, rows: Tensor) -> Tensor:
-        return rows.sum(0)
+    def add(self, rows: Tensor) -> None:
+        self.total += rows.sum(0)
 
 
 class NormCollector(InputCollector):
@@ -169,8 +179,8 @@ class NormCollector(InputCollector):
 
     kind = NORM
 
-    def of_rows(self, rows: Tensor) -> Tensor:
-        return rows.square().sum(0)
+    def add(self, rows: Tensor) -> None:
+        self.total += rows.square().sum(0)
 
     def result(self, examples: int) -> Tensor:
         return (self.total / max(self.rows, 1)).sqrt().float()
@@ -188,15 +198,7 @@ def collectors_of(subject: Subject, kinds: Sequence[str]) -> list[Collector]:
             found.append(FisherCollector(key, parameter.shape, parameter))
         if GRADIENT in kinds and is_floating:
             found.append(GradientNormCollector(key, (1,), parameter))
-    uses: dict[int, int] = {}
-    for module in subject.module.modules():
-        for parameter in module.parameters(recurse=False):
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    for name, module in subject.module.named_modules():
-        rows_of = _rows_of(module)
-        if rows_of is None or uses[id(module.weight)] > 1:
-            continue
-        key = subject.key_of(f"{name}.weight" if name else "weight")
+    for key, module, rows_of in layers_of(subject):
         inputs = module.weight[0].numel()
         if is_turned(module):
             key, inputs = f"{key}{INPUTS_FIRST}", len(module.weight)
@@ -208,6 +210,18 @@ def collectors_of(subject: Subject, kinds: Sequence[str]) -> list[Collector]:
             if kind in kinds:
                 found.append(collector(key, shape, module, rows_of))
     return found
+
+
+def layers_of(subject: Subject) -> Iterator[tuple[str, Any, Rows]]:
+    """The linear and convolutional layers with a weight of their own: its key, the layer, and its rows."""
+    uses: dict[int, int] = {}
+    for module in subject.module.modules():
+        for parameter in module.parameters(recurse=False):
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    for name, module in subject.module.named_modules():
+        rows_of = _rows_of(module)
+        if rows_of is not None and uses[id(module.weight)] == 1:
+            yield subject.key_of(f"{name}.weight" if name else "weight"), module, rows_of
 
 
 def is_turned(module: nn.Module) -> bool:
@@ -237,7 +251,7 @@ def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:
 @contextmanager
 def looking(collectors: Sequence[Collector]) -> Iterator[None]:
     """Have the collectors of inputs see what their layers receive."""
-    hooks = [c.module.register_forward_pre_hook(c.look) for c in collectors if isinstance(c, InputCollector)]
+    hooks = [collector.watch() for collector in collectors if isinstance(collector, InputCollector)]
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mecha_exp.calibration.collectors import Collector
-from mecha_exp.sources.statistics import GRAM
+from mecha_exp.sources.statistics import ACTIVATIONS, GRAM
 from mecha_exp.system.atomic_write import atomic_write, atomic_write_text
 
 _RUNNING = "running.safetensors"
@@ -31,7 +31,7 @@ class Partial:
         request: all that decides its content, as text.
 
     Attributes:
-        rows: of the Gram matrices of finished groups.
+        rows: of the Gram matrices and activations of finished groups, for the header.
         places: of the finished statistics, by name.
     """
 
@@ -64,7 +64,9 @@ class Partial:
 
     def finish(self, group: int, collectors: Sequence[Collector], examples: int) -> None:
         """Keep the statistics of a group."""
-        rows = {collector.key: collector.rows for collector in collectors if collector.kind == GRAM}
+        rows = {
+            c.key if c.kind == GRAM else c.name: c.rows for c in collectors if c.kind in (GRAM, ACTIVATIONS)
+        }
         tensors = {collector.name: collector.result(examples) for collector in collectors}
         with atomic_write(self._path(group)) as temporary:
             save_file(tensors, temporary, {"rows": json.dumps(rows)})
@@ -73,7 +75,7 @@ class Partial:
 
     def save(self, group: int, collectors: Sequence[Collector], done: int) -> None:
         """Keep the sums of a group over the first `done` examples."""
-        tensors = {collector.name: collector.total for collector in collectors}
+        tensors = {collector.name: collector.so_far() for collector in collectors}
         rows = {collector.name: collector.rows for collector in collectors}
         metadata = {"group": str(group), "done": str(done), "rows": json.dumps(rows)}
         with atomic_write(self.folder / _RUNNING) as temporary:

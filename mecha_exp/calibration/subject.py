@@ -92,13 +92,13 @@ class Subject:
                     f"labels of {scores.shape[1]:,} classes. Use labels=sampled."
                 )
             return list(zip(scores[0].detach().exp().tolist(), scores[0].unbind(), strict=True))
-        generator = torch.Generator().manual_seed(_mixed(seed, number))
+        generator = torch.Generator().manual_seed(mixed(seed, number))
         drawn = torch.multinomial(scores.detach().exp().cpu(), 1, generator=generator)[:, 0].to(scores.device)
         if true is not None:
             drawn = torch.where(true == IGNORED, true, drawn)
         return [(1.0, -F.nll_loss(scores, drawn, reduction="sum", ignore_index=IGNORED))]
 
 
-def _mixed(seed: int, number: int) -> int:
+def mixed(seed: int, number: int) -> int:
     """A seed for each example, far from those of its neighbours."""
     return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % (1 << 63)

@@ -13,20 +13,31 @@ from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab.content_hash import content_of
+from mecha_exp.plugins import load_model_configs
 from mecha_exp.sources.search import find_model
-from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, MASK, MEAN, NORM, StatisticsHeader
+from mecha_exp.sources.statistics import (
+    ACTIVATIONS,
+    FISHER,
+    GRADIENT,
+    GRAM,
+    MASK,
+    MEAN,
+    NORM,
+    StatisticsHeader,
+)
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal import examples_bar, stdout
 
 EXAMPLE = """\
 settings, as name=value:
     data      texts: a .jsonl, .csv, .parquet or .txt file, or a folder; for a module what that takes
-    kind      fisher, gram, mean, norm, gradient, several with commas between them (default: fisher,gram);
-              or mask, which is trained on labelled examples of an expert's task
+    kind      fisher, gram, mean, norm, gradient, activations, several with commas between them
+              (default: fisher,gram); or mask, which is trained on labelled examples of an expert's task
     output    a .safetensors file
     labels    sampled (from the model, the default), true (of the data) or exact (every class of one label)
     count     examples at most (default: all)
-    seed      of sampled labels (default: 0)
+    seed      of sampled labels and positions (default: 0)
+    positions   of activations: tokens or pixels of each example at most, drawn by the seed (default: 16)
     memory    bytes of sums at once; what does not fit is found in another trip over the data (default: 2 GiB)
     chunk     examples after which the sums are written, to go on there (default: 256)
     module    digits, mini8, or FILE.py:function, a function of (state_dict, data) to a Subject
@@ -40,7 +51,7 @@ examples:
     python -m mecha_exp calibrate models/math kind=mask base=models/base data=m.jsonl output=mask.safetensors
 """
 
-KINDS = (FISHER, GRAM, MEAN, NORM, GRADIENT, MASK)
+KINDS = (FISHER, GRAM, MEAN, NORM, GRADIENT, ACTIVATIONS, MASK)
 _OF_TEXTS: dict[str, Callable[[str], Any]] = {
     "length": int, "column": str, "label": str, "device": str, "dtype": str,
 }  # fmt: skip
@@ -48,8 +59,8 @@ _OF_MASKS: dict[str, Callable[[str], Any]] = {
     "density": float, "bias": float, "steps": int, "rate": float, "l1": float, "variant": str,
 }  # fmt: skip
 _SETTINGS: dict[str, Callable[[str], Any]] = {
-    "data": str, "kind": str, "output": Path, "labels": str, "count": int, "seed": int, "memory": int,
-    "chunk": int, "module": str, "base": str, **_OF_TEXTS, **_OF_MASKS,
+    "data": str, "kind": str, "output": Path, "labels": str, "count": int, "seed": int, "positions": int,
+    "memory": int, "chunk": int, "module": str, "base": str, **_OF_TEXTS, **_OF_MASKS,
 }  # fmt: skip
 FEW = 100
 """Fewer examples than this are worth a warning."""
@@ -59,6 +70,7 @@ def main(arguments: list[str]) -> int:
     """Measure, and write the file of statistics."""
     options = _parser().parse_args(arguments)
     given = read_words(options.setting, _SETTINGS, "calibrate", _wrong_values)
+    load_model_configs()
     from mecha_exp.calibration import Request, Training, calibrate, load_subject, train_mask
     from mecha_exp.calibration.loading import hash_of_code, hash_of_data
 
@@ -68,7 +80,8 @@ def main(arguments: list[str]) -> int:
     started = time.perf_counter()
     with open_stored(path) as stored:
         subject = load_subject(stored, given["data"], given.get("module"), given.get("count"), **texts)
-        limits = {name: given[name] for name in ("labels", "seed", "memory", "chunk") if name in given}
+        names = ("labels", "seed", "positions", "memory", "chunk")
+        limits = {name: given[name] for name in names if name in given}
         request = Request(
             kinds,
             model=str(options.model),
@@ -97,7 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         "calibrate",
         "Run a model on data, and write statistics of it that merges read beside the model: its diagonal "
         "Fisher information (for recipe=fisher), the Gram matrices of the inputs of its layers (for "
-        "recipe=regmean). An interrupted calibration goes on where it was.",
+        "recipe=regmean), the activations of its units (for recipe=zipit). An interrupted "
+        "calibration goes on where it was.",
         EXAMPLE,
     )
     parser.add_argument("model", help="a file or a folder")

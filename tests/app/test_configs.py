@@ -209,8 +209,8 @@ def test_a_lora_is_added_to_the_base_at_a_strength_and_extracted(tmp_path: Path,
 NETWORKS = {"rebasin", "lora", "extract_lora"}
 """Recipes of models whose config says more than their keys do."""
 
-WITH_DATA = {"fisher", "regmean", "stitch"}
-"""Recipes that need statistics: tests/calibration/test_merging_with_data.py."""
+WITH_DATA = {"fisher", "rebasin_by_activations", "regmean", "stitch", "zipit"}
+"""Recipes that need statistics: their tests are in tests/calibration."""
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in {*FORMULAS, *NETWORKS, *WITH_DATA}])

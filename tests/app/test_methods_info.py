@@ -100,6 +100,7 @@ WHOLE = {
     "lora_delta",
     "randperm",
     "rebasin",
+    "rebasin_by_activations",
     "regmean",
     "rotate",
     "smooth_add",
@@ -111,6 +112,7 @@ WHOLE = {
     "tsv_m",
     "twin",
     "wudi",
+    "zipit",
 }
 """All other methods stream."""
 

@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from matched_networks import CONFIGS, save_trained
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from mecha_exp.architectures import from_yaml, register
+from mecha_exp.architectures.library import registry
 
 MODULE = '''
 import torch
@@ -94,3 +98,30 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         torch.save({"images": images, "labels": labels}, tmp_path / f"{name}.pt")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def units_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configs of the networks whose units may change places, for one test each."""
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    for text in CONFIGS.split("---"):
+        register(from_yaml(text))
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three trained networks of digits, and activations of each."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_REGISTERED", {})
+        patch.chdir(folder)
+        register(from_yaml(CONFIGS.split("---")[0]))
+        save_trained()
+    return folder
+
+
+@pytest.fixture
+def networks(trained: Path, units_known: None, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Tensor]]:
+    """The weights of the trained networks, whose folder is the current one."""
+    monkeypatch.chdir(trained)
+    return [load_file(f"{name}.safetensors") for name in "abc"]

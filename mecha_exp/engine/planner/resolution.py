@@ -26,7 +26,15 @@ from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.layers import LayersSource, Span
 from mecha_exp.sources.lora import AdapterSource, DeltaSource
 from mecha_exp.sources.source import Source
-from mecha_exp.sources.statistics import BASE_FINGERPRINT, FISHER, GRAM, MASK, StatisticsSource, fingerprint
+from mecha_exp.sources.statistics import (
+    ACTIVATIONS,
+    BASE_FINGERPRINT,
+    FISHER,
+    GRAM,
+    MASK,
+    StatisticsSource,
+    fingerprint,
+)
 from mecha_exp.sources.views.approximation import ApproximatedRows, Approximation
 from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.views.row_table import RowTable
@@ -64,7 +72,13 @@ class ModelView(ModelNode):
         return (*super().identity(), self.adapter, self.declared, *taken, self.statistic, self.base)
 
 
-NEEDED = {"fisher": {FISHER}, "regmean": {GRAM}, "stitch": {MASK}}
+NEEDED = {
+    "fisher": {FISHER},
+    "regmean": {GRAM},
+    "rebasin_by_activations": {ACTIVATIONS},
+    "stitch": {MASK},
+    "zipit": {ACTIVATIONS},
+}
 """The kind of statistics that a method needs."""
 
 
@@ -361,11 +375,11 @@ def _check_statistics(
         CheckpointError: their keys, dtypes or shapes are not those of such statistics.
     """
     arguments = dict(node.arguments)
-    given, models = arguments.get(STATISTICS), arguments.get("models")
-    if not isinstance(given, MergeNode) or given.method.identifier != STATISTICS or models is None:
+    given = arguments.get(STATISTICS)
+    if not isinstance(given, MergeNode) or given.method.identifier != STATISTICS:
         return
     files = [child for child in given.children if isinstance(child, ModelView)]
-    models = models if isinstance(models, tuple) else (models,)
+    models = _models_of(node)
     who = node.method.identifier
     kinds = {sources[file].kind for file in files}  # type: ignore[attr-defined]
     if kinds and NEEDED.get(who, kinds) != kinds:
@@ -383,6 +397,17 @@ def _check_statistics(
     if isinstance(base := arguments.get("base"), ModelNode):
         for file in files:
             _check_of_base(who, base, file, sources)
+    if kinds == {ACTIVATIONS}:
+        first, *others = (sources[file] for file in files)
+        for other in others:
+            first.require_same_examples(other)  # type: ignore[attr-defined]
+
+
+def _models_of(node: MergeNode) -> tuple[Node, ...]:
+    """The models of a call with statistics: its `models`, or else `a` and `ref`."""
+    arguments = dict(node.arguments)
+    given = [arguments[name] for name in ("models", "a", "ref") if name in arguments]
+    return tuple(node for value in given for node in (value if isinstance(value, tuple) else (value,)))
 
 
 def _check_of_model(

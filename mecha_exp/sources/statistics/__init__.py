@@ -1,10 +1,12 @@
 """Statistics of a model on data, as `calibrate` writes them: a file that merges read beside the model.
 
 The keys are `KIND/KEY`, KEY being the key of the model: `fisher/layer.weight` has the shape of the weight,
-`gram/layer.weight` is a matrix of its inputs. The header says which model and which data they are of.
+`gram/layer.weight` is a matrix of its inputs, `activations/layer.weight` has rows of them. The header says
+which model and which data they are of.
 """
 
 from mecha_exp.sources.statistics.header import (
+    ACTIVATIONS,
     BASE_FINGERPRINT,
     FISHER,
     GRADIENT,
@@ -21,6 +23,7 @@ from mecha_exp.sources.statistics.header import (
 from mecha_exp.sources.statistics.view import StatisticsSource
 
 __all__ = [
+    "ACTIVATIONS",
     "BASE_FINGERPRINT",
     "FISHER",
     "GRADIENT",

@@ -14,7 +14,8 @@ from mecha_exp.sources.source import Source
 METADATA = "mecha_exp.statistics"
 """The entry of a file's header that tells what the statistics are of."""
 
-FISHER, GRAM, MEAN, NORM, GRADIENT, MASK = "fisher", "gram", "mean", "norm", "gradient", "mask"
+FISHER, GRAM, MEAN, NORM, GRADIENT = "fisher", "gram", "mean", "norm", "gradient"
+ACTIVATIONS, MASK = "activations", "mask"
 OF_ENTRIES = (FISHER, MASK)
 """The kinds with a value for each entry of the model."""
 
@@ -38,10 +39,11 @@ class StatisticsHeader:
         data: the path or the name of the data.
         data_sha256: of its files; empty where a name stands for it.
         count: how many examples.
-        seed: of the labels that were sampled.
+        seed: of the labels and positions that were sampled.
         labels: for gradients `sampled`, `true` or `exact`.
         kinds: of statistics.
-        rows: for each Gram matrix how many rows of inputs are in it.
+        rows: for each Gram matrix how many rows of inputs are in it; for `activations/KEY` from how many
+            rows they were drawn.
         unmeasured: for each kind the keys of the model without it, each with its dtype and shape.
         settings: what else decides the numbers.
         code: the version of mecha_exp and a hash of what computed them.

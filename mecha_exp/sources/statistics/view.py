@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+from mecha_exp.architectures import OUTPUTS
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic
 from mecha_exp.checkpoint.dtypes import stored_bytes
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.source import Source, SourceView
 from mecha_exp.sources.statistics.header import (
+    ACTIVATIONS,
     GRADIENT,
     GRAM,
     INPUTS_FIRST,
@@ -64,7 +66,8 @@ class StatisticsSource(SourceView):
     @property
     def without(self) -> str:
         """What merges do where there are none, for messages."""
-        return "stay the base's" if self.kind == MASK else "get the mean of the models"
+        others = {MASK: "stay the base's", ACTIVATIONS: "their units keep their places"}
+        return others.get(self.kind, "get the mean of the models")
 
     def is_arithmetic_at(self, key: str) -> bool:
         """Whether the model's values are floating point at a key that was not measured."""
@@ -78,18 +81,53 @@ class StatisticsSource(SourceView):
         """
         keys = set(model.keys())
         for key, name in self._measured.items():
-            info, of = self._original.info(name), key.removesuffix(INPUTS_FIRST)
-            if of in keys and info.dtype == "F32" and info.shape == self._expected(key, model.info(of).shape):
+            info, of = self._original.info(name), key.removesuffix(INPUTS_FIRST).removesuffix(OUTPUTS)
+            if (
+                of in keys
+                and info.dtype == "F32"
+                and info.shape == self._expected(key, info.shape, model.info(of).shape)
+            ):
                 continue
             raise CheckpointError(
                 f"{self.name}: '{name}', {info.dtype} {list(info.shape)}, is not what calibrate writes for "
                 f"{self.header.model}. Calibrate again."
             )
 
-    def _expected(self, key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a statistic of a weight."""
+    def require_same_examples(self, other: StatisticsSource) -> None:
+        """Check that the activations of another model are of the same positions of the same examples.
+
+        Raises:
+            CheckpointError: they are not.
+        """
+        for what, one, two in self._compared(other):
+            if one != two:
+                raise CheckpointError(
+                    f"{self.name} and {other.name} hold activations of different examples: their {what} are "
+                    f"{one} and {two}. Calibrate both models with the same data, count, order and seed."
+                )
+
+    def _compared(self, other: StatisticsSource) -> Iterator[tuple[str, object, object]]:
+        """What two files must share: its name, and what each has."""
+        one, two = self.header, other.header
+        has_hash = one.data_sha256 or two.data_sha256
+        yield (
+            ("data", one.data, two.data)
+            if not has_hash
+            else ("hashes of the data", one.data_sha256, two.data_sha256)
+        )
+        for name in ("count", "seed", "settings", "code"):
+            yield name, getattr(one, name), getattr(two, name)
+        yield "layers", sorted(self._measured), sorted(other._measured)
+        for name in self._measured.values():
+            yield f"rows of '{name}'", one.rows.get(name), two.rows.get(name)
+            yield f"shapes of '{name}'", self._original.info(name).shape, other._original.info(name).shape
+
+    def _expected(self, key: str, found: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a statistic of a weight; `found` says how many rows there are."""
         if self.kind in OF_ENTRIES:
             return shape
+        if self.kind == ACTIVATIONS:
+            return (*found[:1], shape[not key.endswith(OUTPUTS)])
         if self.kind == GRADIENT:
             return (1,)
         inputs = shape[0] if key.endswith(INPUTS_FIRST) else math.prod(shape[1:])
