@@ -20,6 +20,7 @@ FORMATS = {
     "auraflow": "auraflow-auraflow",
     "hunyuan_video": "hunyuan_video-hunyuan_video",
     "ltx": "ltx-ltx",
+    "pixart": "pixart-pixart",
 }
 """The format of single files, where their names differ from those of diffusers."""
 

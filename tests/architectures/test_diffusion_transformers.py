@@ -1,11 +1,14 @@
 """Diffusion transformers in the names of diffusers and of their authors: recognised, in blocks, converted."""
 
 import importlib
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_transformers import FAMILIES, FORMATS, small, transformer
 
 import mecha_exp as m
@@ -67,6 +70,11 @@ BLOCKS = {
     "hidream-diffusers": {"double_stream_blocks.0.block.ff_i.gate.weight": "D00"},
     "lumina2-lumina2": {"layers.2.attention.qkv.weight": "02", "noise_refiner.1.ffn_norm1.weight": "N01"},
     "pixart-diffusers": {"transformer_blocks.1.attn2.to_k.weight": "01", "adaln_single.linear.bias": "BASE"},
+    "pixart-pixart": {
+        "blocks.1.cross_attn.kv_linear.bias": "01",
+        "t_block.1.bias": "BASE",
+        "pos_embed": "BASE",
+    },
     "auraflow-auraflow": {"double_layers.1.modX.1.weight": "D01", "single_layers.0.mlp.c_fc1.weight": "S00"},
     "hunyuan_video-diffusers": {"context_embedder.token_refiner.refiner_blocks.1.norm1.bias": "R01"},
     "ltx-ltx": {"transformer_blocks.2.attn1.q_norm.weight": "02", "patchify_proj.weight": "BASE"},
@@ -157,6 +165,64 @@ def test_what_is_converted_to_a_single_file_becomes_the_same_again_in_diffusers(
 
     assert {f"transformer.{key}" for key in made} == tensors.keys()
     assert all(torch.equal(tensor, tensors[f"transformer.{key}"]) for key, tensor in made.items())
+
+
+PIXART = {
+    "x_embedder.proj": "pos_embed.proj",
+    "t_embedder.mlp.0": "adaln_single.emb.timestep_embedder.linear_1",
+    "t_embedder.mlp.2": "adaln_single.emb.timestep_embedder.linear_2",
+    "csize_embedder.mlp.0": "adaln_single.emb.resolution_embedder.linear_1",
+    "csize_embedder.mlp.2": "adaln_single.emb.resolution_embedder.linear_2",
+    "ar_embedder.mlp.0": "adaln_single.emb.aspect_ratio_embedder.linear_1",
+    "ar_embedder.mlp.2": "adaln_single.emb.aspect_ratio_embedder.linear_2",
+    "t_block.1": "adaln_single.linear",
+    "y_embedder.y_proj.fc1": "caption_projection.linear_1",
+    "y_embedder.y_proj.fc2": "caption_projection.linear_2",
+    "final_layer.linear": "proj_out",
+    "final_layer.scale_shift_table": "scale_shift_table",
+    "cross_attn.q_linear": "attn2.to_q",
+    "cross_attn.proj": "attn2.to_out.0",
+    "attn.proj": "attn1.to_out.0",
+    "mlp.fc1": "ff.net.0.proj",
+    "mlp.fc2": "ff.net.2",
+}
+"""Names of PixArt's authors, and of diffusers: scripts/convert_pixart_{alpha,sigma}_to_diffusers.py."""
+
+
+def pixart_of_the_script(single: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the scripts of diffusers make of PixArt's own names; places and empty captions are dropped."""
+    made: dict[str, torch.Tensor] = {}
+    for key, tensor in single.items():
+        name, dot, end = key.rpartition(".")
+        block = re.match(r"blocks\.\d+\.", key)
+        begin = f"transformer_{block[0]}" if block else ""
+        inner = name[len(block[0]) :] if block else name
+        if inner == "attn.qkv":
+            parts = zip("qkv", tensor.chunk(3), strict=True)
+            made |= {f"{begin}attn1.to_{part}.{end}": chunk for part, chunk in parts}
+        elif inner == "cross_attn.kv_linear":
+            made |= {f"{begin}attn2.to_{k}.{end}": c for k, c in zip("kv", tensor.chunk(2), strict=True)}
+        elif key not in ("pos_embed", "y_embedder.y_embedding"):
+            whole = PIXART.get(key)
+            made[whole or f"{begin}{PIXART.get(inner, inner)}{dot if inner else ''}{end}"] = tensor
+    return made
+
+
+@pytest.mark.parametrize("is_large", [False, True], ids=["without sizes", "with sizes of pictures"])
+def test_a_file_of_pixart_becomes_what_the_scripts_of_diffusers_make_of_it(is_large: bool, tmp_path: Path):
+    own = {
+        key.removeprefix("model.diffusion_model."): tensor
+        for key, tensor in transformer("pixart-pixart").items()
+        if is_large or not any(part in key for part in ("csize_embedder", "ar_embedder"))
+    }
+    save_file(own, tmp_path / "pixart.safetensors")
+
+    converted = m.merge(m.convert(m.model(tmp_path / "pixart.safetensors"), "pixart-diffusers"))
+
+    expected = pixart_of_the_script(own)
+    assert {key.removeprefix("transformer.") for key in converted} == expected.keys()
+    for key, tensor in converted.items():
+        assert torch.equal(tensor, expected[key.removeprefix("transformer.")])
 
 
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
