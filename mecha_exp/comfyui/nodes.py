@@ -161,6 +161,7 @@ class SaveRecipeNode:
             ConfigError: the name leaves the folder.
         """
         path = _within(host.output_folder(), name, ".mecha")
+        path.parent.mkdir(parents=True, exist_ok=True)
         serialize_and_save(recipe, path)
         return {"ui": {"text": [str(path)]}}
 

@@ -164,10 +164,10 @@ def test_recipes_are_written_and_read_with_their_parameters(comfy):
     prompt = {
         **models("a", "b"),
         "sum": defaults("mecha_exp.weighted_sum", a=["a", 0], b=["b", 0], alpha=0.3),
-        "save": defaults("mecha_exp:save_recipe", recipe=["sum", 0], name="mine"),
+        "save": defaults("mecha_exp:save_recipe", recipe=["sum", 0], name="new/mine"),
     }
     run(prompt, "save")
-    path = comfy.output / "mine.mecha"
+    path = comfy.output / "new" / "mine.mecha"
     prompt["load"] = defaults("mecha_exp:load_recipe", path=str(path))
     (loaded,) = run(prompt, "load")
     assert me.serialize(loaded) == me.serialize(run(prompt, "sum")[0])
