@@ -10,7 +10,7 @@ from mecha_exp import Node, Parameter, Return, factor, merge_method
 from mecha_exp.methods.linear import add_merged, difference, n_average, plus, weighted_total
 from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Small, Task, check_task
 from mecha_exp.methods.reductions import whole_share
-from mecha_exp.methods.spectral import decomposition, reduced, singular_parts
+from mecha_exp.methods.spectral import decomposition, is_long, long_parts, reduced, singular_parts
 
 Decomposed = Parameter(
     str,
@@ -29,7 +29,8 @@ def known_parts(a: Model, variant: Parameter(str), **kwargs: Any) -> Return(Tens
     is_matrix = a.ndim == 2 and "text_projection" not in kwargs["key"]
     if not (is_matrix if variant == "paper" else a.ndim > 1):
         return ()
-    u, s, vh = decomposition.__wrapped__(a)
+    matrix = a.flatten(1)
+    u, s, vh = long_parts(matrix) if is_long(matrix) else singular_parts(matrix)
     known = s > s.max() * max(len(u), vh.shape[1]) * torch.finfo(s.dtype).eps
     return u * known, s, vh
 

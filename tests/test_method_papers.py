@@ -3,6 +3,7 @@
 Each formula is written out here in plain torch, without anything of mecha_exp.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import combinations, permutations
@@ -319,6 +320,35 @@ def test_directions_in_which_no_task_moves_are_left_out(method):
     made = merged(method, [{"w": zeros}, {"w": left @ right}, {"w": zeros}])["w"]
 
     assert torch.linalg.matrix_rank(made).item() <= 2
+
+
+def decaying(rows: int, columns: int, least: float) -> Tensor:
+    """Singular values from 1 to `least`, in float64."""
+    generator, rank = torch.Generator().manual_seed(0), min(rows, columns)
+    u, v = (
+        torch.linalg.qr(torch.randn(size, rank, generator=generator, dtype=torch.float64)).Q
+        for size in (rows, columns)
+    )
+    return u * torch.logspace(0, math.log10(least), rank, dtype=torch.float64) @ v.mT
+
+
+@pytest.mark.parametrize("shape", [(512, 128), (96, 640), (2100, 60)])
+@pytest.mark.parametrize("least", [1.0, 1e-2, 2e-3])
+def test_long_matrices_in_float32_are_within_1e_5_of_the_formula_in_float64(shape, least):
+    delta = decaying(*shape, least).float()
+
+    made = m.merge(m.iso_c({"w": torch.zeros(shape)}, {"w": delta}))["w"]
+
+    expected = official_iso_c(delta.double()[None])
+    assert (made - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_long_matrices_of_low_rank_have_no_directions_of_rounding_errors():
+    delta = decaying(640, 3, 0.1) @ decaying(3, 100, 0.1)
+
+    made = m.merge(m.iso_c({"w": torch.zeros(640, 100)}, {"w": delta.float()}))["w"]
+
+    assert int((torch.linalg.svdvals(made) > 1e-6).sum()) == 3
 
 
 @pytest.mark.parametrize("method", [m.iso_c, m.tsv_m])
