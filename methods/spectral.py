@@ -178,17 +178,18 @@ def singular_parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def is_long(matrix: Tensor) -> bool:
-    """Whether `long_parts` is for it: float32, one side being 512 or more and at least four times the other."""
+    """Whether `long_parts` is for it: float32, one side 512 or more and at least four times the other."""
     most, least = max(matrix.shape), min(matrix.shape)
     return matrix.dtype == torch.float32 and most >= max(512, 4 * least)
 
 
 def long_parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V^T of a long matrix by the eigenvectors of A^T A in float64, more exact than LAPACK in float32.
+    """U, S and V^T of a long matrix by the eigenvectors of A^T A in float64.
 
-    Singular values that float32 does not tell from 0, up to max(shape) eps32 of the largest, have zeros as
-    vectors on the longer side. U V^T of the others is off by about n eps64 / (max(shape) eps32)^2 at most, n
-    being the smaller side: less than 1e-5 where `is_long`. `python -m bench.polar` measures it.
+    As fast as LAPACK in float32, and more exact. Singular values that float32 does not tell from 0, up to
+    max(shape) eps32 of the largest, have zeros as vectors on the longer side. U V^T of the others is off by
+    about n eps64 / (max(shape) eps32)^2 at most, n being the smaller side: less than 1e-5 where `is_long`.
+    `python -m bench.polar` measures it.
     """
     if matrix.shape[0] < matrix.shape[1]:
         v, s, uh = long_parts(matrix.mT)
