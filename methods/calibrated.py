@@ -162,7 +162,7 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
     right = torch.zeros_like(models[0].flatten(1), dtype=torch.float64)
     for model, gram in zip(models, grams, strict=True):
         if bool((gram.diagonal() < 0).any()):
-            raise MergeError(f"regmean: a Gram matrix of '{key}' has a square below 0. Calibrate again.")
+            raise MergeError(f"a Gram matrix of '{key}' has a square below 0. Calibrate again.")
         damped = gram.double() * alpha
         damped.diagonal().copy_(gram.diagonal())
         total += damped
@@ -179,7 +179,7 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
     factor, failed = torch.linalg.cholesky_ex(total)
     if int(failed) or least_eigenvalue(factor) < SINGULAR * len(size) ** 0.5:
         raise MergeError(
-            f"regmean: the Gram matrices of '{key}' are singular in sum, so its inputs do not tell the "
+            f"the Gram matrices of '{key}' are singular in sum, so its inputs do not tell the "
             "weights. Calibrate with more examples than the layer has inputs, or set alpha below 1."
         )
     made = mean.flatten(1)
