@@ -1,0 +1,105 @@
+"""Peak memory and time of RegMean on two models of 0.5 GB with Gram matrices of 0.5 GB each.
+
+    python -m bench.regmean --folder /tmp/regmean --save
+
+The layers are those of a language model: matrices of 1,280 inputs, some of 5,120, and an embedding without a
+Gram matrix. The merge runs as a user's would, in a process of its own that reads and writes files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from bench.models import write_model
+from bench.report import machine, save_section, table
+from mecha_exp.checkpoint import CheckpointWriter, open_stored
+from mecha_exp.sources.statistics import GRAM, StatisticsHeader, fingerprint
+
+REPOSITORY = Path(__file__).parents[1]
+SHAPES = {(1280, 5120): 3, (5120, 1280): 28, (40960, 1280): 1}
+EMBEDDING = (40960, 1280)
+ROWS = 6000
+MERGE = """\
+import sys
+import mecha_exp as m
+models, statistics = sys.argv[2:4], sys.argv[4:6]
+recipe = m.regmean(*models, statistics=m.statistics(*statistics, kind="gram"))
+m.merge(recipe, "merged.safetensors", options=m.EngineOptions(workers=int(sys.argv[1])))
+"""
+
+
+def write_statistics(model: Path, output: Path, seed: int) -> None:
+    """Gram matrices of random inputs, in the form that calibrate writes."""
+    random = torch.Generator().manual_seed(seed)
+    with open_stored(model) as stored:
+        shapes = {key: stored.info(key).shape for key in stored.keys()}
+        inputs = {key: shape[1] for key, shape in shapes.items() if shape != EMBEDDING}
+        header = StatisticsHeader(
+            str(model),
+            "",
+            fingerprint(stored),
+            "random",
+            "",
+            ROWS,
+            0,
+            "",
+            (GRAM,),
+            dict.fromkeys(inputs, ROWS),
+        )
+    layout = {f"{GRAM}/{key}": ("F32", (size, size)) for key, size in inputs.items()}
+    with CheckpointWriter(output, layout, header.metadata(), durable=False) as writer:
+        for name, (_, (size, _)) in layout.items():
+            x = torch.randn(256, size, generator=random)
+            writer.write(name, 0, (x.mT @ x / 256 + torch.eye(size)).flatten())
+        writer.commit()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True, help="of models, which stay there")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
+    options = parser.parse_args(arguments)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    models = [options.folder.resolve() / f"{name}.safetensors" for name in "ab"]
+    statistics = [model.with_suffix(".stats.safetensors") for model in models]
+    for number, (model, file) in enumerate(zip(models, statistics, strict=True)):
+        if not file.exists():
+            write_model(model, SHAPES, number)
+            write_statistics(model, file, number)
+    sizes = [sum(path.stat().st_size for path in paths) / 2e9 for paths in (models, statistics)]
+    rows = [["workers", "seconds", "CPU time", "peak memory"]]
+    for workers in options.workers:
+        rows.append([str(workers), *_merged(options.folder, [str(workers), *map(str, models + statistics)])])
+    text = (
+        f"Models of {sizes[0]:.2f} GB, Gram matrices of {sizes[1]:.2f} GB.\n\n{table(rows)}\n\n{machine()}."
+    )
+    sys.stdout.write(text + "\n")
+    if options.save:
+        save_section("RegMean of two models (0.5 GB)", text)
+
+
+def _merged(folder: Path, words: list[str]) -> list[str]:
+    """Merge in a process of its own; returns its seconds, CPU seconds and peak memory."""
+    began = time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen([sys.executable, "-c", MERGE, *words], cwd=folder, env=environment)
+    _, status, used = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - began
+    if status:
+        sys.exit("the merge failed")
+    peak = used.ru_maxrss / 1e6 * 1.024
+    return [f"{seconds:.1f} s", f"{used.ru_utime + used.ru_stime:.1f} s", f"{peak:.2f} GB"]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
