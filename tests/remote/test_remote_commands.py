@@ -92,6 +92,24 @@ def test_a_description_names_the_address(command, models, server):
     assert shown.startswith(f"{server.url}/a.safetensors: of no known model config")
 
 
+@pytest.mark.libraries
+def test_shares_on_one_machine_have_models_downloaded_once(command, served, server, tmp_path):
+    pytest.importorskip("ray")
+    for name in ("base", "a", "b"):
+        save_file(
+            {f"layers.{n}.weight": torch.randn(500, 500) for n in range(4)}, served / f"{name}.safetensors"
+        )
+    shares = ("hydra/launcher=ray", "hydra.launcher.workers=2", "hydra.launcher.shares=1")
+
+    status, shown = command(
+        *words(server, "alpha=0.1,0.2,0.3,0.4", "models.cache=kept", "output=none", *shares, "-m")
+    )
+
+    assert status == 0, shown
+    size = sum(path.stat().st_size for path in served.iterdir())
+    assert size <= server.sent < 1.1 * size
+
+
 def test_the_models_cache_is_a_setting(command, models, server, tmp_path):
     settings = ["models.cache=kept models", "models.cache_size=1MB"]
     status, shown = command(*words(server, "alpha=0.5", "output=none", *settings))

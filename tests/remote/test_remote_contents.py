@@ -1,5 +1,6 @@
 """Signatures are made of contents, and what was read may be kept."""
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
@@ -98,6 +99,23 @@ def test_what_is_kept_is_not_fetched_again(file, address, server, tmp_path):
     assert size_of(tmp_path / "kept") > file.stat().st_size * 0.99
 
 
+def test_processes_that_read_at_the_same_time_fetch_a_file_once(file, address, server, tmp_path):
+    kept.keep_in(str(tmp_path / "kept"))
+    path = find_model(address, [])
+    server.latency, server.sent = 0.05, 0
+    processes = multiprocessing.get_context("spawn")
+    together, results = processes.Barrier(3), processes.Queue()
+    readers = [processes.Process(target=_read_in, args=(path, together, results)) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+
+    read = {results.get(timeout=120) for _ in readers}
+
+    assert read == {hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert server.sent <= file.stat().st_size
+    assert not list((tmp_path / "kept").rglob("*.lock"))
+
+
 def test_what_is_kept_of_one_version_is_not_taken_for_another(file, address, tmp_path):
     kept.keep_in(str(tmp_path / "kept"))
     merge(weighted_sum(address, file, alpha=0.3))
@@ -132,6 +150,16 @@ def test_no_more_is_kept_than_is_allowed(file, address, server, tmp_path):
     merge(weighted_sum(address, file, alpha=0.3))
 
     assert 300_000 < size_of(tmp_path / "kept") <= limit
+
+
+def _read_in(path: Path, together, results) -> None:
+    """Read a remote file in pieces, which begins when others do, too."""
+    with contextlib.closing(RemoteFile(path)) as remote:
+        content = bytearray(remote.size)
+        together.wait()
+        for start in range(0, remote.size, 1 << 18):
+            remote.read_into(start, memoryview(content)[start : start + (1 << 18)])
+        results.put(hashlib.sha256(content).hexdigest())
 
 
 def _hash_in(address: str, results) -> None:

@@ -71,12 +71,18 @@ class RemoteFile:
         self._pieces.close()
 
     def _fetch(self, start: int, view: memoryview) -> None:
-        if self._keeper is not None and self._keeper.read_into(self._pin, start, view):
-            return
+        keeper = self._keeper
+        if keeper is None:
+            self._download(start, view)
+        elif not keeper.read_into(self._pin, start, view):
+            with keeper.fetching(self._pin, start, start + len(view)):
+                if not keeper.read_into(self._pin, start, view):
+                    self._download(start, view)
+                    keeper.write(self._pin, start, view)
+
+    def _download(self, start: int, view: memoryview) -> None:
         try:
             read_all(store_at(self.name), self._pin, start, view)
         except CheckpointError:
             forget_lookups()
             raise
-        if self._keeper is not None:
-            self._keeper.write(self._pin, start, view)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from mecha_exp.checkpoint.remote.pin import Pin
 from mecha_exp.errors import ConfigError
 from mecha_exp.system.cache import read_checksummed, write_checksummed
+
+if sys.platform != "win32":
+    import fcntl
 
 FOLDER_VARIABLE = "MECHA_MODELS_CACHE"
 """The environment variable that names the folder; without it, nothing is kept."""
@@ -49,6 +54,23 @@ class Keeper:
                     os.utime(path)
                 return True
         return False
+
+    @contextlib.contextmanager
+    def fetching(self, pin: Pin, start: int, stop: int) -> Iterator[None]:
+        """Wait while another process of this machine fetches the same range, which is kept afterwards.
+
+        The lock is the process's, so it ends with it. Without locks, both fetch.
+        """
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                folder = self.folder / pin.content
+                folder.mkdir(parents=True, exist_ok=True)
+                path = folder / f"{start}-{stop}.lock"
+                file = stack.enter_context(path.open("wb"))
+                stack.callback(path.unlink, missing_ok=True)
+                if sys.platform != "win32":
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def write(self, pin: Pin, start: int, content: memoryview) -> None:
         """Keep a range, unless it is larger than all that may be kept."""
