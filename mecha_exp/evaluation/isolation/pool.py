@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Lock
-from typing import TYPE_CHECKING
+from threading import Condition, Lock
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -88,10 +87,9 @@ class EvaluationPool:
         self._threads = ThreadPoolExecutor(len(workers), "evaluation")
         self._unfinished: set[Future[Measurement]] = set()
         self._is_closed = False
-        self._idle: SimpleQueue[Worker] = SimpleQueue()
-        self._workers = workers
-        for worker in workers:
-            self._idle.put(worker)
+        self._workers, self._idle = workers, list(workers)
+        self._awaited = 0
+        self._change = Condition()
 
     def submit(
         self,
@@ -105,10 +103,25 @@ class EvaluationPool:
 
         What is not wanted by then is not measured.
         """
-        future = self._threads.submit(self._measure, evaluation, model, timeout, context, is_wanted)
+        future = self._threads.submit(self._measure_wanted, is_wanted, evaluation, model, timeout, context)
         self._unfinished.add(future)
         future.add_done_callback(self._unfinished.discard)
         return future
+
+    def measure(
+        self,
+        evaluation: Evaluation,
+        model: Path | Mapping[str, Tensor],
+        timeout: float | None,
+        context: Context | None = None,
+    ) -> Measurement:
+        """Measure a model now, before those that were submitted and have not begun.
+
+        Raises:
+            EvaluationError: the evaluator failed, or was lost twice.
+        """
+        with self._idle_worker(is_awaited=True) as worker:
+            return self._score(worker, evaluation, model, timeout, context)
 
     def close(self) -> None:
         """End the workers; measurements that were not done raise."""
@@ -121,17 +134,38 @@ class EvaluationPool:
         for worker in self._workers:
             worker.close()
 
-    def _measure(
+    def _measure_wanted(self, is_wanted: Callable[[], bool], *request: Any) -> Measurement:
+        with self._idle_worker(is_awaited=False) as worker:
+            if not is_wanted():
+                raise EvaluationError("another process measures it.")
+            return self._score(worker, *request)
+
+    @contextmanager
+    def _idle_worker(self, *, is_awaited: bool) -> Iterator[Worker]:
+        """Wait for a worker that is idle; those who wait for a measurement itself have the next one."""
+        with self._change:
+            self._awaited += is_awaited
+            try:
+                self._change.wait_for(lambda: self._idle and (is_awaited or not self._awaited))
+            finally:
+                self._awaited -= is_awaited
+                self._change.notify_all()
+            worker = self._idle.pop()
+        try:
+            yield worker
+        finally:
+            with self._change:
+                self._idle.append(worker)
+                self._change.notify_all()
+
+    def _score(
         self,
+        worker: Worker,
         evaluation: Evaluation,
         model: Path | Mapping[str, Tensor],
         timeout: float | None,
         context: Context | None,
-        is_wanted: Callable[[], bool],
     ) -> Measurement:
-        if not is_wanted():
-            raise EvaluationError("another process measures it.")
-        worker = self._idle.get()
         try:
             return worker.score(evaluation, model, timeout, context)
         except LostProcessError as error:
@@ -140,8 +174,6 @@ class EvaluationPool:
             name = context.name if context else evaluation.evaluator.name
             log.warning("%s: %s It is tried once more.", name, error)
             return worker.score(evaluation, model, timeout, context)
-        finally:
-            self._idle.put(worker)
 
 
 def read_workers(workers: object, devices: object, problems: Problems) -> tuple[int, tuple[str, ...]]:
