@@ -53,6 +53,7 @@ def slurm_here() -> Iterator[Path]:
         ):
             _start(command, environment, folder, daemons)
         _await_node(environment, folder)
+        daemons.callback(_cancel_all, environment)
         yield configuration
 
 
@@ -63,6 +64,16 @@ def _start(command: list[str], environment: dict[str, str], folder: Path, daemon
     daemons.callback(process.terminate)
     if command[0] == "munged":
         _await((folder / "munge").exists, folder)
+
+
+def _cancel_all(environment: dict[str, str]) -> None:
+    """End the jobs that still run: their processes outlive the daemons."""
+    deadline = time.monotonic() + _SECONDS
+    subprocess.run(["scancel", "--user=root"], env=environment, check=False, capture_output=True)
+    while subprocess.run(["squeue", "--noheader"], env=environment, capture_output=True, text=True).stdout:
+        if time.monotonic() > deadline:
+            raise TimeoutError("jobs of Slurm do not end")
+        time.sleep(0.1)
 
 
 def _await_node(environment: dict[str, str], folder: Path) -> None:

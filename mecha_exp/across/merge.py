@@ -88,10 +88,16 @@ class _Head:
         if not waiting:
             return []
         jobs = sibling(self._merge.destination.path, "jobs")
-        with workers_for(self._merge.plan.options, len(waiting), jobs) as workers:
-            made = self._make(waiting, workers)
-        shutil.rmtree(jobs, ignore_errors=True)  # the logs of what went well
-        return made
+        has_failed = False
+        try:
+            with workers_for(self._merge.plan.options, len(waiting), jobs) as workers:
+                return self._make(waiting, workers)
+        except Exception:
+            has_failed = True
+            raise
+        finally:
+            if not has_failed:
+                shutil.rmtree(jobs, ignore_errors=True)  # logs of what went well, or was interrupted
 
     def _make(self, waiting: list[Share], workers: Workers) -> list[Made]:
         made: list[Made] = []

@@ -18,6 +18,7 @@ _LIVES_SECONDS = {
     re.compile(r"\.reproduce-[a-z0-9_]{8}"): 3600,  # a model that is made again
     re.compile(r"\..+\.calibration"): 3600,  # the sums of a calibration, which can go on
     re.compile(r"\.shares"): 24 * 3600,  # the points of a sweep that are handed out, and jobs' logs
+    re.compile(r"\..+\.mecha-jobs"): 24 * 3600,  # calls and logs of the jobs of a merge by many
     re.compile(r"\.evaluation-[0-9a-f]{16}\.partial.*"): 3600,  # the parts of a measurement, which can go on
 }
 """The names of temporary files and folders, and how long they may stay unchanged while they are in use."""

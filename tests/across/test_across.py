@@ -23,6 +23,7 @@ from mecha_exp.across.task import Task, make
 from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.checkpoint.transaction.paths import LOCK, sibling
 from mecha_exp.checkpoint.transaction.recovery import find_partial_outputs, used_targets
+from mecha_exp.cluster import SlurmWorkers
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import call
 from mecha_exp.plugins import load_plugins
@@ -294,6 +295,20 @@ def test_workers_of_a_cluster_give_the_bytes_of_one_process(folders, cluster, co
     merge(recipe, "many", replace(ONE, cluster=cluster), shard_size=SHARD, card=False, across=count)
 
     assert hashes("many") == hashes("one")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_the_logs_of_jobs_stay_after_an_error_and_not_after_an_interrupt(folders, monkeypatch, error):
+    pytest.importorskip("submitit")
+
+    def broken(*_):
+        raise error
+
+    monkeypatch.setattr(SlurmWorkers, "ended", broken)
+    with pytest.raises(error):
+        merge(call("ties", *folders), "many", replace(ONE, cluster="slurm-local"), shard_size=SHARD, across=2)
+
+    assert Path(".many.mecha-jobs").exists() == (error is ZeroDivisionError)
 
 
 @pytest.mark.libraries
