@@ -95,8 +95,9 @@ def contents_of(paths: Iterable[Path], advance: Advance = lambda nbytes: None) -
         CheckpointError: the first one that cannot be read.
     """
     unique = list(dict.fromkeys(paths))
-    if all(map(_is_known, unique)):  # by each point of a sweep but the first: threads would take longer
-        return {path: content_of(path) for path in unique}
+    known = {path: digest for path in unique if (digest := _known(path))}
+    if len(known) == len(unique):  # by each point of a sweep but the first: threads would take longer
+        return known
     pool = ThreadPoolExecutor(max(1, min(available_cores(), len(unique))))
     try:
         return dict(zip(unique, pool.map(lambda path: content_of(path, advance), unique), strict=True))
@@ -104,12 +105,12 @@ def contents_of(paths: Iterable[Path], advance: Advance = lambda nbytes: None) -
         pool.shutdown(cancel_futures=True)
 
 
-def _is_known(path: Path) -> bool:
-    """Whether a file is unchanged since this process has used its hash."""
+def _known(path: Path) -> str | None:
+    """The hash of a file that is unchanged since this process has used it."""
     try:
-        return _identity(path) in _hashes
+        return _hashes.get(_identity(path))
     except OSError:  # which `content_of` reports
-        return False
+        return None
 
 
 def unread_bytes(paths: Iterable[Path]) -> int:

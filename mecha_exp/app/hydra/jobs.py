@@ -153,9 +153,11 @@ def parse_override(word: str) -> Override:
 def enter(job: DictConfig) -> Path:
     """Make a job the current one, so that references to Hydra's part resolve; returns its folder."""
     HydraConfig.instance().cfg = job  # type: ignore[assignment]  # `set_config` would copy it
-    folder = Path(str(job.hydra.sweep.dir), str(job.hydra.sweep.subdir)).absolute()
-    with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
-        job.hydra.runtime.output_dir = str(folder)
+    hydra = job.hydra
+    folder = Path(str(hydra.sweep.dir), str(hydra.sweep.subdir)).absolute()
+    runtime = hydra.runtime
+    with read_write(runtime), open_dict(runtime):
+        runtime.output_dir = str(folder)
     return folder
 
 
@@ -230,9 +232,11 @@ def note_task(config: DictConfig, overrides: Sequence[Override]) -> None:
     """Note in Hydra's part which overrides a configuration has, but for those of that part."""
     task = [o for o in overrides if not o.is_hydra_override()]
     _replace(config.hydra.overrides.task, [str(o.input_line) for o in task])
-    naming = config.hydra.job.config.override_dirname
-    name = get_overrides_dirname(task, naming.exclude_keys, naming.item_sep, naming.kv_sep)
-    config.hydra.job.override_dirname = name
+    settings = config.hydra.job  # looking it up again takes as long as setting a value
+    naming = settings.config.override_dirname
+    settings.override_dirname = get_overrides_dirname(
+        task, naming.exclude_keys, naming.item_sep, naming.kv_sep
+    )
 
 
 def _replace(texts: ListConfig, wanted: Sequence[str]) -> None:
