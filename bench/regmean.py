@@ -24,7 +24,7 @@ from mecha_exp.checkpoint import CheckpointWriter, open_stored
 from mecha_exp.sources.statistics import GRAM, StatisticsHeader, fingerprint
 
 REPOSITORY = Path(__file__).parents[1]
-SHAPES = {(1280, 5120): 3, (5120, 1280): 28, (40960, 1280): 1}
+SHAPES: dict[tuple[int, ...], int] = {(1280, 5120): 3, (5120, 1280): 28, (40960, 1280): 1}
 EMBEDDING = (40960, 1280)
 ROWS = 6000
 MERGE = """\

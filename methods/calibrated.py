@@ -163,10 +163,11 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
     for model, gram in zip(models, grams, strict=True):
         if bool((gram.diagonal() < 0).any()):
             raise MergeError(f"a Gram matrix of '{key}' has a square below 0. Calibrate again.")
-        damped = gram.double() * alpha
+        damped = gram.to(torch.float64, copy=True).mul_(alpha)
         damped.diagonal().copy_(gram.diagonal())
         total += damped
         right += model.flatten(1).double() @ damped
+        del damped  # as large as the sum
     mean = sum(models) / len(models)
     seen = total.diagonal() > 0
     if not bool(seen.any()):
