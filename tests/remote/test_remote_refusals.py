@@ -18,10 +18,10 @@ def refused(message: str):
 
 
 def test_a_store_whose_package_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.setitem(sys.modules, "adlfs", None)
 
-    with refused(r"gs:// needs another package: .*gcsfs"):
-        find_model("gs://bucket/a", [])
+    with refused(r"az:// needs another package: .*adlfs"):
+        find_model("az://bucket/a", [])
 
 
 def test_a_store_without_versions():
