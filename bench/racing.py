@@ -21,6 +21,7 @@ from mecha_exp.app.batch import MOST_POINTS
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.racing import HALVING, TEST, Order, Race, RaceSettings
 from mecha_exp.evaluation.racing.order import Part
+from mecha_exp.evaluation.racing.settings import LOOKS
 from mecha_exp.runs.outcomes import POINT, outcomes_of_sweep
 
 try:
@@ -38,6 +39,12 @@ HEAD = [
     "points left",
     "score lost",
 ]
+RULES = (
+    ("true", TEST, LOOKS),
+    ("halving", HALVING, LOOKS),
+    ("halving after 1/9 and 1/3", HALVING, (1 / 9, 1 / 3)),
+)
+"""How races are named in the table, their rule, and when they drop points."""
 
 
 @dataclass
@@ -94,15 +101,15 @@ def raced(points: Mapping[str, Outcomes], settings: RaceSettings) -> Result:
 def rows(name: str, points: Mapping[str, Outcomes], races: int, alpha: float) -> Iterator[list[str]]:
     """A row for each rule, over many orders of the examples."""
     examples = sum(map(len, next(iter(points.values())).values.values()))
-    for rule in (TEST, HALVING):
-        results = [raced(points, RaceSettings(rule, alpha, seed)) for seed in range(races)]
+    for label, rule, looks in RULES:
+        results = [raced(points, RaceSettings(rule, alpha, seed, looks)) for seed in range(races)]
         saved = len(points) * examples / np.mean([result.measured for result in results])
         kept = sum(result.lost <= 1e-12 for result in results)
         yield [
             name,
             str(len(points)),
             f"{examples:,}",
-            "true" if rule == TEST else rule,
+            label,
             f"{saved:.2f} times fewer",
             f"{kept} of {races}",
             f"{np.mean([result.left for result in results]):.1f}",

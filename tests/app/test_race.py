@@ -201,6 +201,11 @@ def test_effects_are_not_computed_of_the_points_that_are_left(app, folder):
             "evaluator.race_alpha=2: expected a probability between 0 and 1, such as 0.05.",
         ),
         (
+            ("alpha=0.3,0.5", "-m", "evaluator.race=halving", "evaluator.race_looks=[1/3,1/9]"),
+            "evaluator.race_looks=['1/3', '1/9']: expected ascending parts of the examples between 0 and 1, "
+            "such as [1/12,1/4].",
+        ),
+        (
             ("alpha=0.3,0.5", "-m", "evaluator=weight_stats", "evaluator.race=true"),
             "evaluator.race=true: no evaluator measures the points. Choose one, or leave it out.",
         ),
@@ -213,6 +218,21 @@ def test_a_race_that_cannot_be_is_refused_before_anything_is_merged(
 
     assert outcome.status == 1 and not passes_run
     assert message in " ".join(outcome.err.split())
+
+
+def test_halving_with_other_looks_is_another_race(app, folder, measured):
+    race = (*SWEEP, ALPHAS, "hydra.sweep.dir=race", "evaluator.race=halving")
+    app(*race)
+    assert {row["race/examples"] for row in rows(folder / "race").values() if row["status"] == "DROPPED"} == {
+        "27.0",  # a twelfth
+        "80.0",  # a quarter
+    }
+    measured.clear()
+    assert app(*race).status == 0 and not measured
+
+    assert app(*race, "evaluator.race_looks=[1/4]").status == 0
+    dropped = [row for row in rows(folder / "race").values() if row["status"] == "DROPPED"]
+    assert measured and {row["race/examples"] for row in dropped} == {"80.0"}
 
 
 def test_halving_as_a_choice_of_points_is_a_race_by_halving(app, folder):

@@ -195,15 +195,16 @@ def test_the_best_is_dropped_in_at_most_alpha_of_sweeps_without_an_effect(unequa
     assert lost <= alpha * sweeps + 3 * math.sqrt(alpha * (1 - alpha) * sweeps)
 
 
-def test_successive_halving_measures_a_ninth_of_most():
+@pytest.mark.parametrize(("looks", "first", "second"), [((1 / 12, 1 / 4), 30, 90), ((1 / 9, 1 / 3), 40, 120)])
+def test_successive_halving_measures_most_points_until_its_first_look(looks, first, second):
     random = np.random.default_rng(0)
     points = {str(i): hits(random, 0.5 + i / 40, 360) for i in range(18)}
     sweep = Sweep(points)
 
-    dropped, _ = race_of(points, rule=HALVING).run(list(points), sweep.measure)
+    dropped, _ = race_of(points, rule=HALVING, looks=looks).run(list(points), sweep.measure)
 
-    assert sorted(d.examples for d in dropped.values()) == [40] * 12 + [120] * 4
-    assert sum(sweep.measured.values()) == 12 * 40 + 6 * 120
+    assert sorted(d.examples for d in dropped.values()) == [first] * 12 + [second] * 4
+    assert sum(sweep.measured.values()) == 12 * first + 6 * second
 
 
 def test_outcomes_that_are_not_finite_drop_a_point():
@@ -224,7 +225,7 @@ def test_the_test_needs_bounded_outcomes_and_halving_does_not():
         "evaluator.race=true needs outcomes from 0 to 1, such as hits, and an example of the task 'a' has "
         "2.5. Use evaluator.race=halving, which needs no bounds, or leave it out."
     )
-    assert dropped == {"two": Dropped(7, 1.5)}
+    assert dropped == {"two": Dropped(5, 1.5)}
 
 
 def test_an_evaluator_that_measures_other_examples_than_it_was_asked_for_is_refused():
@@ -298,6 +299,8 @@ def test_the_settings_of_a_race(racer):
     assert read(racer) is None and read(racer, race=False) is None
     assert read(racer, race=True) == RaceSettings("test", 0.05, 0)
     assert read(racer, race=HALVING, race_alpha=0.1, race_seed=3) == RaceSettings(HALVING, 0.1, 3)
+    assert read(racer, race=HALVING) == RaceSettings(HALVING, looks=(1 / 12, 1 / 4))
+    assert read(racer, race=HALVING, race_looks=["1/9", 0.5]) == RaceSettings(HALVING, looks=(1 / 9, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -318,6 +321,30 @@ def test_the_settings_of_a_race(racer):
             "evaluator.race_alpha=None: expected a probability between 0 and 1, such as 0.05.",
         ),
         ({"race_seed": -1}, "evaluator.race_seed=-1: expected an integer of at least 0."),
+        *(
+            (
+                {"race": HALVING, "race_looks": looks},
+                f"evaluator.race_looks={looks}: expected ascending parts of the examples between 0 and 1, "
+                "such as [1/12,1/4].",
+            )
+            for looks in (
+                [],
+                0.25,
+                [0.0],
+                [0.5, 0.25],
+                [0.25, 0.25],
+                [1],
+                ["1/0"],
+                ["some"],
+                [math.nan],
+                [True],
+            )
+        ),
+        (
+            {"race": True, "race_looks": [0.25]},
+            "evaluator.race_looks=[0.25]: only evaluator.race=halving takes it, and the race is true. Leave "
+            "one of the two out.",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(racer, given, message):

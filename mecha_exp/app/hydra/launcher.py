@@ -28,7 +28,7 @@ from mecha_exp.errors import CheckpointError, ConfigError, MechaError
 from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.plugins import load_plugins
-from mecha_exp.runs.record import RUN_FILE, Record
+from mecha_exp.runs.record import RUN_FILE, Record, json_ready
 from mecha_exp.terminal import hashing_bar, progress_bar, stdout
 
 MANY_POINTS = 256
@@ -178,7 +178,7 @@ def _finished_record(point: Point, bench: Workbench) -> Record | None:
     is_same = (record.signature, record.evaluations) == (point.digest, point.scoring.keys)
     has_model = point.saved is None or record.has_model
     race = point.scoring.race
-    is_whole = record.dropped is None or (race is not None and record.race == asdict(race))
+    is_whole = record.dropped is None or (race is not None and record.race == json_ready(asdict(race), repr))
     is_done = record.finished and is_same and has_model and is_whole
     return record if is_done and _is_judged_alike(record, point.scoring) else None
 

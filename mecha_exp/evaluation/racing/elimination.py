@@ -10,8 +10,6 @@ from mecha_exp.evaluation.racing.order import Floats, Integers
 
 LOOKS = tuple(step / 16 for step in range(1, 16))
 """The parts of the clusters after which the sequential test looks at all points."""
-RUNGS = (1 / 9, 1 / 3)
-"""The parts of the clusters after which successive halving drops points."""
 KEPT = 1 / 3
 """The part of the points that goes on to the next rung."""
 _LARGEST_BET = 0.9

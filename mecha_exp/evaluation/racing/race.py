@@ -10,7 +10,7 @@ import numpy as np
 
 from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.evaluation.racing.elimination import LOOKS, RUNGS, cannot_catch_up, halved, log_growth
+from mecha_exp.evaluation.racing.elimination import LOOKS, cannot_catch_up, halved, log_growth
 from mecha_exp.evaluation.racing.order import Floats, Order, Part
 from mecha_exp.evaluation.racing.settings import HALVING, RaceSettings
 
@@ -67,7 +67,7 @@ class Race:
     once (`log_growth`). Each look bets on the point that led at the look before. Outcomes must lie from 0 to
     1. A later pass races against the leaders of earlier passes, too, look by look.
 
-    With the rule `halving`, the best third of a pass goes on at each rung; its error is not controlled.
+    With the rule `halving`, the best third of a pass goes on at each look; its error is not controlled.
 
     Args:
         order: of the examples.
@@ -78,7 +78,7 @@ class Race:
     def __init__(self, order: Order, settings: RaceSettings, *, minimized: bool) -> None:
         self.order, self._settings = order, settings
         self._sign = -1.0 if minimized else 1.0
-        shares = RUNGS if settings.rule == HALVING else LOOKS
+        shares = settings.looks if settings.rule == HALVING else LOOKS
         ends = {round(share * order.clusters) for share in shares}
         self._ends = sorted(end for end in ends if 0 < end < order.clusters)
         self._leaders: dict[int, str] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from mecha_exp.errors import Problems, nearest
@@ -11,6 +13,7 @@ from mecha_exp.evaluation.registry import Evaluator, all_evaluators
 
 TEST, HALVING = "test", "halving"
 ALPHA = 0.05
+LOOKS: tuple[float, ...] = (1 / 12, 1 / 4)
 _CHOICES = ("true", "false", HALVING)
 
 
@@ -22,17 +25,19 @@ class RaceSettings:
         rule: `test` drops what a sequential test shows to be worse than the best, `halving` the worse ones.
         alpha: the greatest probability that the test drops the best point of the sweep, above 0, below 1.
         seed: of the order of the examples.
+        looks: the parts of the examples after which `halving` drops points, ascending, above 0, below 1.
     """
 
     rule: str = TEST
     alpha: float = ALPHA
     seed: int = 0
+    looks: tuple[float, ...] = LOOKS
 
 
 def read_race(
     settings: Mapping[str, Any], main: Evaluator | None, metric: str | None, problems: Problems
 ) -> RaceSettings | None:
-    """Read `race`, `race_alpha` and `race_seed`; None where points do not race.
+    """Read `race`, `race_alpha`, `race_seed` and `race_looks`; None where points do not race.
 
     Args:
         settings: the `evaluator` part of a configuration.
@@ -53,11 +58,36 @@ def read_race(
         )
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         wrong.append(f"evaluator.race_seed={seed}: expected an integer of at least 0.")
+    looks = LOOKS
+    if (given := settings.get("race_looks")) is not None:
+        looks = _parts(given)
+        if not looks:
+            wrong.append(
+                f"evaluator.race_looks={given}: expected ascending parts of the examples between 0 and 1, "
+                "such as [1/12,1/4]."
+            )
+        elif choice != HALVING:
+            wrong.append(
+                f"evaluator.race_looks={given}: only evaluator.race={HALVING} takes it, and the race is "
+                f"{str(choice).lower()}. Leave one of the two out."
+            )
     problems.add_all(wrong)
     if choice is False or wrong:
         return None
     _check_evaluator(main, metric, str(choice).lower(), problems)
-    return RaceSettings(HALVING if choice == HALVING else TEST, float(alpha), seed)
+    return RaceSettings(HALVING if choice == HALVING else TEST, float(alpha), seed, looks)
+
+
+def _parts(given: Any) -> tuple[float, ...]:
+    """Numbers such as 0.25 or 1/4 in a list; empty unless they ascend within 0 to 1."""
+    if not isinstance(given, list | tuple) or any(isinstance(part, bool) for part in given):
+        return ()
+    try:
+        parts = [Fraction(str(part)) for part in given]
+    except (ValueError, ZeroDivisionError):
+        return ()
+    ascending = all(low < high for low, high in itertools.pairwise([Fraction(0), *parts, Fraction(1)]))
+    return tuple(map(float, parts)) if ascending else ()
 
 
 def _check_evaluator(main: Evaluator | None, metric: str | None, choice: str, problems: Problems) -> None:
