@@ -145,7 +145,7 @@ def log_folder(folder: Path, record: Record, store: Store, parent: str | None = 
             **({"error": record.error} if record.error else {}),
             **({"dropped": record.dropped_where} if record.dropped is not None else {}),
         },
-        [path for path in files if path.exists()],
+        files,
         parent,
         _datasets(record),
     )

@@ -102,9 +102,10 @@ def place_of(artifact: Path) -> str | None:
 
 def copy_artifacts(artifacts: Sequence[Path], folder: Path) -> None:
     """Copy files and folders into the folder of a run's artifacts; files of the same names are replaced."""
+    for place in {place_of(path) or "" for path in artifacts}:
+        (folder / place).mkdir(parents=True, exist_ok=True)
     for path in artifacts:
         target = folder / (place_of(path) or "")
-        target.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             shutil.rmtree(target / path.name, ignore_errors=True)
             shutil.copytree(path, target / path.name)

@@ -142,4 +142,5 @@ def _open(uri: str, experiment: str) -> Backend:
 
 
 def _existing(artifacts: Iterable[Path]) -> list[Path]:
-    return [path for path in artifacts if path.exists()]
+    """The files and folders that exist, without empty files such as the log of a point without warnings."""
+    return [path for path in artifacts if path.is_dir() or (path.exists() and path.stat().st_size)]

@@ -271,6 +271,13 @@ def test_every_name_is_one_that_mlflow_accepts(store, client, name):
     assert list(client.get_run(run_id).data.metrics.values()) == [1.0]
 
 
+def test_an_empty_file_is_not_an_artifact(store, client, tmp_path):
+    (tmp_path / "table.csv").write_text("a")
+    (tmp_path / "run.log").touch()
+    run_id = store.log("p", "FINISHED", (0, 1), {}, {}, {}, [tmp_path / "table.csv", tmp_path / "run.log"])
+    assert [a.path for a in client.list_artifacts(run_id)] == ["table.csv"]
+
+
 def test_metrics_and_artifacts_are_added_to_a_run_that_has_ended(store, client, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("old")
