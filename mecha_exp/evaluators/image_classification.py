@@ -12,6 +12,7 @@ from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, Shapes
 from mecha_exp.evaluators.common import ModelFolder, check_network, folder_of, network
+from mecha_exp.evaluators.vision import timm_models
 from mecha_exp.evaluators.vision.encoders import CLASSIFIER, CLASSIFIES, encoder_of, names_of_outputs
 from mecha_exp.evaluators.vision.heads import (
     Head,
@@ -37,6 +38,7 @@ def _heads(options: Options, tasks: Mapping[str, Any]) -> dict[str, Head]:
 def _check(shapes: Shapes, context: Context, options: Options) -> None:
     """Check pictures, processor, heads and network before anything is merged."""
     folder = folder_of(context, options)
+    timm_models.check_installed(folder)
     sets = check_pictures(options)
     processor_file(folder, context, options["processor"])
     kind = CLASSIFIER
@@ -58,11 +60,16 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
             if encoder.width is not None:
                 check_width(task, head, encoder.width, f"{kind} of {folder.path}")
         _places(sets, options, lambda task: len(heads[task].weight), folder)
-    check_network(folder, shapes, kind, device=options["device"], dtype=options["dtype"])
+    network = check_network(folder, shapes, kind, device=options["device"], dtype=options["dtype"])
+    if options["heads"] is not None and timm_models.is_timm(folder.config):
+        for task, head in heads.items():
+            check_width(task, head, timm_models.width_of(network), f"{kind} of {folder.path}")
 
 
 def _outputs(config: Mapping[str, Any]) -> int:
     """How many outputs a classifier has."""
+    if timm_models.is_timm(config):
+        return timm_models.outputs_of(config)
     return len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
 
 

@@ -17,6 +17,7 @@ from mecha_exp.evaluators.common.folders import EMBEDDINGS, ModelFolder
 from mecha_exp.evaluators.common.libraries import calm, one_line
 
 Weights = Mapping[str, Tensor]
+_GIVEN = ("num_classes", "pretrained")
 _ANOTHER_FOLDER = "Name the folder of a model with the same keys and shapes with evaluator.model=PATH."
 
 
@@ -86,6 +87,8 @@ class Loader:
             )
         for name, value in self.settings.items():
             setattr(config, name, value)
+        if getattr(config, "model_args", None):  # of timm: transformers gives these two by itself, too
+            config.model_args = {k: v for k, v in config.model_args.items() if k not in _GIVEN}
         text = config.get_text_config()
         rows = [t.shape[0] for key, t in weights.items() if key.endswith(EMBEDDINGS) and t.ndim == 2]
         if rows and getattr(text, "vocab_size", None) not in (None, rows[0]):

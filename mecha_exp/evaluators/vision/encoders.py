@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.evaluators.common import ModelFolder
+from mecha_exp.evaluators.vision import timm_models
 
 CLASSIFIER = "AutoModelForImageClassification"
 CLASSIFIES = "ForImageClassification"
@@ -41,6 +42,8 @@ class Encoder:
         Raises:
             ConfigError: it names none.
         """
+        if timm_models.is_timm(self.folder.config):
+            return timm_models.kind_of(self.folder.config)
         named = self.folder.config.get("architectures") or []
         if not named:
             raise ConfigError(
@@ -63,9 +66,13 @@ class Encoder:
     def features(self, network: Any, pixels: Tensor) -> Tensor:
         """The features [pictures, width] of pictures.
 
-        The projected image of CLIP and its kin; otherwise what the network pools, or its first token.
+        The projected image of CLIP and its kin; what a model of timm gives to its last layer; otherwise what
+        the network pools, or its first token.
         """
-        if hasattr(network, "get_image_features"):
+        if hasattr(network, "timm_model"):
+            timm = network.timm_model
+            given = timm.forward_head(timm.forward_features(pixels), pre_logits=True)
+        elif hasattr(network, "get_image_features"):
             given = network.get_image_features(pixel_values=pixels)
         else:
             inner = network.base_model if type(network).__name__.endswith(CLASSIFIES) else network
@@ -126,6 +133,8 @@ def _projection(path: Path, changed: int) -> Tensor:
 
 def names_of_outputs(config: Mapping[str, Any]) -> list[str] | None:
     """The names of a classifier's outputs; None where the configuration has numbers in their place."""
+    if timm_models.is_timm(config):
+        return timm_models.labels_of(config)
     labels = config.get("id2label")
     if not isinstance(labels, Mapping):
         return None

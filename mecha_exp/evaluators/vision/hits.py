@@ -16,6 +16,7 @@ from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, evaluator
 from mecha_exp.evaluators.common import ModelFolder
+from mecha_exp.evaluators.vision import timm_models
 from mecha_exp.evaluators.vision.image_data import (
     TEST,
     VALIDATION,
@@ -57,7 +58,8 @@ def what_decides(options: Options, folder: ModelFolder, *files: Path) -> dict[st
     """What decides the hits beside code and parameters: configurations, and files by content."""
     paths = task_paths(options["data"], options["tasks"])
     pictures = {task: image_files(path) for task, path in paths.items()}
-    return {"model": folder.contents, "pictures": pictures, "files": list(files)}
+    timm = timm_models.versions() if timm_models.is_timm(folder.config) else {}
+    return {"model": folder.contents, "pictures": pictures, "files": list(files), **timm}
 
 
 def check_pictures(options: Options) -> dict[str, ImageSet]:

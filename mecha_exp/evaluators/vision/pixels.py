@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mecha_exp.checkpoint.sidecars import CONFIG
 from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluators.common import ModelFolder, calm, one_line
+from mecha_exp.evaluators.vision import timm_models
 from mecha_exp.evaluators.vision.image_data import ImageSet
 from mecha_exp.system.cores import available_cores
 
@@ -26,6 +28,8 @@ _KEPT_BYTES = 2 << 30
 def processor_file(folder: ModelFolder, context: Context, processor: str | None) -> Path:
     """The file that says how pictures become tensors: in a folder by name, or beside the configuration.
 
+    A model of timm has it in its `config.json`.
+
     Raises:
         ConfigError: there is none.
     """
@@ -35,6 +39,8 @@ def processor_file(folder: ModelFolder, context: Context, processor: str | None)
         for name in PROCESSORS:
             if (candidate / name).is_file():
                 return candidate / name
+        if (candidate / CONFIG).is_file() and timm_models.is_timm(ModelFolder(candidate).config):
+            return candidate / CONFIG
     searched = some(dict.fromkeys(map(str, folders)), limit=3)
     raise ConfigError(
         f"no {PROCESSORS[0]} lies in {searched}, so it is not known how pictures become tensors. Copy that "
@@ -112,7 +118,7 @@ def _pixels(images: ImageSet, file: Path, changed: int, batch_size: int) -> Pixe
 
 @lru_cache(maxsize=8)
 def _processor(file: Path, changed: int) -> Any:
-    """The image processor of a folder, with Pillow alone, whatever else is installed."""
+    """The image processor of a folder, with Pillow alone; that of timm uses torchvision."""
     with calm(offline=True):
         from transformers import AutoImageProcessor
 
@@ -124,6 +130,8 @@ def _processor(file: Path, changed: int) -> Any:
 
 def expected_size(config: Mapping[str, Any]) -> int | None:
     """The height and width of the pictures that a configuration says; None if it does not."""
+    if timm_models.is_timm(config):
+        return timm_models.size_of(config)
     size = {**config, **(config.get("vision_config") or {})}.get("image_size")
     return size if isinstance(size, int) else None
 
