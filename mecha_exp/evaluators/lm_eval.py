@@ -24,7 +24,7 @@ from mecha_exp.evaluators.harness_tasks import load_tasks, local_files
 
 __all__ = ["lm_eval"]
 
-HF = "hf"
+HF, VLLM = "hf", "vllm"
 
 
 def _names(tasks: Any) -> list[str]:
@@ -46,8 +46,8 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
         if value is not None and (isinstance(value, bool | str) or not value > least):
             raise ConfigError(f"evaluator.{name}: expected a number above {least}, got {brief(value)}.")
     backend = parameters["backend"]
-    if backend == "vllm" and find_spec("vllm") is None:
-        raise ConfigError("evaluator.backend=vllm needs vllm, which is not installed: pip install vllm")
+    if backend == VLLM:
+        _check_vllm(parameters["device"])
     folder = folder_of(context, parameters)
     folder.check_vocabulary(shapes)
     if parameters["apply_chat_template"] and not folder.has_chat_template:
@@ -65,6 +65,16 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
             _check_score(name, str(score).partition(",")[0], list(task.aggregation()))
 
 
+def _check_vllm(device: str) -> None:
+    if device != "auto":
+        raise ConfigError(
+            f"evaluator.device={device}: vllm takes the GPUs that it sees. Name those with "
+            f"evaluator.devices=[{device}] or the environment variable CUDA_VISIBLE_DEVICES."
+        )
+    if find_spec("vllm") is None:
+        raise ConfigError("evaluator.backend=vllm needs vllm, which is not installed: pip install vllm")
+
+
 def _check_score(task: str, metric: str, known: Sequence[str]) -> None:
     if metric not in known:
         hint = did_you_mean(metric, known)
@@ -78,7 +88,7 @@ def _check_backend(backend: str) -> None:
     if backend not in model_registry:
         raise ConfigError(
             f"evaluator.backend={backend}: lm_eval knows no such model."
-            f"{did_you_mean(str(backend), [HF, 'vllm', 'hf-auto'])}"
+            f"{did_you_mean(str(backend), [HF, VLLM, 'hf-auto'])}"
         )
 
 
@@ -109,7 +119,7 @@ def lm_eval(
     tasks: Any,
     limit: Any = None,
     num_fewshot: int | None = None,
-    batch_size: Any = 1,
+    batch_size: Any = None,
     apply_chat_template: bool = False,
     system_instruction: str | None = None,
     gen_kwargs: Any = None,
@@ -130,7 +140,7 @@ def lm_eval(
         tasks: names of tasks, groups and tags, and paths of YAML files.
         limit: examples for each task: a count, or a fraction below 1; None for all.
         num_fewshot: examples in the prompt; None for the task's own number.
-        batch_size: examples at once: a number, or `auto`.
+        batch_size: examples at once: a number, or `auto`. None is 1, and `auto` for vllm.
         apply_chat_template: whether prompts are put into the tokenizer's chat template.
         system_instruction: a text before the prompts.
         gen_kwargs: settings of generation, such as `{temperature: 0}`.
@@ -170,6 +180,8 @@ def lm_eval(
         "task_manager": _Loaded(loaded),
         "bootstrap_iters": 0,
     }
+    if batch_size is None:
+        batch_size = "auto" if backend == VLLM else 1
     more = {"batch_size": batch_size, **(model_args or {})}
     with calm(offline=context.offline):
         if backend == HF:
@@ -181,7 +193,9 @@ def lm_eval(
         else:
             with tempfile.TemporaryDirectory() as temporary:
                 write_model(state_dict, folder, Path(temporary))
-                settings["model_args"] = {"pretrained": temporary, "dtype": dtype, **(model_args or {})}
+                code = {"trust_remote_code": True} if folder.runs_code else {}
+                given = {"pretrained": temporary, "dtype": dtype, **code, **(model_args or {})}
+                settings["model_args"] = given
                 place = str(chosen_device(device))
                 report = simple_evaluate(backend, batch_size=batch_size, device=place, **settings)
     return _summary(report, score)

@@ -126,6 +126,10 @@ def test_tasks_data_limit_tokenizer_and_model_decide_the_key(llamas, word_task, 
         ({"backend": "hff"}, "evaluator.backend=hff: lm_eval knows no such model. Did you mean 'hf'"),
         ({"backend": "vllm"}, "evaluator.backend=vllm needs vllm, which is not installed: pip install vllm"),
         (
+            {"backend": "vllm", "device": "cuda:1"},
+            "evaluator.device=cuda:1: vllm takes the GPUs that it sees. Name those with evaluator.devices",
+        ),
+        (
             {"score": "ac_norm"},
             "evaluator.score=ac_norm: the task word_choice has no such metric. Did you mean",
         ),
