@@ -66,13 +66,13 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
 
 
 def _check_vllm(device: str) -> None:
+    if find_spec("vllm") is None:
+        raise ConfigError("evaluator.backend=vllm needs vllm, which is not installed: pip install vllm")
     if device != "auto":
         raise ConfigError(
             f"evaluator.device={device}: vllm takes the GPUs that it sees. Name those with "
             f"evaluator.devices=[{device}] or the environment variable CUDA_VISIBLE_DEVICES."
         )
-    if find_spec("vllm") is None:
-        raise ConfigError("evaluator.backend=vllm needs vllm, which is not installed: pip install vllm")
 
 
 def _check_score(task: str, metric: str, known: Sequence[str]) -> None:

@@ -126,10 +126,6 @@ def test_tasks_data_limit_tokenizer_and_model_decide_the_key(llamas, word_task, 
         ({"backend": "hff"}, "evaluator.backend=hff: lm_eval knows no such model. Did you mean 'hf'"),
         ({"backend": "vllm"}, "evaluator.backend=vllm needs vllm, which is not installed: pip install vllm"),
         (
-            {"backend": "vllm", "device": "cuda:1"},
-            "evaluator.device=cuda:1: vllm takes the GPUs that it sees. Name those with evaluator.devices",
-        ),
-        (
             {"score": "ac_norm"},
             "evaluator.score=ac_norm: the task word_choice has no such metric. Did you mean",
         ),
@@ -147,6 +143,16 @@ def test_what_is_wrong_is_said_before_anything_is_merged(settings, message: str,
         scoring(llamas[0], **{"include_path": str(word_task()), **settings})
 
     assert message in str(error.value)
+
+
+def test_a_device_that_vllm_would_ignore_is_refused(llamas, word_task, monkeypatch):
+    monkeypatch.setattr(
+        "mecha_exp.evaluators.lm_eval.find_spec", lambda name: name
+    )  # as if it were installed
+    with pytest.raises(
+        ConfigError, match=r"device=cuda:1: vllm takes.* with evaluator.devices=\[cuda:1\] or"
+    ):
+        scoring(llamas[0], include_path=str(word_task()), backend="vllm", device="cuda:1")
 
 
 @pytest.mark.parametrize(
