@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.extensions.merge_methods import is_constant
+from mecha_exp.extensions.merge_methods import is_constant, row_dot, row_norm
 from mecha_exp.methods.limiting import higher, lower
 from mecha_exp.methods.linear import (
     add_merged,
@@ -21,9 +21,8 @@ from mecha_exp.methods.reductions import gram, gram_matrix
 
 
 def row_cosine(a: Tensor, b: Tensor, eps: float) -> Tensor:
-    """The cosine of each row of a with that row of b, of shape [rows, 1]; norms below eps count as eps."""
-    norms = [x.norm(dim=-1, keepdim=True).clamp_min(eps) for x in (a, b)]
-    return (a * b).sum(dim=-1, keepdim=True) / (norms[0] * norms[1])
+    """The cosine of each row of a with that row of b, [rows, 1] in float64; norms below eps count as eps."""
+    return row_dot(a, b) / (row_norm(a).clamp_min(eps) * row_norm(b).clamp_min(eps))
 
 
 def stock_share(cosine: Tensor, count: int) -> Tensor:
@@ -39,11 +38,11 @@ Pairs = Parameter(
 
 
 def row_share(deltas: tuple[Tensor, ...], eps: float, pairs: str = "consecutive") -> Tensor | float:
-    """`stock_share` of each row, from the mean cosine of pairs of deltas."""
+    """`stock_share` of each row, from the mean cosine of pairs of deltas, in the dtype of these."""
     if len(deltas) == 1:
         return 1.0
     cosines = [row_cosine(a, b, eps) for a, b in PAIRS[pairs](deltas)]
-    return stock_share(sum(cosines) / len(cosines), len(deltas))
+    return stock_share(sum(cosines) / len(cosines), len(deltas)).to(deltas[0].dtype)
 
 
 @merge_method(rowwise=True)
@@ -93,9 +92,10 @@ def stock_of_rows(*deltas: Delta) -> Return(Tensor, "delta"):
     """`stock_share` times the mean, by row, from the mean cosine of all pairs."""
     pairs = []
     for a, b in combinations(deltas, 2):
-        norms = a.norm(dim=-1, keepdim=True) * b.norm(dim=-1, keepdim=True)
-        pairs.append(((a * b).sum(-1, keepdim=True) / norms.clamp_min(1e-6)).clamp(-1, 1))
-    return stock_share(sum(pairs) / len(pairs), len(deltas)) * sum(deltas) / len(deltas)
+        norms = row_norm(a) * row_norm(b)
+        pairs.append((row_dot(a, b) / norms.clamp_min(1e-6)).clamp(-1, 1))
+    share = stock_share(sum(pairs) / len(pairs), len(deltas)).to(deltas[0].dtype)
+    return share * sum(deltas) / len(deltas)
 
 
 @merge_method(composite=True)

@@ -6,6 +6,7 @@ The built-in methods import nothing of mecha_exp beside this, the public names a
 from mecha_exp.architectures.views import viewed
 from mecha_exp.checkpoint.dtypes import parse_dtype, round_to
 from mecha_exp.conversion.lora import adapter_conversion
+from mecha_exp.engine.compiler.rows import row_dot, row_norm, row_sum
 from mecha_exp.engine.compiler.sorting import ascending_order, ranks
 from mecha_exp.errors import did_you_mean
 from mecha_exp.graph.literals import value_to_node
@@ -37,6 +38,9 @@ __all__ = [
     "ranks",
     "resolve",
     "round_to",
+    "row_dot",
+    "row_norm",
+    "row_sum",
     "spread",
     "uniforms",
     "value_to_node",

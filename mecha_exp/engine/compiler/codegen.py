@@ -49,7 +49,8 @@ from mecha_exp.engine.compiler.abi import WORD, Rank, Table
 from mecha_exp.engine.compiler.jit import LoopText, converts_half
 from mecha_exp.engine.compiler.loop_body import LoopBody, LoopSpec
 from mecha_exp.engine.compiler.ops import NUMBERS, STORED
-from mecha_exp.engine.compiler.partition import split_loops
+from mecha_exp.engine.compiler.partition import has_sums_of_rows, split_loops, split_rows
+from mecha_exp.engine.compiler.rows import ROW_LANES
 from mecha_exp.engine.compiler.trace import Ref, Trace
 from mecha_exp.engine.ir.reductions import LANES, REDUCTION_BLOCK, STRIP
 from mecha_exp.graph.nodes import MergeNode
@@ -84,7 +85,8 @@ class LoopWriter:
         self._ranks = len(ranked)
         read = read or [compute_dtype] * len(trace.inputs)
         written = written or [compute_dtype] * len(trace.outputs)
-        parts = split_loops(trace, self._summed, ranked, read)
+        self._is_by_rows = has_sums_of_rows(trace)
+        parts = [*split_rows(trace)] if self._is_by_rows else split_loops(trace, self._summed, ranked, read)
         self._wanted = LoopSpec(trace, compute_dtype, read, written, self._summed, ranked, parts)
         self._key_type = self._wanted.key_type
         self._length = STRIP if len(parts) == 1 else SHORT
@@ -119,9 +121,15 @@ class LoopWriter:
         yield "def loop(start, count, table):"
         yield from _indented(1, self._arrays())
         yield from _indented(1, self._prologue())
-        yield from _indented(1, self._blocks() if self._summed else self._strips("0", "count"))
+        yield from _indented(1, self._tile())
         for number in range(len(self._trace.inputs)):
             yield f"    peaks[{number}] = p{number}"
+
+    def _tile(self) -> Iterator[str]:
+        """What is done with a tile."""
+        if self._is_by_rows:
+            return self._groups()
+        return self._blocks() if self._summed else self._strips("0", "count", self._families)
 
     def _told(self, number: int) -> str:
         """An integer that the loop reads from `order`, so that its source does not depend on it."""
@@ -174,6 +182,8 @@ class LoopWriter:
         for place in range(self._ranks):
             yield f"keys{place}", STRIP, self._key_type
             yield f"words{place}", STRIP // 8, "uint64"
+        if self._is_by_rows:
+            yield "row", ROW_LANES * len(self._wanted.parts[0].left), "float64"
         for place, number in enumerate(self._wanted.left):
             yield f"left{place}", SHORT, self._wanted.kind_left(number)
 
@@ -202,7 +212,7 @@ class LoopWriter:
         yield from (f"    totals{size}[:] = 0" for size in sizes)
         yield f"    for strip in range(block, min(block + {REDUCTION_BLOCK}, count), {STRIP}):"
         yield from (f"        lanes{size}[:] = 0" for size in sizes)
-        yield from _indented(2, self._strips("strip", f"min(strip + {STRIP}, count)"))
+        yield from _indented(2, self._strips("strip", f"min(strip + {STRIP}, count)", self._families))
         yield from (f"        add_to(totals{size}, lanes{size})" for size in sizes)
         for dtype, size in zip(self._lanes, sizes, strict=True):
             yield f"    fold(totals{size}, sums{size}, {LANES})"
@@ -216,17 +226,37 @@ class LoopWriter:
         lanes = [(column, place) for column, place in places if self._wanted.lane_dtype(place) is dtype]
         return [number for column, place in lanes for number in (column, self._slots[place])]
 
-    def _strips(self, begin: str, end: str) -> Iterator[str]:
+    def _groups(self) -> Iterator[str]:
+        """What is done with a tile whose rows are added up: short rows go together, a long one in strips."""
+        terms, of_rows, results = (LoopBody(part, self._wanted) for part in self._wanted.parts)
+        whole = sum(not dtype.is_floating_point for _, dtype in self._trace.arguments)
+        spread = [self._wanted.left.index(number) for number in results.part.taken]
+        yield f"columns = integers[{whole}]"
+        yield f"together = max({SHORT} // columns, 1) * columns"
+        yield "for group in range(0, count, together):"
+        yield "    end = min(group + together, count)"
+        yield "    row[:] = 0"
+        yield from _indented(1, self._strips("group", "end", [[terms]], "end"))
+        for place in range(len(terms.part.left)):
+            yield f"        sum_rows(left{place}, size, columns, row[{ROW_LANES} * {place} :])"
+        yield "    size = (end - group) // columns"
+        yield from _indented(1, self._family([of_rows]))
+        yield from (f"    spread_rows(left{place}, size, columns)" for place in spread)
+        yield from _indented(1, self._strips("group", "end", [[results]], "end"))
+
+    def _strips(
+        self, begin: str, end: str, families: Sequence[Sequence[LoopBody]], last: str = "count"
+    ) -> Iterator[str]:
         """What is done with a stretch, one short strip after another."""
         yield f"for first in range({begin}, {end}, {self._length}):"
-        yield f"    size = min({self._length}, count - first)"
+        yield f"    size = min({self._length}, {last} - first)"
         for number, dtype in enumerate(self._wanted.read):
             yield f"    x{number}_ = tiles[{number}] + first * {dtype.itemsize}"
         for number in range(len(self._trace.draws)):
             arguments = f"room{number}, start + first, size, key0_{number}, key1_{number}, stream{number}"
             yield f"    before = drawn({arguments})"
             yield f"    d{number}_ = room{number}_ + before * 4"
-        for family in self._families:
+        for family in families:
             yield from _indented(1, self._family(family))
         for place in range(self._ranks):
             bracket = f"low{place}, high{place}, last, words{place}, found{place}"

@@ -76,9 +76,12 @@ class FusedPass:
         return len(self.trace.expressions)
 
     def arguments(
-        self, values: Mapping[Node, torch.Tensor], key: str
+        self, values: Mapping[Node, torch.Tensor], key: str, columns: int
     ) -> tuple[array[float], array[int]] | None:
-        """The small values for one key, as floats and ints; None if one of them is not a single number."""
+        """The small values for one key, as floats and ints; None if one of them is not a single number.
+
+        The last integer is the length of a row.
+        """
         known: dict[Computed, Any] = {}
         floats, integers = array("d"), array("q")
         for small, dtype in self.trace.arguments:
@@ -92,6 +95,7 @@ class FusedPass:
         for node in self.trace.draws:
             given = self.program.calls[node].hyperparameters
             integers.extend((*philox_key(key, given["seed"]), given["stream"]))
+        integers.append(columns)
         return floats, integers
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from mecha_exp.engine.compiler.jit import converts_half
-from mecha_exp.engine.compiler.ops import NUMBERS, OPERATIONS, STORED, bits_dtype
+from mecha_exp.engine.compiler.ops import NUMBERS, STORED, bits_dtype, operation_of
 from mecha_exp.engine.compiler.partition import SubLoop
 from mecha_exp.engine.compiler.trace import DRAW, INPUT, Argument, Expression, Operand, Ref, Trace
 from mecha_exp.engine.ir.reductions import lane_dtype
@@ -46,8 +46,8 @@ class LoopSpec:
 
     @property
     def left(self) -> tuple[int, ...]:
-        """The expressions that the first part spills for the others."""
-        return self.parts[0].left
+        """The expressions that a part spills for others."""
+        return tuple(number for part in self.parts for number in part.left)
 
     def kind_left(self, number: int) -> str:
         """The type of a spilled expression."""
@@ -142,7 +142,7 @@ class LoopBody:
             (place,) = expression.operands
             assert isinstance(place, int)
             return f"{NUMBERS[expression.dtype]}({self._entry('d', place, 'float32')})"
-        operation = OPERATIONS[expression.operation]
+        operation = operation_of(expression.operation)
         dtype = expression.dtype if operation.converted == "result" else expression.common
         operands = [self._converted(operand, dtype) for operand in expression.operands]
         if expression.operation == "where":

@@ -108,3 +108,14 @@ OPERATIONS = {
     "cast": Operation("{0}"),
 }
 """How each aten operation is written; both `x.gt(y)` and `x.gt(1)` are "gt"."""
+
+ROW_OPERATIONS = {
+    "row_sum": Operation("{0}"),  # what an entry adds, which `sum_rows` adds up
+    "root": Operation("np.sqrt({0})"),
+}
+"""Operations of methods that work on rows; `compiler.rows` has them for torch."""
+
+
+def operation_of(name: str) -> Operation:
+    """How an operation of a trace is written."""
+    return ROW_OPERATIONS.get(name) or OPERATIONS[name]

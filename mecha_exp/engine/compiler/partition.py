@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mecha_exp.engine.compiler.trace import INPUT, Expression, Ref, Trace
+from mecha_exp.engine.compiler.trace import DRAW, INPUT, ROW_SUM, Expression, Ref, Trace
 
 MOST = 14
 """The most results of one part."""
@@ -29,7 +29,7 @@ class SubLoop:
 
     Attributes:
         computed: the expressions, in an order in which they can be computed.
-        taken: expressions that the first part has left.
+        taken: expressions that an earlier part has left.
         left: those that it leaves for the others.
         outputs, sums, ranks: what is had here.
         peaks: the expressions of the inputs whose largest magnitude is found here.
@@ -137,6 +137,59 @@ class _Division:
         A half takes longer to convert than the float32 that it becomes to load: ten points a tenth longer.
         """
         return not self._is_converted.get(number, self._expressions[number].operation != "cast")
+
+
+def has_sums_of_rows(trace: Trace) -> bool:
+    """Whether a trace adds up rows, so that its loop goes over each of them more than once."""
+    return any(expression.operation == ROW_SUM for expression in trace.expressions)
+
+
+def is_one_loop_of_rows(trace: Trace) -> bool:
+    """Whether a trace by rows can be one loop: what is added up depends on no other sum."""
+    expressions, after_sums = trace.expressions, set[int]()
+    for number, expression in enumerate(expressions):
+        is_late = any(operand in after_sums for operand in _operands(expression))
+        if expression.operation == DRAW or (expression.operation == ROW_SUM and is_late):
+            return False
+        if is_late or expression.operation == ROW_SUM:
+            after_sums.add(number)
+    return len(trace.outputs) <= MOST
+
+
+def split_rows(trace: Trace) -> tuple[SubLoop, SubLoop, SubLoop]:
+    """The parts of a trace that adds up rows: what entries add, what is done once a row, the results."""
+    sums = {number for number, e in enumerate(trace.expressions) if e.operation == ROW_SUM}
+    once = set[int]()
+    for number, expression in enumerate(trace.expressions):
+        operands = _operands(expression)
+        if number in sums or (operands and once.issuperset(operands)):
+            once.add(number)
+    inputs = {number for number, e in enumerate(trace.expressions) if e.operation == INPUT}
+    results, by_row = _needed(trace, {ref.number for _, ref in trace.outputs}, once)
+    of_rows, summed = _needed(trace, by_row, sums)
+    terms, _ = _needed(trace, summed | inputs, set())
+    return (
+        SubLoop(_ordered(terms), left=_ordered(summed), peaks=_ordered(inputs)),
+        SubLoop(_ordered(of_rows), taken=_ordered(summed), left=_ordered(by_row - summed)),
+        SubLoop(_ordered(results), taken=_ordered(by_row), outputs=tuple(range(len(trace.outputs)))),
+    )
+
+
+def _needed(trace: Trace, wanted: set[int], given: set[int]) -> tuple[set[int], set[int]]:
+    """The expressions to be computed for what is wanted, and those of the given ones that they take."""
+    computed, taken, ahead = set[int](), set[int](), [*wanted]
+    while ahead:
+        number = ahead.pop()
+        if number in given:
+            taken.add(number)
+        elif number not in computed:
+            computed.add(number)
+            ahead += _operands(trace.expressions[number])
+    return computed, taken
+
+
+def _ordered(numbers: set[int]) -> tuple[int, ...]:
+    return tuple(sorted(numbers))
 
 
 def _operands(expression: Expression) -> list[int]:

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mecha_exp.engine.compiler.ops import NUMBERS, OPERATIONS, STORED
+from mecha_exp.engine.compiler.rows import ROW_FUNCTIONS
 from mecha_exp.engine.compiler.trace import (
     DRAW,
     INPUT,
@@ -36,13 +37,19 @@ _SAME_VALUE = {"detach", "alias", "clone", "view", "_unsafe_view", "expand", "li
 
 
 class Guard(TorchFunctionMode):
-    """Refuses the calls that look at values behind the recorder's back."""
+    """Refuses the calls that look at values behind the recorder's back, and tells it of those by rows."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if getattr(function, "__name__", "") in _READS_VALUES:
             raise Untraceable(f"it reads values ({function.__name__})")
+        if function in ROW_FUNCTIONS:
+            return self._recorder.of_rows(ROW_FUNCTIONS[function], args[0])
         return function(*args, **(kwargs or {}))
 
 
@@ -53,9 +60,11 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise torch imports its compiler, which takes a second
 
-    def __init__(self, small: Mapping[Node, torch.Tensor], size: int) -> None:
+    def __init__(self, small: Mapping[Node, torch.Tensor], shape: tuple[int, int]) -> None:
         super().__init__()
-        self._shape = (size,)
+        rows, columns = shape
+        self._shape, self._row_shape = shape, (rows, 1)
+        self._shapes = {(rows * columns,), shape, self._row_shape}
         self._expressions: dict[Expression, Ref] = {}
         self._nodes: dict[str, list[Node]] = {INPUT: [], DRAW: []}
         self._arguments: dict[Any, tuple[Argument, Small, torch.dtype]] = {}
@@ -69,6 +78,15 @@ class Recorder(TorchDispatchMode):
         nodes = self._nodes[operation]
         nodes.append(node)
         self._note(operation, (len(nodes) - 1,), value, value.dtype)
+
+    def of_rows(self, operation: str, value: torch.Tensor) -> torch.Tensor:
+        """A call of `compiler.rows`: the sum of each row of a tile, or the root of such sums."""
+        wanted = self._shape if operation == "row_sum" else self._row_shape
+        if tuple(value.shape) != wanted:
+            raise Untraceable(f"it adds up rows of the shape {list(value.shape)}")
+        result = torch.full(self._row_shape, 0.5, dtype=value.dtype)
+        self._note(operation, (self._ref(value),), result, value.dtype)
+        return result
 
     def trace(
         self, outputs: Mapping[Node, torch.Tensor], terms: Sequence[tuple[MergeNode, list[torch.Tensor]]]
@@ -105,7 +123,7 @@ class Recorder(TorchDispatchMode):
 
     def _large(self, name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """An operation on tiles."""
-        if not isinstance(result, torch.Tensor) or tuple(result.shape) != self._shape:
+        if not isinstance(result, torch.Tensor) or tuple(result.shape) not in self._shapes:
             raise Untraceable(f"'{name}' gives another shape")
         source = args[0]
         if name == "view" and isinstance(args[1], torch.dtype):

@@ -12,6 +12,7 @@ from mecha_exp.errors import MechaError
 from mecha_exp.graph.nodes import MergeNode, Node
 
 INPUT, DRAW = "input", "draw"  # what is an expression without being an operation
+ROW_SUM = "row_sum"
 
 
 class Untraceable(MechaError):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mecha_exp.engine.compiler.partition import is_one_loop_of_rows
 from mecha_exp.engine.compiler.recorder import Guard, Recorder
 from mecha_exp.engine.compiler.trace import DRAW, INPUT, Trace, Untraceable
 from mecha_exp.engine.ir.calls import Call, Extent
@@ -23,7 +24,7 @@ from mecha_exp.graph.nodes import MergeNode, Node
 from mecha_exp.method_api.state_dict import Tile
 from mecha_exp.random import uniform
 
-_TOY_KEY, _TOY_SIZE = "a toy tile", 7
+_TOY_KEY, _TOY_SHAPE, _TOY_SIZE = "a toy tile", (3, 7), 21
 
 
 def trace_program(program: Program, compute_dtype: torch.dtype) -> dict[Pass, Trace | str]:
@@ -58,13 +59,20 @@ def _has_work_beside_rows(pass_: Pass) -> bool:
     return is_ranking or any(not (isinstance(n, MergeNode) and n.method.columns) for n in wanted)
 
 
+def _can_be_loop_of_rows(pass_: Pass) -> bool:
+    """Whether a pass by rows may be a loop over rows: all of one kind, and nothing is added up or ranked."""
+    return (
+        pass_.by_rows and len(pass_.row_lengths) == 1 and not any(is_by_entry(n) for n, _ in pass_.reductions)
+    )
+
+
 class _ToyRun:
     """Runs a program on a few numbers: small values get their shapes and dtypes, passes are recorded."""
 
     def __init__(self, program: Program, compute_dtype: torch.dtype) -> None:
         self._program = program
         self._dtype = compute_dtype
-        self._tile = Tile(_TOY_KEY, 0, _TOY_SIZE, (_TOY_SIZE,))
+        self._tile = Tile(_TOY_KEY, 0, _TOY_SIZE, _TOY_SHAPE)
         self._values: dict[Node, torch.Tensor] = {}  # small ones
 
     def result(self, root: Node) -> torch.Tensor:
@@ -87,12 +95,20 @@ class _ToyRun:
             self._values.update(of_pass)
 
     def _trace(self, pass_: Pass) -> Trace | str:
+        if _can_be_loop_of_rows(pass_):
+            trace = self._record(pass_, with_rows=True)
+            if isinstance(trace, Trace) and is_one_loop_of_rows(trace):
+                return trace
         if pass_.by_rows and not _has_work_beside_rows(pass_):
             return "it works on rows"
-        recorder = Recorder(self._values, _TOY_SIZE)
+        return self._record(pass_, with_rows=False)
+
+    def _record(self, pass_: Pass, with_rows: bool) -> Trace | str:
+        """The trace of a pass; without rows, what methods of rows give is an input of it."""
+        recorder = Recorder(self._values, _TOY_SHAPE)
         try:
-            with Guard(), recorder:
-                values = self._tiles(pass_, recorder)
+            with Guard(recorder), recorder:
+                values = self._tiles(pass_, recorder, with_rows)
                 terms = [
                     (node, self._terms(node, values)) for node, _ in pass_.reductions if is_by_entry(node)
                 ]
@@ -115,7 +131,9 @@ class _ToyRun:
             totals[node] = accumulator.finish(self._program.calls[node].hyperparameters, self._dtype)
         return totals
 
-    def _tiles(self, pass_: Pass, recorder: Recorder | None) -> dict[Node, torch.Tensor]:
+    def _tiles(
+        self, pass_: Pass, recorder: Recorder | None, with_rows: bool = False
+    ) -> dict[Node, torch.Tensor]:
         """The values of a pass on the toy tile."""
 
         def leaf(node: Node) -> torch.Tensor:
@@ -124,10 +142,13 @@ class _ToyRun:
                 recorder.begins(INPUT, node, tile)
             return tile
 
-        calls = {node: self._call(node, call, recorder) for node, call in self._program.tile_calls.items()}
+        calls = {
+            node: self._call(node, call, recorder, with_rows)
+            for node, call in self._program.tile_calls.items()
+        }
         return evaluate(pass_.nodes, calls, self._tile, leaf, self._flat, dict(self._values))
 
-    def _call(self, node: MergeNode, call: Call, recorder: Recorder | None) -> TileCall:
+    def _call(self, node: MergeNode, call: Call, recorder: Recorder | None, with_rows: bool) -> TileCall:
         """A call as it is traced: draws and results by rows are inputs, and no method learns its place."""
 
         def draw(values: Mapping[Node, Any], tile: Tile) -> torch.Tensor:
@@ -147,7 +168,7 @@ class _ToyRun:
 
         if node.method is uniform:
             return draw
-        if recorder and node.method.columns:
+        if recorder and node.method.columns and not with_rows:
             return given
         return refuse if recorder and node.method.signature.wants_tile else call
 

@@ -97,12 +97,13 @@ class Pass:
 
     def columns(self, shape: tuple[int, ...]) -> int:
         """How many entries no tile of a key of that shape cuts: a row, or some if rows differ in length."""
-        return math.lcm(*(columns(shape) for columns in self._row_lengths))
+        return math.lcm(*(columns(shape) for columns in self.row_lengths))
 
     @cached_property
-    def _row_lengths(self) -> list[RowLength]:
+    def row_lengths(self) -> frozenset[RowLength]:
+        """How long the rows are that its methods want whole."""
         used = (*self.nodes, *(node for node, _ in self.reductions))
-        return [n.method.columns for n in used if isinstance(n, MergeNode) and n.method.columns]
+        return frozenset(n.method.columns for n in used if isinstance(n, MergeNode) and n.method.columns)
 
     @cached_property
     def used_here(self) -> frozenset[Node]:

@@ -113,14 +113,19 @@ class KernelCall:
 def kernel_call(
     spec: PassSpec,
     key: str,
+    columns: int,
     values: Mapping[Node, torch.Tensor],
     accumulators: Mapping[MergeNode, Accumulator],
 ) -> KernelCall | None:
-    """Bind the kernel of a pass to a key whose small values are known; None where the pass runs eagerly."""
+    """Bind the kernel of a pass to a key whose small values are known; None where the pass runs eagerly.
+
+    Args:
+        columns: the length of a row.
+    """
     kernel = spec.kernel
     if kernel is None or kernel.loop is None:
         return None
-    small = kernel.backend.arguments(values, key)
+    small = kernel.backend.arguments(values, key, columns)
     return KernelCall(kernel, kernel.loop, small, accumulators) if small else None
 
 

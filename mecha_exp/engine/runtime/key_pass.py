@@ -78,7 +78,7 @@ class KeyPass:
         self._values, self._accumulators, self._spans = values, accumulators, spans
         self._checked = context.plan.options.on_nonfinite == "error" and not pass_.sampled
         self._columns = pass_.columns(part.shape)
-        self._call = kernel_call(spec, key.key, values, accumulators)
+        self._call = kernel_call(spec, key.key, self._columns, values, accumulators)
         self._launch = stream_launch(context, key.key, self._call) if self._call else None
         self._length = self._tile_length()
 

@@ -9,6 +9,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
 from mecha_exp.engine.compiler.abi import Rank, words
+from mecha_exp.engine.compiler.rows import ROW_LANES as _ROW_LANES
 
 _REINTERPRETED = {
     types.float32: types.int32,
@@ -324,6 +325,57 @@ def fold(sums, rows, length):
             size //= 2
             for i in range(begin, begin + size):
                 sums[i] += sums[i + size]
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def sum_rows(values, size, columns, lanes):
+    """Put the sum of each row of a strip at the row's number; of a row with more strips, the sum so far.
+
+    In the order of `compiler.rows`. `lanes` are the running sums of a row, 0 where the first strip begins.
+    """
+    if columns > len(values):
+        add_to_lanes(lanes, values, 0, size)
+        values[0] = sum_of_lanes(lanes)
+        return
+    for place in range(size // columns):
+        begin, total = place * columns, np.float64(0)
+        if columns <= _ROW_LANES:
+            for i in range(columns):
+                total += values[begin + i]
+        else:
+            lanes[:_ROW_LANES] = 0
+            add_to_lanes(lanes, values, begin, columns)
+            total = sum_of_lanes(lanes)
+        values[place] = total
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def add_to_lanes(lanes, values, begin, count):
+    """Add so many values from `begin` on to the lanes, in turn."""
+    whole = count // _ROW_LANES * _ROW_LANES
+    for first in range(begin, begin + whole, _ROW_LANES):
+        for lane in range(_ROW_LANES):
+            lanes[lane] += values[first + lane]
+    for lane in range(count - whole):
+        lanes[lane] += values[begin + whole + lane]
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def sum_of_lanes(lanes):
+    """The sum of the lanes, one after the other."""
+    total = np.float64(0)
+    for lane in range(_ROW_LANES):
+        total += lanes[lane]
+    return total
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def spread_rows(values, rows, columns):
+    """Give every entry of a strip the value of its row, which is found at the row's number."""
+    for place in range(rows - 1, -1, -1):
+        value = values[place]
+        for i in range(place * columns, min((place + 1) * columns, len(values))):
+            values[i] = value
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
