@@ -137,13 +137,13 @@ def _plan_part(points: tuple[Point, ...]) -> tuple[list[Batch], dict[Point, Exce
                 return [_batch(planned, points)], {}
     except Exception:
         sound, failed = _split_failing(points)
-        found, more = _plan_part(sound) if sound else ([], {})
-        return found, failed | more
-    found = []
+        batches, errors = _plan_part(sound) if sound else ([], {})
+        return batches, failed | errors
+    batches = []
     for part in parts:
         with _planned(part) as planned:
-            found.append(_batch(planned, part))
-    return found, {}
+            batches.append(_batch(planned, part))
+    return batches, {}
 
 
 def _batch(planned: Plan, points: tuple[Point, ...]) -> Batch:

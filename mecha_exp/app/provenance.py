@@ -148,10 +148,10 @@ def _git(folder: Path, *arguments: str) -> str:
 @functools.cache
 def versions() -> dict[str, str]:
     """The versions of Python, of this package and of its main dependencies."""
-    found = {"version/mecha_exp": __version__, "version/python": platform.python_version()}
+    tags = {"version/mecha_exp": __version__, "version/python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[f"version/{package}"] = importlib.metadata.version(package)
+            tags[f"version/{package}"] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return tags

@@ -108,13 +108,13 @@ def blocks(
     if values and by_name:
         raise RecipeError("blocks: give the values in order or by name, not both")
     if values:
-        known = _blocks_of(name, component)
-        if len(values) > len(known) or (strict and len(values) < len(known)):
+        names = _blocks_of(name, component)
+        if len(values) > len(names) or (strict and len(values) < len(names)):
             raise RecipeError(
-                f"blocks: {len(values)} values for the {len(known)} blocks of '{component}' of '{name}' "
-                f"({known[0]} to {known[-1]}). Name those that are meant: {known[0]}=0.5."
+                f"blocks: {len(values)} values for the {len(names)} blocks of '{component}' of '{name}' "
+                f"({names[0]} to {names[-1]}). Name those that are meant: {names[0]}=0.5."
             )
-        by_name = dict(zip(known, values, strict=False))
+        by_name = dict(zip(names, values, strict=False))
     return _checked({Part(name, component, "block", block): value for block, value in by_name.items()})
 
 
@@ -207,9 +207,9 @@ def _old_component(config: str, component: str) -> tuple[str, Mapping[str, Seque
     components = _OLD_CONFIGS.get(config) or _OLD_CONFIGS.get(f"{config}-base") or {}
     if component in components:
         return components[component]
-    known = [*components, *([] if config in _OLD_CONFIGS else _config(config).components())]
-    if component not in known:
-        raise RecipeError(f"'{config}' has no component '{component}'.{did_you_mean(component, known)}")
+    names = [*components, *([] if config in _OLD_CONFIGS else _config(config).components())]
+    if component not in names:
+        raise RecipeError(f"'{config}' has no component '{component}'.{did_you_mean(component, names)}")
     return None
 
 
@@ -234,11 +234,11 @@ def _selectors(part: Part) -> Sequence[str]:
         return [old[0] if old else part.component]
     if part.kind == "class":
         return _of_class(part, old[0] if old else None)
-    known = _blocks_of(part.config, part.component)
-    if part.name not in known:
+    blocks = _blocks_of(part.config, part.component)
+    if part.name not in blocks:
         raise RecipeError(
             f"'{part.component}' of '{part.config}' has no block '{part.name}'."
-            f"{did_you_mean(part.name, known)}"
+            f"{did_you_mean(part.name, blocks)}"
         )
     if old:
         return [f"{old[0]}.{below}" for below in old[1][part.name]]

@@ -59,12 +59,12 @@ def for_keys(merged: Node, keys: str | Sequence[str] | Mapping[str, str] | None)
             "keys: the recipe says itself what each key gets. Say it in one place: there, or in keys."
         )
     try:
-        made = node_by_key({name: made_by(merged, policy) for name, policy in policies.items()})
+        recipe = node_by_key({name: made_by(merged, policy) for name, policy in policies.items()})
     except ArgumentError as error:  # masks and LoRA files beside models
         raise RecipeError(f"keys: {str(error).rstrip('.')}. {_OWN_RECIPE}") from None
     if MERGE not in policies.values():
         raise RecipeError(f"keys: no key gets '{MERGE}', so that the method would merge nothing.")
-    return made
+    return recipe
 
 
 def made_by(merged: MergeNode, policy: str) -> Node:
@@ -142,9 +142,9 @@ def merges_nothing(choice: MergeNode) -> str | None:
 
 def _names(recipes: Sequence[Node]) -> list[str]:
     """What each of some recipes is: a policy beside a merge among them, or else its method."""
-    merged, made = _told_apart(recipes)
+    merged, policy_of = _told_apart(recipes)
     if merged is not None:
-        return [merged.method.identifier if node is merged else made[node] for node in recipes]
+        return [merged.method.identifier if node is merged else policy_of[node] for node in recipes]
     return [node.method.identifier if isinstance(node, MergeNode) else repr(node) for node in recipes]
 
 
@@ -152,9 +152,9 @@ def _told_apart(recipes: Sequence[Node]) -> tuple[MergeNode | None, dict[Node | 
     """The merge that the others of some recipes are policies beside, and the name of each."""
     for merged in recipes:
         if isinstance(merged, MergeNode):
-            made = {_made_or_none(merged, policy): policy for policy in reversed(POLICIES)}
-            if all(node in made for node in recipes):
-                return merged, made
+            policy_of = {_made_or_none(merged, policy): policy for policy in reversed(POLICIES)}
+            if all(node in policy_of for node in recipes):
+                return merged, policy_of
     return None, {}
 
 

@@ -35,12 +35,12 @@ def stack_layers(*slices: tuple[Any, int, int]) -> Node:
     nodes = {id(model): as_node(model) for model, _, _ in slices}  # one for a state dict that is there twice
     models = [nodes[id(model)] for model, _, _ in slices]
     parts: list[Node] = []
-    at = 0
+    position = 0
     for model, (_, first, end), rest in zip(
         models, slices, sides(len(slices), models[0] is models[-1]), strict=True
     ):
-        parts.append(call("take_layers", model, first=first, end=end, at=at, rest=rest))
-        at += end - first
+        parts.append(call("take_layers", model, first=first, end=end, at=position, rest=rest))
+        position += end - first
     return reduce(lambda above, below: above | below, parts)
 
 

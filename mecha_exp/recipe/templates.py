@@ -53,11 +53,11 @@ def fill(recipe: Node, arguments: Mapping[str, Any]) -> Node:
         RecipeError: every name that the recipe does not have, and every value that does not fit.
     """
     problems = Problems()
-    known = {node.name for node in parameters_of(recipe)}
+    names = {node.name for node in parameters_of(recipe)}
     for name in arguments:
-        if name not in known:
-            has = "" if known else " It has no parameters."
-            problems.add(f"the recipe has no parameter '{name}'.{did_you_mean(name, known)}{has}")
+        if name not in names:
+            has = "" if names else " It has no parameters."
+            problems.add(f"the recipe has no parameter '{name}'.{did_you_mean(name, names)}{has}")
     replaced: dict[Node, Any] = {}
     for node in walk(recipe):
         if isinstance(node, ParameterNode) and node.name in arguments:

@@ -61,10 +61,10 @@ def align_tokens(
     folders = [Path(folder) for folder in model_dirs]
     models = [os.fspath(each) for each in (model, *others)]
     target = Path(tokenizer) if Path(tokenizer).is_dir() else find_model(os.fspath(tokenizer), folders)
-    wanted = TokenNames(require_tokenizer(target))
-    known = [_names_of(find_model(each, folders)) for each in models]
-    tokens = wanted.tokenizer.in_order()
-    rows = [_first_row(token, wanted, known, exact=missing == ERROR) for token in tokens]
+    target_names = TokenNames(require_tokenizer(target))
+    model_names = [_names_of(find_model(each, folders)) for each in models]
+    tokens = target_names.tokenizer.in_order()
+    rows = [_first_row(token, target_names, model_names, exact=missing == ERROR) for token in tokens]
     nodes: list[Node] = [ModelNode(each) for each in models]
     lacking = [number for number, row in enumerate(rows) if not row]
     if lacking and missing == ERROR:
@@ -75,14 +75,18 @@ def align_tokens(
         )
     if lacking and missing == PIECES:
         for number in lacking:
-            rows[number] = tuple((0, piece) for piece in known[0].pieces_of(tokens[number], wanted))
+            rows[number] = tuple(
+                (0, piece) for piece in model_names[0].pieces_of(tokens[number], target_names)
+            )
     elif lacking and missing != ZERO:
-        made, places = _model_of(missing, models[0], os.fspath(tokenizer), known[0], lacking, k, folders)
-        for number, place in zip(lacking, places, strict=True):
-            rows[number] = ((len(nodes), place),)
-        nodes.append(made)
+        extended, new_rows = _model_of(
+            missing, models[0], os.fspath(tokenizer), model_names[0], lacking, k, folders
+        )
+        for number, new_row in zip(lacking, new_rows, strict=True):
+            rows[number] = ((len(nodes), new_row),)
+        nodes.append(extended)
     text = str(RowTable.of(rows))
-    return call("take_rows", *nodes, rows=text, tokenizer=str(wanted.tokenizer.folder / TOKENIZER))
+    return call("take_rows", *nodes, rows=text, tokenizer=str(target_names.tokenizer.folder / TOKENIZER))
 
 
 def require_tokenizer(path: Path) -> Tokenizer:
@@ -144,8 +148,8 @@ def _model_of(
     if missing == MEAN:
         count = max(own.numbers) + 1
         return call("take_rows", ModelNode(model), rows=f"0:{count} mean"), [count] * len(lacking)
-    wanted = _names_of(find_model(donor, folders))
-    return _approximated(model, donor, own, wanted, lacking, k), range(len(lacking))
+    donor_names = _names_of(find_model(donor, folders))
+    return _approximated(model, donor, own, donor_names, lacking, k), range(len(lacking))
 
 
 def _names_of(path: Path) -> TokenNames:
@@ -156,22 +160,28 @@ def _names_of(path: Path) -> TokenNames:
     return TokenNames(tokenizer, count)
 
 
-def _first_row(token: str, wanted: TokenNames, known: Sequence[TokenNames], exact: bool) -> Origins:
+def _first_row(
+    token: str, target_names: TokenNames, model_names: Sequence[TokenNames], exact: bool
+) -> Origins:
     """Where the row of a token is, in the first model that has it; nowhere in none of them."""
-    found = (names.rows.get(token) if exact else names.row_of(token, wanted) for names in known)
-    rows: Iterator[Origins] = (((number, row),) for number, row in enumerate(found) if row is not None)
+    rows_of_models = (
+        names.rows.get(token) if exact else names.row_of(token, target_names) for names in model_names
+    )
+    rows: Iterator[Origins] = (
+        ((number, row),) for number, row in enumerate(rows_of_models) if row is not None
+    )
     return next(rows, ())
 
 
 def _approximated(
-    model: str, donor: str, own: TokenNames, wanted: TokenNames, lacking: Sequence[int], k: int
+    model: str, donor: str, own: TokenNames, donor_names: TokenNames, lacking: Sequence[int], k: int
 ) -> Node:
     """A model with rows for the tokens that it lacks, as sums of rows of tokens that a donor shares with it.
 
     Raises:
         CheckpointError: there are fewer than k such tokens, or the donor has no row for one that is lacking.
     """
-    pairs = ((own.row_of(token, wanted), row) for token, row in wanted.rows.items())
+    pairs = ((own.row_of(token, donor_names), row) for token, row in donor_names.rows.items())
     shared = sorted((row, same) for same, row in pairs if same is not None)
     if len(shared) < k:
         raise CheckpointError(
@@ -179,10 +189,10 @@ def _approximated(
             f"k={k} of them. "
             + (f"Set k={len(shared)} or less." if shared else "Set missing=pieces, mean or zero.")
         )
-    if unknown := [number for number in lacking if number not in wanted.numbers]:
+    if unknown := [number for number in lacking if number not in donor_names.numbers]:
         raise CheckpointError(
             f"align_tokens: {donor} has {len(unknown)} tokens without a row, as "
-            f"{wanted.tokenizer.tokens[unknown[0]]!r}, so that missing=omp has nothing to go by. Set "
+            f"{donor_names.tokenizer.tokens[unknown[0]]!r}, so that missing=omp has nothing to go by. Set "
             "missing=pieces, mean or zero."
         )
     text = str(RowTable.of(((0, same), (1, row)) for row, same in shared))

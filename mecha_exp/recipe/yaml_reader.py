@@ -136,9 +136,9 @@ class _Builder:
                 f"{brief(models)}"
             )
             return None
-        given = {name: config[name] for name in ("missing", "k") if name in config}
+        options = {name: config[name] for name in ("missing", "k") if name in config}
         try:
-            return align_tokens(*models, **given, model_dirs=self._model_dirs)
+            return align_tokens(*models, **options, model_dirs=self._model_dirs)
         except MechaError as error:
             self._problems.add(f"{where}: {error}")
             return None

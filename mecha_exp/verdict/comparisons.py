@@ -91,12 +91,12 @@ def columns(
         p_values.append(paired_p_values(part, _pairs(rows, leader, None), flips=flips, seed=seed))
     family = len(parts) * len(rows) * (len(rows) - 1) // 2
     adjusted = iter(np.split(holm(np.concatenate(p_values), family), len(parts)))
-    found = []
+    table = []
     for (task, _), leader in zip(parts, leaders, strict=True):
         others = [panel.names[row] for row in rows if row != leader]
         tied = tuple(name for name, q in zip(others, next(adjusted), strict=True) if q >= LEVEL)
-        found.append(Column(task, panel.names[leader], tied))
-    return tuple(found)
+        table.append(Column(task, panel.names[leader], tied))
+    return tuple(table)
 
 
 def _pairs(points: Integers, chosen: int, base: int | None) -> Integers:

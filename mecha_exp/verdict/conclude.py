@@ -124,34 +124,36 @@ def conclude(
     if not any(point.outcomes for point in points):
         return _of_numbers(question, splits)
     notes: list[str] = []
-    data = _read(question, splits, notes)
-    if isinstance(data, Verdict):
-        return replace(data, notes=tuple(dict.fromkeys(notes)))
-    chosen = _best_of_recipes(question, data.selection)
-    families = _families(question, data, [*chosen.values()])
-    notes += wording.limits(data.selection, question.places(data.selection), direction, data.selected_on)
-    notes += wording.limits_of_report(data.reported, data.reported_on, base, separate=data.separate)
-    if (count := len(question.places(data.selection))) > MOST_COMPARED and len(families[-1].pairs):
+    panels = _read(question, splits, notes)
+    if isinstance(panels, Verdict):
+        return replace(panels, notes=tuple(dict.fromkeys(notes)))
+    chosen = _best_of_recipes(question, panels.selection)
+    families = _families(question, panels, [*chosen.values()])
+    notes += wording.limits(
+        panels.selection, question.places(panels.selection), direction, panels.selected_on
+    )
+    notes += wording.limits_of_report(panels.reported, panels.reported_on, base, separate=panels.separate)
+    if (count := len(question.places(panels.selection))) > MOST_COMPARED and len(families[-1].pairs):
         notes.append(
             f"The best {MOST_COMPARED:,} of the {count:,} settings, with the best of each recipe, are "
             "compared with the chosen one and have intervals; the correction counts all pairs."
         )
-    scores, comparisons = _measure(question, data, families, notes)
-    rows = [data.reported.index(name) for name in chosen.values() if name in data.reported.names]
-    table = columns(data.reported, np.array(rows, dtype=np.intp), direction, flips=flips, seed=seed)
+    scores, comparisons = _measure(question, panels, families, notes)
+    rows = [panels.reported.index(name) for name in chosen.values() if name in panels.reported.names]
+    table = columns(panels.reported, np.array(rows, dtype=np.intp), direction, flips=flips, seed=seed)
     return Verdict(
         metric,
         direction,
-        data.selected_on,
-        data.reported_on,
-        next(s for s in scores if (s.point, s.split) == (data.chosen, data.reported_on)),
-        _cost(question, data, families[0]),
+        panels.selected_on,
+        panels.reported_on,
+        next(s for s in scores if (s.point, s.split) == (panels.chosen, panels.reported_on)),
+        _cost(question, panels, families[0]),
         tuple(scores),
         chosen,
         tuple(comparisons),
         table,
-        data.reported.examples,
-        data.reported.clusters,
+        panels.reported.examples,
+        panels.reported.clusters,
         base,
         tuple(dict.fromkeys(notes)),
     )
@@ -160,10 +162,12 @@ def conclude(
 def _read(question: _Question, splits: Sequence[str], notes: list[str]) -> _Data | Verdict:
     """The data of both splits; an empty verdict where nothing could be chosen."""
     measured = {split for point in question.points for split in point.outcomes}
-    known = [split for split in splits if split in measured] or sorted(measured)
-    if known[0] != splits[0]:
-        notes.append(f"No point has outcomes on the split '{splits[0]}': points are chosen on '{known[0]}'.")
-    selected_on, reported_on = known[0], known[min(1, len(known) - 1)]
+    available = [split for split in splits if split in measured] or sorted(measured)
+    if available[0] != splits[0]:
+        notes.append(
+            f"No point has outcomes on the split '{splits[0]}': points are chosen on '{available[0]}'."
+        )
+    selected_on, reported_on = available[0], available[min(1, len(available) - 1)]
     selection = _panel(question, selected_on, question.points, notes)
     if selection is None or not len(question.places(selection)):
         notes.append(f"Nothing was chosen: no point has outcomes on '{selected_on}' that can be compared.")
@@ -192,42 +196,42 @@ def _panel(question: _Question, split: str, points: Sequence[Candidate], notes: 
     return Panel.of(candidates, split) if candidates else None
 
 
-def _families(question: _Question, data: _Data, best_of_recipes: Sequence[str]) -> list[Family]:
+def _families(question: _Question, panels: _Data, best_of_recipes: Sequence[str]) -> list[Family]:
     """The comparisons on the reported split, then those of points without outcomes there."""
-    eligible = question.places(data.selection)
-    panel = question.best_part(data.selection, [data.chosen, *best_of_recipes])
-    points, best_place, base = question.places(panel), panel.index(data.chosen), question.base_in(panel)
-    if not data.separate:
+    eligible = question.places(panels.selection)
+    panel = question.best_part(panels.selection, [panels.chosen, *best_of_recipes])
+    points, best_place, base = question.places(panel), panel.index(panels.chosen), question.base_in(panel)
+    if not panels.separate:
         return [
-            selected_family(panel, data.selected_on, eligible, points, best_place, base, question.dropped)
+            selected_family(panel, panels.selected_on, eligible, points, best_place, base, question.dropped)
         ]
-    reported = data.reported
+    reported = panels.reported
     rest = np.array([p for p in points if panel.names[p] not in reported.names], dtype=np.intp)
     first = independent_family(
         reported,
-        data.reported_on,
+        panels.reported_on,
         question.places(reported),
-        reported.index(data.chosen),
+        reported.index(panels.chosen),
         question.base_in(reported),
     )
-    second = selected_family(panel, data.selected_on, eligible, rest, best_place, base, question.dropped)
+    second = selected_family(panel, panels.selected_on, eligible, rest, best_place, base, question.dropped)
     share = 0.5 if len(rest) and len(first.pairs) else 1.0
     return [replace(first, share=share), replace(second, share=share)]
 
 
 def _measure(
-    question: _Question, data: _Data, families: Sequence[Family], notes: list[str]
+    question: _Question, panels: _Data, families: Sequence[Family], notes: list[str]
 ) -> tuple[list[Score], list[Comparison]]:
     """Scores and comparisons of all families."""
     scores: list[Score] = []
     comparisons: list[Comparison] = []
     names = [model.name for model in question.inputs]
     experts = question.expert_of or guess_experts(
-        data.reported, names, question.direction, seed=question.seed
+        panels.reported, names, question.direction, seed=question.seed
     )
     for family in families:
         places, sentences = usable_experts(family.panel, experts, question.direction)
-        if family.split == data.reported_on and (experts or names):
+        if family.split == panels.reported_on and (experts or names):
             notes += sentences
         measured = measure(
             family.panel, family.pairs, places, resamples=question.resamples, seed=question.seed
@@ -252,18 +256,18 @@ def _best_of_recipes(question: _Question, selection: Panel) -> dict[str, str]:
     }
 
 
-def _cost(question: _Question, data: _Data, family: Family) -> Cost:
+def _cost(question: _Question, panels: _Data, family: Family) -> Cost:
     """What choosing cost: candidates, the gap between splits, the cross-validated score, the resolution."""
-    eligible = question.places(data.selection)
-    estimate = float(data.selection.scores[data.selection.index(data.chosen)])
-    reported = float(data.reported.scores[data.reported.index(data.chosen)])
+    eligible = question.places(panels.selection)
+    estimate = float(panels.selection.scores[panels.selection.index(panels.chosen)])
+    reported = float(panels.reported.scores[panels.reported.index(panels.chosen)])
     return Cost(
         len(eligible) + question.dropped,
         estimate,
-        estimate - reported if data.separate else None,
+        estimate - reported if panels.separate else None,
         None
         if question.dropped  # by all examples, so that none has no part in the choice
-        else cross_validated(data.selection, eligible, question.direction, seed=question.seed),
+        else cross_validated(panels.selection, eligible, question.direction, seed=question.seed),
         minimum_detectable_difference(
             family.panel, family.pairs, family.size, family.share, flips=question.flips
         ),
@@ -273,8 +277,8 @@ def _cost(question: _Question, data: _Data, family: Family) -> Cost:
 def _of_numbers(question: _Question, splits: Sequence[str]) -> Verdict:
     """The verdict where each model has one number: a choice, intervals over replicates, no comparison."""
     measured = {split for point in question.points for split in point.numbers}
-    known = [split for split in splits if split in measured] or sorted(measured) or list(splits[:1])
-    selected_on, reported_on = known[0], known[min(1, len(known) - 1)]
+    available = [split for split in splits if split in measured] or sorted(measured) or list(splits[:1])
+    selected_on, reported_on = available[0], available[min(1, len(available) - 1)]
     scores = [
         s for split in dict.fromkeys((selected_on, reported_on)) for s in _number_scores(question, split)
     ]

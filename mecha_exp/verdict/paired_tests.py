@@ -52,25 +52,25 @@ def sign_flips(contributions: Floats, pairs: Integers, *, flips: int = FLIPS, se
 
     Sources: Fisher 1935 (the test); Bentkus and Dzindzalieta 2015, arXiv:1307.3451 (the bound).
     """
-    p = np.ones(len(pairs))
+    p_values = np.ones(len(pairs))
     drawn = []
-    for place, (one, other) in enumerate(pairs):
+    for number, (one, other) in enumerate(pairs):
         differences = contributions[:, one] - contributions[:, other]
         sizes = np.abs(differences)
         if not len(sizes) or not (largest := sizes.max()):
             continue
         nonzero = differences[sizes > _TIE * largest]
         if np.ptp(np.abs(nonzero)) <= _TIE * largest:
-            p[place] = mcnemar((nonzero > 0).sum(), (nonzero < 0).sum())
+            p_values[number] = mcnemar((nonzero > 0).sum(), (nonzero < 0).sum())
         elif len(nonzero) <= _ENUMERATED:
-            p[place] = _enumerated(nonzero)
+            p_values[number] = _enumerated(nonzero)
         else:
-            p[place] = _tail_bound(nonzero)
-            if p[place] >= 1 / (flips + 1):
-                drawn.append(place)
+            p_values[number] = _tail_bound(nonzero)
+            if p_values[number] >= 1 / (flips + 1):
+                drawn.append(number)
     if drawn:
-        p[drawn] = _drawn(contributions, pairs[drawn], flips, seed)
-    return p
+        p_values[drawn] = _drawn(contributions, pairs[drawn], flips, seed)
+    return p_values
 
 
 def _enumerated(differences: Floats) -> float:
@@ -120,13 +120,13 @@ def two_way(panel: Panel, pairs: Integers) -> Floats:
     """
     from scipy.special import stdtr
 
-    p = np.ones(len(pairs))
-    for place, (one, other) in enumerate(pairs):
+    p_values = np.ones(len(pairs))
+    for number, (one, other) in enumerate(pairs):
         error, freedom = standard_error(panel, int(one), int(other))
         if error > 0:
             t = abs(panel.scores[one] - panel.scores[other]) / error
-            p[place] = 2 * stdtr(freedom, -t)
-    return p
+            p_values[number] = 2 * stdtr(freedom, -t)
+    return p_values
 
 
 def standard_error(panel: Panel, one: int, other: int) -> tuple[float, float]:

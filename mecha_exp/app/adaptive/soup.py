@@ -100,16 +100,16 @@ class GreedySoup:
         yield Batch([self.words(setting) for setting in self.begun])
         alone = [self._score(folder, number, name) for number, name in enumerate(names)]
         sign = -1 if self.direction == "minimize" else 1
-        order = sorted(range(len(names)), key=lambda place: -sign * alone[place])
+        order = sorted(range(len(names)), key=lambda expert: -sign * alone[expert])
         soup, current = [order[0]], order[0]  # the members, and the number of the point that has them
         choices = [Choice(names[order[0]], alone[order[0]], alone[order[0]], math.nan, None, True)]
-        for number, place in enumerate(order[1:], len(self.begun)):
-            yield Batch([self.words(soup_setting(TRIAL, [*soup, place], names, self.paths))], number)
-            choice = self._choice(folder, names[place], alone[place], current, number)
+        for number, expert in enumerate(order[1:], len(self.begun)):
+            yield Batch([self.words(soup_setting(TRIAL, [*soup, expert], names, self.paths))], number)
+            choice = self._choice(folder, names[expert], alone[expert], current, number)
             choices.append(choice)
             _show(choice)
             if choice.kept:
-                soup, current = [*soup, place], number
+                soup, current = [*soup, expert], number
             _write(choices, folder)
         self._show_soup(choices)
         chosen = self.words(soup_setting("greedy", soup, names, self.paths))
@@ -222,16 +222,16 @@ def _write(choices: Sequence[Choice], folder: Path) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["expert", "alone", "tried", "soup", "p", "kept"])
-    for c in choices:
-        soup = "" if math.isnan(c.soup) else repr(c.soup)
+    for choice in choices:
+        soup = "" if math.isnan(choice.soup) else repr(choice.soup)
         writer.writerow(
             [
-                c.expert,
-                repr(c.alone),
-                repr(c.tried),
+                choice.expert,
+                repr(choice.alone),
+                repr(choice.tried),
                 soup,
-                "" if c.p is None else repr(c.p),
-                str(c.kept).lower(),
+                "" if choice.p is None else repr(choice.p),
+                str(choice.kept).lower(),
             ]
         )
     atomic_write_text(folder / CHOICES_FILE, text.getvalue())

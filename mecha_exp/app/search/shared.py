@@ -101,7 +101,7 @@ class SharedStudy:
         """
         with self._exclusive():
             entries = [entry for entry in self._entries() if entry.number < total]
-            left = []
+            taken_over = []
             for entry in entries:
                 if not entry.trial.running or self._locks.is_alive(entry.worker):
                     continue
@@ -109,14 +109,14 @@ class SharedStudy:
                     self._finish(entry, outcome)
                     continue
                 self._take(entry, folder)
-                left.append(entry)
-            if left or len(entries) >= total:
-                return left
+                taken_over.append(entry)
+            if taken_over or len(entries) >= total:
+                return taken_over
             trials = [entry.trial for entry in self._entries()]
-            asked = ask(trials, min(count, total - len(trials)))
+            new_trials = ask(trials, min(count, total - len(trials)))
             return [
                 self._add(number, replace(trial, running=True), folder)
-                for number, trial in enumerate(asked, len(trials))
+                for number, trial in enumerate(new_trials, len(trials))
             ]
 
     def tell(self, measured: Mapping[int, Outcome], folder: Path) -> None:

@@ -48,7 +48,7 @@ def open_shared(
         make, locks, mend = _parts(url, name)
         with quiet_optuna(), locks.exclusive():
             mend()
-            study, known = _opened(make(), name, directions, json.dumps(described))
+            study, stored = _opened(make(), name, directions, json.dumps(described))
         locks.leave()
     except ModuleNotFoundError as error:  # SQLAlchemy's driver of the database
         package = _PACKAGES.get(str(error.name), error.name)
@@ -57,9 +57,9 @@ def open_shared(
     except Exception as error:  # of a database, of any kind
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"sweep.storage={shown} cannot be reached: {reason}") from None
-    if known != json.dumps(described):
+    if stored != json.dumps(described):
         raise ConfigError(
-            f"sweep.storage={shown}: its study '{name}' searches another {_differing(known, described)}. "
+            f"sweep.storage={shown}: its study '{name}' searches another {_differing(stored, described)}. "
             "Give this search another name with name=..., or choose another storage."
         )
     return SharedStudy(space, study, locks, shown, mend)
@@ -74,13 +74,13 @@ def _opened(
     names = [study.study_name for study in storage.get_all_studies()]
     if name in names:
         study = optuna.load_study(study_name=name, storage=storage)
-        known = study.user_attrs.get(_IDENTITY)
-        if known is not None or study.get_trials(deepcopy=False):
-            return study, known
+        stored = study.user_attrs.get(_IDENTITY)
+        if stored is not None or study.get_trials(deepcopy=False):
+            return study, stored
     study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
-    if (found := storage.get_study_name_from_id(study._study_id)) != name:  # MySQL takes One for one
+    if (existing := storage.get_study_name_from_id(study._study_id)) != name:  # MySQL takes One for one
         raise ValueError(
-            f"it takes the study '{found}' for '{name}'. Give this search another name, name=..."
+            f"it takes the study '{existing}' for '{name}'. Give this search another name, name=..."
         )
     study.set_user_attr(_IDENTITY, identity)
     return study, identity

@@ -55,7 +55,7 @@ def next_trials(
             study.enqueue_trial(parameters)
         is_random = sampler.draws_at_random(earlier)
         taken = {_identity(space, trial.parameters) for trial in earlier}
-        asked: list[Trial] = []
+        trials: list[Trial] = []
         for number in range(len(earlier), len(earlier) + count):
             with sampler.errors_named():
                 trial, parameters = _ask(study, space, taken, f"{sampler.seed} {number}")
@@ -65,8 +65,8 @@ def next_trials(
                 state[ENQUEUED] = True
             elif is_random:
                 state[AT_RANDOM] = True
-            asked.append(Trial(parameters, state))
-        return asked
+            trials.append(Trial(parameters, state))
+        return trials
 
 
 def frozen_trial(space: Space, trial: Trial, **attributes: Any) -> optuna.trial.FrozenTrial:

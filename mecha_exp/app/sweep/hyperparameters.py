@@ -100,9 +100,9 @@ def drop_unused(
         config: with its groups chosen.
     """
     files = {name: RecipeFile.load(name) for name in dict.fromkeys(recipe_of(s, config) for s in settings)}
-    given = {key.lstrip("+") for key in varied} | {o.key_or_group for o in fixed if not o.is_delete()}
+    set_keys = {key.lstrip("+") for key in varied} | {o.key_or_group for o in fixed if not o.is_delete()}
     groups = config.hydra.runtime.choices
-    own = {key for key in given if key not in groups and any(file.has(key) for file in files.values())}
+    own = {key for key in set_keys if key not in groups and any(file.has(key) for file in files.values())}
     left_out = {key: [n for n, file in files.items() if not file.uses(key)] for key in sorted(own)}
     left_out = {key: names for key, names in left_out.items() if names}
     moved = {
@@ -111,8 +111,8 @@ def drop_unused(
 
     def fitted(setting: Setting) -> Setting:
         name = recipe_of(setting, config)
-        wanted = {**moved, **setting}
-        return {k: text for k, text in wanted.items() if name not in left_out.get(k.lstrip("+"), ())}
+        texts = {**moved, **setting}
+        return {k: text for k, text in texts.items() if name not in left_out.get(k.lstrip("+"), ())}
 
     kept = [o for o in fixed if o.key_or_group not in left_out]
     meanings = different_meanings(sorted(own), {name: file.values for name, file in files.items()})

@@ -72,16 +72,16 @@ def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:
         raise ConfigError(
             f"sweep.mode={settings.mode}: there is no such mode.{did_you_mean(settings.mode, _MODES)}"
         )
-    made = mode(axes, config)
-    made = lab.unique(replicate(made, config, fixed))
+    candidates = mode(axes, config)
+    candidates = lab.unique(replicate(candidates, config, fixed))
     listed = {axis.key for axis in axes}
-    keys = dict.fromkeys(key for setting in made for key in setting)
+    keys = dict.fromkeys(key for setting in candidates for key in setting)
     shown = [key for key in keys if key in listed or not _is_implied(key, keys)]
-    swept = [key for key in shown if len({s.get(key) for s in made}) > 1]
+    swept = [key for key in shown if len({s.get(key) for s in candidates}) > 1]
     swept = [key.lstrip("+") for key in swept] or [key.lstrip("+") for key in keys]
-    if len({recipe_of(setting, config) for setting in made}) < 2:
-        return Points(swept, _lines(fixed), lab.shared(made, settings.share))
-    fitted = drop_unused(made, fixed, list(listed), config)
+    if len({recipe_of(setting, config) for setting in candidates}) < 2:
+        return Points(swept, _lines(fixed), lab.shared(candidates, settings.share))
+    fitted = drop_unused(candidates, fixed, list(listed), config)
     points = lab.shared(lab.unique(fitted.settings), settings.share)
     return Points(swept, _lines(fitted.fixed), points, fitted.own, fitted.left_out, fitted.meanings)
 
@@ -122,15 +122,15 @@ def _is_stop(text: str, override: Override) -> bool:
 
 
 def _sampled(axes: Sequence[Axis], config: DictConfig, draw: Callable[..., list[Setting]]) -> list[Setting]:
-    n, seed = config.sweep.get("n"), config.sweep.get("seed", 0)
-    if not isinstance(n, int) or n < 1:
-        raise ConfigError(f"sweep.n={n}: expected how many points to draw, 1 or more.")
+    count, seed = config.sweep.get("n"), config.sweep.get("seed", 0)
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f"sweep.n={count}: expected how many points to draw, 1 or more.")
     if not axes:
         raise ConfigError(
             f"sweep={config.sweep.mode} draws from ranges and lists, and there is none. Say for instance "
             "'alpha=interval(0,1)' k=0.1,0.2."
         )
-    return draw(axes, n, seed)
+    return draw(axes, count, seed)
 
 
 def _listed(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
@@ -138,10 +138,10 @@ def _listed(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
     if file and points:
         raise ConfigError("sweep.points and sweep.file: give one of them.")
     if file:
-        given = lab.read_points(Path(file))
+        listed = lab.read_points(Path(file))
     else:
-        given = lab.listed(OmegaConf.to_container(points or OmegaConf.create([]), resolve=True))  # type: ignore[arg-type]
-    return [{**other, **point} for other in lab.grid(axes) for point in given]
+        listed = lab.listed(OmegaConf.to_container(points or OmegaConf.create([]), resolve=True))  # type: ignore[arg-type]
+    return [{**other, **point} for other in lab.grid(axes) for point in listed]
 
 
 def _one_at_a_time(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
@@ -205,8 +205,8 @@ def _strength(recipe: str, config: DictConfig) -> str:
             f"sweep={config.sweep.mode}: the recipe '{recipe}' takes no strength for each block (its alpha "
             "does not refer to ${blocks})."
         )
-    found = _STRENGTH.search(graph)
-    return found["reference"] if found else "${alpha}"
+    match = _STRENGTH.search(graph)
+    return match["reference"] if match else "${alpha}"
 
 
 def parts_of(models: DictConfig, part: str) -> list[str]:
@@ -226,10 +226,10 @@ def parts_of(models: DictConfig, part: str) -> list[str]:
     with open_stored(find_model(str(named), folders_of({"models": models}))) as model:
         config = detect(infos_of(with_plain_keys(model))).config
     names = {"block": config.blocks(), "layer": config.layers(), "component": tuple(config.components())}
-    found = names[part]
-    if not found:
+    parts = names[part]
+    if not parts:
         raise ConfigError(f"sweep.by={part}: {named} has no {part}s.")
-    return [str(name) for name in found]
+    return [str(name) for name in parts]
 
 
 _MODES: Mapping[str, Callable[[Sequence[Axis], DictConfig], list[Setting]]] = {

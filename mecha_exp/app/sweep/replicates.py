@@ -35,10 +35,12 @@ def replicate(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Ove
             f"sweep.replicates={seeds} is a number of seeds, and sweep.replicate={lab.as_text(kinds)} has no "
             "seed. Add it, or leave sweep.replicates out."
         )
-    made = list(points)
+    replicated = list(points)
     if EXPERTS in kinds:
-        made = lab.with_each_set(made, _checked_names(made, _checked_sets(made, config, fixed)))
-    return made if seeds is None else _with_seeds(made, config, fixed)
+        replicated = lab.with_each_set(
+            replicated, _checked_names(replicated, _checked_sets(replicated, config, fixed))
+        )
+    return replicated if seeds is None else _with_seeds(replicated, config, fixed)
 
 
 def replicate_kinds(config: DictConfig) -> list[str]:
@@ -106,10 +108,10 @@ def _checked_names(points: Sequence[Setting], sets: Sequence[Sequence[str]]) -> 
         ConfigError: points merge experts by name, and a set has others.
     """
     names = [names_of(experts) for experts in sets]
-    other = next((i for i, of_set in enumerate(names) if sorted(of_set) != sorted(names[0])), None)
-    if other is not None and any(f"++{SUBSET_KEY}" in point for point in points):
+    different = next((i for i, of_set in enumerate(names) if sorted(of_set) != sorted(names[0])), None)
+    if different is not None and any(f"++{SUBSET_KEY}" in point for point in points):
         raise ConfigError(
-            f"models.sets: set {other} has the experts {', '.join(names[other])}, and set 0 has "
+            f"models.sets: set {different} has the experts {', '.join(names[different])}, and set 0 has "
             f"{', '.join(names[0])}. A sweep over experts needs the same names in each set."
         )
     return names
@@ -117,19 +119,19 @@ def _checked_names(points: Sequence[Setting], sets: Sequence[Sequence[str]]) -> 
 
 def _with_seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[Setting]:
     """Each point with several seeds, from its recipe's own on; once where its recipe draws nothing."""
-    n = config.sweep.replicates
-    if not isinstance(n, int) or n < 1:
-        raise ConfigError(f"sweep.replicates={n}: expected how many seeds to run, 1 or more.")
+    count = config.sweep.replicates
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f"sweep.replicates={count}: expected how many seeds to run, 1 or more.")
     seeds = _seeds(points, config, fixed)
     if not any(isinstance(seed, int) for seed in seeds) or any("seed" in point for point in points):
         raise ConfigError(
-            f"sweep.replicates={n} runs each point with {n} seeds from the recipe's own on, and "
+            f"sweep.replicates={count} runs each point with {count} seeds from the recipe's own on, and "
             + ("seed is swept already." if any("seed" in p for p in points) else "this recipe has no seed.")
         )
     return [
         made
         for point, seed in zip(points, seeds, strict=True)
-        for made in (lab.replicated([point], seed, n) if isinstance(seed, int) else [point])
+        for made in (lab.replicated([point], seed, count) if isinstance(seed, int) else [point])
     ]
 
 

@@ -67,16 +67,16 @@ def split(value: str) -> list[str]:
     ['a', '[b,c]', "'d,e'"]
     """
     parts, depth, quote = [""], 0, ""
-    for i, c in enumerate(value):
+    for index, character in enumerate(value):
         if quote:
-            quote = "" if c == quote and value[i - 1] != "\\" else quote
-        elif c in "'\"":
-            quote = c
-        depth += 0 if quote else (c in "[{(") - (c in "]})")
-        if c == "," and not quote and depth <= 0:
+            quote = "" if character == quote and value[index - 1] != "\\" else quote
+        elif character in "'\"":
+            quote = character
+        depth += 0 if quote else (character in "[{(") - (character in "]})")
+        if character == "," and not quote and depth <= 0:
             parts.append("")
         else:
-            parts[-1] += c
+            parts[-1] += character
     return parts
 
 

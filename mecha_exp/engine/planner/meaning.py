@@ -133,13 +133,13 @@ def config_digests(
     """
     digests: dict[str, str] = {}
     for number, model in enumerate(models_of(*recipes)):
-        found = [fit.config.digest for fit in configs.fits(model)]
+        parts = [fit.config.digest for fit in configs.fits(model)]
         source = sources.get(model)
         if isinstance(source, ConvertedSource):
-            found.append(f"read as {source.digest}")
+            parts.append(f"read as {source.digest}")
         if source is not None and (stacks := _stacks_in(source)):
-            found.append(f"stacks {hashlib.sha256(' '.join(stacks).encode()).hexdigest()}")
-        digests[f"model {number}"] = " ".join(found) or "its own keys"
+            parts.append(f"stacks {hashlib.sha256(' '.join(stacks).encode()).hexdigest()}")
+        digests[f"model {number}"] = " ".join(parts) or "its own keys"
     for identifier in sorted(_declared(walk(*recipes))):
         with contextlib.suppress(ConfigError):  # planning reports it
             digests[identifier] = resolve(identifier).digest

@@ -88,10 +88,10 @@ def importances(
     if len(set(values)) < 2:
         return "All points have the same value: there is no variance to explain."
     try:
-        found = _forest_shares(keys, values, seed)
+        shares = _forest_shares(keys, values, seed)
     except ImportError:
         return "Importances of drawn points need Optuna: pip install 'mecha_exp[search]' scikit-learn."
-    return {name: float(found[name]) for name in keys}
+    return {name: float(shares[name]) for name in keys}
 
 
 def importances_at_the_top(
@@ -117,8 +117,8 @@ def importances_at_the_top(
     except ImportError:
         return "Importances of drawn points need Optuna: pip install 'mecha_exp[search]'."
     with quiet_optuna():
-        found = _shares(keys, signed, optuna.importance.PedAnovaImportanceEvaluator())
-    return {name: float(found[name]) for name in keys}
+        shares = _shares(keys, signed, optuna.importance.PedAnovaImportanceEvaluator())
+    return {name: float(shares[name]) for name in keys}
 
 
 def _forest_shares(

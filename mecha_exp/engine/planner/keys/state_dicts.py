@@ -137,8 +137,8 @@ class StateDictCalls:
         if len(relation.outputs) == 1:
             result = self._call(node, key, relation, dtype)
         else:
-            made = (node, relation.outputs, dtype)
-            result = self._cache.get(made, lambda: self._call(node, key, relation, dtype))
+            cache_key = (node, relation.outputs, dtype)
+            result = self._cache.get(cache_key, lambda: self._call(node, key, relation, dtype))
         return result_at(result, relation, key, node)
 
     def whole(
