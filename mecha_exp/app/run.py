@@ -25,7 +25,7 @@ from mecha_exp.app.sweep.summary import reopen
 from mecha_exp.app.tracking import EndedRun, Tracker
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.engine.planner.by_key import effective_values_in, values_table
-from mecha_exp.errors import ConfigError, MechaError
+from mecha_exp.errors import MechaError
 from mecha_exp.evaluation import Scoring, nan_warning
 from mecha_exp.evaluation.racing import Fidelity
 from mecha_exp.graph.nodes import InMemory, models_of
@@ -42,7 +42,6 @@ from mecha_exp.runs.record import (
     RACE,
     RACE_EXAMPLES,
     RACE_FIDELITY,
-    RUN_FILE,
     Record,
 )
 from mecha_exp.runs.sweep import Sweep
@@ -135,7 +134,7 @@ class _PointRun:
         overrides = list(hydra.overrides.task)
         name = _name_of(overrides, sweep, hydra.runtime.choices.get("recipe"))
         record = Record(name, overrides=overrides, started=_now())
-        return cls(cfg, folder, sweep, record, _earlier(folder))
+        return cls(cfg, folder, sweep, record, Record.find(folder))
 
     def complete(self, point: Point | Exception | None, result: Merged | Exception | None) -> None:
         """Find or merge the point, measure it, and write down the result.
@@ -277,14 +276,6 @@ def _note_race(record: Record, scoring: Scoring, measured: Measured) -> None:
 def _examples(scoring: Scoring, measured: Measured) -> int:
     """How many examples the main evaluator has measured."""
     return sum(map(len, measured.outcomes[scoring.evaluations[0].prefix].values.values()))
-
-
-def _earlier(folder: Path) -> Record | None:
-    """The record that is in the folder already, if it can be read."""
-    try:
-        return Record.load(folder) if (folder / RUN_FILE).is_file() else None
-    except ConfigError:
-        return None
 
 
 def _what_changed(earlier: Record | None, record: Record, point: Point) -> str | None:

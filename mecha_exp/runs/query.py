@@ -86,14 +86,16 @@ def _folder_named(word: str, marker: str) -> Path | None:
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
     """Every run below the folders, the newest first; damaged records are left out."""
-    runs = [Run(folder, record) for folder in _folders_with(RUN_FILE, folders) if (record := _load(folder))]
+    runs = [
+        Run(folder, record) for folder in _folders_with(RUN_FILE, folders) if (record := Record.find(folder))
+    ]
     return sorted(runs, key=lambda run: run.record.started, reverse=True)
 
 
 def find_sweeps(folders: Iterable[Path]) -> list[tuple[Path, Sweep]]:
     """Every sweep below the folders, the newest first."""
     sweeps = [
-        (folder, sweep) for folder in _folders_with(SWEEP_FILE, folders) if (sweep := _load_sweep(folder))
+        (folder, sweep) for folder in _folders_with(SWEEP_FILE, folders) if (sweep := Sweep.find(folder))
     ]
     return sorted(sweeps, key=lambda pair: (pair[0] / SWEEP_FILE).stat().st_mtime, reverse=True)
 
@@ -218,17 +220,3 @@ def _folders_with(name: str, folders: Iterable[Path]) -> Iterator[Path]:
             if name in files and (folder := Path(path)).resolve() not in seen:
                 seen.add(folder.resolve())
                 yield folder
-
-
-def _load(folder: Path) -> Record | None:
-    try:
-        return Record.load(folder)
-    except ConfigError:
-        return None
-
-
-def _load_sweep(folder: Path) -> Sweep | None:
-    try:
-        return Sweep.load(folder)
-    except ConfigError:
-        return None

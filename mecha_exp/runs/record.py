@@ -163,6 +163,14 @@ class Record:
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"{folder / RUN_FILE} is damaged: {error}.") from None
 
+    @classmethod
+    def find(cls, folder: Path) -> Record | None:
+        """Read `run.json`; None where there is none that can be read."""
+        try:
+            return cls.load(folder)
+        except ConfigError:
+            return None
+
 
 def read_object(path: Path, record: type) -> dict[str, Any]:
     """The fields of a dataclass in a JSON file.

@@ -90,6 +90,14 @@ class Sweep:
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"{folder} holds no sweep: {error}.") from None
 
+    @classmethod
+    def find(cls, folder: Path) -> Sweep | None:
+        """Read `sweep.json`; None where there is none that can be read."""
+        try:
+            return cls.load(folder)
+        except ConfigError:
+            return None
+
     def records(self, folder: Path) -> dict[Path, Record]:
         """The records of the points, by folder, without those of an earlier, larger sweep."""
         numbers = {folder / str(number) for number in range(self.points)}

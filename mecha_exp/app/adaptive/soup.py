@@ -135,10 +135,7 @@ class GreedySoup:
             stdout.print(hint, soft_wrap=True, markup=False)
 
     def _score(self, folder: Path, number: int, name: str) -> float:
-        try:
-            record = Record.load(folder / str(number))
-        except ConfigError:
-            record = None
+        record = Record.find(folder / str(number))
         value = record.metrics.get(self.metric, math.nan) if record and record.finished else math.nan
         if not math.isfinite(value):
             raise EvaluationError(

@@ -148,9 +148,8 @@ class Search:
         return [trial.told(self._outcome(folder / str(first + i))) for i, trial in enumerate(trials)]
 
     def _outcome(self, folder: Path) -> Outcome:
-        try:
-            record = Record.load(folder)
-        except ConfigError:  # the point left no record
+        record = Record.find(folder)
+        if record is None:
             return None
         reached = record.dropped
         names = self.objectives if reached is None else [f"{RACE}{record.metric}"]

@@ -34,7 +34,7 @@ from mecha_exp.tracking import Store
 
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
     """Write the state of a sweep before it runs and open its MLflow run, or continue an earlier start."""
-    before = _before(folder)
+    before = Sweep.find(folder)
     sweep.tracked_in = tracking.place
     is_known = before is not None and before.tracked_in == sweep.tracked_in and not tracking.is_gone
     if before and before.complete and before.points == sweep.points and is_known:
@@ -51,13 +51,6 @@ def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
         except TrackingError as error:
             sweep.tracking_error = str(error)
     sweep.save(folder)
-
-
-def _before(folder: Path) -> Sweep | None:
-    try:
-        return Sweep.load(folder)
-    except ConfigError:
-        return None
 
 
 def reopen(sweep: Sweep, folder: Path) -> None:
