@@ -14,9 +14,9 @@ from mecha_exp.extensions.merge_methods import row_dot, row_norm, row_sum
 
 @merge_method(rowwise=True, register=False)
 def projected(a: Parameter(Tensor), b: Parameter(Tensor), scale: Parameter(float) = 1.0) -> Return(Tensor):
-    """scale (a, b) / (b, b) b of each row, and the mean of the row of a."""
+    """scale (a, b) / (b, b) b of each row, and a thousandth of the sum of the row of a."""
     share = (row_dot(a, b) / row_dot(b, b).clamp_min(1e-6)).to(a.dtype)
-    return scale * share * b + (row_sum(a) / a.shape[-1]).to(a.dtype)
+    return scale * share * b + (row_sum(a) / 1000).to(a.dtype)
 
 
 @merge_method(rowwise=True, register=False)
@@ -33,9 +33,15 @@ def norms_alone(a: Parameter(Tensor)) -> Return(Tensor):
 
 @merge_method(rowwise=True, register=False)
 def spread_of_rows(a: Parameter(Tensor)) -> Return(Tensor):
-    """The distance of a row from its mean: a sum of what another sum gives."""
-    away = a - (row_sum(a) / a.shape[-1]).to(a.dtype)
+    """The norm of what is left of a row: a sum of what another sum gives."""
+    away = a - (row_sum(a) / 1000).to(a.dtype)
     return a * row_norm(away).to(a.dtype)
+
+
+@merge_method(rowwise=True, register=False)
+def without_mean(a: Parameter(Tensor)) -> Return(Tensor):
+    """Each row less its mean, for which the length of a row is read."""
+    return a - (row_sum(a) / a.shape[-1]).to(a.dtype)
 
 
 def by_rows(a, b):
@@ -130,6 +136,7 @@ def test_the_plan_says_which_rows_are_loops():
     a, b = (mx.model({"w": torch.ones(4, 3)}) for _ in range(2))
 
     assert [said_of(recipe) for recipe in by_rows(a, b)] == [{"fused"}] * 6
+    assert said_of(without_mean(a)) == {"eager: it works on rows"}
     assert said_of(spread_of_rows(a)) == {"eager: it works on rows"}
     assert said_of(mx.add_difference(a, spread_of_rows(a), b)) == {"fused but for rows"}
     many = [mx.Job(unit_rows(mx.weighted_sum(a, b, alpha=i / 32)), {}) for i in range(1, 32)]

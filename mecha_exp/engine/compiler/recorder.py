@@ -33,21 +33,25 @@ from mecha_exp.engine.compiler.trace import (
 from mecha_exp.graph.nodes import MergeNode, Node
 
 _READS_VALUES = {"tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "__dlpack__"}
+_READS_SIZES = {"numel", "nelement", "size", "__len__"}
+_SHAPE = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 _SAME_VALUE = {"detach", "alias", "clone", "view", "_unsafe_view", "expand", "lift_fresh"}
 
 
 class Guard(TorchFunctionMode):
     """Refuses the calls that look at values behind the recorder's back, and tells it of those by rows."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, with_rows: bool) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._recorder, self._with_rows = recorder, with_rows
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if getattr(function, "__name__", "") in _READS_VALUES:
             raise Untraceable(f"it reads values ({function.__name__})")
+        if self._with_rows and (function == _SHAPE or getattr(function, "__name__", "") in _READS_SIZES):
+            raise Untraceable("it reads the length of its rows")
         if function in ROW_FUNCTIONS:
             return self._recorder.of_rows(ROW_FUNCTIONS[function], args[0])
         return function(*args, **(kwargs or {}))

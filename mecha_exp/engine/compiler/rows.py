@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Sums over rows, in an order that torch and a compiled loop share.
 
 Entry i of a row goes to lane i modulo 16, one after the other, in float64; then the lanes are added up, one
@@ -43,7 +44,8 @@ def total_of_rows(wide: Tensor) -> Tensor:
     for strip in strips.unbind(-2):
         lanes = lanes + strip
     first, *others = lanes.split(1, -1)
-    return sum(others, first)
+    total: Tensor = sum(others, first)
+    return total
 
 
 def root_of_totals(totals: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class _ToyRun:
         """The trace of a pass; without rows, what methods of rows give is an input of it."""
         recorder = Recorder(self._values, _TOY_SHAPE)
         try:
-            with Guard(recorder), recorder:
+            with Guard(recorder, with_rows), recorder:
                 values = self._tiles(pass_, recorder, with_rows)
                 terms = [
                     (node, self._terms(node, values)) for node, _ in pass_.reductions if is_by_entry(node)
