@@ -11,8 +11,8 @@ from mecha_exp.methods.linear import add_merged, difference, plus, weighted_sum,
 from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Share, Small, Weight
 from mecha_exp.methods.slicing import ascending
 
-PART = 1 << 20
-"""Elements that are transformed at a time."""
+PART = 1 << 18
+"""Elements that are transformed or filtered at a time: as many as stay in the second cache."""
 
 Tilt = Parameter(float, help="slope of the filter: 0 is a sharp cut, 1 a weighted sum; it has the period 4")
 
@@ -56,15 +56,16 @@ def _cut(distance: Tensor, alpha: float, tilt: float) -> Tensor:
 
 
 def filtered(waves: Tensor, alpha: float, tilt: float) -> Tensor:
-    """A spectrum times `high_pass`, a slice of its first axis at a time.
+    """A spectrum times `high_pass`, a part of its first axis at a time.
 
     The distance from frequency 0 is the root of the mean square over the axes.
     """
     first, *others = squared_distances(tuple(waves.shape), waves.real)
-    made = torch.empty_like(waves)
-    for place, square in enumerate(first):
-        distance = (sum(others, square) / waves.ndim).sqrt()
-        made[place] = waves[place] * high_pass(distance.reshape(waves.shape[1:]), alpha, tilt)
+    made, slices = torch.empty_like(waves), max(1, PART * waves.shape[0] // max(waves.numel(), 1))
+    for start in range(0, waves.shape[0], slices):
+        part = slice(start, start + slices)
+        distance = (sum(others, first[part]) / waves.ndim).sqrt()
+        made[part] = waves[part] * high_pass(distance, alpha, tilt)
     return made
 
 
