@@ -163,11 +163,13 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
     for model, gram in zip(models, grams, strict=True):
         if bool((gram.diagonal() < 0).any()):
             raise MergeError(f"a Gram matrix of '{key}' has a square below 0. Calibrate again.")
-        damped = gram.to(torch.float64, copy=True).mul_(alpha)
-        damped.diagonal().copy_(gram.diagonal())
-        total += damped
-        right += model.flatten(1).double() @ damped
-        del damped  # as large as the sum
+        weights = model.flatten(1).double()
+        for start in range(0, len(gram), ROWS):  # a whole matrix in float64 is as large as the sum
+            rows = slice(start, start + ROWS)
+            damped = gram[rows].double().mul_(alpha)
+            damped.diagonal(start).copy_(gram.diagonal()[rows])
+            total[rows] += damped
+            right.addmm_(weights[:, rows], damped)
     mean = sum(models) / len(models)
     seen = total.diagonal() > 0
     if not bool(seen.any()):
@@ -177,7 +179,7 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
     size = total.diagonal().sqrt()
     for scaled in (total, right, total.mT):  # to inputs of one size, in place
         scaled /= size
-    factor, failed = torch.linalg.cholesky_ex(total)
+    factor, failed = torch.linalg.cholesky_ex(total, out=(total, torch.empty((), dtype=torch.int32)))
     if int(failed) or least_eigenvalue(factor) < SINGULAR * len(size) ** 0.5:
         raise MergeError(
             f"the Gram matrices of '{key}' are singular in sum, so its inputs do not tell the "
@@ -187,6 +189,9 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
     made[:, seen] = (torch.cholesky_solve(right.mT, factor).mT / size).to(made.dtype)
     return made.reshape(mean.shape)
 
+
+ROWS = 1024
+"""Of a Gram matrix, in float64 at a time."""
 
 SINGULAR = torch.finfo(torch.float32).eps
 """Times the root of their count, what errors of this size in entries move the eigenvalues of a matrix by."""
