@@ -44,6 +44,24 @@ def without_mean(a: Parameter(Tensor)) -> Return(Tensor):
     return a - (row_sum(a) / a.shape[-1]).to(a.dtype)
 
 
+@merge_method(rowwise=True, register=False)
+def by_stride(a: Parameter(Tensor)) -> Return(Tensor):
+    """Each row less its mean, its length being read from how far rows lie apart."""
+    return a - (row_sum(a) / a.stride(0)).to(a.dtype)
+
+
+@merge_method(rowwise=True, register=False)
+def by_bytes(a: Parameter(Tensor)) -> Return(Tensor):
+    """Each row over the bytes of its tile."""
+    return a / a.nbytes
+
+
+@merge_method(rowwise=lambda shape: 2, register=False)
+def unit_pairs(a: Parameter(Tensor)) -> Return(Tensor):
+    """Each pair of entries over its norm: rows of a length that not every shape has."""
+    return a / row_norm(a).to(a.dtype)
+
+
 def by_rows(a, b):
     """Recipes of two models whose methods add up rows."""
     beyond = mx.weighted_sum(a, b, alpha=-1.0)
@@ -136,12 +154,26 @@ def test_the_plan_says_which_rows_are_loops():
     a, b = (mx.model({"w": torch.ones(4, 3)}) for _ in range(2))
 
     assert [said_of(recipe) for recipe in by_rows(a, b)] == [{"fused"}] * 6
-    assert said_of(without_mean(a)) == {"eager: it works on rows"}
     assert said_of(spread_of_rows(a)) == {"eager: it works on rows"}
     assert said_of(mx.add_difference(a, spread_of_rows(a), b)) == {"fused but for rows"}
     many = [mx.Job(unit_rows(mx.weighted_sum(a, b, alpha=i / 32)), {}) for i in range(1, 32)]
     with mx.plan(many, EngineOptions(fuse="always")) as plan:
         assert set(plan.fused) == {"eager: it works on rows"}
+
+
+@pytest.mark.parametrize("method", [without_mean, by_stride, by_bytes])
+def test_methods_that_read_the_length_of_a_row_are_left_to_torch(method):
+    a = mx.model({"w": torch.randn(4, 5, generator=torch.Generator().manual_seed(0))})
+
+    assert said_of(method(a)) == {"eager: it works on rows"}
+    assert same_bits(*(outputs_of([method(a)], fuse=fuse)[0] for fuse in ("always", "never")))
+
+
+def test_what_is_around_rows_of_a_length_that_the_toy_tile_lacks_is_a_loop():
+    a, b = (mx.model({"w": torch.full((4, 4), value)}) for value in (1.0, 2.0))
+
+    assert said_of(unit_pairs(a)) == {"eager: it works on rows"}
+    assert said_of(mx.add_difference(a, unit_pairs(a), b)) == {"fused but for rows"}
 
 
 @pytest.mark.parametrize("columns", [3, 9, 40, 1280, 5120])

@@ -33,8 +33,8 @@ from mecha_exp.engine.compiler.trace import (
 from mecha_exp.graph.nodes import MergeNode, Node
 
 _READS_VALUES = {"tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "__dlpack__"}
-_READS_SIZES = {"numel", "nelement", "size", "__len__"}
-_SHAPE = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
+_READS_SIZES = {"numel", "nelement", "size", "stride", "__len__"}
+_SIZES = (torch.Tensor.shape.__get__, torch.Tensor.nbytes.__get__)  # type: ignore[attr-defined]
 _SAME_VALUE = {"detach", "alias", "clone", "view", "_unsafe_view", "expand", "lift_fresh"}
 
 
@@ -50,7 +50,7 @@ class Guard(TorchFunctionMode):
     ) -> Any:
         if getattr(function, "__name__", "") in _READS_VALUES:
             raise Untraceable(f"it reads values ({function.__name__})")
-        if self._with_rows and (function == _SHAPE or getattr(function, "__name__", "") in _READS_SIZES):
+        if self._with_rows and (function in _SIZES or getattr(function, "__name__", "") in _READS_SIZES):
             raise Untraceable("it reads the length of its rows")
         if function in ROW_FUNCTIONS:
             return self._recorder.of_rows(ROW_FUNCTIONS[function], args[0])
