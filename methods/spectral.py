@@ -190,7 +190,12 @@ def long_parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     max(shape) eps32 of the largest, have zeros as vectors on the longer side. U V^T of the others is off by
     about n eps64 / (max(shape) eps32)^2 at most, n being the smaller side: less than 1e-5 where `is_long`.
     `python -m bench.polar` measures it.
+
+    Raises:
+        LinAlgError: as LAPACK's SVD does, a value is not finite.
     """
+    if not bool(matrix.isfinite().all()):  # which would count as no singular values, so as zeros
+        raise torch.linalg.LinAlgError("the input matrix contains non-finite values")
     if matrix.shape[0] < matrix.shape[1]:
         v, s, uh = long_parts(matrix.mT)
         return uh.mT, s, v.mT

@@ -351,6 +351,18 @@ def test_long_matrices_of_low_rank_have_no_directions_of_rounding_errors():
     assert int((torch.linalg.svdvals(made) > 1e-6).sum()) == 3
 
 
+@pytest.mark.parametrize("method", [m.iso_c, m.iso_cts, m.tsv_m, m.star])
+@pytest.mark.parametrize("shape", [(640, 100), (100, 640), (64, 40)])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_has_no_singular_values_at_any_length(method, shape, value):
+    deltas = [matrix.float() for matrix in (decaying(*shape, 0.1), decaying(*shape, 0.2))]
+    deltas[0][3, 5] = value
+    recipe = method({"w": torch.zeros(shape)}, *({"w": delta} for delta in deltas))
+
+    with pytest.raises(m.MergeError, match="failed on the key 'w': _?LinAlgError"):
+        m.merge(recipe, options=m.EngineOptions(on_nonfinite="keep"))
+
+
 @pytest.mark.parametrize("method", [m.iso_c, m.tsv_m])
 def test_task_vectors_of_zero_give_the_base(method):
     models = [drawn(10)[0]] * 3
