@@ -359,7 +359,7 @@ def test_what_is_not_finite_has_no_singular_values_at_any_length(method, shape, 
     deltas[0][3, 5] = value
     recipe = method({"w": torch.zeros(shape)}, *({"w": delta} for delta in deltas))
 
-    with pytest.raises(m.MergeError, match="failed on the key 'w': _?LinAlgError"):
+    with pytest.raises(m.MergeError, match=r"failed on the key 'w': _?LinAlgError"):
         m.merge(recipe, options=m.EngineOptions(on_nonfinite="keep"))
 
 
