@@ -195,7 +195,7 @@ def test_a_part_that_the_store_refuses_is_an_error(parts, save, monkeypatch):
     assert not keys(parts, "out") and not uploads(parts)
 
 
-@pytest.mark.parametrize("refused", ["model-00002", "config.json", "index.json"])
+@pytest.mark.parametrize("refused", ["model-00001", "model-00002", "config.json", "index.json"])
 def test_a_folder_that_cannot_be_committed_leaves_nothing(refused, parts, tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()

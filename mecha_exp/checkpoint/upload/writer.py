@@ -129,7 +129,8 @@ class UploadWriter:
         fs, root = opened(self.address)
         try:
             fs.invalidate_cache()
-            fs.rm([path for name in names if fs.exists(path := f"{root}/{name}")])
+            if paths := [path for name in names if fs.exists(path := f"{root}/{name}")]:
+                fs.rm(paths)
         except Exception as error:
             raise CheckpointError(
                 f"{self.address} is not complete, and the files of it that are there cannot be deleted: "
