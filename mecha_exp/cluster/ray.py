@@ -119,13 +119,20 @@ class RayWorkers(Workers):
 def places_on(nodes: Sequence[Resources], together: Sequence[Resources]) -> int:
     """How often processes fit on nodes together, each on the first node that has room for it.
 
-    Nodes with few GPUs come first, as in Ray, which keeps the others for what needs GPUs.
+    Nodes with few GPUs come first, as in Ray, which keeps the others for what needs GPUs. All parts of GPUs
+    are equal.
     """
     free = [dict(node) for node in sorted(nodes, key=lambda node: node.get("GPU", 0))]
+    taken = [{**needed, "GPU": _gpus_taken(needed.get("GPU", 0))} for needed in together]
     places = 0
-    while all(_take(free, needed) for needed in together):
+    while all(_take(free, needed) for needed in taken):
         places += 1
     return places
+
+
+def _gpus_taken(gpus: float) -> float:
+    """What a process takes of the GPUs: with 0.4 a half, since Ray cuts no part out of two GPUs."""
+    return 1 / int(1 / gpus + _SLACK) if 0 < gpus < 1 else gpus
 
 
 def _take(free: list[dict[str, float]], needed: Resources) -> bool:

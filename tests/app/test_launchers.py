@@ -2,12 +2,16 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sweep_folders import LIBRARIES, result
 
+from mecha_exp.app.hydra import share_launchers
 from mecha_exp.app.hydra.share import Session, run_share
+from mecha_exp.app.point import UNMEASURED
 from mecha_exp.cluster.claims import Claims
 from mecha_exp.errors import ConfigError
 
@@ -132,6 +136,15 @@ def test_the_commands_of_the_page_about_clusters_are_composed(app):
     for words in commands:
         plain = [word.split(",")[0] for word in words if word != "-m"]
         assert app(*plain, "--cfg", "hydra").status == 0
+
+
+def test_a_share_has_room_for_the_actors_of_all_its_pools():
+    points = [
+        SimpleNamespace(scoring=replace(UNMEASURED, plugins=(plugin,), workers=workers))
+        for plugin, workers in [("a.py", 2), ("a.py", 2), ("a.py", 3), ("b.py", 2)]
+    ]
+
+    assert share_launchers._evaluators(points) == 2 + 3 + 2
 
 
 def test_a_worker_that_does_not_see_the_store_says_so(tmp_path):

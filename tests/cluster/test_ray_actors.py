@@ -23,6 +23,9 @@ CPU_NODE, GPU_NODE = {"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}
         ([{"CPU": 2.0}, {"CPU": 2.0}], [{"CPU": 3}], 0),  # the cores are there, on no machine together
         ([GPU_NODE], [{"CPU": 1, "GPU": 0.5}], 2),
         ([{"CPU": 64.0, "GPU": 1.0}], [{"CPU": 1, "GPU": 0.1}], 10),
+        ([{"CPU": 64.0, "GPU": 2.0}], [{"CPU": 1, "GPU": 0.4}], 4),  # two on each GPU, and none across both
+        ([{"CPU": 64.0, "GPU": 2.0}], [{"CPU": 1, "GPU": 1 / 3}], 6),
+        ([{"CPU": 64.0, "GPU": 5.0}], [{"CPU": 1, "GPU": 2}], 2),
         ([GPU_NODE, CPU_NODE], [*[{"CPU": 1, "GPU": 0.5}] * 2, {"CPU": 1, "GPU": 0}], 1),
         ([CPU_NODE], [{"CPU": 1, "GPU": 0.5}], 0),
         ([], [{"CPU": 1}], 0),

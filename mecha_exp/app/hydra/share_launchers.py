@@ -246,8 +246,9 @@ def _run_id_in(folder: Path) -> str | None:
 
 
 def _evaluators(points: Iterable[Point]) -> int:
-    """How many workers of evaluators a share has: where points ask for different numbers, all of them."""
-    return sum({point.scoring.workers for point in points})
+    """How many workers of evaluators a share has: where points ask for different pools, those of all."""
+    pools = {(point.scoring.plugins, point.scoring.workers) for point in points}
+    return sum(workers for _, workers in pools)
 
 
 def _is_missing(point: Point, bench: Workbench) -> bool:
