@@ -2,16 +2,21 @@
 
 import json
 import os
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.singleton import Singleton
+from omegaconf import OmegaConf
 from sweep_folders import LIBRARIES, result
 
 from mecha_exp.app.hydra import share_launchers
+from mecha_exp.app.hydra.launcher import OnePassLauncher
 from mecha_exp.app.hydra.share import Session, run_share
 from mecha_exp.app.point import UNMEASURED
+from mecha_exp.app.workbench import workbench
 from mecha_exp.cluster.claims import Claims
 from mecha_exp.errors import ConfigError
 
@@ -145,6 +150,21 @@ def test_a_share_has_room_for_the_actors_of_all_its_pools():
     ]
 
     assert share_launchers._evaluators(points) == 2 + 3 + 2
+
+
+def test_a_share_forgets_what_it_began_and_left_to_another_worker(tmp_path, monkeypatch):
+    claims = Claims.begin(tmp_path)
+    config = OmegaConf.create({"store": None, "rerun": "never"})
+    Session(None, print, config, Singleton.get_state(), None).keep(claims.folder)
+    begun = workbench(config.store, config.rerun).measurements._started
+
+    def launch(*_):
+        begun["evaluation", "point"] = Future()
+
+    monkeypatch.setattr(OnePassLauncher, "launch", launch)
+    run_share(claims, [], [])
+
+    assert not begun
 
 
 def test_a_worker_that_does_not_see_the_store_says_so(tmp_path):

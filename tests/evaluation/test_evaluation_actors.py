@@ -1,7 +1,9 @@
 """Pools whose workers are actors: they measure what processes measure, and few models are on their way."""
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -142,3 +144,16 @@ def test_what_is_not_wanted_any_more_is_not_measured(scoring):
     with pytest.raises(EvaluationError, match="another process measures it"):
         unwanted.result()
     assert InThisProcess.at_once == []
+
+
+def test_what_is_not_measured_is_not_kept_in_memory(scoring):
+    read = scoring()
+    model = {"half": torch.ones(3)}
+    tensor = weakref.ref(model["half"])
+
+    unwanted = read.start(read.evaluations[0], model, is_wanted=lambda: False)
+    del model
+
+    assert isinstance(unwanted.exception(), EvaluationError)
+    gc.collect()
+    assert tensor() is None

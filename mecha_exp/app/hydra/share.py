@@ -75,9 +75,13 @@ def run_share(claims: Claims, jobs: Sequence[Sequence[str]], numbers: Sequence[i
         )
     Singleton.set_state(session.hydra)
     launcher = _ShareLauncher(session, claims, numbers)
+    bench = workbench(session.config.store, session.config.rerun)
     with pools_on(session.make_actor):
-        launcher.launch(jobs, 0)
-    workbench(session.config.store, session.config.rerun).flush()
+        try:
+            launcher.launch(jobs, 0)
+        finally:
+            bench.measurements.end()  # this process may get a point again that it left to a lost worker
+    bench.flush()
     for number in numbers:  # what nobody has taken was finished by a worker that was lost right after
         if launcher.takes(number):
             claims.finish(number)

@@ -137,6 +137,7 @@ class EvaluationPool:
     def _measure_wanted(self, is_wanted: Callable[[], bool], *request: Any) -> Measurement:
         with self._idle_worker(is_awaited=False) as worker:
             if not is_wanted():
+                del request  # the error, which is kept, would keep the model
                 raise EvaluationError("another process measures it.")
             return self._score(worker, *request)
 
