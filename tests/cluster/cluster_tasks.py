@@ -38,10 +38,14 @@ def raise_what_cannot_be_pickled() -> None:
     raise error
 
 
-def use_gpu(seconds: float) -> tuple[str, float, float]:
-    """The GPU that the worker sees, and from when to when it was used."""
+def use_gpu(number: int, notes: str, together: int) -> tuple[str, float, float]:
+    """The GPU that the worker sees, and from when to when: until so many tasks have begun."""
     began = time.time()
-    time.sleep(seconds)
+    Path(notes, str(number)).touch()
+    while len([*Path(notes).iterdir()]) < together:
+        if time.time() > began + 120:
+            raise TimeoutError(f"there are not {together} tasks at once")
+        time.sleep(0.05)
     return os.environ["CUDA_VISIBLE_DEVICES"], began, time.time()
 
 

@@ -1,7 +1,6 @@
 """Ray with logical GPUs: what fits where, parts of GPUs, and actors that map what they receive."""
 
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -50,9 +49,9 @@ def two_gpus():
 
 
 @pytest.mark.libraries
-def test_two_tasks_share_a_gpu_at_a_half_and_no_more_run_at_once(two_gpus):
+def test_two_tasks_share_a_gpu_at_a_half_and_no_more_run_at_once(two_gpus, tmp_path):
     with RayWorkers(gpus=0.5) as workers:
-        used = [result for _, result in workers.run(use_gpu, [(0.5,)] * 8)]
+        used = [result for _, result in workers.run(use_gpu, [(n, str(tmp_path), 4) for n in range(8)])]
 
     assert workers.count == 4
     begun, ended = [(began, gpu, 1) for gpu, began, _ in used], [(end, gpu, -1) for gpu, _, end in used]
@@ -60,12 +59,11 @@ def test_two_tasks_share_a_gpu_at_a_half_and_no_more_run_at_once(two_gpus):
     for _, gpu, change in sorted(begun + ended):
         at_once[gpu] += change
         most[gpu] = max(most[gpu], at_once[gpu])
-    assert max(most.values()) <= 2 and min(most.values()) >= 1
+    assert most == {"0": 2, "1": 2}
 
 
 @pytest.mark.libraries
-def test_more_than_a_cluster_has_is_an_error_at_once(two_gpus):
-    began = time.monotonic()
+def test_more_than_a_cluster_has_is_an_error(two_gpus):
     for more, message in (
         ({"gpus": 3}, "a task with 1 CPU, 3 GPU. There: 1 machine with 6 CPU, 2 GPU. Ask for less."),
         (
@@ -77,7 +75,6 @@ def test_more_than_a_cluster_has_is_an_error_at_once(two_gpus):
         with pytest.raises(ClusterError) as error:
             RayWorkers(1, **more)
         assert f"Ray on this machine has no place for {message}" in str(error.value)
-    assert time.monotonic() - began < 10
 
     assert RayWorkers(9, gpus=0.5, actors=2).count == 2  # each with its actors
 
