@@ -105,7 +105,8 @@ def test_processes_that_read_at_the_same_time_fetch_a_file_once(file, address, s
     server.latency, server.sent = 0.05, 0
     processes = multiprocessing.get_context("spawn")
     together, results = processes.Barrier(3), processes.Queue()
-    readers = [processes.Process(target=_read_in, args=(path, together, results)) for _ in range(3)]
+    arguments = (path, together, results)
+    readers = [processes.Process(target=_read_in, args=arguments, daemon=True) for _ in range(3)]
     for reader in readers:
         reader.start()
 
