@@ -27,7 +27,11 @@ Statistics = Parameter(Tensor, "param", help="of each model on its data, from fi
 
 @factor(elements=lambda shape, *, files: len(files), register=True)
 def statistics(
-    *files: Parameter(Tensor, help="of each model, in the order of the models: files that calibrate wrote"),
+    *files: Parameter(
+        Tensor,
+        help="of each model, in the order of the models: python -m mecha_exp calibrate MODEL data=FILE "
+        "kind=KIND output=FILE.safetensors",
+    ),
     kind: Parameter(
         str, choices=("fisher", "gram", "activations", "mask"), help="which of the statistics in the files"
     ),

@@ -263,6 +263,11 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         message = str(error).splitlines()[0]
         if "${models.experts" in message or "models.experts" in str(error):
             message += ". The recipe needs more experts than models.experts lists"
+        if "'statistics." in message:
+            message += (
+                ". The recipe needs a file of statistics for each expert: python -m mecha_exp calibrate "
+                "EXPERT data=FILE kind=KIND output=FILE.safetensors"
+            )
         raise ConfigError(f"{key}{message}.") from None
 
 

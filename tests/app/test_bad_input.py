@@ -60,7 +60,11 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
         (["models.base=pkg://mecha_exp.examples.digits/x.safetensors"], "x.safetensors does not exist"),
         (["models.base=pkg://no.such.package/x.safetensors"], "there is no package 'no.such.package'"),
         (["models.experts=[]"], "error: models.experts: at least one value is needed"),
-        (["recipe=fisher"], "statistics: at least one value is needed (of each model, in the order of"),
+        (
+            ["recipe=fisher"],
+            "the models: python -m mecha_exp calibrate MODEL data=FILE kind=KIND output=FILE",
+        ),
+        (["recipe=rebasin_by_activations"], "mecha_exp calibrate EXPERT data=FILE kind=KIND output=FILE"),
         (["recipe=slerp", "models.experts=[a.safetensors]"], "needs more experts than models.experts lists"),
         (["recipe=mecha"], "recipe.path"),
         (["recipe=mecha", "recipe.path=no.mecha"], "'no.mecha' does not exist"),
