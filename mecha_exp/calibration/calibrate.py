@@ -118,6 +118,8 @@ def calibrate(
             partial.finish(group, trip, len(subject.examples))
             for collector in trip:
                 collector.free()
+        reached = [c for c in collectors if partial.rows.get(c.name, 1)]  # some layers no example may reach
+        header = header_of(subject, stored, request, reached, symmetries)
         header = replace(header, rows=partial.rows)
         write_statistics(partial, header, output)
     return header

@@ -236,6 +236,34 @@ def test_units_without_activations_stay_where_they_are_and_are_counted(tmp_path,
     assert any("keys have no activations and their units keep their places" in w for w in report.warnings)
 
 
+@pytest.mark.parametrize("likeness", ["product", "correlation"])
+def test_units_of_a_layer_that_no_example_reaches_stay_where_they_are(tmp_path, monkeypatch, likeness):
+    class WithoutLast(Convolutions):
+        def forward(self, images: Tensor) -> Tensor:
+            made: Tensor = self.second(F.relu(self.first(images))).mean((2, 3))
+            return made
+
+    monkeypatch.chdir(tmp_path)
+    models = [saved(WithoutLast, name, seed) for seed, name in enumerate("ab")]
+    for name in "ab":
+        made = measured(WithoutLast, name, torch.randn(5, 1, 6, 6))
+        assert made["activations/last.weight"].shape == (0, 5)
+
+    ordered: StateDict = {}
+    units = statistics("b", "a")
+    report = m.merge_many(
+        [m.Job(m.rebasin_by_activations("b.safetensors", "a.safetensors", units, likeness=likeness), ordered)]
+    )
+    zipped = m.merge(m.zipit("b.safetensors", "a.safetensors", statistics=units))
+
+    assert torch.equal(ordered["last.weight"], models[1]["last.weight"])
+    assert not torch.equal(ordered["first.weight"], models[1]["first.weight"])
+    torch.testing.assert_close(
+        zipped["last.weight"], (models[0]["last.weight"] + models[1]["last.weight"]) / 2
+    )
+    assert any("3 of 4 keys have no activations and their units keep" in w for w in report.warnings)
+
+
 # what does not belong together
 
 DIFFERENT: dict[str, tuple[Callable[[], Any], str]] = {

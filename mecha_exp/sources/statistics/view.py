@@ -47,7 +47,12 @@ class StatisticsSource(SourceView):
                 f"{kind}. Calibrate with kind={kind}."
             )
         start = f"{kind}/"
-        self._measured = {key.removeprefix(start): key for key in original.keys() if key.startswith(start)}
+        self._measured = {
+            key.removeprefix(start): key
+            for key in original.keys()
+            if key.startswith(start)
+            and original.info(key).nbytes  # a layer that no example reaches has no rows
+        }
         self._zeros = {
             key: _zeros(dtype, shape) for key, (dtype, shape) in self.header.unmeasured.get(kind, {}).items()
         }
