@@ -8,9 +8,11 @@ Source: Localize-and-Stitch, He et al. 2024, arXiv:2408.13656.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ from mecha_exp.calibration.collectors import Collector
 from mecha_exp.calibration.partial import Partial
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource
-from mecha_exp.errors import ConfigError, EvaluationError
+from mecha_exp.errors import ConfigError, EvaluationError, Problems
 from mecha_exp.sources.statistics import BASE_FINGERPRINT, MASK, StatisticsHeader, fingerprint
 
 
@@ -43,6 +45,9 @@ class Training:
         l1: strength of the penalty.
         variant: `paper` is an L1 penalty, which makes the mask smaller. `official` is what the authors' code
             does: it moves scores away from 0, in the mask and beside it.
+
+    Raises:
+        ConfigError: everything that is out of range.
     """
 
     density: float = 1e-5
@@ -51,6 +56,25 @@ class Training:
     rate: float = 1e7
     l1: float = 1.0
     variant: str = "paper"
+
+    def __post_init__(self) -> None:
+        problems = Problems()
+        problems.add_all(wrong_settings(asdict(self)))
+        problems.raise_as(ConfigError)
+
+
+def wrong_settings(given: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with settings of a training, of which some may be missing."""
+    if given.get("variant", "paper") not in ("paper", "official"):
+        yield f"variant: expected paper or official, got {given['variant']}"
+    if not 0 <= given.get("density", 0) <= 1:
+        yield f"density: expected a number from 0 to 1, got {given['density']}"
+    for name in ("bias", "rate"):
+        if not 0 < given.get(name, 1) < math.inf:
+            yield f"{name}: expected a number above 0, got {given[name]}"
+    for name in ("l1", "steps"):
+        if not 0 <= given.get(name, 0) < math.inf:
+            yield f"{name}: expected 0 or more, got {given[name]}"
 
 
 class Scores(Collector):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -125,7 +124,7 @@ def _wrong_values(given: Mapping[str, Any]) -> Iterator[str]:
     if given.get("labels", "sampled") not in labels:
         yield f"labels: expected {' or '.join(labels)}, got {given['labels']}"
     is_mask = MASK in given.get("kind", "")
-    others = ("labels", "seed", "memory", "chunk") if is_mask else ("base", *_OF_MASKS)
+    others = ("labels", "seed", "positions", "memory", "chunk") if is_mask else ("base", *_OF_MASKS)
     for name in others:
         if name in given:
             yield (
@@ -133,15 +132,10 @@ def _wrong_values(given: Mapping[str, Any]) -> Iterator[str]:
             )
     if is_mask and "base" not in given:
         yield "base=... is missing: a mask is of the task vector from a base"
-    if given.get("variant", "paper") not in ("paper", "official"):
-        yield f"variant: expected paper or official, got {given['variant']}"
-    if not 0 <= given.get("density", 0) <= 1:
-        yield f"density: expected a number from 0 to 1, got {given['density']}"
-    for name in ("bias", "rate"):
-        if not 0 < given.get(name, 1) < math.inf:
-            yield f"{name}: expected a number above 0, got {given[name]}"
-    if not 0 <= given.get("l1", 0) < math.inf:
-        yield f"l1: expected 0 or more, got {given['l1']}"
+    if any(name in given for name in _OF_MASKS):
+        from mecha_exp.calibration.masks import wrong_settings
+
+        yield from wrong_settings(given)
 
 
 def _kinds(text: str) -> tuple[str, ...]:

@@ -223,6 +223,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_that_names_key_and_example(be
         ({"kind": "mask,fisher"}, "kind=mask: a mask is trained by itself"),
         ({"kind": "fisher"}, "base: is a setting of kind=mask"),
         ({"labels": "sampled"}, "labels: is not a setting of kind=mask"),
+        ({"positions": "3"}, "positions: is not a setting of kind=mask"),
         ({"module": "net.py:without_labels"}, "kind=mask: the data have no labels, and a mask is trained on"),
         ({"density": "2"}, r"density: expected a number from 0 to 1, got 2\.0"),
         ({"rate": "0"}, r"rate: expected a number above 0, got 0\.0"),
@@ -241,6 +242,29 @@ def test_what_cannot_be_trained_is_refused(bench, words, message):
     with pytest.raises(ConfigError, match=message):
         verb.main(["a.safetensors", *(f"{k}={v}" for k, v in given.items() if v is not None)])
     assert not Path("s.safetensors").exists()
+
+
+def test_a_training_out_of_range_is_refused_in_python_with_all_that_is_wrong():
+    with pytest.raises(ConfigError) as raised:
+        Training(variant="offical", density=1.5, bias=0, rate=float("nan"), l1=-1, steps=-3)
+
+    for text in (
+        "variant: expected paper or official, got offical",
+        "density: expected a number from 0 to 1, got 1.5",
+        "bias: expected a number above 0, got 0",
+        "rate: expected a number above 0, got nan",
+        "l1: expected 0 or more, got -1",
+        "steps: expected 0 or more, got -3",
+    ):
+        assert text in str(raised.value)
+
+
+def test_a_base_that_is_computed_is_refused(bench):
+    trained(density=0.3)
+    base = m.n_average("a.safetensors", "b.safetensors")
+
+    with pytest.raises(RecipeError, match=r"stitch: the base is .*Merge to a file first, and train the mask"):
+        m.merge(m.stitch(base, "a.safetensors", statistics=m.statistics("a.mask.safetensors", kind="mask")))
 
 
 def test_a_mask_of_another_model_or_base_is_an_error_that_names_both(bench):

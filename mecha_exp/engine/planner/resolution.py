@@ -149,7 +149,7 @@ class _Resolver:
         self._configs = configs
         self._budget = budget
         self._adapters: dict[Node, MergeNode] = {}
-        self._checked: set[tuple[Node, ModelView]] = set()
+        self._checked: set[tuple[Node | None, ...]] = set()
 
     def resolve(self, node: Node) -> Node:
         """The new node for a node whose children are resolved."""
@@ -361,14 +361,14 @@ def _called(method: MergeMethod, node: MergeNode) -> MergeNode:
 
 
 def _check_statistics(
-    node: MergeNode, sources: Mapping[ModelNode, Source], checked: set[tuple[Node, ModelView]]
+    node: MergeNode, sources: Mapping[ModelNode, Source], checked: set[tuple[Node | None, ...]]
 ) -> None:
     """Check that the statistics which a call receives are those of its models, in their order.
 
     Args:
         node: a call.
         sources: the opened models and views.
-        checked: models and files that fit, which other points of a sweep read, too; is added to.
+        checked: bases, models and files that fit, which other points of a sweep read, too; is added to.
 
     Raises:
         RecipeError: there are more or fewer than models, they are of another model, or a model is not read.
@@ -390,13 +390,13 @@ def _check_statistics(
             f"{who}: statistics of {len(files)} models are given for {len(models)} models. Give one file for "
             "each model, in the same order."
         )
+    base = arguments.get("base")
+    base = base if isinstance(base, Node) else None
     for place, (model, file) in enumerate(zip(models, files, strict=True)):
-        if (model, file) not in checked:
+        if (base, model, file) not in checked:
             _check_of_model(who, place, model, file, sources)
-            checked.add((model, file))
-    if isinstance(base := arguments.get("base"), ModelNode):
-        for file in files:
             _check_of_base(who, base, file, sources)
+            checked.add((base, model, file))
     if kinds == {ACTIVATIONS}:
         first, *others = (sources[file] for file in files)
         for other in others:
@@ -431,12 +431,19 @@ def _check_of_model(
     statistics.require_fit(sources[model])
 
 
-def _check_of_base(who: str, base: ModelNode, file: ModelView, sources: Mapping[ModelNode, Source]) -> None:
+def _check_of_base(who: str, base: Node | None, file: ModelView, sources: Mapping[ModelNode, Source]) -> None:
     """Check that a mask is of a task vector from the base of a call."""
     statistics = sources[file]
     assert isinstance(statistics, StatisticsSource)
     settings = statistics.header.settings
-    if settings.get(BASE_FINGERPRINT, fingerprint(sources[base])) != fingerprint(sources[base]):
+    if BASE_FINGERPRINT not in settings or base is None:
+        return
+    if not isinstance(base, ModelNode):
+        raise RecipeError(
+            f"{who}: the base is {base!r}, and {statistics.name} holds the mask of a task vector from a "
+            "model that is read. Merge to a file first, and train the mask with that."
+        )
+    if settings[BASE_FINGERPRINT] != fingerprint(sources[base]):
         raise RecipeError(
             f"{who}: {statistics.name} holds the mask of a task vector from {settings.get('base')}, whose "
             f"content is not that of the base, {sources[base].name}. Give that base, or train the mask again."
