@@ -323,3 +323,11 @@ def test_statistics_of_another_kind_are_refused(networks):
 
     with pytest.raises(m.MechaError, match=r"holds activations of .*a\.safetensors, and not gram"):
         m.merge(m.zipit("a.safetensors", "b.safetensors", statistics=m.statistics(*files, kind="gram")))
+
+
+@pytest.mark.parametrize("given", [1.0, torch.ones(2)])
+def test_a_value_is_not_statistics(networks, given):
+    with pytest.raises(
+        m.RecipeError, match=r"zipit: statistics is .*, and not statistics\(FILE, FILE, kind=act"
+    ):
+        m.merge(m.zipit("a.safetensors", "b.safetensors", statistics=given))

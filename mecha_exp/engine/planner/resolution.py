@@ -376,11 +376,17 @@ def _check_statistics(
     """
     arguments = dict(node.arguments)
     given = arguments.get(STATISTICS)
+    who = node.method.identifier
+    if who in NEEDED and isinstance(given, LiteralNode):
+        needed = min(NEEDED[who])
+        raise RecipeError(
+            f"{who}: statistics is {given!r}, and not statistics(FILE, FILE, kind={needed}) of files that "
+            "calibrate wrote."
+        )
     if not isinstance(given, MergeNode) or given.method.identifier != STATISTICS:
         return
     files = [child for child in given.children if isinstance(child, ModelView)]
     models = _models_of(node)
-    who = node.method.identifier
     kinds = {sources[file].kind for file in files}  # type: ignore[attr-defined]
     if kinds and NEEDED.get(who, kinds) != kinds:
         needed, got = min(NEEDED[who]), min(kinds)
