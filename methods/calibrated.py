@@ -141,7 +141,8 @@ def stitch(base: Base, *models: Experts, statistics: Statistics, scale: Scale = 
 
     Localize-and-Stitch with data: calibrate kind=mask finds the entries of a task vector that the expert
     needs for its task. `localize_and_stitch` takes the largest ones without data.
-    Agrees: the official code, whose masks are those of calibrate with variant=official.
+    Agrees: the official code, whose masks are those of calibrate with variant=official. It trains none for
+    embeddings, the last norm and the projection of the text, which stay the base's there.
     Source: Localize-and-Stitch, He et al. 2024, arXiv:2408.13656.
     """
     masks = _of_each(statistics, "mask", len(models))

@@ -130,6 +130,8 @@ def _wrong_values(given: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"{name}: is not a setting of kind=mask" if is_mask else f"{name}: is a setting of kind=mask"
             )
+    if "positions" in given and not is_mask and ACTIVATIONS not in given.get("kind", ""):
+        yield f"positions: is a setting of kind={ACTIVATIONS}"
     if is_mask and "base" not in given:
         yield "base=... is missing: a mask is of the task vector from a base"
     if any(name in given for name in _OF_MASKS):

@@ -222,6 +222,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_that_names_key_and_example(be
         ({"base": None}, r"base=\.\.\. is missing: a mask is of the task vector from a base"),
         ({"kind": "mask,fisher"}, "kind=mask: a mask is trained by itself"),
         ({"kind": "fisher"}, "base: is a setting of kind=mask"),
+        ({"kind": "fisher", "base": None, "positions": "3"}, "positions: is a setting of kind=activations"),
         ({"labels": "sampled"}, "labels: is not a setting of kind=mask"),
         ({"positions": "3"}, "positions: is not a setting of kind=mask"),
         ({"module": "net.py:without_labels"}, "kind=mask: the data have no labels, and a mask is trained on"),
