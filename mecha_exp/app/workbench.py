@@ -136,8 +136,10 @@ class Workbench:
         path = Path(stored.model.path)
         if point.names_its_output and path != point.saved:
             return None
-        model = point.adapter.model(path) if point.adapter and point.scoring.evaluations else path
-        return _recalled(stored, point, model)
+        if point.adapter is None:
+            return _recalled(stored, point, path)
+        is_measured = self.measurements.are_stored(point)
+        return _recalled(stored, point, None if is_measured else point.adapter.model(path))
 
     def merge(
         self, points: Sequence[Point], progress: Progress

@@ -26,6 +26,21 @@ def size(state_dict):
     return {"size": float(sum(tensor.double().abs().sum() for tensor in state_dict.values()))}
 """
 
+SPLIT_EVALUATOR = """
+import shutil
+from pathlib import Path
+from mecha_exp import evaluator
+
+@evaluator("size", metric="size", direction="minimize", splits=("validation", "test"))
+def size(state_dict, *, split="validation"):
+    return {"size": float(sum(tensor.double().abs().sum() for tensor in state_dict.values()))}
+
+@evaluator("forget", metric="gone")
+def forget(state_dict, *, context):
+    shutil.rmtree(Path(context.folder) / "adapter")
+    return {"gone": 1}
+"""
+
 
 @pytest.fixture
 def run(base: Base, adapter: Callable[..., str], as_a_user: Run, tmp_path: Path) -> Run:
@@ -169,3 +184,18 @@ def test_a_plan_and_a_reproduction_say_what_an_adapter_is(run: Run):
     assert planned.status == made.status == 0, planned.err + made.err
     assert re.search(r"adapter +adapter, of rank 4 at most", planned.out)
     assert remade.status == 1 and "the output is an adapter, and models alone are reproduced" in remade.err
+
+
+@pytest.mark.parametrize("more", [(), ("evaluator.also=[forget]",)], ids=["kept", "gone"])
+def test_a_chosen_adapter_without_a_store_is_reported_at_its_rank(
+    more: tuple[str, ...], run: Run, tmp_path: Path
+):
+    (tmp_path / "size.py").write_text(SPLIT_EVALUATOR)
+    words = ("recipe=ties", *GIVEN, "output.rank=1,2", "plugins=[size.py]", "evaluator.name=size")
+
+    swept = run(*words, *more, "-m", "hydra.sweep.dir=sweep", "store=null")
+
+    assert swept.status == 0, swept.err
+    metrics = [json.loads(file.read_text())["metrics"] for file in tmp_path.glob("sweep/*/run.json")]
+    reported = [of_point for of_point in metrics if "test/size" in of_point]
+    assert reported and all(each["test/size"] == each["size"] for each in reported)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor
@@ -63,6 +64,17 @@ class AdapterOutput:
         model: dict[str, Tensor] = {}
         merge_many([Job(base + call(LORA_DELTA, ModelNode(str(adapter)), base), model)], self.options)
         return model
+
+    def remade(self, merged: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The base with the adapter of a merged model, whose folder is gone and stays so.
+
+        Raises:
+            CheckpointError: as `extract_adapter` raises it.
+        """
+        with TemporaryDirectory() as temporary:
+            again = replace(self, path=Path(temporary) / DEFAULT_FOLDER)
+            again.write(merged)
+            return again.model(again.path)
 
 
 def adapter_output(config: Mapping[str, Any], folder: Path, options: EngineOptions) -> AdapterOutput | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from mecha_exp.app.batch import Merged, merge_points
 from mecha_exp.app.point import Point, prepare
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError, TrackingError
+from mecha_exp.evaluation.model import Model
 from mecha_exp.report.pareto import chosen_settings
 from mecha_exp.report.results import results_of
 from mecha_exp.runs.files import FILES, add_files, add_files_of_input
@@ -111,11 +112,11 @@ def _models(chosen: Sequence[_Chosen], bench: Workbench) -> Iterator[tuple[_Chos
     for one in chosen:
         try:
             recalled = bench.recall(one.point)
+            if recalled is None and one.record.has_model:
+                recalled = Merged({}, "", [], _kept(one))
         except MechaError as error:
             yield one, error
             continue
-        if recalled is None and one.record.has_model:
-            recalled = Merged({}, "", [], Path(str(one.record.model)))
         if recalled is None:
             missing[one.point] = one
         else:
@@ -124,7 +125,24 @@ def _models(chosen: Sequence[_Chosen], bench: Workbench) -> Iterator[tuple[_Chos
         stdout.print(f"merging the chosen points once more ({len(missing)}), since no model was kept")
     for outcomes in merge_points(list(missing), lambda planned: nullcontext(lambda key, nbytes: None)):
         for point, result in outcomes.items():
-            yield missing[point], result
+            yield missing[point], _with_its_rank(point, result)
+
+
+def _kept(one: _Chosen) -> Model:
+    """What is measured of a point whose output is there."""
+    path, adapter = Path(str(one.record.model)), one.point.adapter
+    return adapter.model(path) if adapter else path
+
+
+def _with_its_rank(point: Point, result: Merged | Exception) -> Merged | Exception:
+    """A merge as it is measured: of an adapter the base with it."""
+    if point.adapter and isinstance(result, Merged):
+        assert isinstance(result.model, Mapping)
+        try:
+            result.model = point.adapter.remade(result.model)
+        except MechaError as error:
+            return error
+    return result
 
 
 def _report(one: _Chosen, merged: Merged, bench: Workbench) -> None:
