@@ -6,6 +6,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ def _check_backend(backend: str) -> None:
 
 def _depends(context: Context, parameters: Options) -> Any:
     files = local_files(_names(parameters["tasks"]), parameters["include_path"])
-    return {"folder": folder_of(context, parameters).contents, "files": files}
+    engine = {VLLM: version(VLLM)} if parameters["backend"] == VLLM else {}
+    return {"folder": folder_of(context, parameters).contents, "files": files, **engine}
 
 
 def _kind(folder: ModelFolder) -> str:

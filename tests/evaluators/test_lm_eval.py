@@ -155,6 +155,16 @@ def test_a_device_that_vllm_would_ignore_is_refused(llamas, word_task, monkeypat
         scoring(llamas[0], include_path=str(word_task()), backend="vllm", device="cuda:1")
 
 
+def test_another_vllm_makes_another_key(llamas, word_task, monkeypatch):
+    include, module, keys = str(word_task()), "mecha_exp.evaluators.lm_eval", set()
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: name)  # as if it were installed
+    for version in ("0.1", "0.2", "0.1"):
+        monkeypatch.setattr(f"{module}.version", lambda name, version=version: version)
+        read, *_ = scoring(llamas[0], include_path=include, backend="vllm", device="auto")
+        keys.add(read.evaluations[0].key)
+    assert len(keys) == 2
+
+
 @pytest.mark.parametrize(
     ("replace", "changes", "message"),
     [
