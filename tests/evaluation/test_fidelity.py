@@ -145,6 +145,10 @@ def test_the_rungs_are_a_ninth_and_a_third():
             "sweep.fidelity=limit and evaluator.race=True both drop points. Leave one of them out.",
         ),
         (
+            {"fidelity": "limit", "race_looks": [0.25]},
+            "sweep.fidelity=limit and evaluator.race_looks=[0.25] both drop points. Leave one of them out.",
+        ),
+        (
             {"fidelity": "limit", "metrics": ("a", "b")},
             "sweep.fidelity=limit drops points by one metric, and evaluator.metric names a, b.",
         ),

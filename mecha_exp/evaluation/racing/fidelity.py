@@ -141,8 +141,9 @@ def read_fidelity(
     main, full = evaluations[0].evaluator, evaluations[0].parameters.get(str(key))
     if key not in main.fidelities:
         problems.add(f"{what}: {_no_fidelity(str(key), main)}")
-    elif settings.get("race"):
-        problems.add(f"{what} and evaluator.race={settings['race']} both drop points. Leave one of them out.")
+    elif others := [name for name in ("race", "race_looks") if settings.get(name)]:
+        other = f"evaluator.{others[0]}={settings[others[0]]}"
+        problems.add(f"{what} and {other} both drop points. Leave one of them out.")
     elif len(metrics) > 1:
         problems.add(f"{what} drops points by one metric, and evaluator.metric names {', '.join(metrics)}.")
     elif any(metrics[0].startswith(other.prefix) for other in evaluations[1:]):
