@@ -21,7 +21,7 @@ from mecha_exp.app.batch import MOST_POINTS
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.racing import HALVING, TEST, Order, Race, RaceSettings
 from mecha_exp.evaluation.racing.order import Part
-from mecha_exp.evaluation.racing.settings import LOOKS
+from mecha_exp.evaluation.racing.settings import HALVING_LOOKS
 from mecha_exp.runs.outcomes import POINT, outcomes_of_sweep
 
 try:
@@ -40,8 +40,8 @@ HEAD = [
     "score lost",
 ]
 RULES = (
-    ("true", TEST, LOOKS),
-    ("halving", HALVING, LOOKS),
+    ("true", TEST, HALVING_LOOKS),
+    ("halving", HALVING, HALVING_LOOKS),
     ("halving after 1/9 and 1/3", HALVING, (1 / 9, 1 / 3)),
 )
 """How races are named in the table, their rule, and when they drop points."""

@@ -13,7 +13,7 @@ from mecha_exp.evaluation.registry import Evaluator, all_evaluators
 
 TEST, HALVING = "test", "halving"
 ALPHA = 0.05
-LOOKS: tuple[float, ...] = (1 / 12, 1 / 4)
+HALVING_LOOKS: tuple[float, ...] = (1 / 12, 1 / 4)
 _CHOICES = ("true", "false", HALVING)
 
 
@@ -31,7 +31,7 @@ class RaceSettings:
     rule: str = TEST
     alpha: float = ALPHA
     seed: int = 0
-    looks: tuple[float, ...] = LOOKS
+    looks: tuple[float, ...] = HALVING_LOOKS
 
 
 def read_race(
@@ -58,7 +58,7 @@ def read_race(
         )
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         wrong.append(f"evaluator.race_seed={seed}: expected an integer of at least 0.")
-    looks = LOOKS
+    looks = HALVING_LOOKS
     if (given := settings.get("race_looks")) is not None:
         looks = _parts(given)
         if not looks:
