@@ -213,7 +213,8 @@ def outcomes_so_far(
         folder: of the sweep.
         records: of its points, by folder.
         ended: whether the sweep is known to have ended, and its outcomes to be collected.
-        most: how many points are read from files of their own, which takes milliseconds each.
+        most: how many points are read from files of their own, which takes milliseconds each, before the
+            sweep has ended once.
 
     Raises:
         ConfigError: a file is damaged, or there are more points to read.
@@ -221,7 +222,7 @@ def outcomes_so_far(
     if (sweep.complete or ended) and _is_the_latest(folder):
         return outcomes_of_sweep(folder)
     finished = finished_points(records)
-    if most is not None and len(finished) > most:
+    if most is not None and len(finished) > most and not (folder / OUTCOMES_FILE).is_file():
         raise ConfigError(
             f"the outcomes of {len(finished):,} points lie in files of their own, which are joined when the "
             "sweep ends. If it was killed, the same command ends it"

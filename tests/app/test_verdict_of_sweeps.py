@@ -269,11 +269,12 @@ def test_outcomes_that_are_damaged_are_a_sentence_beside_the_table(app: Callable
 
 def test_the_table_of_a_large_sweep_that_runs_waits_for_no_outcomes(app: Callable, folder: Path, monkeypatch):
     app("alpha=0.3,0.9", "output=none", "-m")
-    (sweep_of(folder) / "outcomes.parquet").unlink()
     sweep = Sweep.load(sweep_of(folder))
     sweep.complete = False
     sweep.save(sweep_of(folder))
     monkeypatch.setattr(verdict_of_sweeps, "MOST_READ", 1)
+    assert "Nothing is concluded" not in app("table").out  # it has ended, with a point that failed
+    (sweep_of(folder) / "outcomes.parquet").unlink()
 
     outcome = app("table")
 
