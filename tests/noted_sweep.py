@@ -39,9 +39,12 @@ def records(folder: Path, sweep: str = "sweep") -> list[dict]:
     return [json.loads((folder / sweep / str(n) / "run.json").read_text()) for n in range(POINTS)]
 
 
-def assert_measured_once(folder: Path) -> None:
-    measured = Counter((folder / "notes").read_text().split())
-    assert {measured[repr(r["metrics"]["spread"])] for r in records(folder)} == {1}
+def assert_measured_once(folder: Path, killed: int = 0) -> None:
+    """Each point was measured once. A killed worker may have died before it stored its last number."""
+    noted = Counter((folder / "notes").read_text().split())
+    counts = [noted[repr(record["metrics"]["spread"])] for record in records(folder)]
+    assert min(counts) == 1
+    assert sum(counts) <= POINTS + killed
 
 
 def started(folder: Path, *words: str) -> subprocess.Popen:

@@ -48,7 +48,7 @@ def test_the_same_command_goes_on_after_its_process_was_killed(launcher, folder)
 
     assert again.wait(timeout=300) == 0, (folder / "output").read_text()
     assert [r["status"] for r in records(folder)] == ["FINISHED"] * POINTS
-    assert_measured_once(folder)
+    assert_measured_once(folder, killed=2)
 
 
 def test_a_large_sweep_in_shares_goes_on_with_what_is_missing(app, folder, monkeypatch):
