@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from mecha_exp.cluster.actors import Actor
 from mecha_exp.errors import ConfigError, EvaluationError, Problems
@@ -20,6 +18,7 @@ from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.isolation.actor import EvaluationActor
 from mecha_exp.evaluation.isolation.process import EvaluationProcess, LostProcessError
 from mecha_exp.evaluation.measurement import Measurement
+from mecha_exp.evaluation.model import Model
 from mecha_exp.system.cores import available_cores
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class EvaluationPool:
     def submit(
         self,
         evaluation: Evaluation,
-        model: Path | Mapping[str, Tensor],
+        model: Model,
         timeout: float | None,
         context: Context | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
@@ -111,7 +110,7 @@ class EvaluationPool:
     def measure(
         self,
         evaluation: Evaluation,
-        model: Path | Mapping[str, Tensor],
+        model: Model,
         timeout: float | None,
         context: Context | None = None,
     ) -> Measurement:
@@ -163,7 +162,7 @@ class EvaluationPool:
         self,
         worker: Worker,
         evaluation: Evaluation,
-        model: Path | Mapping[str, Tensor],
+        model: Model,
         timeout: float | None,
         context: Context | None,
     ) -> Measurement:

@@ -21,12 +21,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.isolation.shared_model import shared
 from mecha_exp.evaluation.measurement import Measurement
+from mecha_exp.evaluation.model import Model
 
 if TYPE_CHECKING:
     from mecha_exp.evaluation.scoring import Evaluation
@@ -73,7 +72,7 @@ class EvaluationProcess:
     def score(
         self,
         evaluation: Evaluation,
-        model: Path | Mapping[str, Tensor],
+        model: Model,
         timeout: float | None,
         context: Context | None = None,
     ) -> Measurement:
