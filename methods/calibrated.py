@@ -196,7 +196,7 @@ def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) ->
 
 
 ROWS = 1024
-"""Of a Gram matrix, in float64 at a time."""
+"""How many rows of a Gram matrix are in float64 at a time."""
 
 SINGULAR = torch.finfo(torch.float32).eps
 """Times the root of their count, what errors of this size in entries move the eigenvalues of a matrix by."""

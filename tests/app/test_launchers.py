@@ -155,7 +155,8 @@ def test_a_share_has_room_for_the_actors_of_all_its_pools():
 def test_a_share_forgets_what_it_began_and_left_to_another_worker(tmp_path, monkeypatch):
     claims = Claims.begin(tmp_path)
     config = OmegaConf.create({"store": None, "rerun": "never"})
-    Session(None, print, config, Singleton.get_state(), None).keep(claims.folder)
+    monkeypatch.setattr(Singleton, "set_state", lambda state: None)  # Hydra stays that of this process
+    Session(None, print, config, {}, None).keep(claims.folder)
     begun = workbench(config.store, config.rerun).measurements._started
 
     def launch(*_):
