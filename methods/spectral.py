@@ -189,7 +189,7 @@ def long_parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     As fast as LAPACK in float32, and more exact. Singular values that float32 does not tell from 0, up to
     max(shape) eps32 of the largest, have zeros as vectors on the longer side. U V^T of the others is off by
     about n eps64 / (max(shape) eps32)^2 at most, n being the smaller side: less than 1e-5 where `is_long`.
-    `python -m bench.polar` measures it.
+    `python -m bench.polar` measures such a decomposition beside others, with a cut of its own.
 
     Raises:
         LinAlgError: as LAPACK's SVD does, a value is not finite.
