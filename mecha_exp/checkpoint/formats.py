@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX, begins_as_gguf
 from mecha_exp.checkpoint.gguf.model import GgufModel
-from mecha_exp.checkpoint.model import SafetensorsModel, StateDictSource
+from mecha_exp.checkpoint.model import Checkpoint, StateDictSource
 from mecha_exp.checkpoint.remote import RemoteFile, is_stand_in
 from mecha_exp.checkpoint.safetensors.header import SUFFIX, begins_as_safetensors, open_regular
 from mecha_exp.checkpoint.torch_pickle import PickledModel, begins_as_pickle
@@ -38,7 +38,7 @@ class Format:
 
 
 GGUF = Format((), begins_as_gguf, GgufModel, (GGUF_SUFFIX,))
-SAFETENSORS = Format((SUFFIX,), begins_as_safetensors, SafetensorsModel, (".sft",))
+SAFETENSORS = Format((SUFFIX,), begins_as_safetensors, Checkpoint, (".sft",))
 PICKLE = Format((".bin", ".ckpt", ".pt", ".pth"), begins_as_pickle, PickledModel)
 
 FORMATS = (GGUF, SAFETENSORS, PICKLE)
@@ -60,7 +60,7 @@ def open_file(path: Path) -> StateDictSource:
     A stand-in is the remote file that it stands for, in the one format that can be read in ranges.
     """
     if is_stand_in(path):
-        return SafetensorsModel(path, RemoteFile(path))
+        return Checkpoint(path, RemoteFile(path))
     with open_regular(path) as file:
         start = bytearray(min(_SNIFFED_BYTES, file.stat().st_size))
         file.read_into(0, memoryview(start))

@@ -12,10 +12,16 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint.dtypes import number_format, torch_dtype
-from mecha_exp.checkpoint.positional import FileRegion, ReadableFile, adjacent, byte_view, file_changed
+from mecha_exp.checkpoint.positional import (
+    FileRegion,
+    ReadableFile,
+    adjacent,
+    byte_view,
+    file_changed,
+    require_little_endian,
+)
 from mecha_exp.checkpoint.remote.stand_in import address_of
-from mecha_exp.checkpoint.safetensors.header import TensorInfo
-from mecha_exp.checkpoint.safetensors.reader import Checkpoint
+from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, open_regular, parse_header
 from mecha_exp.errors import CheckpointError, did_you_mean
 
 
@@ -101,9 +107,12 @@ class StateDictSource(ABC):
         self.read_bytes_into(key, start * out.element_size(), byte_view(out))
 
     def read(self, key: str) -> torch.Tensor:
-        """The whole tensor, freshly allocated."""
+        """The whole tensor, freshly allocated. Packed dtypes (F4, F6) have `read_bytes_into` only."""
         info = self.info(key)
-        values = torch.empty(info.numel, dtype=torch_dtype(info.dtype))
+        try:
+            values = torch.empty(info.numel, dtype=torch_dtype(info.dtype))
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.name}: {key}: {error}") from None
         self.read_into(key, 0, values)
         return values.reshape(info.shape)
 
@@ -111,49 +120,79 @@ class StateDictSource(ABC):
         return CheckpointError(f"{self.name} has no key {key!r}.{did_you_mean(key, self.keys())}")
 
 
-class SafetensorsModel(StateDictSource):
-    """One safetensors file; `file` is what is read where that is not the file at `path`."""
+class Checkpoint(StateDictSource):
+    """An open safetensors file. The header is checked when it is opened, data are read on demand.
+
+    Any number of threads may read at once. A memory map would count every page read against the process
+    and turn a file that shrinks into a crash: this reads into the caller's buffers instead. The keys are in
+    the order in which the tensors lie in the file.
+
+    >>> with Checkpoint("model.safetensors") as checkpoint:
+    ...     tile = torch.empty(4096, dtype=torch.float16)
+    ...     checkpoint.read_into("layer.weight", 0, tile)
+
+    Args:
+        path: of the file.
+        file: what is read, where that is not the file at `path`.
+
+    Attributes:
+        header: the checked header.
+    """
+
+    path: Path
 
     def __init__(self, path: str | os.PathLike[str], file: ReadableFile | None = None) -> None:
+        require_little_endian()
         self.path = Path(path)
         self.files = (self.path,)
-        self._file = Checkpoint(path, file)
-        self.name, self.identity = self._file.name, self._file.identity
+        self._file: ReadableFile = file or open_regular(path)
+        try:
+            self.name, self.identity = self._file.name, self._file.identity
+            self.header: Header = parse_header(self._file)
+        except BaseException:
+            self._file.close()
+            raise
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        return self._file.header.metadata
+        return self.header.metadata
 
     def keys(self) -> Collection[str]:
-        return self._file.keys()
+        return self.header.tensors.keys()
 
     def __contains__(self, key: object) -> bool:
-        return key in self._file
+        return key in self.header.tensors
 
     def info(self, key: str) -> TensorInfo:
         try:
-            return self._file.header.tensors[key]
+            return self.header.tensors[key]
         except KeyError:
             raise self._unknown(key) from None
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
-        self._file.read_bytes_into(self.info(key).offset + start, view)
+        self._file.read_into(self.info(key).offset + start, view)
 
     def read_together(self, keys: Sequence[str], view: memoryview) -> None:
         infos = map(self.info, keys)
         begin = 0
         for offset, nbytes in adjacent((info.offset, info.nbytes) for info in infos):
-            self._file.read_bytes_into(offset, view[begin : begin + nbytes])
+            self._file.read_into(offset, view[begin : begin + nbytes])
             begin += nbytes
 
     def region(self, key: str) -> FileRegion | None:
         return self._file.region(self.info(key).offset)
 
     def expect(self, keys: Iterable[str]) -> None:
-        self._file.expect(keys)
+        infos = map(self.info, keys)
+        self._file.expect((info.offset, info.nbytes) for info in infos)
+
+    def unchanged(self) -> bool:
+        """Whether the file is still what it was when it was opened."""
+        return self._file.is_unchanged()
 
     def check_unchanged(self) -> None:
-        self._file.check_unchanged()
+        if not self.unchanged():
+            raise file_changed(self.name)
 
     def close(self) -> None:
         self._file.close()

@@ -161,9 +161,8 @@ def test_packed_numbers_are_copied_as_bytes(tmp_path: Path) -> None:
         writer.write_bytes("v", 0, memoryview(b"abc"))
         writer.commit()
     with Checkpoint(path) as checkpoint:
-        info = checkpoint.header.tensors["w"]
-        raw = bytearray(info.nbytes)
-        checkpoint.read_bytes_into(info.offset, memoryview(raw))
+        raw = bytearray(checkpoint.info("w").nbytes)
+        checkpoint.read_bytes_into("w", 0, memoryview(raw))
         assert raw == b"12345"
         with pytest.raises(CheckpointError, match=r"packed\.safetensors: w: torch has no dtype for F4"):
             checkpoint.read("w")

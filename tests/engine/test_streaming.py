@@ -138,7 +138,7 @@ def test_what_cannot_be_moved_is_left_to_python(name, side, paths, tmp_path, ste
         yield NO_FILE
 
     if side == "read":
-        monkeypatch.setattr(Checkpoint, "region", lambda self, offset: NO_FILE)
+        monkeypatch.setattr(Checkpoint, "region", lambda self, key: NO_FILE)
     else:
         monkeypatch.setattr(CheckpointWriter, "writing_at", nowhere)
     steps.clear()

@@ -62,7 +62,7 @@ def describe_differences(a: Path, b: Path) -> list[str]:
             differences.append(f"keys that are not there any more: {some(only)}")
         if only := [key for key in second.keys() if key not in first]:
             differences.append(f"keys that are new: {some(only)}")
-        if first.header.metadata != second.header.metadata:
+        if first.metadata != second.metadata:
             differences.append("the metadata in the header")
         for key in first.keys():
             if key in second:

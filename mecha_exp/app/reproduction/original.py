@@ -150,7 +150,7 @@ def _of_model(path: Path) -> Original:
 
 def _metadata_of(path: Path) -> dict[str, str]:
     with Checkpoint(path) as file:
-        return dict(file.header.metadata)
+        return dict(file.metadata)
 
 
 def _is_run_id(word: str) -> bool:
