@@ -13,14 +13,13 @@ from rich.text import Text
 
 from mecha_exp.architectures.anatomy import UNKNOWN, Anatomy
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
-from mecha_exp.checkpoint.positional import byte_view
 from mecha_exp.engine.planner.formats import in_one_format
 from mecha_exp.engine.statistics import Statistics, summarise
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.graph.literals import model
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import notes_on, require_plain
-from mecha_exp.sources.source import Source, infos_of
+from mecha_exp.sources.source import Source, infos_of, same_bytes
 from mecha_exp.terminal import make_table, stdout
 
 TILE = 1 << 20
@@ -83,7 +82,7 @@ def _compare(a: Source, b: Source, key: str) -> tuple[bool, torch.Tensor | None]
     """Whether a tensor is equal in both models; and for floats the sums of b², a² and (b - a)²."""
     types = a.info(key).dtype, b.info(key).dtype
     if not all(map(is_arithmetic, types)):
-        return types[0] == types[1] and _same_bytes(a, b, key), None
+        return types[0] == types[1] and same_bytes(key, [a, b]), None
     sums = torch.zeros(3, dtype=torch.float64)
     same = True
     total = a.info(key).numel
@@ -100,17 +99,6 @@ def _read(source: Source, key: str, start: int, size: int) -> torch.Tensor:
     tile = torch.empty(size, dtype=torch_dtype(source.info(key).dtype))
     source.read_into(key, start, tile)
     return tile.double()
-
-
-def _same_bytes(a: Source, b: Source, key: str) -> bool:
-    total = a.info(key).nbytes
-    for start in range(0, total, TILE):
-        x, y = (torch.empty(min(TILE, total - start), dtype=torch.uint8) for _ in range(2))
-        a.read_bytes_into(key, start, byte_view(x))
-        b.read_bytes_into(key, start, byte_view(y))
-        if not torch.equal(x, y):
-            return False
-    return True
 
 
 def _row(keys: int, changed: int, statistics: Statistics | None) -> dict[str, float | int | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -11,6 +11,8 @@ from mecha_exp.checkpoint.positional import FileRegion, byte_view
 
 Source = StateDictSource
 """The short name of the interface in signatures."""
+
+_COMPARED_BYTES = 1 << 23
 
 
 def infos_of(source: Source) -> dict[str, TensorInfo]:
@@ -24,6 +26,19 @@ def read_values_as_bytes(source: Source, key: str, start: int, view: memoryview)
     values = torch.empty(len(view) // dtype.itemsize, dtype=dtype)
     source.read_into(key, start // dtype.itemsize, values)
     view[:] = byte_view(values)
+
+
+def same_bytes(key: str, sources: Sequence[Source]) -> bool:
+    """Whether sources hold the same bytes at a key that all of them have; two buffers do for any number."""
+    size = min((source.info(key).nbytes for source in sources), default=0)
+    for start in range(0, size, _COMPARED_BYTES):
+        first, other = (bytearray(min(_COMPARED_BYTES, size - start)) for _ in range(2))
+        sources[0].read_bytes_into(key, start, memoryview(first))
+        for source in sources[1:]:
+            source.read_bytes_into(key, start, memoryview(other))
+            if first != other:
+                return False
+    return True
 
 
 class SourceView(StateDictSource):

@@ -13,8 +13,7 @@ from mecha_exp.checkpoint import is_arithmetic
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.errors import some
 from mecha_exp.graph.nodes import ModelNode
-from mecha_exp.sources.copier import COPY_BYTES
-from mecha_exp.sources.source import Source
+from mecha_exp.sources.source import Source, same_bytes
 
 Sources = Mapping[ModelNode, Source]
 
@@ -49,7 +48,7 @@ def different_integers(
         and not is_counter(key)
         and not is_arithmetic(sources[merged[0]].info(key).dtype)
         and not _is_of_config(key, merged[0], configs)
-        and not _are_equal(key, [sources[model] for model in merged])
+        and not same_bytes(key, [sources[model] for model in merged if key in sources[model]])
     ]
     if different:
         key = different[0]
@@ -66,17 +65,3 @@ def _is_of_config(key: str, model: ModelNode, configs: ConfigInference) -> bool:
     """Whether the model config of a model knows the key."""
     config = configs.only_fit(model)
     return config is not None and config.resolve_alias(key) in config.keys()
-
-
-def _are_equal(key: str, sources: Sequence[Source]) -> bool:
-    """Whether the sources hold the same bytes; two buffers do for any number of sources."""
-    sources = [source for source in sources if key in source]
-    size = min((source.info(key).nbytes for source in sources), default=0)
-    for start in range(0, size, COPY_BYTES):
-        first, other = (bytearray(min(COPY_BYTES, size - start)) for _ in range(2))
-        sources[0].read_bytes_into(key, start, memoryview(first))
-        for source in sources[1:]:
-            source.read_bytes_into(key, start, memoryview(other))
-            if first != other:
-                return False
-    return True
