@@ -4,7 +4,7 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -205,3 +205,25 @@ def byte_view(values: torch.Tensor) -> memoryview:
     if values.device.type != "cpu" or not values.is_contiguous():
         raise CheckpointError("only contiguous tensors on the CPU can be read into or written from.")
     return values.detach().view(torch.uint8).numpy().data
+
+
+def fill_by_units(
+    view: memoryview, start: int, unit_bytes: int, at_once: int, decode: Callable[[int, int], torch.Tensor]
+) -> None:
+    """Fill `view` with bytes of numbers that are decoded in units, such as the blocks of a quantised tensor.
+
+    Args:
+        view: what is filled, with the bytes from `start` on.
+        start: its first byte, counted over the numbers of all units.
+        unit_bytes: the bytes of the numbers of a unit.
+        at_once: how many units are decoded at a time.
+        decode: (first unit, the one after the last) -> their numbers.
+    """
+    end = start + len(view)
+    stop = -(-end // unit_bytes)
+    for first in range(start // unit_bytes, stop, at_once):
+        last = min(first + at_once, stop)
+        begin = first * unit_bytes
+        numbers = byte_view(decode(first, last).contiguous())
+        low, high = max(start, begin), min(end, last * unit_bytes)
+        view[low - start : high - start] = numbers[low - begin : high - begin]

@@ -12,14 +12,19 @@ from mecha_exp.checkpoint.dtypes import stored_bytes
 from mecha_exp.checkpoint.gguf.header import GgufHeader, parse_header
 from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, PLAIN, Q8_0, decode_q8_0
 from mecha_exp.checkpoint.model import StateDictSource
-from mecha_exp.checkpoint.positional import FileRegion, byte_view, file_changed, require_little_endian
+from mecha_exp.checkpoint.positional import (
+    FileRegion,
+    byte_view,
+    file_changed,
+    fill_by_units,
+    require_little_endian,
+)
 from mecha_exp.checkpoint.safetensors.header import TensorInfo, open_regular
 
 OWN_FIELDS = "mecha_"
 """The beginning of the names of the fields that say how a merged model was made."""
 
 _BLOCKS_AT_ONCE = 1 << 15
-_NUMBER = torch.float32.itemsize
 
 
 class GgufModel(StateDictSource):
@@ -68,15 +73,13 @@ class GgufModel(StateDictSource):
         if self.header.tensors[key].kind != Q8_0:
             self._file.read_into(offset + start, view)
             return
-        size = BLOCK * _NUMBER
-        first, stop = start // size, -(-(start + len(view)) // size)
-        for begin in range(first, stop, _BLOCKS_AT_ONCE):
-            end = min(begin + _BLOCKS_AT_ONCE, stop)
-            blocks = torch.empty((end - begin) * BLOCK_BYTES, dtype=torch.uint8)
-            self._file.read_into(offset + begin * BLOCK_BYTES, byte_view(blocks))
-            numbers = byte_view(decode_q8_0(blocks.reshape(-1, BLOCK_BYTES)))
-            low, high = max(start, begin * size), min(start + len(view), end * size)
-            view[low - start : high - start] = numbers[low - begin * size : high - begin * size]
+
+        def decode(first: int, stop: int) -> torch.Tensor:
+            blocks = torch.empty((stop - first) * BLOCK_BYTES, dtype=torch.uint8)
+            self._file.read_into(offset + first * BLOCK_BYTES, byte_view(blocks))
+            return decode_q8_0(blocks.reshape(-1, BLOCK_BYTES))
+
+        fill_by_units(view, start, BLOCK * torch.float32.itemsize, _BLOCKS_AT_ONCE, decode)
 
     def region(self, key: str) -> FileRegion | None:
         is_coded = self.header.tensors[key].kind == Q8_0

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from mecha_exp.checkpoint import TensorInfo, stored_bytes
-from mecha_exp.checkpoint.positional import FileRegion, byte_view
+from mecha_exp.checkpoint.positional import FileRegion, fill_by_units
 from mecha_exp.checkpoint.quantisation import quantisation_of, refusal
 from mecha_exp.errors import CheckpointError, Problems
 from mecha_exp.sources.quantised.layouts import Layout, layout_of
@@ -68,14 +68,8 @@ class DequantisedSource(SourceView):
         tensor = self.layout.tensors.get(key)
         if tensor is None:
             self._original.read_bytes_into(key, start, view)
-            return
-        size = torch.float32.itemsize
-        first, stop = start // size, -(-(start + len(view)) // size)
-        for begin in range(first, stop, DECODED):
-            end = min(begin + DECODED, stop)
-            numbers = byte_view(tensor.decode(begin, end).contiguous())
-            low, high = max(start, begin * size), min(start + len(view), end * size)
-            view[low - start : high - start] = numbers[low - begin * size : high - begin * size]
+        else:
+            fill_by_units(view, start, torch.float32.itemsize, DECODED, tensor.decode)
 
     def region(self, key: str) -> FileRegion | None:
         return None if key in self._infos else self._original.region(key)
