@@ -11,7 +11,6 @@ HQQ, EETQ, AQLM, ExLlama and nunchaku.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,8 @@ from typing import Any, NamedTuple
 
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
+from mecha_exp.checkpoint.sidecars import CONFIG, CONFIG_SECTIONS, config_beside
 
-CONFIG = "config.json"
-CONFIG_SECTIONS = ("quantization_config", "compression_config")
-"""The entries of `config.json` that say how a model is quantised; the second one is the older name."""
 FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
 _MX_SCALES = ("U8", "F8_E8M0")
@@ -171,14 +168,7 @@ def quantization_config(path: Path | None) -> Mapping[str, Any] | None:
 
     None where there is none or it cannot be read.
     """
-    if path is None:
-        return None
-    try:
-        content = json.loads(((path if path.is_dir() else path.parent) / CONFIG).read_bytes())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(content, dict):
-        return None
+    content = config_beside(path)
     return next((content[name] for name in CONFIG_SECTIONS if isinstance(content.get(name), dict)), None)
 
 

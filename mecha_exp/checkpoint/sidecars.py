@@ -10,12 +10,13 @@ from typing import Any
 from mecha_exp.checkpoint.dtypes import torch_dtype
 from mecha_exp.checkpoint.folder import PIPELINE
 from mecha_exp.checkpoint.formats import INDEX, SUFFIXES
-from mecha_exp.checkpoint.quantisation import CONFIG_SECTIONS
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.shards import Layout, Package
 from mecha_exp.errors import CheckpointError
 
 CONFIG = "config.json"
+CONFIG_SECTIONS = ("quantization_config", "compression_config")
+"""The entries of `config.json` that say how a model is quantised; the second one is the older name."""
 CARD = "README.md"
 """The model card of a folder. That of an input describes the input, and is not copied."""
 CARD_TAG = "mecha_exp"
@@ -65,6 +66,18 @@ def is_own_card(file: Path) -> bool:
         return False
     front_matter, end, _ = opening.partition(b"\n---\n")
     return opening.startswith(b"---\n") and bool(end) and f"\n- {CARD_TAG}".encode() in front_matter
+
+
+def config_beside(path: Path | None) -> Mapping[str, Any]:
+    """The content of the config.json in a model's folder; empty where there is none."""
+    if path is None:
+        return {}
+    folder = path if path.is_dir() else path.parent
+    try:
+        content = json.loads((folder / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def content_of(

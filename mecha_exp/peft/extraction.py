@@ -17,12 +17,12 @@ from torch import Tensor
 
 from mecha_exp.architectures.lora import PEFT_PREFIX
 from mecha_exp.checkpoint import is_arithmetic, open_stored
+from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
 from mecha_exp.graph.nodes import InMemory
 from mecha_exp.peft.deltas import EMBEDDINGS, is_tied
 from mecha_exp.peft.modules import A, B
 from mecha_exp.peft.writing import config_of_ranks, require_adapter_folder, write_adapter
-from mecha_exp.sources.layers import config_beside
 from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.search import find_model

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.architectures.anatomy import side_of
+from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.sources.source import RenamedSource, Source
 
@@ -170,18 +170,6 @@ def changed_entries(path: Path, stacked: Sequence[LayersSource]) -> dict[str, An
                 for _, (source, index) in sorted(origins.items())
             ]
     return entries
-
-
-def config_beside(path: Path | None) -> Mapping[str, Any]:
-    """The content of the config.json in a model's folder; empty where there is none."""
-    if path is None:
-        return {}
-    folder = path if path.is_dir() else path.parent
-    try:
-        content = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _is_row(numbers: set[int]) -> bool:

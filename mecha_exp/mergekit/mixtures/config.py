@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mecha_exp.checkpoint.quantisation import CONFIG_SECTIONS
+from mecha_exp.checkpoint.sidecars import CONFIG_SECTIONS
 from mecha_exp.errors import ConfigError, brief
 from mecha_exp.mergekit.mixtures.architectures import DEEPSEEK, GLM, MIXTRAL, QWEN, QWEN3, Architecture
 from mecha_exp.mergekit.mixtures.reading import Mixture

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import torch_dtype
-from mecha_exp.checkpoint.sidecars import CONFIG
+from mecha_exp.checkpoint.sidecars import CONFIG, config_beside
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call
 from mecha_exp.mergekit.mixtures.architectures import GLM, Architecture, choose
@@ -19,7 +19,6 @@ from mecha_exp.mergekit.mixtures.config import config_json
 from mecha_exp.mergekit.mixtures.gates import gates
 from mecha_exp.mergekit.mixtures.reading import Expert, Mixture
 from mecha_exp.mergekit.references import Reference, StoredModel
-from mecha_exp.sources.layers import config_beside
 
 _KEYS = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight")
 
