@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -61,7 +62,9 @@ class Sink(Protocol):
 
 
 class _Placeless(Sink):
-    """A sink without a file."""
+    """A sink without a file: machine code cannot write into it, and nothing is left to resume."""
+
+    finished: Mapping[str, Note] = MappingProxyType({})
 
     def writing_at(self, key: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -69,19 +72,17 @@ class _Placeless(Sink):
     def advance(self, key: str, nbytes: int) -> None:
         pass
 
+    def finish(self, key: str, note: Note) -> None:
+        pass
+
 
 class NoSink(_Placeless):
     """Where only numbers about a model are wanted."""
-
-    finished: Mapping[str, Note] = MappingProxyType({})
 
     def write(self, key: str, start: int, values: torch.Tensor) -> None:
         pass
 
     def write_bytes(self, key: str, start: int, data: memoryview) -> None:
-        pass
-
-    def finish(self, key: str, note: Note) -> None:
         pass
 
     def commit(self) -> None:
@@ -90,26 +91,29 @@ class NoSink(_Placeless):
     abort = suspend = commit
 
 
-class MemorySink(_Placeless):
-    """Fills a dictionary that the caller owns; the tensors are there when all has been written."""
+class _TensorSink(_Placeless):
+    """A sink whose keys are filled in tensors."""
 
-    finished: Mapping[str, Note] = MappingProxyType({})
+    @abstractmethod
+    def _tensor(self, key: str) -> torch.Tensor:
+        """The tensor of a key, which tiles are written into."""
+
+    def write(self, key: str, start: int, values: torch.Tensor) -> None:
+        self._tensor(key).view(-1)[start : start + values.numel()] = values
+
+    def write_bytes(self, key: str, start: int, data: memoryview) -> None:
+        raw = self._tensor(key).view(-1).view(torch.uint8)
+        raw[start : start + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
+
+
+class MemorySink(_TensorSink):
+    """Fills a dictionary that the caller owns; the tensors are there when all has been written."""
 
     def __init__(self, target: dict[str, torch.Tensor], layout: Layout) -> None:
         self._target = target
         self._tensors = {
             key: torch.empty(shape, dtype=torch_dtype(dtype)) for key, (dtype, shape) in layout.items()
         }
-
-    def write(self, key: str, start: int, values: torch.Tensor) -> None:
-        self._tensors[key].view(-1)[start : start + values.numel()] = values
-
-    def write_bytes(self, key: str, start: int, data: memoryview) -> None:
-        raw = self._tensors[key].view(-1).view(torch.uint8)
-        raw[start : start + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
-
-    def finish(self, key: str, note: Note) -> None:
-        pass
 
     def commit(self) -> None:
         self._target.update(self._tensors)
@@ -119,39 +123,33 @@ class MemorySink(_Placeless):
 
     suspend = abort
 
+    def _tensor(self, key: str) -> torch.Tensor:
+        return self._tensors[key]
 
-class ReceiverSink(_Placeless):
+
+class ReceiverSink(_TensorSink):
     """Gives each tensor to a function when it is complete, and keeps none: the model is never held entire.
 
     What the function raises ends the merge.
     """
 
-    finished: Mapping[str, Note] = MappingProxyType({})
-
     def __init__(self, receiver: Receiver, layout: Layout) -> None:
         self._receiver = receiver
         self._layout = layout
         self._begun: dict[str, torch.Tensor] = {}
-        self._given: set[str] = set()
+        self._delivered: set[str] = set()
         self._lock = threading.Lock()
         self._receiving = threading.Lock()
 
-    def write(self, key: str, start: int, values: torch.Tensor) -> None:
-        self._tensor(key).view(-1)[start : start + values.numel()] = values
-
-    def write_bytes(self, key: str, start: int, data: memoryview) -> None:
-        raw = self._tensor(key).view(-1).view(torch.uint8)
-        raw[start : start + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
-
     def finish(self, key: str, note: Note) -> None:
         with self._receiving:
-            self._given.add(key)
+            self._delivered.add(key)
             self._receiver(key, self._tensor(key))
             del self._begun[key]
 
     def commit(self) -> None:
         for key in self._layout:
-            if key not in self._given:  # there was nothing to write
+            if key not in self._delivered:  # there was nothing to write
                 self.finish(key, {})
 
     def abort(self) -> None:
