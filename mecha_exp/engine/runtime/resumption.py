@@ -14,6 +14,7 @@ from mecha_exp._version import __version__
 from mecha_exp.checkpoint import Note
 from mecha_exp.engine.code_hash import code_hash, contents_of_paths
 from mecha_exp.engine.ir.model_values import walk_through
+from mecha_exp.engine.options import SETTINGS
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.planner.meaning import in_numbers, recipe_in_numbers
 from mecha_exp.engine.planner.plan import Plan
@@ -43,36 +44,11 @@ def resume_token(planned: Plan, number: int) -> str | None:
     code = sorted({code_hash(method) for method in _methods(planned, number)})
     calls = [node for node in walk(job.recipe) if isinstance(node, MergeNode)]
     files = sorted(content for call in calls for content in contents_of_paths(call).values())
-    settings = [
-        options.device,
-        options.compute_dtype,
-        options.on_missing,
-        options.on_extra,
-        options.on_nonfinite,
-        options.strict,
-        options.on_tied,
-        options.on_quantised,
-        options.on_integers,
-        options.on_tokens,
-        options.resize_embeddings,
-        options.running_stats,
-        options.stacked_experts,
-        in_numbers(job.dtype) if isinstance(job.dtype, ByKey) else job.dtype,
-        job.quantize,
-    ]
-    versions = [__version__, torch.__version__]
+    dtype = in_numbers(job.dtype) if isinstance(job.dtype, ByKey) else job.dtype
+    settings = [*(getattr(options, name) for name in SETTINGS), options.strict, dtype, job.quantize]
     recipe = serialize(recipe_in_numbers(job.recipe))
-    text = [
-        recipe,
-        inputs,
-        dict(planned.configs),
-        *map(str, settings),
-        job.statistics,
-        *versions,
-        code,
-        files,
-    ]
-    return hashlib.sha256(json.dumps(text).encode()).hexdigest()
+    parts = [recipe, inputs, dict(planned.configs), [*map(str, settings)], job.statistics, code, files]
+    return hashlib.sha256(json.dumps([*parts, __version__, torch.__version__]).encode()).hexdigest()
 
 
 @dataclass
