@@ -22,7 +22,7 @@ import torch
 from mecha_exp.across import run_plan
 from mecha_exp.app.point import Point
 from mecha_exp.architectures.anatomy import Anatomy
-from mecha_exp.checkpoint.shards import Layout
+from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.checkpoint.transaction.paths import PARTIAL, disk_bytes, sibling
 from mecha_exp.engine import Job, MergeReport, Plan, plan
 from mecha_exp.engine.planner.batches import batches

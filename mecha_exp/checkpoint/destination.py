@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.checkpoint.folder import STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
 from mecha_exp.checkpoint.formats import INDEX
@@ -16,7 +17,7 @@ from mecha_exp.checkpoint.gguf.writer import GgufTemplate, GgufWriter, check_ggu
 from mecha_exp.checkpoint.remote.address import S3, address_in, scheme_of
 from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
-from mecha_exp.checkpoint.shards import Layout, Package, is_file_name, pack
+from mecha_exp.checkpoint.shards import Package, is_file_name, pack
 from mecha_exp.checkpoint.sidecars import CARD, CONFIG, companions, content_of, is_own_card
 from mecha_exp.checkpoint.transaction.space import check_folder_writable, check_writable
 from mecha_exp.checkpoint.transaction.staging import staged_folder

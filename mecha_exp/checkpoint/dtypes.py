@@ -1,12 +1,16 @@
 """The dtypes of safetensors files: names, sizes, torch dtypes, and which of them take part in arithmetic."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from mecha_exp.errors import CheckpointError, ConfigError, did_you_mean
+
+Layout: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
+"""The dtype (by its name in a header) and the shape of each key."""
 
 
 @dataclass(frozen=True, slots=True)

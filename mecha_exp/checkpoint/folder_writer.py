@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.checkpoint.folder_in_place import index_content, publish_in_place, replaced_files
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
-from mecha_exp.checkpoint.shards import Layout, Package
+from mecha_exp.checkpoint.shards import Package
 from mecha_exp.checkpoint.sidecars import content_of
 from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.checkpoint.transaction.paths import LOCK, sibling, target_of

@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mecha_exp.checkpoint.dtypes import stored_bytes
+from mecha_exp.checkpoint.dtypes import Layout, stored_bytes
 from mecha_exp.checkpoint.folder import STEMS, Component
 from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.errors import CheckpointError, ConfigError, some
-
-Layout = Mapping[str, tuple[str, tuple[int, ...]]]
-"""The dtype (by its safetensors name) and the shape of each key."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

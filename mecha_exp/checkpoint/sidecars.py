@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.checkpoint.dtypes import torch_dtype
+from mecha_exp.checkpoint.dtypes import Layout, torch_dtype
 from mecha_exp.checkpoint.folder import PIPELINE
 from mecha_exp.checkpoint.formats import INDEX, SUFFIXES
 from mecha_exp.checkpoint.remote import fetch_small_files
-from mecha_exp.checkpoint.shards import Layout, Package
+from mecha_exp.checkpoint.shards import Package
 from mecha_exp.errors import CheckpointError
 
 CONFIG = "config.json"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
-from mecha_exp.checkpoint.shards import Layout
+from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.batches import batches
 from mecha_exp.engine.planner.checks import clashing_outputs

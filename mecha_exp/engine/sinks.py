@@ -12,8 +12,8 @@ from typing import Protocol, TypeAlias
 import torch
 
 from mecha_exp.checkpoint import Note, torch_dtype
+from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.checkpoint.positional import FileRegion, parts_of
-from mecha_exp.checkpoint.shards import Layout
 
 Receiver: TypeAlias = Callable[[str, torch.Tensor], object]
 """A function that is given a key and its whole tensor."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.checkpoint.gguf.header import MAGIC, STRING, UINT32, VERSIONS, GgufHeader
 from mecha_exp.checkpoint.gguf.model import OWN_FIELDS, GgufModel
 from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, NUMBERS, PLAIN, Q8_0, encode_q8_0, scales_of
@@ -20,9 +21,6 @@ from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.positional import FileRegion, byte_view, parts_of
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter, Places
 from mecha_exp.errors import CheckpointError, Problems, some
-
-Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
-"""The dtype and the shape of each key; keys that are written as Q8_0 are F32 here."""
 
 FILE_TYPE = "general.file_type"
 _FILE_TYPES = {NUMBERS["F32"]: 0, NUMBERS["F16"]: 1, Q8_0: 7, NUMBERS["BF16"]: 32}
@@ -54,7 +52,7 @@ class GgufTemplate:
             return None
         return GgufTemplate(first.header, frozenset(first.codes if keeps_codes else ()))
 
-    def codes_in(self, tensors: Tensors) -> frozenset[str]:
+    def codes_in(self, tensors: Layout) -> frozenset[str]:
         """The keys that are written as Q8_0: a recipe may cast others to a dtype, which they have then."""
         return frozenset(key for key in self.codes if key in tensors and tensors[key][0] == "F32")
 
@@ -65,7 +63,7 @@ class GgufWriter(CheckpointWriter):
     def __init__(
         self,
         path: Path,
-        tensors: Tensors,
+        tensors: Layout,
         metadata: Mapping[str, str],
         template: GgufTemplate,
         durable: bool = True,
@@ -133,7 +131,7 @@ class GgufWriter(CheckpointWriter):
             self._encode(key, place[1] * BLOCK, block)
 
 
-def check_gguf(path: Path, tensors: Tensors, template: GgufTemplate | None) -> None:
+def check_gguf(path: Path, tensors: Layout, template: GgufTemplate | None) -> None:
     """See that tensors can be written as a GGUF file with the fields of the first input.
 
     Raises:
@@ -167,7 +165,7 @@ def check_gguf(path: Path, tensors: Tensors, template: GgufTemplate | None) -> N
     problems.raise_as(CheckpointError)
 
 
-def places_of(tensors: Tensors, metadata: Mapping[str, str], template: GgufTemplate) -> Places:
+def places_of(tensors: Layout, metadata: Mapping[str, str], template: GgufTemplate) -> Places:
     """The header of a file, and where its tensors lie."""
     header = template.header
     order = [key for key in header.tensors if key in tensors]

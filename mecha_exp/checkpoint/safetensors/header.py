@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
+from mecha_exp.checkpoint.dtypes import Layout, number_format, stored_bytes
 from mecha_exp.checkpoint.positional import PositionalFile, ReadableFile
 from mecha_exp.checkpoint.safetensors.json_reader import AGAIN, MAX_TEXT, EntryReader, require_short
 from mecha_exp.errors import CheckpointError, did_you_mean
@@ -120,9 +120,7 @@ def parse_header(file: ReadableFile) -> Header:
     return _open_headers.setdefault(content, Header(tensors, metadata, data_start, file_size))
 
 
-def encode_header(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> tuple[bytes, dict[str, int]]:
+def encode_header(tensors: Layout, metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
     """The first bytes of a file that holds `tensors` (dtype, shape), and the absolute offset of each.
 
     Equal arguments give equal bytes. The data are in the order of `tensors`, wider dtypes first: loaders

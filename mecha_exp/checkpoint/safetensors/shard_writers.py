@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.transaction.journal import Note
@@ -33,7 +34,7 @@ class ShardWriters:
         self,
         path: Path,
         prefix: str,
-        tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+        tensors: Layout,
         metadata: Mapping[str, str],
         *,
         durable: bool,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from mecha_exp.checkpoint.dtypes import number_format, stored_bytes
+from mecha_exp.checkpoint.dtypes import Layout, number_format, stored_bytes
 from mecha_exp.checkpoint.positional import (
     FileRegion,
     PositionalFile,
@@ -49,9 +49,7 @@ class Places(NamedTuple):
     nbytes: int
 
     @staticmethod
-    def in_safetensors(
-        tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
-    ) -> "Places":
+    def in_safetensors(tensors: Layout, metadata: Mapping[str, str]) -> "Places":
         """The places in a safetensors file."""
         sizes = {key: stored_bytes(*tensor) for key, tensor in tensors.items()}
         header, offsets = encode_header(tensors, metadata)
@@ -85,7 +83,7 @@ class CheckpointWriter:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+        tensors: Layout,
         metadata: Mapping[str, str],
         *,
         durable: bool = True,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, parse_dtype, torch_dtype
-from mecha_exp.checkpoint.shards import Layout
+from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.engine.ir.model_values import with_model_values

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import Destination, Template, stored_bytes
+from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate
 from mecha_exp.checkpoint.remote import fetch_small_files
-from mecha_exp.checkpoint.shards import Layout, is_file_name
+from mecha_exp.checkpoint.shards import is_file_name
 from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
 from mecha_exp.engine.ir.program import Pass, Program
 from mecha_exp.engine.options import EngineOptions
