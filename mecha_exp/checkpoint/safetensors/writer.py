@@ -25,6 +25,7 @@ from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.checkpoint.transaction.paths import JOURNAL, PARTIAL, sibling
 from mecha_exp.checkpoint.transaction.recovery import remove_beside
 from mecha_exp.checkpoint.transaction.space import allocated_blocks, cannot_write, check_writable, preallocate
+from mecha_exp.checkpoint.transaction.staging import sync
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 
 FLUSH_SECONDS = 5.0
@@ -209,7 +210,8 @@ class CheckpointWriter:
             file.close()  # before the rename: Windows does not move an open file
             file.path.replace(self.path)
         if self._durable:
-            _sync_folder(self.path.parent)
+            with contextlib.suppress(OSError):  # the file is renamed already
+                sync(self.path.parent)
         self.abort()  # removes the journal and frees the lock
         return self.path
 
@@ -368,14 +370,3 @@ def _begins_with(file: PositionalFile, header: bytes) -> bool:
     start = bytearray(len(header))
     file.read_into(0, memoryview(start))
     return start == header
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":
-        return
-    with contextlib.suppress(OSError):  # the file is renamed already; some file systems cannot sync folders
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
