@@ -88,7 +88,7 @@ class Anatomy:
 
     def is_stack(self, key: str) -> bool:
         """Whether a key holds several experts, one for each place on its first axis."""
-        known = self.config.keys().get(self.config.resolve_alias(key))
+        known = self.config.info_of(key)
         return bool(is_stack(key, tuple(self.infos[key].shape), known))
 
     def layer(self, key: str) -> tuple[int, int] | None:

@@ -112,6 +112,10 @@ class ModelConfig:
             return key
         return self._aliases.get(key, key)
 
+    def info_of(self, key: str) -> KeyInfo | None:
+        """What the config says about a key, under any of its names; None for a key that it does not have."""
+        return self.keys().get(self.resolve_alias(key))
+
     def aliases(self) -> Mapping[str, str]:
         """The config's name of the key, by alias."""
         return self._aliases

@@ -62,7 +62,7 @@ def _for_other_keys(value: Node, beside: Sequence[Node], graph: PerKeyGraph) -> 
                 f"the values are for the keys of '{config.identifier}', and {node!r} is of "
                 f"{' or '.join(map(repr, names))}, which has other keys. Give values for that."
             )
-        if not any(config.resolve_alias(key) in config.keys() for key in keys):
+        if not any(map(config.info_of, keys)):
             return (
                 f"the values are for the keys of '{config.identifier}', and {node!r} has none of them "
                 f"(it has {some(keys, 3)}). Give values for its own keys, components or blocks."

@@ -64,4 +64,4 @@ def different_integers(
 def _is_of_config(key: str, model: ModelNode, configs: ConfigInference) -> bool:
     """Whether the model config of a model knows the key."""
     config = configs.only_fit(model)
-    return config is not None and config.resolve_alias(key) in config.keys()
+    return config is not None and config.info_of(key) is not None

@@ -86,7 +86,7 @@ def find_extra_keys(
             config = configs.only_fit(model)
         if config is None or (_is_open(config) and model.config is None and not of_relatives):
             continue
-        keys = tuple(key for key in source.keys() if config.resolve_alias(key) not in config.keys())
+        keys = tuple(key for key in source.keys() if config.info_of(key) is None)
         if keys:
             extras[model] = ExtraKeys(source.name, config, keys)
     return extras

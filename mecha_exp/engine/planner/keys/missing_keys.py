@@ -94,7 +94,7 @@ class MissingKeys:
         if not nodes:
             return key
         for config in map(self._config_of, holders):
-            info = config.keys().get(config.resolve_alias(key)) if config else None
+            info = config.info_of(key) if config else None
             if config is None or info is None:
                 continue
             components = [self._components_of(node, config) for node in nodes]

@@ -56,7 +56,7 @@ class Stacks:
         if self._choice == "whole":
             return None
         config = self._config(model) if model else None
-        splits = is_stack(key, shape, config.keys().get(config.resolve_alias(key)) if config else None)
+        splits = is_stack(key, shape, config.info_of(key) if config else None)
         splits = True if splits is None and self._choice == "split" else splits
         if splits is False or not self._sees_tensors(program, program.roots):
             return None
