@@ -13,7 +13,7 @@ from mecha_exp.app.batch import Merged
 from mecha_exp.app.point import Point
 from mecha_exp.app.racing import Races, without_outcomes
 from mecha_exp.app.words.experts import names_of
-from mecha_exp.engine.planner.resolution import statistics_in
+from mecha_exp.engine.planner.statistics import statistics_in
 from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError, MechaError, MergeError
 from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement
 from mecha_exp.evaluation.isolation.pool import close_pools

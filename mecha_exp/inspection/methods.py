@@ -12,7 +12,7 @@ from typing import Any
 from rich.markup import escape
 
 from mecha_exp.engine.ir.expansion import expand
-from mecha_exp.engine.planner.resolution import NEEDED, STATISTICS
+from mecha_exp.engine.planner.statistics import NEEDED, STATISTICS
 from mecha_exp.graph.literals import model
 from mecha_exp.graph.nodes import MergeNode, Node, walk
 from mecha_exp.method_api.method import Kind, MergeMethod, Reduction
@@ -137,7 +137,7 @@ def _streaming(method: MergeMethod) -> str:
         if spec.required and spec.is_model
     }
     if method.identifier in NEEDED:
-        kind = min(NEEDED[method.identifier])
+        kind = NEEDED[method.identifier]
         files = [model(f"{number}.stats.safetensors") for number in range(3)]
         arguments[STATISTICS] = resolve_method(STATISTICS)(*files, kind=kind)
     node, problems = method.bind(arguments)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mecha_exp.architectures.anatomy import UNKNOWN, Anatomy
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
-from mecha_exp.engine.planner.formats import in_one_format
+from mecha_exp.engine.planner.inputs import in_one_format
 from mecha_exp.engine.statistics import Statistics, summarise
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.graph.literals import model

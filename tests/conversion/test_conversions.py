@@ -12,7 +12,7 @@ from mecha_exp.__main__ import main
 from mecha_exp.architectures import KeyInfo, detect, resolve, targets_of, views
 from mecha_exp.checkpoint import Component, Destination, TensorInfo, open_stored
 from mecha_exp.engine import Job, plan, run_plan
-from mecha_exp.engine.planner.formats import in_one_format
+from mecha_exp.engine.planner.inputs import in_one_format
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.graph.literals import model
 from mecha_exp.graph.nodes import InMemory

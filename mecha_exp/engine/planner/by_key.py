@@ -16,7 +16,8 @@ from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint import dtype_name, parse_dtype, torch_dtype
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
-from mecha_exp.engine.planner.resolution import STATISTICS, layer_views
+from mecha_exp.engine.planner.resolution import layer_views
+from mecha_exp.engine.planner.statistics import STATISTICS
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values, table
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk

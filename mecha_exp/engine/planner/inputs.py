@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mecha_exp.architectures import AdapterConfig, Detection, ModelConfig, Views, views
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.batches import OMIT_NON_FINITE
-from mecha_exp.engine.planner.formats import in_one_format
 from mecha_exp.engine.planner.keys.extra_keys import drop_extra_keys
 from mecha_exp.engine.planner.vocabulary import unify_vocabularies
 from mecha_exp.engine.report import Notice
-from mecha_exp.errors import RecipeError, some
+from mecha_exp.errors import ConfigError, RecipeError, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
 from mecha_exp.sources.finite_keys import FiniteSource
+from mecha_exp.sources.format_view import ConvertedSource
 from mecha_exp.sources.quantised.view import notes_on
 from mecha_exp.sources.source import Source
 
@@ -54,6 +55,84 @@ def prepare_inputs(
     notices = [*map(Notice, lines), *notices, *map(Notice, _spoilt_lines(finite.values()))]
     sources = unify_vocabularies(recipes, sources | finite, options)
     return Inputs(sources, configs.over_views(sources), dropped, tuple(notices))
+
+
+def in_one_format(
+    recipes: Sequence[Node], sources: Mapping[ModelNode, Source], configs: ConfigInference | None = None
+) -> tuple[dict[ModelNode, Source], list[str]]:
+    """The inputs of a merge with the keys of one of them, if one architecture is there in several formats.
+
+    The format is that of the first input that all others convert to without a loss. Inputs stay as they are
+    if their config is declared, if a method that takes them declares one, if they are of no known config, or
+    if there is no such format: where that is wrong, the merge reports it by their keys.
+
+    Args:
+        configs: infers the configs of the sources.
+
+    Returns:
+        the sources, and a line about each that is read as another format.
+    """
+    free = [model for model in sources if model.config is None and model not in _in_declared_config(recipes)]
+    if len({frozenset(sources[model].keys()) for model in free}) < 2:
+        return dict(sources), []
+    configs = configs or ConfigInference.over(sources)
+    models = {model: fits for model in free if (fits := configs.fits(model)) and not _is_adapter(fits)}
+    for fits in models.values():
+        target = fits[0].config
+        conversions = _conversions_into(target, models) if len(fits) == 1 else None
+        if conversions is not None:
+            readers = {model: ConvertedSource(sources[model], table) for model, table in conversions.items()}
+            formats = {model: models[model][0].config.identifier for model in readers}
+            notes = [f"{readers[m].name} is {formats[m]}: read as {target.identifier}" for m in readers]
+            return {**sources, **readers}, notes
+    return dict(sources), []
+
+
+def _is_adapter(fits: Sequence[Detection]) -> bool:
+    """Whether a file is a LoRA, which is not a model in another format."""
+    return all(isinstance(fit.config, AdapterConfig) for fit in fits)
+
+
+def _conversions_into(
+    target: ModelConfig, models: Mapping[ModelNode, Sequence[Detection]]
+) -> dict[ModelNode, Views] | None:
+    """The conversion of each model of another config; None if one of them has none.
+
+    Args:
+        models: the configs that each model fits.
+    """
+    conversions: dict[ModelNode, Views] = {}
+    for model, fits in models.items():
+        if any(fit.config == target and not fit.renamed for fit in fits):
+            continue
+        tables = (_lossless(fit, target) for fit in fits)
+        conversion = next((table for table in tables if table is not None), None)
+        if conversion is None:
+            return None
+        conversions[model] = conversion
+    return conversions
+
+
+def _in_declared_config(recipes: Sequence[Node]) -> set[ModelNode]:
+    """The models that some method takes in a declared config."""
+    return {
+        child
+        for node in walk(*recipes)
+        if isinstance(node, MergeNode) and any(p.config for p in node.method.signature.parameters)
+        for child in node.children
+        if isinstance(child, ModelNode)
+    }
+
+
+def _lossless(fit: Detection, target: ModelConfig) -> Views | None:
+    """The conversion to a config; None if there is none, or if it loses keys that the model requires."""
+    try:
+        conversion = views(fit.config, target)
+    except ConfigError:
+        return None
+    if any(not fit.config.keys()[key].optional for key in conversion.lost):
+        return None
+    return conversion.named({name: key for key, name in fit.renamed.items()})
 
 
 def _only_finite(recipes: Sequence[Node]) -> set[ModelNode]:

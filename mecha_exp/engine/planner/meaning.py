@@ -22,7 +22,7 @@ from mecha_exp.architectures.stacks import is_known_stack
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import INPUT, Binder, output_dtype_words
-from mecha_exp.engine.planner.formats import in_one_format
+from mecha_exp.engine.planner.inputs import in_one_format
 from mecha_exp.engine.planner.vocabulary import unify_vocabularies
 from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.graph.by_key import ByKey, table

@@ -5,8 +5,9 @@ Both depend on the model configs of the files and not on the key, so this comes 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mecha_exp.architectures import member_of, resolve, views
@@ -14,6 +15,7 @@ from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.conversion.formats import FormatConversion
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion, adapter_conversion
+from mecha_exp.engine.planner.statistics import STATISTICS, StatisticsChecks
 from mecha_exp.engine.planner.vocabulary import APPROXIMATE_ROWS, RENAME_KEYS, TAKE_LAYERS, TAKE_ROWS
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
@@ -26,15 +28,7 @@ from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.layers import LayersSource, Span
 from mecha_exp.sources.lora import AdapterSource, DeltaSource
 from mecha_exp.sources.source import Source
-from mecha_exp.sources.statistics import (
-    ACTIVATIONS,
-    BASE_FINGERPRINT,
-    FISHER,
-    GRAM,
-    MASK,
-    StatisticsSource,
-    fingerprint,
-)
+from mecha_exp.sources.statistics import StatisticsSource
 from mecha_exp.sources.views.approximation import ApproximatedRows, Approximation
 from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.views.row_table import RowTable
@@ -49,10 +43,10 @@ class ModelView(ModelNode):
         adapter: the config of the LoRA file whose differences these are.
         declared: the config that was declared for the file.
         span: the layers that are taken.
-        rows: where the rows of its tokens are taken from, as `RowTable` writes it.
-        made: the rows of its tokens that are approximated.
+        rows: the origins of the rows of its tokens, as `RowTable` writes them.
+        approximation: the rows of its tokens that are approximated.
         names: the rules by which its keys are renamed.
-        of: the models, or views of them, that are read so.
+        models: the models, or views of them, that the view reads.
         statistic: the kind of statistics of a model on data that are read.
         base: the model that an adapter is a difference to.
     """
@@ -61,50 +55,30 @@ class ModelView(ModelNode):
     declared: str | None = None
     span: Span | None = None
     rows: str | None = None
-    made: Approximation | None = None
+    approximation: Approximation | None = None
     names: str | None = None
-    of: tuple[ModelNode, ...] = ()
+    models: tuple[ModelNode, ...] = ()
     statistic: str | None = None
     base: ModelNode | None = None
 
     def identity(self) -> tuple[Any, ...]:
-        taken = (self.span, self.rows, self.made, self.names, self.of)
-        return (*super().identity(), self.adapter, self.declared, *taken, self.statistic, self.base)
-
-
-NEEDED = {
-    "fisher": {FISHER},
-    "regmean": {GRAM},
-    "rebasin_by_activations": {ACTIVATIONS},
-    "stitch": {MASK},
-    "zipit": {ACTIVATIONS},
-}
-"""The kind of statistics that a method needs."""
-
-
-def statistics_in(*recipes: Node) -> set[Node]:
-    """The files of statistics that recipes read, which are not models."""
-    calls = (n for n in walk(*recipes) if isinstance(n, MergeNode) and n.method.identifier == STATISTICS)
-    return {child for call in calls for child in call.children if isinstance(child, ModelNode)}
+        how = (self.span, self.rows, self.approximation, self.names, self.models)
+        return (*super().identity(), self.adapter, self.declared, *how, self.statistic, self.base)
 
 
 def is_statistics(model: ModelNode) -> bool:
-    """Whether what is read are statistics of a model, and not a model."""
+    """Whether a leaf reads statistics of a model, and not a model."""
     return isinstance(model, ModelView) and model.statistic is not None
-
-
-STATISTICS = "statistics"
-"""The method that reads statistics of models, and the argument of the methods that need them."""
 
 
 def span_of(node: Node) -> Span | None:
     """The layers that a call takes of a model that is read; None for all other nodes."""
     if not isinstance(node, MergeNode) or node.method.identifier != TAKE_LAYERS:
         return None
-    values = {name: child.value for name, child in node.named_children if isinstance(child, LiteralNode)}
+    values = _literals(node)
     model = node.children[0]
     is_read = isinstance(model, ModelNode) and len(values) == len(node.arguments) - 1
-    return Span(**values) if is_read else None  # type: ignore[arg-type]
+    return Span(**values) if is_read else None
 
 
 def layer_views(roots: Sequence[Node], sources: Mapping[ModelNode, Source]) -> dict[Node, LayersSource]:
@@ -113,12 +87,11 @@ def layer_views(roots: Sequence[Node], sources: Mapping[ModelNode, Source]) -> d
     Raises:
         CheckpointError: its layers cannot be told, or one of them is not there.
     """
-    spans = {node: span for node in walk(*roots) if (span := span_of(node)) is not None}
-    models = {node: node.children[0] for node in spans}
     return {
-        node: LayersSource(sources[model], spans[node])
-        for node, model in models.items()
-        if isinstance(model, ModelNode) and model in sources
+        node: LayersSource(sources[model], span)
+        for node in walk(*roots)
+        if (span := span_of(node)) is not None
+        if isinstance(model := node.children[0], ModelNode) and model in sources
     }
 
 
@@ -149,7 +122,13 @@ class _Resolver:
         self._configs = configs
         self._budget = budget
         self._adapters: dict[Node, MergeNode] = {}
-        self._checked: set[tuple[Node | None, ...]] = set()
+        self._statistics_checks = StatisticsChecks(sources)
+        self._viewers: dict[str, Callable[[MergeNode], Node]] = {
+            TAKE_LAYERS: self._some_layers,
+            TAKE_ROWS: self._some_rows,
+            APPROXIMATE_ROWS: self._approximated_rows,
+            RENAME_KEYS: self._renamed,
+        }
 
     def resolve(self, node: Node) -> Node:
         """The new node for a node whose children are resolved."""
@@ -161,24 +140,30 @@ class _Resolver:
             return self._peft_deltas(*pair)
         if node.method.identifier == LORA_DELTA:
             return self._with_deltas(self._implemented(node), node.children[1])
-        _check_statistics(node, self._sources, self._checked)
+        self._statistics_checks.check(node)
         return self._converted(self._implemented(node) if node.method.kind is Kind.INTERFACE else node)
+
+    def _view(self, leaf: ModelView, open_view: Callable[[], Source]) -> ModelView:
+        """A view of a model; its source is opened where no other call reads the same view."""
+        if leaf not in self._sources:
+            self._sources[leaf] = open_view()
+        return leaf
 
     def _statistics(self, node: MergeNode) -> MergeNode:
         """The call on views of its files: one kind of statistics under the keys of their models."""
         arguments = dict(node.arguments)
-        kind = arguments["kind"]
-        assert isinstance(kind, LiteralNode) and isinstance(kind.value, str)
+        literal = arguments["kind"]
+        assert isinstance(literal, LiteralNode) and isinstance(literal.value, str)
+        kind = literal.value
         views: list[Node] = []
         for file in node.children:
             if isinstance(file, LiteralNode):
                 continue
             if not isinstance(file, ModelNode):
                 raise RecipeError(f"statistics: expected a file that calibrate wrote, got {file!r}.")
-            leaf = ModelView(file.source, file.space, None, statistic=kind.value)
-            if leaf not in self._sources:
-                self._sources[leaf] = StatisticsSource(self._sources[file], kind.value)
-            views.append(leaf)
+            source = self._sources[file]
+            leaf = ModelView(file.source, file.space, None, statistic=kind)
+            views.append(self._view(leaf, partial(StatisticsSource, source, kind)))
         return MergeNode(node.method, tuple((arguments | {"files": tuple(views)}).items()), node.space)
 
     # interfaces
@@ -218,24 +203,18 @@ class _Resolver:
         if isinstance(method, FormatConversion):
             adapters = self._adapters_below(node, method)
             return self._with_deltas(adapters) if adapters is not None else self._in_format(node, method)
-        if (span := span_of(node)) is not None:
-            return self._some_layers(node, span)
-        if method.identifier == TAKE_ROWS:
-            return self._some_rows(node)
-        if method.identifier == APPROXIMATE_ROWS:
-            return self._made_rows(node)
-        if method.identifier == RENAME_KEYS:
-            return self._renamed(node)
-        return self._with_deltas(node) if isinstance(method, AdapterConversion) else node
+        if isinstance(method, AdapterConversion):
+            return self._with_deltas(node)
+        viewer = self._viewers.get(method.identifier)
+        return viewer(node) if viewer else node
 
-    def _some_layers(self, node: MergeNode, span: Span) -> Node:
+    def _some_layers(self, node: MergeNode) -> Node:
         """A view of some layers of a model."""
-        (model,) = (child for child in node.children if isinstance(child, ModelNode))
-        leaf = _view_of(model, span=span)
-        if leaf not in self._sources:
-            source = self._sources[model]
-            self._sources[leaf] = LayersSource(source, span, _all_keys(source))
-        return leaf
+        model, span = node.children[0], span_of(node)
+        if not isinstance(model, ModelNode) or span is None:
+            return node
+        source = self._sources[model]
+        return self._view(_view_of(model, span=span), lambda: LayersSource(source, span, _all_keys(source)))
 
     def _some_rows(self, node: MergeNode) -> Node:
         """A view of a model with the rows of its tokens taken from other places."""
@@ -245,49 +224,47 @@ class _Resolver:
         if not isinstance(rows, LiteralNode) or len(models) < len(arguments["models"]):  # type: ignore[arg-type]
             return node
         text = str(rows.value)
-        leaf = _view_of(*models, rows=text)
-        if leaf not in self._sources:
-            source, *donors = (self._sources[each] for each in models)
+
+        def open_rows() -> Source:
+            source, *donors = (self._sources[model] for model in models)
             table = RowTable.parse(text)
             if max(table.ends, default=0) > len(donors):
                 raise RecipeError(
                     f"take_rows: rows are taken from model {max(table.ends)}, counted from 0, and "
                     f"{len(models)} are given."
                 )
-            self._sources[leaf] = RowsSource(source, table, donors, _all_keys(source))
-        return leaf
+            return RowsSource(source, table, donors, _all_keys(source))
 
-    def _made_rows(self, node: MergeNode) -> Node:
+        return self._view(_view_of(*models, rows=text), open_rows)
+
+    def _approximated_rows(self, node: MergeNode) -> Node:
         """A view of a model with rows for tokens that it lacks."""
         model, donor, *others = node.children
-        values = {name: child.value for name, child in node.named_children if isinstance(child, LiteralNode)}
+        values = _literals(node)
         if not isinstance(model, ModelNode) or not isinstance(donor, ModelNode) or len(values) < len(others):
             return node
-        what = Approximation(**values)  # type: ignore[arg-type]
-        leaf = _view_of(model, donor, made=what)
-        if leaf not in self._sources:
-            source = self._sources[model]
-            self._sources[leaf] = ApproximatedRows(source, self._sources[donor], what, _all_keys(source))
-        return leaf
+        approximation = Approximation(**values)
+        source, donor_source = self._sources[model], self._sources[donor]
+        return self._view(
+            _view_of(model, donor, approximation=approximation),
+            lambda: ApproximatedRows(source, donor_source, approximation, _all_keys(source)),
+        )
 
     def _renamed(self, node: MergeNode) -> Node:
         """A view of a model under other keys."""
         model, rules = node.children
         if not isinstance(model, ModelNode) or not isinstance(rules, LiteralNode):
             return node
-        leaf = _view_of(model, names=str(rules.value))
-        if leaf not in self._sources:
-            source = self._sources[model]
-            self._sources[leaf] = in_other_names(source, str(rules.value), _all_keys(source))
-        return leaf
+        source, text = self._sources[model], str(rules.value)
+        return self._view(
+            _view_of(model, names=text), lambda: in_other_names(source, text, _all_keys(source))
+        )
 
     def _peft_deltas(self, adapter: ModelNode, base: ModelNode) -> Node:
         """A view of an adapter of PEFT as the differences that it makes to its base."""
         fit = self._configs.only_fit(base)
         leaf = ModelView(adapter.source, "delta", fit.identifier if fit else None, base=base)
-        if leaf not in self._sources:
-            self._sources[leaf] = PeftDeltas(self._sources[adapter], self._sources[base], self._budget)
-        return leaf
+        return self._view(leaf, lambda: PeftDeltas(self._sources[adapter], self._sources[base], self._budget))
 
     def _adapters_below(self, node: MergeNode, conversion: FormatConversion) -> MergeNode | None:
         """One conversion of a LoRA file to differences in another format, instead of two in a row."""
@@ -315,10 +292,8 @@ class _Resolver:
             model.source, node.space, deltas.target.identifier, deltas.config.identifier, base=base
         )
         self._adapters[leaf] = node
-        if leaf not in self._sources:
-            read = None if base is None else self._sources[base]
-            self._sources[leaf] = AdapterSource(source, deltas, self._budget, read)
-        return leaf
+        base_source = None if base is None else self._sources[base]
+        return self._view(leaf, lambda: AdapterSource(source, deltas, self._budget, base_source))
 
     def _in_format(self, node: MergeNode, conversion: FormatConversion) -> Node:
         (model,) = node.children
@@ -338,11 +313,16 @@ class _Resolver:
         return ConvertedSource(source, views(declared, conversion.target).named(names))
 
 
+def _literals(node: MergeNode) -> dict[str, Any]:
+    """The arguments of a call that are plain values."""
+    return {name: child.value for name, child in node.named_children if isinstance(child, LiteralNode)}
+
+
 def _view_of(*models: ModelNode, **how: Any) -> ModelView:
     """A view of the first of some models, which says how they are read."""
     first = models[0]
     base = first.base if isinstance(first, ModelView) else None
-    return ModelView(first.source, first.space, None, declared=first.config, of=models, base=base, **how)
+    return ModelView(first.source, first.space, None, declared=first.config, models=models, base=base, **how)
 
 
 def _all_keys(source: Source) -> Collection[str] | None:
@@ -358,99 +338,3 @@ def _called(method: MergeMethod, node: MergeNode) -> MergeNode:
             arguments[spec.name] = LiteralNode(spec.default)
     named = tuple((name, arguments[name]) for name in method.signature.names if name in arguments)
     return MergeNode(method, named, node.space)
-
-
-def _check_statistics(
-    node: MergeNode, sources: Mapping[ModelNode, Source], checked: set[tuple[Node | None, ...]]
-) -> None:
-    """Check that the statistics which a call receives are those of its models, in their order.
-
-    Args:
-        node: a call.
-        sources: the opened models and views.
-        checked: bases, models and files that fit, which other points of a sweep read, too; is added to.
-
-    Raises:
-        RecipeError: there are more or fewer than models, they are of another model, or a model is not read.
-        CheckpointError: their keys, dtypes or shapes are not those of such statistics.
-    """
-    arguments = dict(node.arguments)
-    given = arguments.get(STATISTICS)
-    who = node.method.identifier
-    if who in NEEDED and isinstance(given, LiteralNode):
-        needed = min(NEEDED[who])
-        raise RecipeError(
-            f"{who}: statistics is {given!r}, and not statistics(FILE, FILE, kind={needed}) of files that "
-            "calibrate wrote."
-        )
-    if not isinstance(given, MergeNode) or given.method.identifier != STATISTICS:
-        return
-    files = [child for child in given.children if isinstance(child, ModelView)]
-    models = _models_of(node)
-    kinds = {sources[file].kind for file in files}  # type: ignore[attr-defined]
-    if kinds and NEEDED.get(who, kinds) != kinds:
-        needed, got = min(NEEDED[who]), min(kinds)
-        raise RecipeError(f"{who}: it needs the statistics {needed}, got {got}. Set kind: {needed}.")
-    if len(files) != len(models):
-        raise RecipeError(
-            f"{who}: statistics of {len(files)} models are given for {len(models)} models. Give one file for "
-            "each model, in the same order."
-        )
-    base = arguments.get("base")
-    base = base if isinstance(base, Node) else None
-    for place, (model, file) in enumerate(zip(models, files, strict=True)):
-        if (base, model, file) not in checked:
-            _check_of_model(who, place, model, file, sources)
-            _check_of_base(who, base, file, sources)
-            checked.add((base, model, file))
-    if kinds == {ACTIVATIONS}:
-        first, *others = (sources[file] for file in files)
-        for other in others:
-            first.require_same_examples(other)  # type: ignore[attr-defined]
-
-
-def _models_of(node: MergeNode) -> tuple[Node, ...]:
-    """The models of a call with statistics: its `models`, or else `a` and `ref`."""
-    arguments = dict(node.arguments)
-    given = [arguments[name] for name in ("models", "a", "ref") if name in arguments]
-    return tuple(node for value in given for node in (value if isinstance(value, tuple) else (value,)))
-
-
-def _check_of_model(
-    who: str, place: int, model: Node, file: ModelView, sources: Mapping[ModelNode, Source]
-) -> None:
-    """Check that a file holds statistics of the model at a place of a method's models."""
-    statistics = sources[file]
-    assert isinstance(statistics, StatisticsSource)
-    if not isinstance(model, ModelNode):
-        raise RecipeError(
-            f"{who}: models[{place}] is {model!r}, and {statistics.name} holds statistics of a model that "
-            "is read. Merge to a file first, and calibrate that."
-        )
-    if fingerprint(sources[model]) != statistics.header.fingerprint:
-        raise RecipeError(
-            f"{who}: {statistics.name} holds statistics of {statistics.header.model}, whose content is not "
-            f"that of models[{place}], {sources[model].name}. Give the files in the order of the models, or "
-            f"make them: python -m mecha_exp calibrate {sources[model].name} data=FILE "
-            f"kind={statistics.kind} output=FILE.safetensors"
-        )
-    statistics.require_fit(sources[model])
-
-
-def _check_of_base(who: str, base: Node | None, file: ModelView, sources: Mapping[ModelNode, Source]) -> None:
-    """Check that a mask is of a task vector from the base of a call."""
-    statistics = sources[file]
-    assert isinstance(statistics, StatisticsSource)
-    settings = statistics.header.settings
-    if BASE_FINGERPRINT not in settings or base is None:
-        return
-    if not isinstance(base, ModelNode):
-        raise RecipeError(
-            f"{who}: the base is {base!r}, and {statistics.name} holds the mask of a task vector from a "
-            "model that is read. Merge to a file first, and train the mask with that."
-        )
-    if settings[BASE_FINGERPRINT] != fingerprint(sources[base]):
-        raise RecipeError(
-            f"{who}: {statistics.name} holds the mask of a task vector from {settings.get('base')}, whose "
-            f"content is not that of the base, {sources[base].name}. Give that base, or train the mask again."
-        )

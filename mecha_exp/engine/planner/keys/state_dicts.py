@@ -29,7 +29,7 @@ from mecha_exp.engine.planner.keys.key_graph import ArgumentView, KeyGraph
 from mecha_exp.engine.planner.keys.method_calls import call_method, result_at
 from mecha_exp.engine.planner.keys.relations import Relations
 from mecha_exp.engine.planner.keys.stacked_experts import Stacks, doubt
-from mecha_exp.engine.planner.resolution import STATISTICS
+from mecha_exp.engine.planner.statistics import STATISTICS
 from mecha_exp.errors import MergeError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.method_api.key_map import KeyRelation
