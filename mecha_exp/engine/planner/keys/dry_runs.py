@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,13 +12,15 @@ from mecha_exp.architectures.lora import ANY_SHAPE
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, torch_dtype
 from mecha_exp.engine.ir.program import DeferredCall
 from mecha_exp.engine.planner.keys.dependence import varies_by_key
-from mecha_exp.engine.planner.keys.key_graph import ArgumentView, KeyGraph
-from mecha_exp.engine.planner.keys.method_calls import call_method, result_at
+from mecha_exp.engine.planner.keys.method_calls import ArgumentView, call_method, result_at
 from mecha_exp.engine.planner.keys.relations import Relations, hyperparameter_keys
 from mecha_exp.errors import RecipeError, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
 from mecha_exp.method_api.key_map import KeyRelation
 from mecha_exp.method_api.state_dict import StateDictKeyError
+
+if TYPE_CHECKING:
+    from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
 
 
 def arithmetic_dtype(info: TensorInfo, compute_dtype: torch.dtype) -> torch.dtype:
@@ -34,7 +36,9 @@ class DryRuns:
         dtype_at: (key) -> the dtype of the arithmetic there.
     """
 
-    def __init__(self, graph: KeyGraph, relations: Relations, dtype_at: Callable[[str], torch.dtype]) -> None:
+    def __init__(
+        self, graph: PerKeyGraph, relations: Relations, dtype_at: Callable[[str], torch.dtype]
+    ) -> None:
         self._graph = graph
         self._relations = relations
         self._dtype_at = dtype_at

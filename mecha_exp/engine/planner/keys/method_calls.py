@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mecha_exp.architectures import ModelConfig, StructuralConfig
 from mecha_exp.engine.ir.calls import run_method
 from mecha_exp.engine.planner.keys.relations import hyperparameter_key
 from mecha_exp.errors import MergeError
 from mecha_exp.graph.nodes import MergeNode, Node
 from mecha_exp.method_api.key_map import KeyRelation
+from mecha_exp.method_api.state_dict import StateDict
+
+if TYPE_CHECKING:
+    from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
+
+
+class ArgumentView(StateDict[Any]):
+    """An argument of a method as a state dict, whose values are computed when the method reads them."""
+
+    def __init__(
+        self,
+        graph: PerKeyGraph,
+        node: Node,
+        has: Callable[[Node, str], bool] | None = None,
+        value: Callable[[Node, str], Any] | None = None,
+    ) -> None:
+        self._graph = graph
+        self._node = node
+        self._has = has or graph.has
+        self._value = value or graph.value
+
+    def __getitem__(self, key: str) -> Any:
+        return self._value(self._node, key)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._has(self._node, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._graph.keys_of(self._node))
+
+    def __len__(self) -> int:
+        return len(self._graph.keys_of(self._node))
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model config of the argument; a structural one if none is known."""
+        return self._graph.configs.of(self._node) or StructuralConfig({})
 
 
 def call_method(

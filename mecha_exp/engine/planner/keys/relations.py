@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mecha_exp.architectures import ModelConfig, resolve
 from mecha_exp.engine.ir.calls import lines_of
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
-from mecha_exp.engine.planner.keys.key_graph import KeyGraph
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import MergeNode, Node
 from mecha_exp.method_api.key_map import KeyMap, KeyRelation
+
+if TYPE_CHECKING:
+    from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
 
 
 class Relations:
     """The key relations of calls: by `map_keys`, or else each key needs the same key."""
 
-    def __init__(self, graph: KeyGraph) -> None:
+    def __init__(self, graph: PerKeyGraph) -> None:
         self._graph = graph
         self._maps: dict[MergeNode, KeyMap | None] = {}
 

@@ -14,7 +14,7 @@ from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.ir.program import DeferredCall
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.keys.dependence import MISSING, reads_other_keys, value_at, varies_by_key
-from mecha_exp.engine.planner.keys.key_graph import ArgumentView
+from mecha_exp.engine.planner.keys.method_calls import ArgumentView
 from mecha_exp.engine.planner.keys.state_dicts import StateDictCalls
 from mecha_exp.engine.planner.resolution import resolve_recipes
 from mecha_exp.errors import RecipeError

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,8 +25,7 @@ from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.keys.dependence import MISSING, reads_other_keys
 from mecha_exp.engine.planner.keys.dry_runs import DryRuns, arithmetic_dtype
-from mecha_exp.engine.planner.keys.key_graph import ArgumentView, KeyGraph
-from mecha_exp.engine.planner.keys.method_calls import call_method, result_at
+from mecha_exp.engine.planner.keys.method_calls import ArgumentView, call_method, result_at
 from mecha_exp.engine.planner.keys.relations import Relations
 from mecha_exp.engine.planner.keys.stacked_experts import Stacks, doubt
 from mecha_exp.engine.planner.statistics import STATISTICS
@@ -35,6 +34,9 @@ from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.method_api.key_map import KeyRelation
 from mecha_exp.method_api.state_dict import StateDictKeyError, Tile
 from mecha_exp.system.byte_cache import ByteCache
+
+if TYPE_CHECKING:
+    from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
 
 
 class StateDictCalls:
@@ -45,7 +47,7 @@ class StateDictCalls:
         stacks: decides which keys are computed expert by expert.
     """
 
-    def __init__(self, graph: KeyGraph, options: EngineOptions) -> None:
+    def __init__(self, graph: PerKeyGraph, options: EngineOptions) -> None:
         self.budget = options.memory_budget // 4
         self.stacks = Stacks(graph.configs, options.stacked_experts)
         self._graph = graph
