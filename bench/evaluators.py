@@ -1,6 +1,6 @@
 """Times what workers of an evaluator cost for each point beside the evaluator: processes, and actors of Ray.
 
-    python bench/evaluators.py --megabytes 1 100 --repeats 5
+    python -m bench.evaluators --megabytes 1 100 --repeats 5
 
 The evaluator sleeps for 0.3 s and reads each tensor once. Two workers measure models from memory, and have
 started before. Kinds of workers take turns, so that what else the machine does meets all of them. A point
@@ -18,16 +18,12 @@ from pathlib import Path
 
 import torch
 
+from bench.report import table
 from mecha_exp.cluster import RayWorkers
 from mecha_exp.cluster.actors import Actor
 from mecha_exp.evaluation import Scoring, read_scoring
 from mecha_exp.evaluation.isolation.pool import pools_on
 from mecha_exp.plugins import load_plugins
-
-try:
-    from bench.report import table
-except ImportError:  # run as a script
-    from report import table  # type: ignore[no-redef]
 
 WORKERS = 2
 EVALUATOR = """

@@ -1,7 +1,7 @@
 """How large the report of a sweep is, how long writing it takes, and how soon Chromium has opened it.
 
-    python bench/page.py                # 1,000 points with outcomes of 400 examples
-    python bench/page.py --points 100
+    python -m bench.page                # 1,000 points with outcomes of 400 examples
+    python -m bench.page --points 100
 
 Seconds of the browser are those of its clock since the page was asked for; "processor" is the time of the
 page's own process, to which other programs on the machine add little. No graphics card helps to draw.
@@ -19,18 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from bench.browser import Browser
+from bench.report import machine, save_section, table
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.report import REPORT_FILE, Results, write_all
 from mecha_exp.report.verdict import verdict_of
 from mecha_exp.runs.outcomes import POINT, WHOLE, ModelOutcomes
 from mecha_exp.runs.record import Record
-
-try:
-    from bench.browser import Browser
-    from bench.report import machine, save_section, table
-except ImportError:  # run as a script
-    from browser import Browser  # type: ignore[no-redef]
-    from report import machine, save_section, table  # type: ignore[no-redef]
 
 RECIPES = ("task_arithmetic", "ties", "dare_ties", "breadcrumbs", "della")
 REPEATS = 5

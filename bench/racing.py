@@ -1,7 +1,7 @@
 """How many forward passes a race saves, and how often it keeps the winner.
 
-    python bench/racing.py outputs/multiruns/2026-01-01_12-00-00   # replays races on the outcomes of sweeps
-    python bench/racing.py --no-effect                             # how often the best is dropped wrongly
+    python -m bench.racing outputs/multiruns/2026-01-01_12-00-00   # replays races on the outcomes of sweeps
+    python -m bench.racing --no-effect                             # how often the best is dropped wrongly
 
 A sweep that was measured whole has the outcomes that a race would have seen. They are raced in many orders.
 What is left in a race is measured whole afterwards, and that is counted, too.
@@ -17,17 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.report import table
 from mecha_exp.app.batch import MOST_POINTS
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.racing import HALVING, TEST, Order, Race, RaceSettings
 from mecha_exp.evaluation.racing.order import Part
 from mecha_exp.evaluation.racing.settings import HALVING_LOOKS
 from mecha_exp.runs.outcomes import POINT, outcomes_of_sweep
-
-try:
-    from bench.report import table
-except ImportError:  # run as a script
-    from report import table  # type: ignore[no-redef]
 
 HEAD = [
     "outcomes",

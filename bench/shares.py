@@ -1,6 +1,7 @@
 """Times a sweep of 96 points in one pass and in shares, and counts the bytes of models that it reads.
 
-    python bench/shares.py --repeats 3 onepass ray processes
+    python -m bench.shares                         onepass, processes and ray, three turns
+    python -m bench.shares --repeats 1 onepass slurm
 
 Each run is a command in a fresh folder with a fresh store, untracked. Launchers take turns, so that what else
 the machine does meets all of them. Seconds are medians; the ratio is the median of those of each turn.
@@ -8,41 +9,34 @@ the machine does meets all of them. Seconds are medians; the ratio is the median
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-try:
-    from bench.report import table
-except ImportError:  # run as a script
-    from report import table  # type: ignore[no-redef]
+from bench.report import seconds, table
 
 ALPHAS = ",".join(f"{0.05 * n:.2f}" for n in range(1, 25))
 SWEEP = ("recipe=ties", f"alpha={ALPHAS}", "k=0.1,0.2,0.3,0.4", "output=none", "tracking=none", "-m")
 REPOSITORY = Path(__file__).parents[1]
+LAUNCHERS = ("onepass", "processes", "ray")
 
 
 def run(launcher: str, workers: int) -> tuple[float, float]:
     """Run the sweep; returns its seconds and the megabytes of models that its passes read."""
     words = [f"hydra/launcher={launcher}", "hydra.sweep.dir=sweep"]
     words += [f"hydra.launcher.workers={workers}"] if launcher != "onepass" else []
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
         command = [sys.executable, "-m", "mecha_exp", *SWEEP, *words]
-        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-        seconds = time.perf_counter() - start
+        took = seconds(command, Path(folder), {"PYTHONPATH": str(REPOSITORY)})
         records = [json.loads(path.read_text()) for path in Path(folder, "sweep").glob("*/run.json")]
-    return seconds, sum(record["metrics"]["io/bytes_read"] for record in records) / 1e6
+    return took, sum(record["metrics"]["io/bytes_read"] for record in records) / 1e6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("launchers", nargs="+", help="the first one is what the others are compared with")
+    which = "the first one is what the others are compared with"
+    parser.add_argument("launchers", nargs="*", default=LAUNCHERS, help=which)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
@@ -50,9 +44,9 @@ def main() -> None:
     first = options.launchers[0]
     lines = [["launcher", "seconds", f"times {first}", "megabytes read"]]
     for name in options.launchers:
-        seconds = statistics.median(one[name][0] for one in runs)
+        took = statistics.median(one[name][0] for one in runs)
         ratio = statistics.median(one[name][0] / one[first][0] for one in runs)
-        lines.append([f"`{name}`", f"{seconds:.1f}", f"{ratio:.2f}", f"{runs[0][name][1]:.1f}"])
+        lines.append([f"`{name}`", f"{took:.1f}", f"{ratio:.2f}", f"{runs[0][name][1]:.1f}"])
     sys.stdout.write(table(lines) + "\n")
 
 

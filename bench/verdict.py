@@ -1,8 +1,8 @@
 """How often a verdict is wrong, and how often it sees what is there, in simulated sweeps.
 
-    python bench/verdict.py                # 2,000 sweeps of each kind; about half an hour on one core
-    python bench/verdict.py --sweeps 200   # minutes
-    python bench/verdict.py --speed 1000 10000 1
+    python -m bench.verdict                # 2,000 sweeps of each kind; about half an hour on one core
+    python -m bench.verdict --sweeps 200   # minutes
+    python -m bench.verdict --speed 1000 10000 1
 
 Outcomes have the structure of real ones: an example is easy or hard for all points alike, neighbouring points
 err alike, and examples of a cluster have a difficulty in common.
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from bench.report import table
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.verdict import Candidate, conclude
 from mecha_exp.verdict.choice import best, minimum_detectable_difference
@@ -28,11 +29,6 @@ from mecha_exp.verdict.comparisons import Family, independent_family, selected_f
 from mecha_exp.verdict.intervals import RESAMPLES, Estimate
 from mecha_exp.verdict.paired_tests import holm, paired_p_values
 from mecha_exp.verdict.panel import Panel
-
-try:
-    from bench.report import table
-except ImportError:  # run as a script
-    from report import table  # type: ignore[no-redef]
 
 FLIPS = 999
 SWEEPS = 2000
