@@ -27,6 +27,7 @@ from mecha_exp.app.sweep.reporting import report_chosen
 from mecha_exp.app.tracking import how_to_log_later
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.checkpoint import can_resume, check_writable, find_partial_outputs
+from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.engine import plan
 from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError
 from mecha_exp.evaluation import Scoring
@@ -140,8 +141,24 @@ def _check_evaluations(line: CommandLine, scoring: Scoring) -> None:
         )
 
 
+def _folder(line: CommandLine, mode: str) -> Path:
+    """The folder of a run or a sweep.
+
+    Raises:
+        ConfigError: it lies elsewhere.
+    """
+    folder = str(line.config.hydra[mode].dir)
+    if address_in(folder):
+        raise ConfigError(
+            f"hydra.{mode}.dir={folder}: runs and sweeps keep their folders on a disk. Machines share "
+            "results with store=s3://bucket/path, and a merged model goes to a bucket with python -m "
+            "mecha_exp merge RECIPE.mecha -o s3://bucket/path"
+        )
+    return Path(folder)
+
+
 def _run_one(line: CommandLine, bench: Workbench) -> int:
-    folder = Path(line.config.hydra.run.dir)
+    folder = _folder(line, "run")
     _, scoring = _require_one_good_point(line, bench, folder)
     check_race(line, scoring)
     if not any(word.startswith("hydra.run.dir=") for word in line.overrides):
@@ -181,7 +198,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     if line.searched is not None:
         sweep.logarithmic = [d.key for d in line.searched.space.dimensions if d.logarithmic]
     tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
-    point, scoring = _require_one_good_point(line, bench, Path(line.config.hydra.sweep.dir))
+    point, scoring = _require_one_good_point(line, bench, _folder(line, "sweep"))
     _check_evaluations(line, scoring)
     check_race(line, scoring)
     adaptive = _adaptive(line, point, scoring, title, bench)

@@ -92,6 +92,12 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
         ),
         (["alpha=0.1,", "-m"], "'alpha=0.1,' cannot be read"),
         (["--config-dir", "no_conf"], "--config-dir no_conf: there is no such folder."),
+        (
+            ["hydra.run.dir=s3://bucket/run"],
+            "hydra.run.dir=s3://bucket/run: runs and sweeps keep their folders on a disk. Machines share "
+            "results with store=s3://bucket/path, and a merged model goes to a bucket with python -m",
+        ),
+        (["alpha=0.1,0.2", "-m", "hydra.sweep.dir=gs://b/sweep"], "hydra.sweep.dir=gs://b/sweep: runs and"),
     ],
 )
 def test_a_wrong_word_is_an_error_with_its_place_and_the_nearest_right_one(app, folder, arguments, message):
