@@ -341,7 +341,7 @@ def _require_on_disk(path: str | None) -> None:
     if path and is_address(str(path)):
         raise ConfigError(
             f"output.path: {path} lies elsewhere, and outputs are written to this machine's disks by runs, "
-            "which measure them. The verb merge writes to s3://: python -m mecha_exp merge RECIPE.mecha -o s3://bucket/path"
+            "which measure them. The verb merge writes to buckets: python -m mecha_exp merge RECIPE.mecha -o s3://bucket/path"
         )
 
 

@@ -14,7 +14,7 @@ from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
 from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate, GgufWriter, check_gguf
-from mecha_exp.checkpoint.remote.address import S3, address_in, scheme_of
+from mecha_exp.checkpoint.remote.address import GOOGLE, S3, address_in, scheme_of
 from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Package, is_file_name, pack
@@ -128,9 +128,9 @@ class Destination:
         check_folder_writable(self.path, sum(package.nbytes for package in self.packages))
 
     def _check_address(self, address: str) -> None:
-        if scheme_of(address) not in S3:
+        if scheme_of(address) not in (*S3, *GOOGLE):
             raise CheckpointError(
-                f"{address} lies elsewhere, and outputs are written to this machine's disks or to s3://. "
+                f"{address} lies elsewhere. Outputs are written to this machine's disks, s3:// and gs://. "
                 "Write to a path, and upload the result with the store's own tool."
             )
         if self.path.suffix == GGUF_SUFFIX and not self.is_folder:

@@ -7,6 +7,7 @@ from functools import partial
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import save as as_bytes
 from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint import load
 from mecha_exp.checkpoint.remote import lookup, stores
+from mecha_exp.checkpoint.upload import resumable
 from mecha_exp.errors import CheckpointError, MergeError
 from mecha_exp.lab.bucket import open_store
 from mecha_exp.lab.content_hash import content_of, unread_bytes
@@ -31,9 +33,10 @@ ADDRESS = "gs://models/tiny/model.safetensors"
 class Server(ThreadingHTTPServer):
     """A server whose clients may hang up, as gcsfs does with what it no longer needs."""
 
-    def __init__(self, handler) -> None:
-        super().__init__(("127.0.0.1", 0), handler)
+    def __init__(self, handler, storage) -> None:
+        super().__init__(("127.0.0.1", 0), partial(handler, storage))
         self.ranges: list[str] = []
+        self.storage = storage
 
     def handle_error(self, request, client_address) -> None:
         """Say nothing."""
@@ -58,14 +61,19 @@ def server() -> Iterator[Server]:
                 return
         response.status = HTTPStatus.NOT_FOUND
 
-    routes = [
-        (path, {name: download if call is objects.download else call for name, call in calls.items()})
-        for path, calls in emulator.HANDLERS
-    ]
+    def cancel(request, response, storage, **more):
+        """As the service does with an upload that is given up, which the emulator does not know."""
+        storage.delete_resumable_file_obj(request.query["upload_id"][0])
+        response.status = SimpleNamespace(value=499, phrase="Client Closed Request")
+
+    def ours(calls):
+        changed = {name: download if call is objects.download else call for name, call in calls.items()}
+        return {**changed, "DELETE": cancel} if objects.upload_partial in calls.values() else changed
+
     patch = pytest.MonkeyPatch()
     patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # zonal buckets, which need credentials
-    patch.setattr(emulator, "HANDLERS", routes)
-    web = Server(partial(emulator.RequestHandler, Storage(use_memory_fs=True)))
+    patch.setattr(emulator, "HANDLERS", [(path, ours(calls)) for path, calls in emulator.HANDLERS])
+    web = Server(emulator.RequestHandler, Storage(use_memory_fs=True))
     Thread(target=web.serve_forever, daemon=True).start()
     yield web
     web.shutdown()
@@ -131,9 +139,83 @@ def test_what_is_not_there_is_said(address, bucket):
         find_model(address, [])
 
 
-def test_an_output_is_refused_before_the_work(bucket):
-    with pytest.raises((CheckpointError, MergeError), match=r"this machine's disks or to s3://"):
-        merge(weighted_sum(ADDRESS, OTHERS, alpha=0.0), "gs://models/out.safetensors")
+@pytest.fixture
+def chunks(bucket, server, monkeypatch):
+    """The file system of a bucket, with chunks of the smallest size that Google takes."""
+    monkeypatch.setattr(resumable, "CHUNK", 1 << 18)
+    yield bucket
+    assert not server.storage.resumable  # every upload was completed, or given up
+
+
+def test_an_output_is_uploaded_in_chunks_and_has_the_bytes_of_a_file(chunks, save, tmp_path):
+    model = save("model", TENSORS)
+    merge(weighted_sum(model, model, alpha=0.3), tmp_path / "here.safetensors")
+
+    merge(weighted_sum(model, model, alpha=0.3), "gs://models/out/merged.safetensors")
+
+    here = (tmp_path / "here.safetensors").read_bytes()
+    assert len(here) > 3 * resumable.CHUNK
+    assert chunks.cat_file("models/out/merged.safetensors") == here
+
+
+def test_bytes_that_come_early_wait(chunks):
+    content = bytes(range(256)) * 4096
+    upload = resumable.ResumableUpload("gs://models/out.bin", len(content))
+
+    for start in range(len(content) - 100_000, -100_000, -100_000):
+        upload.write(max(start, 0), memoryview(content)[max(start, 0) : start + 100_000])
+    assert not chunks.exists("models/out.bin")
+    upload.complete()
+
+    assert chunks.cat_file("models/out.bin") == content
+
+
+def test_a_folder_of_shards_is_uploaded_with_its_small_files(chunks, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(as_bytes(TENSORS))
+    (folder / "config.json").write_text('{"model_type": "tiny"}')
+    recipe = weighted_sum(str(folder), str(folder), alpha=0.3)
+    merge(recipe, tmp_path / "here", shard_size="900KB")
+
+    merge(recipe, "gs://models/merged/", shard_size="900KB")
+
+    here = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    assert len([name for name in here if name.startswith("model-")]) == 2
+    assert {name: chunks.cat_file(f"models/merged/{name}") for name in here} == here
+    with pytest.raises(CheckpointError, match="holds files already, and a bucket cannot replace a folder"):
+        merge(recipe, "gs://models/merged", shard_size="900KB")
+
+
+def test_after_an_error_nothing_is_there_and_the_old_file_stays(chunks, save):
+    chunks.pipe_file("models/out.safetensors", b"old")
+    model = save("model", TENSORS)
+    broken = save("broken", {**TENSORS, "layers.0.bias": torch.full((7,), torch.nan)})
+
+    with pytest.raises(MergeError, match="bias"):
+        merge(weighted_sum(model, broken, alpha=0.3), "gs://models/out.safetensors")
+
+    assert chunks.cat_file("models/out.safetensors") == b"old"
+
+
+def test_a_chunk_that_the_store_refuses_is_an_error(chunks, save, monkeypatch):
+    from gcsfs import core
+
+    async def refuse(*about):
+        raise OSError("no more room")
+
+    model = save("model", TENSORS)
+    monkeypatch.setattr(core, "upload_chunk", refuse)
+
+    with pytest.raises(CheckpointError, match=r"out\.safetensors cannot be written: no more room"):
+        merge(weighted_sum(model, model, alpha=0.3), "gs://models/out.safetensors")
+    assert not chunks.exists("models/out.safetensors")
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(chunks, save):
+    model = save("model", TENSORS)
+    with pytest.raises(CheckpointError, match=r"gs://nowhere/out\.safetensors cannot be written"):
+        merge(weighted_sum(model, model, alpha=0.3), "gs://nowhere/out.safetensors")
 
 
 def test_results_are_kept_in_a_bucket(bucket):

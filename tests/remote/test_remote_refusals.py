@@ -3,7 +3,9 @@
 import sys
 
 import pytest
+import torch
 
+from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint.remote import file_systems, lookup, web
 from mecha_exp.checkpoint.remote.pin import Pin
 from mecha_exp.checkpoint.remote.stores import store_at
@@ -82,3 +84,9 @@ def test_an_object_of_s3_without_the_right_to_read_it():
 def test_an_address_that_is_none(server):
     with refused(r"http://\[/a\.safetensors "):
         find_model("http://[/a.safetensors", [])
+
+
+def test_an_output_in_another_store():
+    model = {"w": torch.ones(3)}
+    with refused(r"az://bucket/a\.safetensors lies elsewhere\. Outputs are written to this machine's disks"):
+        merge(weighted_sum(model, model, alpha=0.3), "az://bucket/a.safetensors")

@@ -10,12 +10,14 @@ import torch
 
 from mecha_exp.checkpoint.folder_in_place import index_content
 from mecha_exp.checkpoint.positional import byte_view, parts_of
+from mecha_exp.checkpoint.remote.address import GOOGLE, scheme_of
 from mecha_exp.checkpoint.remote.file_systems import opened
 from mecha_exp.checkpoint.remote.pin import first_line
 from mecha_exp.checkpoint.safetensors.writer import Places
 from mecha_exp.checkpoint.shards import Package
 from mecha_exp.checkpoint.transaction.journal import Note
 from mecha_exp.checkpoint.upload.multipart import MultipartUpload
+from mecha_exp.checkpoint.upload.resumable import ResumableUpload
 from mecha_exp.errors import CheckpointError
 
 
@@ -46,9 +48,9 @@ class UploadWriter:
         self.finished: Mapping[str, Note] = {}
         self._is_folder = small_files is not None
         self._packages, self._small_files = packages, dict(small_files or {})
-        self._uploads: dict[str, MultipartUpload] = {}
+        self._uploads: dict[str, MultipartUpload | ResumableUpload] = {}
         self._visible: list[str] = []  # files of a folder that others lack
-        self._place_of: dict[str, tuple[MultipartUpload, int]] = {}
+        self._place_of: dict[str, tuple[MultipartUpload | ResumableUpload, int]] = {}
         try:
             for package in packages:
                 self._open(package, metadata)
@@ -61,7 +63,7 @@ class UploadWriter:
             name = package.path_of(shard.name)
             places = Places.in_safetensors(shard.tensors, metadata)
             address = f"{self.address}/{name}" if self._is_folder else self.address
-            upload = self._uploads[name] = MultipartUpload(address, places.nbytes)
+            upload = self._uploads[name] = upload_to(address, places.nbytes)
             upload.write(0, memoryview(places.header))
             self._place_of |= {package.prefix + key: (upload, at) for key, at in places.offsets.items()}
 
@@ -146,9 +148,18 @@ class UploadWriter:
             raise CheckpointError(f"{self.address}/{name} cannot be written: {first_line(error)}.") from error
 
 
+def upload_to(address: str, nbytes: int) -> MultipartUpload | ResumableUpload:
+    """An upload of an object of so many bytes, as its store takes it.
+
+    Raises:
+        CheckpointError: the store's library is not installed, or nothing can be written there.
+    """
+    return (ResumableUpload if scheme_of(address) in GOOGLE else MultipartUpload)(address, nbytes)
+
+
 def check_address(address: str, is_folder: bool) -> None:
     """Raise CheckpointError unless a model can be uploaded to an address. Leaves nothing behind."""
-    MultipartUpload(address, 1).abort()
+    upload_to(address, 1).abort()
     fs, path = opened(address.rstrip("/"))
     try:
         fs.invalidate_cache()
