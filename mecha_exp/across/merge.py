@@ -11,6 +11,7 @@ from mecha_exp.across.shares import Share, SharedMerge
 from mecha_exp.across.task import Made, Task, make, make_share
 from mecha_exp.across.workers import workers_for
 from mecha_exp.checkpoint.transaction.paths import sibling
+from mecha_exp.checkpoint.transaction.recovery import require_unused
 from mecha_exp.cluster import LostWorker, Workers
 from mecha_exp.engine import MergeReport, Plan
 from mecha_exp.engine import run_plan as run_here
@@ -91,6 +92,7 @@ class _Head:
         has_failed = False
         try:
             with workers_for(self._merge.plan.options, len(waiting), jobs) as workers:
+                require_unused(self._merge.destination.path, self._folder)  # jobs that were left have ended
                 return self._make(waiting, workers)
         except Exception:
             has_failed = True

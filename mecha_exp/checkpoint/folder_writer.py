@@ -15,11 +15,11 @@ from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.shards import Package
 from mecha_exp.checkpoint.sidecars import content_of
 from mecha_exp.checkpoint.transaction.lock import TargetLock
-from mecha_exp.checkpoint.transaction.paths import LOCK, sibling, target_of
-from mecha_exp.checkpoint.transaction.recovery import can_resume, remove_beside, used_targets
+from mecha_exp.checkpoint.transaction.paths import target_of
+from mecha_exp.checkpoint.transaction.recovery import can_resume, remove_beside, require_unused
 from mecha_exp.checkpoint.transaction.space import cannot_write
 from mecha_exp.checkpoint.transaction.staging import Inseparable, anchor_of, publish, staged_folder, sync
-from mecha_exp.errors import CheckpointError, some
+from mecha_exp.errors import CheckpointError
 
 
 class FolderWriter(ShardWriters):
@@ -66,7 +66,7 @@ class FolderWriter(ShardWriters):
             self._anchor.parent.mkdir(parents=True, exist_ok=True)
             self._lock: TargetLock | None = TargetLock(self._anchor)
         try:
-            self._require_unused()
+            require_unused(self.path, self._staged)
         except CheckpointError:
             self._release()
             raise
@@ -75,15 +75,6 @@ class FolderWriter(ShardWriters):
         except BaseException as error:
             self.abort() if isinstance(error, Exception) else self.suspend()
             raise
-
-    def _require_unused(self) -> None:
-        """Raise CheckpointError if tasks are making shards of the folder (see `ShardWriters`)."""
-        if writers := used_targets(self._staged):
-            locks = some(str(sibling(writer, LOCK)) for writer in writers)
-            raise CheckpointError(
-                f"{self.path} is being made by other processes, which write {len(writers)} of its files. "
-                f"Wait for them, or choose another output. If they are gone, delete {locks}."
-            )
 
     def _open(self, metadata: Mapping[str, str], signature: str | None) -> None:
         with self._explained():

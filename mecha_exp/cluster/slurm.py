@@ -26,6 +26,8 @@ _ASK_SECONDS = 2.0
 """How often Slurm is asked for its jobs."""
 _GRACE_SECONDS = 3.0
 """How long the result of a job that has ended may take to be seen through a shared folder."""
+_INTERRUPT_SECONDS, _END_SECONDS = 5.0, 30.0
+"""How long jobs that are interrupted, and then killed, may take to end."""
 
 
 class SlurmWorkers(Workers):
@@ -82,6 +84,11 @@ class SlurmWorkers(Workers):
             settings["gpus_per_node"] = gpus
         if not self._is_local:
             settings["slurm_array_parallelism"] = self.count
+            # A job that Slurm starts again would meet what its first run has taken; lost ones are made again.
+            more["slurm_additional_parameters"] = {
+                "no-requeue": True,
+                **(more.get("slurm_additional_parameters") or {}),
+            }
         return settings | more
 
     def close(self) -> None:
@@ -153,10 +160,30 @@ class SlurmWorkers(Workers):
 
     def _cancel(self, jobs: list[str]) -> None:
         if jobs and not self._is_local:
-            subprocess.run(["scancel", *jobs], check=False, capture_output=True)
+            _end(jobs)
         for process in _processes_of(jobs, self._folder) if jobs and self._is_local else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+
+
+def _end(jobs: Collection[str]) -> None:
+    """End jobs of Slurm, and wait for that.
+
+    Those that run are interrupted first, so that they free their locks: of a job that was killed on another
+    machine nothing tells whether it is gone. submitit's jobs take no notice of SIGTERM, which is usual.
+    """
+    until_killed, until_gone = _INTERRUPT_SECONDS, _END_SECONDS
+    steps = {"--state=PENDING": 0.0, "--signal=INT": until_killed, "--signal=KILL": 0.0, "": until_gone}
+    for option, seconds in steps.items():
+        command = ["scancel", *filter(None, [option]), *jobs]
+        subprocess.run(command, check=False, capture_output=True)
+        until = time.monotonic() + seconds
+        while not (_queued() or set()).isdisjoint(jobs):
+            if time.monotonic() >= until:
+                break
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
 
 
 def _queued() -> set[str] | None:

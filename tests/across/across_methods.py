@@ -38,5 +38,5 @@ def bury(grave: Path) -> bool:
 @merge_method
 def slow_mean(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor):
     """(a + b) / 2, so slowly that a merge can be killed in the middle."""
-    time.sleep(0.2)
+    time.sleep(float(os.environ.get("SLOW_SECONDS", "0")))
     return (a + b) / 2

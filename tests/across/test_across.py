@@ -4,9 +4,11 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,20 +24,35 @@ from mecha_exp.across.shares import ShardFile, SharedMerge, distribute
 from mecha_exp.across.task import Task, make
 from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.checkpoint.transaction.paths import LOCK, sibling
-from mecha_exp.checkpoint.transaction.recovery import find_partial_outputs, used_targets
+from mecha_exp.checkpoint.transaction.recovery import find_partial_outputs
 from mecha_exp.cluster import SlurmWorkers
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import call
+from mecha_exp.method_api import registry
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe.text import serialize
 
 PLUGIN = str(Path(__file__).with_name("across_methods.py"))
+BURNT = """
+import platform, sys
+platform.node = lambda: "burnt"
+from mecha_exp.cli import main
+sys.exit(main())
+"""
+STAGED = Path(".many.mecha-partial")
 SHARD = 20_000
 ONE = EngineOptions(workers=1)
 THREE = replace(ONE, across=3)
 
 
-pytestmark = pytest.mark.usefixtures("registries")  # which a plugin of methods fills
+@pytest.fixture(scope="module", autouse=True)
+def methods() -> Iterator[None]:
+    """The methods of the plugin, registered while these tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        registry.all_methods()  # which imports them
+        patch.setattr(registry, "_registry", dict(registry._registry))
+        load_plugins([PLUGIN])
+        yield
 
 
 @pytest.fixture
@@ -47,6 +64,18 @@ def folders(tmp_path, monkeypatch) -> list[str]:
         Path(name, "config.json").write_text(json.dumps({"model_type": "tiny", "torch_dtype": "float32"}))
         Path(name, "tokenizer.json").write_text("{}")
     return ["a", "b", "c"]
+
+
+@pytest.fixture(
+    params=["processes", *(pytest.param(name, marks=pytest.mark.libraries) for name in ("ray", "slurm"))]
+)
+def cluster(request) -> str:
+    """Where the tasks run: here, on Ray, or on a Slurm of this machine."""
+    if request.param != "processes":
+        pytest.importorskip("ray" if request.param == "ray" else "submitit")
+    if request.param == "slurm":
+        request.getfixturevalue("slurm")
+    return request.param
 
 
 def write_model(name: str, seed: int, odd: float = 0.0) -> None:
@@ -77,7 +106,7 @@ def by_hand(made: Job, options: EngineOptions, *tasks: int) -> None:
 
 def commit(made: Job, options: EngineOptions = THREE):
     with plan([made], options) as planned:
-        return run_plan(planned)
+        return run_plan(planned, plugins=[PLUGIN])
 
 
 RECIPES = {
@@ -105,52 +134,73 @@ def test_tasks_by_hand_and_a_commit_give_the_bytes_of_one_process(folders, make_
     assert (report.resumed_keys, report.bytes_read) == (report.keys - 1, 0)  # the empty key is not read
 
 
-def test_tasks_in_processes_give_the_bytes_of_one_and_one_that_is_killed_is_run_again(folders):
-    load_plugins([PLUGIN])
+def test_tasks_give_the_bytes_of_one_process_and_one_that_is_killed_is_run_again(folders, cluster):
     recipe = call("deadly_mean", "a", "b")
     merge(recipe, "one", ONE, shard_size=SHARD, card=False)
     Path("graves").mkdir()
 
-    with plan([job(recipe)], replace(ONE, across=2)) as planned:
+    with plan([job(recipe)], replace(ONE, across=2, cluster=cluster)) as planned:
         report = run_plan(planned, plugins=[PLUGIN])
 
-    assert Path("graves", "first").exists()  # a process was killed
+    assert Path("graves", "first").exists()  # a worker was killed
     assert hashes("many") == hashes("one")
     assert report.resumed_keys >= 1
     assert [path.name for path in Path().glob(".*")] == []
 
 
-@pytest.mark.heavy
-def test_after_the_head_is_killed_its_workers_end_and_the_same_command_goes_on(folders):
-    load_plugins([PLUGIN])
+def start_slowly(*words: str, code: str = "", seconds: float = 0.2) -> subprocess.Popen:
+    """Start `merge slow.mecha`, whose method takes so long for each key, perhaps by code of one's own."""
+    command = [sys.executable, *(["-c", code] if code else ["-m", "mecha_exp"]), "merge", "slow.mecha"]
+    command += [*words, f"--plugin={PLUGIN}", f"--shard-size={SHARD}"]
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "SLOW_SECONDS": str(seconds)}
+    return subprocess.Popen([*command, "--no-card", "-o", "many"], env={**os.environ, **environment})
+
+
+def await_keys(count: int, process: subprocess.Popen) -> None:
+    """Wait until so many keys are finished."""
+    while sum(path.read_bytes().count(b"layers") for path in STAGED.glob("*-journal")) < count:
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def slow(folders) -> None:
+    """The file of a recipe whose method is slow, and the folder `one` that it makes."""
     merge(call("slow_mean", "a", "b"), "one", ONE, shard_size=SHARD, card=False)
     Path("slow.mecha").write_text(serialize(call("slow_mean", "a", "b")))
-    command = [
-        sys.executable,
-        "-m",
-        "mecha_exp",
-        "merge",
-        "slow.mecha",
-        "engine.across=2",
-        "--plugin",
-        PLUGIN,
-    ]
-    command += ["--plugin", PLUGIN, f"--shard-size={SHARD}", "-o", "many"]
-    head = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    staged = Path(".many.mecha-partial")
-    while sum(path.read_bytes().count(b"layers") for path in staged.glob("*-journal")) < 3:
-        assert head.poll() is None
-        time.sleep(0.05)
 
+
+@pytest.mark.heavy
+def test_after_the_head_is_killed_its_workers_end_and_the_same_command_goes_on(slow, cluster):
+    head = start_slowly("engine.across=2", f"engine.cluster={cluster}", seconds=3)
+    await_keys(3, head)
     head.kill()
     head.wait()
-    until = time.monotonic() + 20
-    while used_targets(staged) and time.monotonic() < until:
-        time.sleep(0.05)
-    report = commit(job(call("slow_mean", "a", "b")), ONE)
+
+    again = start_slowly("engine.across=2", f"engine.cluster={cluster}")
+
+    assert again.wait(timeout=300) == 0
+    assert hashes("many") == hashes("one")
+
+
+@pytest.mark.heavy
+def test_the_error_names_the_locks_of_a_machine_that_is_lost_and_the_merge_goes_on_without_them(slow):
+    lost = start_slowly("engine.across=2", "engine.task=1", code=BURNT)
+    await_keys(1, lost)
+    lost.kill()
+    lost.wait()
+    made, two = job(call("slow_mean", "a", "b")), replace(ONE, across=2)
+
+    for options in (ONE, two):
+        with pytest.raises(CheckpointError, match=rf"locked by process {lost.pid} on burnt\.") as error:
+            commit(made, options)
+    locks = Path(re.search(r"If they are gone, delete (\S+)\.$", str(error.value))[1])
+    for lock in locks.parent.glob(locks.name):
+        lock.unlink()
+    report = commit(made, two)
 
     assert hashes("many") == hashes("one")
-    assert 3 <= report.resumed_keys < report.keys
+    assert 1 <= report.resumed_keys < report.keys
 
 
 def test_what_is_missing_at_the_commit_is_made_then(folders):
@@ -223,7 +273,7 @@ def test_shards_that_a_task_writes_are_left_alone(folders):
     lock = TargetLock(target)
     try:
         with pytest.raises(
-            CheckpointError, match=r"being made by other processes, which write 1 of its files"
+            CheckpointError, match=rf"made by others: 1 of its files are locked by process {os.getpid()} on"
         ):
             commit(made, ONE)
         assert [left.in_use for left in find_partial_outputs([Path()])] == [True]
@@ -285,10 +335,9 @@ def test_shares_are_even(sizes, count):
 
 
 @pytest.mark.libraries
-@pytest.mark.parametrize("cluster", ["ray", "slurm-local"])
+@pytest.mark.parametrize("cluster", ["ray", "slurm", "slurm-local"], indirect=True)
 @pytest.mark.parametrize("count", [2, 4])
 def test_workers_of_a_cluster_give_the_bytes_of_one_process(folders, cluster, count):
-    pytest.importorskip("ray" if cluster == "ray" else "submitit")
     recipe = call("ties", *folders, density=0.3)
     merge(recipe, "one", ONE, shard_size=SHARD, card=False)
 
@@ -309,13 +358,3 @@ def test_the_logs_of_jobs_stay_after_an_error_and_not_after_an_interrupt(folders
         merge(call("ties", *folders), "many", replace(ONE, cluster="slurm-local"), shard_size=SHARD, across=2)
 
     assert Path(".many.mecha-jobs").exists() == (error is ZeroDivisionError)
-
-
-@pytest.mark.libraries
-def test_jobs_of_slurm_give_the_bytes_of_one_process(folders, slurm):
-    recipe = call("ties", *folders, density=0.3)
-    merge(recipe, "one", ONE, shard_size=SHARD, card=False)
-
-    merge(recipe, "many", replace(ONE, cluster="slurm"), shard_size=SHARD, card=False, across=2)
-
-    assert hashes("many") == hashes("one")

@@ -1,6 +1,7 @@
 """Processes that cannot see each other's numbers, as in two containers, and several that begin at once."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,3 +98,22 @@ def test_a_sweep_that_is_started_four_times_at_once_in_one_folder_runs_once(fold
         assert not status or error.startswith("error: another process runs a sweep in shared."), error
     assert [record["status"] for record in records(folder / "shared")] == ["FINISHED"] * 2
     assert mlflow_statuses(folder) == ["FINISHED"] * 3  # the sweep's and its points'
+
+
+@pytest.mark.heavy
+def test_the_lock_of_a_sweep_on_a_machine_that_is_lost_is_named(app, folder):
+    burnt = "import platform, sys; platform.node = lambda: 'burnt'; from mecha_exp.cli import main; main()"
+    words = ["alpha=0.3,0.5", "output=none", *SWEEP]
+    lost = subprocess.Popen([sys.executable, "-c", burnt, *words], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    while not any(path.read_text() for path in (folder / "shared").glob(".*-lock")):
+        assert lost.poll() is None
+    lost.kill()
+    lost.wait()
+
+    refused = app(*words)
+    lock = re.search(r"If that process is gone, delete (\S+)\.$", " ".join(refused.err.split()))
+    assert refused.status == 1 and lock
+    Path(lock[1]).unlink()
+
+    assert app(*words).status == 0
+    assert [record["status"] for record in records(folder / "shared")] == ["FINISHED"] * 2

@@ -1,6 +1,7 @@
 """Tasks run on workers of each kind: they end in any order, and lost workers are replaced."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,18 +43,57 @@ def test_workers_run_tasks_in_the_sender_s_surroundings_and_replace_lost_workers
 
 
 @pytest.mark.libraries
-def test_jobs_that_a_killed_process_has_left_are_cancelled(tmp_path, monkeypatch):
+@pytest.mark.parametrize("cluster", ["local", "slurm"])
+def test_jobs_that_a_killed_process_has_left_are_cancelled(cluster, tmp_path, monkeypatch, request):
     pytest.importorskip("submitit")
+    if cluster == "slurm":
+        request.getfixturevalue("slurm")
     monkeypatch.chdir(tmp_path)
-    left = SlurmWorkers(1, Path("jobs"), cluster="local")
+    left = SlurmWorkers(1, Path("jobs"), cluster=cluster)
     left.start(sleep_and_note, [("process",)])
     while not Path("process").exists() or not Path("process").read_text():
         assert not list(left.ended(0.1))
 
-    SlurmWorkers(1, Path("jobs"), cluster="local")
+    SlurmWorkers(1, Path("jobs"), cluster=cluster)
 
-    [(_, result)] = left.ended(10)
+    [(_, result)] = left.ended(60)
     assert isinstance(result, LostWorker)
+    if cluster == "slurm":  # whose processes are not children of this one
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(Path("process").read_text()), 0)
+
+
+@pytest.mark.libraries
+def test_slurm_does_not_start_a_job_again(tmp_path, slurm):
+    pytest.importorskip("submitit")
+    more = {"slurm_additional_parameters": {"nice": 5}}
+    with SlurmWorkers(1, tmp_path, parameters=more) as workers:
+        workers.start(sleep_and_note, [(str(tmp_path / "process"),)])
+        shown = subprocess.run(["scontrol", "show", "job"], capture_output=True, text=True).stdout
+
+    assert "Requeue=0" in shown and "Nice=5" in shown
+
+
+@pytest.mark.libraries
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ray leaves its logs open
+def test_a_cluster_of_ray_is_reached_through_its_client(tmp_path, monkeypatch, free_port):
+    pytest.importorskip("ray")
+    pytest.importorskip("grpc")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.chdir(tmp_path)
+    here = {"num_cpus": 2, "include_dashboard": False, "ray_client_server_port": free_port}
+    cluster = Cluster(initialize_head=True, head_node_args=here)
+    try:
+        with RayWorkers(2, address=f"ray://127.0.0.1:{free_port}") as workers:
+            results = dict(workers.run(describe, [(number,) for number in range(5)]))
+            replaced = list(workers.run(die_at_first, [(1, str(tmp_path / "replaced"))]))
+    finally:
+        cluster.shutdown()
+
+    assert str(results.pop(3)) == "three"
+    assert {number: result[0] for number, result in results.items()} == {0: 0, 1: 1, 2: 4, 4: 16}
+    assert replaced == [(0, 1)]
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):

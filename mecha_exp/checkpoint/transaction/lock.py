@@ -83,8 +83,7 @@ class TargetLock:
         raise self._held_error()
 
     def _held_error(self) -> CheckpointError:
-        owner = _owner(_read(self._path))
-        holder = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
+        holder = holder_of(self._target)
         return CheckpointError(
             f"{self._target} is being written by {holder}. Wait for it, choose another output, "
             f"or delete {self._path} if that process is gone."
@@ -102,6 +101,12 @@ def is_in_use(target: Path) -> bool:
             return not _try_lock(file)
     except OSError:
         return path.exists()
+
+
+def holder_of(target: Path) -> str:
+    """Who holds the lock of an output, in words."""
+    owner = _owner(_read(sibling(target, LOCK)))
+    return f"process {owner['pid']} on {owner['host']}" if owner else "another process"
 
 
 def free_lock(target: Path) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mecha_exp.checkpoint.transaction.lock import TargetLock, is_in_use
+from mecha_exp.checkpoint.transaction.lock import TargetLock, holder_of, is_in_use
 from mecha_exp.checkpoint.transaction.paths import JOURNAL, LOCK, NEW, PARTIAL, disk_bytes, sibling, target_of
 from mecha_exp.checkpoint.transaction.staging import anchor_of
+from mecha_exp.errors import CheckpointError, some
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,17 @@ def find_partial_outputs(folders: Iterable[Path]) -> list[PartialOutput]:
 def used_targets(folder: Path) -> list[Path]:
     """The files below a folder that processes write, as tasks do that make shards of one model."""
     return [target for target in sorted(set(_targets_below(folder))) if is_in_use(target)]
+
+
+def require_unused(folder: Path, staged: Path) -> None:
+    """Raise CheckpointError if tasks make shards of a folder (see `ShardWriters`) in its staged one."""
+    if writers := used_targets(staged):
+        holders = some(sorted({holder_of(writer) for writer in writers}))
+        locks = some(sorted({str(sibling(writer.with_name("*"), LOCK)) for writer in writers}))
+        raise CheckpointError(
+            f"{folder} is being made by others: {len(writers)} of its files are locked by {holders}. Wait "
+            f"for them, or choose another output. If they are gone, delete {locks}."
+        )
 
 
 def _partial_output(target: Path) -> PartialOutput:
