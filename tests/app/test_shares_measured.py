@@ -66,22 +66,28 @@ def fresh_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(params=LIBRARIES)
+@pytest.fixture(params=[*LIBRARIES, "ray on two nodes"])
 def launcher(request) -> Iterator[tuple[str, ...]]:
-    """Words for a launcher of one worker; with Ray on a cluster of two GPUs, which are not there."""
-    pytest.importorskip(LIBRARIES[request.param])
-    words = (f"hydra/launcher={request.param}", "hydra.launcher.workers=1", "evaluator.workers=2")
-    if request.param == "slurm":
+    """Words for a launcher of one worker; with Ray on a cluster of two GPUs, which are not there.
+
+    On two nodes the share finds its place on the first one, and its actors on the one with the GPUs.
+    """
+    name = request.param.split()[0]
+    pytest.importorskip(LIBRARIES[name])
+    words = (f"hydra/launcher={name}", "hydra.launcher.workers=1", "evaluator.workers=2")
+    if name == "slurm":
         request.getfixturevalue("slurm")
-    if request.param != "ray":
+    if name != "ray":
         yield words
         return
     import ray
     from ray.cluster_utils import Cluster
 
     request.getfixturevalue("fresh_ray")
-    here = {"num_cpus": 3, "num_gpus": 2, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=here)
+    of_head = {"num_cpus": 3, "num_gpus": 2} if request.param == "ray" else {"num_cpus": 1}
+    cluster = Cluster(initialize_head=True, head_node_args={**of_head, "include_dashboard": False})
+    if request.param != "ray":
+        cluster.add_node(num_cpus=2, num_gpus=2)
     yield *words, f"hydra.launcher.address={cluster.address}", "hydra.launcher.gpus=0.5"
     ray.shutdown()
     cluster.shutdown()
