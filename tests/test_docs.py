@@ -119,6 +119,17 @@ def test_the_files_and_modules_that_are_named_exist(page: Path):
     assert not missing
 
 
+def test_the_pages_that_code_and_configurations_name_exist():
+    folders = ("conf", "examples", "mecha_exp", "methods")
+    files = [file for folder in folders for file in (REPOSITORY / folder).rglob("*")]
+    texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".yaml")}
+
+    named = {(file, page) for file, text in texts.items() for page in re.findall(r"\bdocs/[\w/-]+\.md", text)}
+
+    assert named
+    assert [(file.name, page) for file, page in sorted(named) if not (REPOSITORY / page).exists()] == []
+
+
 def test_the_reference_has_every_public_name():
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs" / "api").glob("*.md"))
     described = set(re.findall(r"^::: mecha_exp\.(?:extensions\.)?(\w+)$", pages, re.MULTILINE))

@@ -2,7 +2,7 @@
 
 A file is: `GGUF`, a version and two counts; the fields, each a name, a type and a value; the tensors, each a
 name, a shape (the last axis first), a type and an offset; then, aligned, the data. All numbers are little
-endian. Source: the specification of GGUF, docs/gguf.md of the project ggml.
+endian. Source: the specification of GGUF in the project ggml.
 """
 
 from __future__ import annotations
