@@ -71,7 +71,7 @@ def read_tasks(options: Mapping[str, Any], split: str) -> list[Task]:
     """The tasks that the parameters of the evaluator name, on a split.
 
     Raises:
-        ConfigError: a setting is unknown, or a file does not exist.
+        ConfigError: a setting is unknown, a file does not exist, or two tasks have the same rows.
     """
     asked = options["tasks"]
     if asked is None:
@@ -82,7 +82,21 @@ def read_tasks(options: Mapping[str, Any], split: str) -> list[Task]:
         asked = {str(name): {} for name in asked}
     if not asked:
         raise ConfigError("evaluator.tasks: name at least one task.")
-    return [_task(name, own or {}, options, split) for name, own in asked.items()]
+    tasks = [_task(name, own or {}, options, split) for name, own in asked.items()]
+    _require_rows_of_their_own(tasks)
+    return tasks
+
+
+def _require_rows_of_their_own(tasks: Sequence[Task]) -> None:
+    """Raise ConfigError where two tasks have the same texts and labels: one file was given for both."""
+    owners: dict[tuple[object, ...], str] = {}
+    for task in tasks:
+        first = owners.setdefault((task.data, task.text, task.pair, task.label), task.name)
+        if first != task.name:
+            raise ConfigError(
+                f"evaluator.tasks: {first} and {task.name} have the same rows, {task.data}. Name a folder that "
+                "has a file for each task, or for each task columns of its own."
+            )
 
 
 def _task(name: str, own: Mapping[str, Any], options: Mapping[str, Any], split: str) -> Task:

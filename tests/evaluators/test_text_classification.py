@@ -313,6 +313,7 @@ BAD = [
         "has no folder 'sst2', and no file sst2.jsonl",
     ),
     (lambda r, t: {"data": None}, "evaluator.tasks.rte.data: name a file with the rows of 'rte'"),
+    (lambda r, t: {"tasks": ["rte", "wnli"]}, "evaluator.tasks: rte and wnli have the same rows, "),
     (lambda r, t: {"tasks": []}, "evaluator.tasks: name at least one task"),
     (lambda r, t: {"length": 33}, "evaluator.length=33: the model takes 32 tokens at most"),
     (lambda r, t: {"limit": 0}, "evaluator.limit: expected a number above 0, got 0"),

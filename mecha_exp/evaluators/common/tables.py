@@ -57,7 +57,7 @@ def read_texts(
     plain = [path] if path.suffix == TEXT else sorted(path.rglob(f"*{TEXT}")) if path.is_dir() else []
     if plain:
         try:
-            texts = [file.read_text(encoding="utf-8") for file in plain]
+            texts = [file.read_text(encoding="utf-8-sig") for file in plain]
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read as text: {error}") from None
         names = [file.relative_to(path).as_posix() if path.is_dir() else file.name for file in plain]
@@ -93,14 +93,32 @@ def _rows(file: Path) -> Iterator[Row]:
             yield from _of_arrow(file)
         elif file.suffix in (".csv", ".tsv"):
             with file.open(encoding="utf-8-sig", newline="") as lines:
-                yield from csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
+                mark = "\t" if file.suffix == ".tsv" else ","
+                yield from _of_table(file, csv.reader(lines, delimiter=mark, strict=True))
         elif file.suffix == ".json":
             content = json.loads(file.read_bytes())
             yield from _objects(file, content if isinstance(content, list) else [content])
         else:
             yield from _objects(file, _of_lines(file))
+    except csv.Error as error:
+        raise ConfigError(
+            f"{file} cannot be read as a table: {error}. A value that begins with a quote ends with one, and "
+            "quotes in it are doubled. Files of .jsonl have no such rules."
+        ) from None
     except (OSError, ValueError) as error:  # Arrow's errors are among them
         raise ConfigError(f"{file} cannot be read: {error}") from None
+
+
+def _of_table(file: Path, lines: Iterator[list[str]]) -> Iterator[Row]:
+    """The rows of a table whose first line has the names of its columns."""
+    names = next(lines, [])
+    for number, values in enumerate(filter(None, lines)):
+        if len(values) != len(names):
+            raise ConfigError(
+                f"{file}: row {number} has {len(values)} values, and the first line names {len(names)} "
+                "columns. Put a text that has the mark between columns in it into quotes."
+            )
+        yield dict(zip(names, values, strict=True))
 
 
 def _of_arrow(file: Path) -> Iterator[Row]:
@@ -115,7 +133,7 @@ def _of_arrow(file: Path) -> Iterator[Row]:
 
 
 def _of_lines(file: Path) -> Iterator[Any]:
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
