@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mecha_exp import EngineOptions, Job, merge, merge_many, weighted_sum
+from mecha_exp import EngineOptions, Job, merge, merge_many, n_average, weighted_sum
 from mecha_exp.checkpoint import load
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.errors import CheckpointError, ConfigError, RecipeError
@@ -108,6 +108,22 @@ def test_the_config_beside_the_weights_knows_of_both(tmp_path):
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert config == {"vocab_size": 9, "tie_word_embeddings": False}
     assert load(tmp_path / "merged")[HEAD].shape == (9, 4)
+
+
+def test_models_for_other_arithmetic_are_merged_with_a_warning(tmp_path):
+    old = {"num_attention_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None}
+    new = {"num_attention_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+    a = folder(tmp_path / "a", language_model(1), **old)
+    same = folder(tmp_path / "same", language_model(2), **new, rope_parameters={"rope_theta": 10000.0})
+    other = folder(
+        tmp_path / "other", language_model(3), **{**new, "num_attention_heads": 4}, rope_theta=1e6
+    )
+
+    report = merge_many([Job(n_average(a, same, other), tmp_path / "merged")])
+
+    (warning,) = report.warnings
+    assert f"num_attention_heads is 2 in {a} and 4 in {other}; rope_theta is 10000.0 in" in warning
+    assert f"a folder that is written has those of {a}: measure whether the merge works" in warning
 
 
 @pytest.mark.parametrize("option", ["on_tied", "resize_embeddings"])

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from mecha_exp.architectures import AdapterConfig, Detection, ModelConfig, Views, views
 from mecha_exp.conversion.inference import ConfigInference
+from mecha_exp.engine.configurations import different_settings
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.batches import OMIT_NON_FINITE
 from mecha_exp.engine.planner.keys.extra_keys import drop_extra_keys
-from mecha_exp.engine.planner.vocabulary import unify_vocabularies
+from mecha_exp.engine.planner.vocabulary import models_merged, unify_vocabularies
 from mecha_exp.engine.report import Notice
 from mecha_exp.errors import ConfigError, RecipeError, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
@@ -52,6 +53,7 @@ def prepare_inputs(
     scanned = set(sources) if options.on_nonfinite == "skip" else _only_finite(recipes)
     finite = {model: FiniteSource(sources[model]) for model in scanned}
     lines = [*notes_on(opened.values()), *lines]
+    lines += different_settings(sources[model] for model in models_merged(recipes) if model in sources)
     notices = [*map(Notice, lines), *notices, *map(Notice, _spoilt_lines(finite.values()))]
     sources = unify_vocabularies(recipes, sources | finite, options)
     return Inputs(sources, configs.over_views(sources), dropped, tuple(notices))

@@ -86,6 +86,17 @@ def _models_below(calls: Sequence[Node]) -> list[ModelNode]:
     return [node for node in nodes if isinstance(node, ModelNode)]
 
 
+def models_merged(recipes: Sequence[Node]) -> list[ModelNode]:
+    """The models of recipes, without those that only give rows of tokens."""
+    nodes = walk(*recipes, children=lambda node: _without_donors(node, children_of(node)))
+    return [node for node in nodes if isinstance(node, ModelNode)]
+
+
+def _without_donors(node: Node, children: Sequence[Node]) -> Sequence[Node]:
+    takes_rows = isinstance(node, MergeNode) and node.method.identifier in (TAKE_ROWS, APPROXIMATE_ROWS)
+    return children[:1] if takes_rows else children
+
+
 def _without_donor(node: Node, children: Sequence[Node]) -> Sequence[Node]:
     is_approximated = isinstance(node, MergeNode) and node.method.identifier == APPROXIMATE_ROWS
     return children[:1] if is_approximated else children

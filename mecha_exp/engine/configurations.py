@@ -1,0 +1,50 @@
+"""What `config.json` beside a model says of the arithmetic that its weights are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mecha_exp.errors import brief
+from mecha_exp.sources.layers import config_beside
+from mecha_exp.sources.source import Source
+
+_DECISIVE = (
+    *("num_attention_heads", "num_key_value_heads", "n_head", "head_dim"),
+    *("hidden_act", "hidden_activation", "activation_function"),
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+)
+"""Entries that say what is computed with weights, and that no shape tells."""
+
+
+def different_settings(sources: Iterable[Source]) -> Iterator[str]:
+    """A line about each model whose weights are for other arithmetic than those of the first one.
+
+    Entries of both configurations are compared: what one lacks has a default, which only its loader knows.
+    """
+    beside = {source.name: config_beside(source.path) for source in sources}
+    known = [(name, _settings(config)) for name, config in beside.items() if config]
+    for name, own in known[1:]:
+        first, settings = known[0]
+        different = [
+            f"{entry} is {brief(settings[entry])} in {first} and {brief(own[entry])} in {name}"
+            for entry in settings
+            if entry in own and own[entry] != settings[entry]
+        ]
+        if different:
+            yield (
+                f"config.json: {'; '.join(different)}. Weights work with the settings that they were trained "
+                f"with, and a folder that is written has those of {first}: measure whether the merge works"
+            )
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The decisive entries of a configuration, with rotary embeddings as transformers 5 has them."""
+    text = config.get("text_config") or config
+    settings = {entry: text[entry] for entry in _DECISIVE if text.get(entry) is not None}
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    theta = rope.get("rope_theta", text.get("rope_theta"))
+    if theta is None:
+        return settings
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    return {**settings, "rope_theta": float(theta), "rope_type": kind}
