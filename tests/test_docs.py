@@ -130,6 +130,14 @@ def test_the_pages_that_code_and_configurations_name_exist():
     assert [(file.name, page) for file, page in sorted(named) if not (REPOSITORY / page).exists()] == []
 
 
+@pytest.mark.parametrize(("group", "page"), [("evaluator", "evaluators.md"), ("sweep", "sweeps.md")])
+def test_the_page_of_a_group_names_all_its_options(group: str, page: str):
+    text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+    options = [path.stem for path in (REPOSITORY / "conf" / group).glob("*.yaml")]
+
+    assert [name for name in options if f"`{name}`" not in text] == []
+
+
 def test_the_reference_has_every_public_name():
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs" / "api").glob("*.md"))
     described = set(re.findall(r"^::: mecha_exp\.(?:extensions\.)?(\w+)$", pages, re.MULTILINE))
