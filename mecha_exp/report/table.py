@@ -167,6 +167,8 @@ def estimate_text(estimate: Estimate) -> str:
     ('nan', '–')
     >>> estimate_text(Estimate(0.87654, None, 1, ci95=(0.85, 0.9)))
     '0.8765 [0.850, 0.900]'
+    >>> estimate_text(Estimate(0.86, None, 1)), estimate_text(Estimate(1.0, None, 1))
+    ('0.8600', '1')
     """
     if not estimate.count:
         return "nan" if estimate.lost else MISSING
@@ -175,16 +177,21 @@ def estimate_text(estimate: Estimate) -> str:
     if estimate.ci95 is not None:
         low, high = estimate.ci95
         digits = min(max(1 - math.floor(math.log10(high - low)), 0), 6) if high > low else 4
-        return f"{estimate.mean:.4g} [{low:.{digits}f}, {high:.{digits}f}]"
+        return f"{_four_digits(estimate.mean)} [{low:.{digits}f}, {high:.{digits}f}]"
     if estimate.half_width is None:
         is_count = estimate.mean.is_integer() and 1000 <= abs(estimate.mean) < 1e9
-        return f"{estimate.mean:,.0f}" if is_count else f"{estimate.mean:.4g}"
+        return f"{estimate.mean:,.0f}" if is_count else _four_digits(estimate.mean)
     if not estimate.half_width:
-        return f"{estimate.mean:.4g} ± 0"
+        return f"{_four_digits(estimate.mean)} ± 0"
     digits = 1 - math.floor(math.log10(estimate.half_width))
     if not 0 <= digits <= 6:
         return f"{estimate.mean:.4g} ± {estimate.half_width:.2g}"
     return f"{estimate.mean:.{digits}f} ± {estimate.half_width:.{digits}f}"
+
+
+def _four_digits(value: float) -> str:
+    """Four digits, with zeros at the end so that columns are easy to read; a whole number as it is."""
+    return f"{value:.4g}" if value.is_integer() else f"{value:#.4g}".rstrip(".")
 
 
 def shortened(text: str, limit: int = MAX_CELL) -> str:

@@ -127,7 +127,7 @@ def test_a_failed_point_stands_last_and_a_nan_is_not_the_best():
 
     assert results.best is results.records[2]
     text = shown(results)
-    assert text.index("0.1 *") < text.index("nan") < text.index("failed")
+    assert text.index("0.1000 *") < text.index("nan") < text.index("failed")
 
 
 def test_the_inputs_stand_below_the_points():
@@ -184,7 +184,10 @@ def test_the_interval_is_students(values: list[float]):
     ("estimate", "text"),
     [
         (Estimate(0.87654, 0.0123, 3), "0.877 ± 0.012"),
-        (Estimate(0.5, 0.0, 3), "0.5 ± 0"),
+        (Estimate(0.5, 0.0, 3), "0.5000 ± 0"),
+        (Estimate(0.86, None, 1, ci95=(0.8, 0.9)), "0.8600 [0.800, 0.900]"),
+        (Estimate(1.0, None, 1), "1"),
+        (Estimate(1234.5, None, 1), "1234"),
         (Estimate(12345.6, 789.0, 3), "1.235e+04 ± 7.9e+02"),
         (Estimate(0.87654, None, 1), "0.8765"),
         (Estimate(math.nan, None, 0), "–"),

@@ -65,7 +65,7 @@ def test_evaluators_that_raise_hang_crash_or_return_nan_cost_their_own_points(ap
     assert [row["status"] == "FAILED" for row in rows.values()] == [False, True, True, False, True, False]
     assert math.isnan(float(rows["0.3"]["x"]))
     assert "alpha=0.3: x is nan" in outcome.err
-    assert "0.5 *" in outcome.out
+    assert "0.5000 *" in outcome.out
     assert sorted(mlflow_statuses(inputs)) == ["FAILED"] * 4 + ["FINISHED"] * 3  # the sweep's too
 
     again = app(*SWEEP, "evaluator.mended=true", tracked=True)
