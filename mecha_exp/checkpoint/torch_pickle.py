@@ -17,7 +17,7 @@ import torch
 from mecha_exp.checkpoint.dtypes import dtype_name
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.positional import file_changed, identity_of, require_little_endian
-from mecha_exp.checkpoint.safetensors.header import TensorInfo
+from mecha_exp.checkpoint.safetensors.header import SUFFIX, TensorInfo
 from mecha_exp.errors import CheckpointError, some
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ def begins_as_pickle(start: bytes) -> bool:
 class PickledModel(StateDictSource):
     """A state dict that `torch.save` wrote.
 
-    Files of torch 1.6 and later are mapped, so that a tensor is read on use. Older files are loaded as a
-    whole, since they cannot be mapped. A state dict inside a mapping (`WRAPPERS`) is unwrapped. Values other
+    Files of torch 1.6 and later are mapped, so that a tensor is read on use. Older files, and those that are
+    named `.safetensors`, are loaded as a whole, since torch cannot map them. A state dict inside a mapping (`WRAPPERS`) is unwrapped. Values other
     than tensors are left out, with a warning.
 
     Raises:
@@ -95,10 +95,11 @@ class PickledModel(StateDictSource):
 
     def _load(self) -> dict[str, torch.Tensor]:
         try:
-            mapped = zipfile.is_zipfile(self.path)
-            with warnings.catch_warnings():
+            mapped = zipfile.is_zipfile(self.path) and self.path.suffix != SUFFIX
+            with warnings.catch_warnings(), self.path.open("rb") as file:
                 warnings.simplefilter("ignore")  # of torch, about pickle protocols
-                loaded = torch.load(self.path, map_location="cpu", weights_only=True, mmap=mapped)
+                source = self.path if mapped else file  # torch trusts the name where it gets a path
+                loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
         except pickle.UnpicklingError as error:
             raise CheckpointError(self._refused(str(error))) from None
         except _DAMAGED as error:

@@ -156,12 +156,30 @@ def _version(arguments: list[str]) -> int:
     return 0
 
 
+def _require_text(words: list[str]) -> None:
+    """Check that the current folder and the words of a command line can be written into records.
+
+    Raises:
+        ConfigError: one has bytes that are not UTF-8, as the name of a file may.
+    """
+    from mecha_exp.errors import ConfigError
+
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{word!r} has a name that is not UTF-8, the text of recipes and records: rename it."
+            ) from None
+
+
 def _hydra(arguments: list[str]) -> int:
     from mecha_exp.app.hydra import compose
     from mecha_exp.app.words.foreign import require_settings
     from mecha_exp.app.words.reading import read, reorder
     from mecha_exp.errors import ConfigError
 
+    _require_text([os.getcwd(), *arguments])
     ordered = reorder(arguments)
     require_settings(arguments, VERBS)
     if any(word.partition("=")[0] in _HYDRA_ANSWERS for word in ordered):

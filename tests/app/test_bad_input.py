@@ -1,5 +1,6 @@
 """Whatever is wrong with a command is said before anything is written, with where and how to mend it."""
 
+import os
 import re
 from pathlib import Path
 
@@ -210,6 +211,16 @@ def test_an_output_that_is_an_input_is_refused_before_it_is_touched(app, folder)
     assert outcome.status != 0
     assert "which would be destroyed" in outcome.err
     assert base.read_bytes() == (DIGITS / "base.safetensors").read_bytes()
+
+
+def test_a_name_that_is_not_text_is_refused_before_any_work(as_a_user, tmp_path):
+    name = os.fsdecode(b"sp\xe4t.safetensors")
+
+    outcome = as_a_user(f"output.path={name}", cwd=tmp_path)
+
+    assert outcome.status == 1
+    assert "'output.path=sp\\udce4t.safetensors' has a name that is not UTF-8" in outcome.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_output_folder_that_is_a_file(app, folder):

@@ -1,4 +1,4 @@
-"""`output.prune`: a merged model without EMA weights."""
+"""`output.prune`: a merged model without EMA weights. `recipe=bake_vae`: a part of another file in a model."""
 
 from pathlib import Path
 
@@ -55,3 +55,18 @@ def test_a_model_without_ema_weights_is_refused(app):
 
     assert outcome.status != 0
     assert "has no component 'ema'" in outcome.err
+
+
+def test_a_part_of_another_file_is_put_into_a_model(app, folder, models):
+    part = {key: tensor for key, tensor in models["b"].items() if key.startswith("unet.")}
+    save_file(part, folder / "part.safetensors")
+
+    outcome = app(
+        "recipe=bake_vae", "models.base=a.safetensors", "models.experts=[part.safetensors]", "evaluator=none",
+        "tracking=none", "output.path=out.safetensors",
+    )  # fmt: skip
+
+    assert outcome.status == 0, outcome.err
+    out = load_file(folder / "out.safetensors")
+    assert all(torch.equal(out[key], (part if key in part else models["a"])[key]) for key in models["a"])
+    assert out.keys() == models["a"].keys()

@@ -78,7 +78,7 @@ def test_the_table_is_sorted_by_the_main_metric_with_the_best_point_marked():
 
     rows = [line for line in lines if line and line[0] in ("0.3", "0.5", "0.7")]
     assert [row[0] for row in rows] == ["0.5", "0.7", "0.3"]
-    assert rows[0][1:] == ["0.8", "*"]
+    assert rows[0][1:] == ["0.8000", "*"]
 
 
 def test_where_methods_are_compared_the_best_of_each_has_a_table_of_its_own(tmp_path: Path):
@@ -89,7 +89,7 @@ def test_where_methods_are_compared_the_best_of_each_has_a_table_of_its_own(tmp_
 
     lines = [line.split() for line in console.file.getvalue().splitlines() if line.strip()]
     assert lines[0] == ["the", "best", "of", "each", "recipe"]
-    assert lines[3:5] == [["ties", "0.5", "0.9", "*"], ["slerp", "0.3", "0.7"]]
+    assert lines[3:5] == [["ties", "0.5", "0.9000", "*"], ["slerp", "0.3", "0.7000"]]
     assert whole.row_count == 6 and short.row_count == 3  # the input stands below both
     page = (tmp_path / "report.html").read_text()
     assert page.index("<h2>The best of each recipe</h2>") < page.index("<h2>Results</h2>")
@@ -140,7 +140,7 @@ def test_a_metric_that_a_row_lacks_is_a_dash_in_the_table_and_empty_in_the_data(
     results = Results("t", ["base"], records, shown=["accuracy", "extra"])
 
     lines = [line.split() for line in shown(results).splitlines() if line.strip()]
-    assert lines[3:] == [["a", "0.6", "*", "7"], ["b", "0.5", "–"], ["base", "0.4", "–"]]
+    assert lines[3:] == [["a", "0.6000", "*", "7"], ["b", "0.5000", "–"], ["base", "0.4000", "–"]]
     write_all(results, COMMAND, tmp_path)
     with (tmp_path / "sweep.csv").open() as file:
         assert [row["extra"] for row in csv.DictReader(file)] == ["7.0", "", ""]

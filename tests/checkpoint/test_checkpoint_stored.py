@@ -342,3 +342,13 @@ def test_a_pipe_that_is_called_like_an_index_is_refused_at_once(tmp_path: Path) 
 
     with pytest.raises(CheckpointError, match=r"index\.json is a pipe, a socket or a device"):
         open_stored(path)
+
+
+def test_a_pickle_that_is_named_safetensors_is_read_as_what_it_is(tmp_path: Path):
+    torch.save({"w": torch.arange(3.0)}, tmp_path / "renamed.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes(b"PK\x03\x04" + b"\0" * 99)
+
+    with open_stored(tmp_path / "renamed.safetensors") as model:
+        assert model.read("w").tolist() == [0, 1, 2]
+    with pytest.raises(CheckpointError, match=r"cut.safetensors cannot be read as a pickle checkpoint"):
+        open_stored(tmp_path / "cut.safetensors")

@@ -258,7 +258,9 @@ def test_a_model_that_also_gives_rows_keeps_its_check(here: Path):
     write(here / "reversed", TOKENS[::-1], tensors(5))
     direct = weighted_sum("a", model("reversed"), alpha=0.5)
 
-    said = r"the tokenizers beside .*a and .*reversed differ, .* \(recipe=align_tokens gives a model the tokens"
+    said = (
+        r"the tokenizers beside .*a and .*reversed differ, .* \(recipe=align_tokens gives a model the tokens"
+    )
     with pytest.raises(CheckpointError, match=said):
         merge(weighted_sum(align_tokens("moved", "a", "a"), direct, alpha=0.5))
 

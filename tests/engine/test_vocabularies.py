@@ -115,9 +115,7 @@ def test_models_for_other_arithmetic_are_merged_with_a_warning(tmp_path):
     new = {"num_attention_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
     a = folder(tmp_path / "a", language_model(1), **old)
     same = folder(tmp_path / "same", language_model(2), **new, rope_parameters={"rope_theta": 10000.0})
-    other = folder(
-        tmp_path / "other", language_model(3), **{**new, "num_attention_heads": 4}, rope_theta=1e6
-    )
+    other = folder(tmp_path / "other", language_model(3), **{**new, "num_attention_heads": 4}, rope_theta=1e6)
 
     report = merge_many([Job(n_average(a, same, other), tmp_path / "merged")])
 

@@ -61,8 +61,16 @@ def test_a_folder_of_parts_is_one_table(tmp_path: Path):
         ("a.jsonl", '{"text": 5}', "the column 'text' holds no text in row 0, but int"),
         ("a.parquet", "nothing", "a.parquet cannot be read"),
         ("a.arrow", "nothing", "a.arrow cannot be read"),
-        ("a.csv", "label,text\n1,well, no\n", "row 0 has 3 values, and the first line names 2 columns. Put a"),
-        ("a.tsv", 'text\n"so" he said\n', "expected after '\"'. A value that begins with a quote ends with one"),
+        (
+            "a.csv",
+            "label,text\n1,well, no\n",
+            "row 0 has 3 values, and the first line names 2 columns. Put a",
+        ),
+        (
+            "a.tsv",
+            'text\n"so" he said\n',
+            "expected after '\"'. A value that begins with a quote ends with one",
+        ),
         ("a.csv", f"text\n{'a' * 140_000}\n", "field larger than field limit (131072). A value that begins"),
         ("a.xlsx", "nothing", "a.xlsx: expected a file of .jsonl, .json"),
         ("a.txt", b"\xff\xfe", "a.txt cannot be read as text"),

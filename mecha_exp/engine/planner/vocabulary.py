@@ -157,8 +157,8 @@ def different_tokens(sources: Sources, tokenizers: Sequence[Path] = ()) -> Itera
                 yield (
                     f"the tokenizers beside {first} and {name} differ, so that rows of different "
                     f"tokens would be merged: {'; '.join(different[:SHOWN_TOKENS])}{more}. Merge models with "
-                    "one vocabulary (recipe=align_tokens gives a model the tokens of another one), or merge the "
-                    "rows all the same with on_tokens=merge."
+                    "one vocabulary (recipe=align_tokens gives a model the tokens of another one), or merge "
+                    "the rows all the same with on_tokens=merge."
                 )
 
 
