@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="where models and outputs lie")
     parser.add_argument("--layers", type=int, default=32, help="of the models (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each (default: %(default)s)")
+    parser.add_argument("--cases", nargs="+", choices=WORKS, default=[*WORKS], help="only these")
     parser.add_argument("--mergekit", type=Path, help="its program mergekit-yaml; without it we are alone")
+    parser.add_argument("--peer-repeat", type=int, default=1, help="runs of mergekit (default: %(default)s)")
     parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -59,10 +61,12 @@ def main() -> None:
         make_llama(folder / f"{options.layers}-{n}", options.layers, n) for n in range(max(WORKS.values()))
     ]
     rows = [["work", "tool", "seconds", "of the floor", "processor", "peak memory"]]
-    for work, count in WORKS.items():
-        rows += rows_of(work, models[:count], folder / "output", options)
+    for work in options.cases:
+        rows += rows_of(work, models[: WORKS[work]], folder / "output", options)
     nbytes = sum(path.stat().st_size for path in models[0].glob("*.safetensors"))
     end = f"{machine()}; {nbytes / 1e9:.1f} GB a model, on {options.disk}; medians of {options.repeat}."
+    if options.mergekit:
+        end += f" mergekit: {options.peer_repeat}."
     text = f"{table(rows)}\n\n{end}"
     sys.stdout.write(text + "\n")
     if options.save:
@@ -79,10 +83,11 @@ def rows_of(work: str, models: Sequence[Path], output: Path, options: argparse.N
         plain = [str(options.mergekit), str(config), str(output), "--lazy-unpickle"]
         commands |= {"mergekit": plain, "mergekit, --low-cpu-memory": [*plain, "--low-cpu-memory"]}
     runs: dict[str, list[tuple[float, float, int]]] = {"dd": [], **{tool: [] for tool in commands}}
-    for _ in range(options.repeat):
+    for turn in range(options.repeat):
         runs["dd"].append((cold(models, lambda: copied_by_dd(models, output)), 0.0, 0))
         for tool, command in commands.items():
-            runs[tool].append(measured(models, command))
+            if tool == "mecha_exp" or turn < options.peer_repeat:
+                runs[tool].append(measured(models, command))
             shutil.rmtree(output, ignore_errors=True)
     medians = {tool: [statistics.median(part) for part in zip(*of, strict=True)] for tool, of in runs.items()}
     floor = medians["dd"][0]

@@ -7,6 +7,7 @@ from mecha_exp.architectures.views import viewed
 from mecha_exp.checkpoint.dtypes import parse_dtype, round_to
 from mecha_exp.conversion.lora import adapter_conversion
 from mecha_exp.engine.compiler.rows import row_dot, row_norm, row_sum
+from mecha_exp.engine.compiler.runs import RunLoop
 from mecha_exp.engine.compiler.sorting import ascending_order, ranks
 from mecha_exp.errors import did_you_mean
 from mecha_exp.graph.literals import value_to_node
@@ -25,6 +26,7 @@ __all__ = [
     "MergeMethod",
     "Parameter",
     "Return",
+    "RunLoop",
     "StateDict",
     "StateDictKeyError",
     "adapter_conversion",

@@ -101,6 +101,25 @@ def _tell_apart(builder, access, stretch, several):
 
 
 @intrinsic
+def smaller(context, a, b):
+    """a where a < b, else b: one instruction, unlike what Python says for it. b where one is not a number."""
+    return _chosen("<", a)
+
+
+@intrinsic
+def larger(context, a, b):
+    """a where a > b, else b; see `smaller`."""
+    return _chosen(">", a)
+
+
+def _chosen(sign, kind):
+    def build(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered(sign, *args), *args)
+
+    return kind(kind, kind), build
+
+
+@intrinsic
 def shifted_right(context, value, places):
     """value >> places as in torch: all sign where places are out of range."""
     return _shift(value, places, lambda b, v, p: b.ashr(v, p), lambda b, v, last: b.ashr(v, last))
