@@ -1,8 +1,8 @@
 """Regions of a tensor, by rows or by rank."""
 
 import math
+from bisect import bisect_left
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,28 +45,53 @@ def ascending(a: Model) -> Return(Tensor, "param"):
     return ascending_order(a.flatten())
 
 
-def _entry_of_rank(sizes: Tensor, rank: int) -> Tensor | int:
-    """The entry of a rank, 1 being the smallest; -1, below all sizes, for rank 0."""
-    if rank == 0:
-        return -1
-    if sizes.device.type != "cpu":
-        return sizes.kthvalue(rank).values
-    return torch.from_numpy(np.partition(sizes.numpy(), rank - 1))[rank - 1]
+@factor(elements=math.prod)
+def sorted_entries(a: Model) -> Return(Tensor, "param"):
+    """The entries from the smallest to the largest, in the order of `ascending`."""
+    values = a.flatten()
+    return values.index_select(0, ascending_order(values))  # a third of the time of values[order]
 
 
 @merge_method(register=False)
 def redistribute(
-    a: Model, order_a: Small, order_b: Small, width: Parameter(float), offset: Parameter(float)
+    a: Model, entries: Small, order: Small, width: Parameter(float), offset: Parameter(float)
 ) -> Return(Tensor):
-    """a's entries in b's order, where the rank of their magnitude lies in the window; a elsewhere."""
-    values = a.flatten()
-    ordered = values.index_select(0, order_a)  # a third of the time of values[order_a]
-    start, stop, outside = region(width, offset, len(values))
-    sizes = ordered.abs()
-    least, largest = (_entry_of_rank(sizes, rank) for rank in (start, stop))
-    chosen = ((sizes >= least) & (sizes <= largest)) != outside
-    moved = values.clone()
-    return moved.index_copy_(0, order_b[chosen], ordered[chosen]).reshape(a.shape)
+    """a, and where the rank of the magnitude of its sorted entries lies in the window, those in an order."""
+    moved = a.flatten().clone()
+    for part in _regions_of_ranks(entries, *region(width, offset, len(entries))):
+        moved.index_copy_(0, order[part], entries[part])
+    return moved.reshape(a.shape)
+
+
+def _regions_of_ranks(entries: Tensor, start: int, stop: int, outside: bool) -> list[slice]:
+    """Where entries in ascending order have magnitudes from rank `start` to `stop`, or where they have not.
+
+    Rank 1 is the smallest. What is as large as an end of the region belongs to it; NaN is outside.
+    """
+    nan = entries.isnan()
+    before = int((nan & entries.signbit()).sum())
+    numbers = entries[before : before + int((~nan).sum())]
+    least, largest = (_size_of_rank(numbers, rank) for rank in (start, stop))
+    ends: list[tuple[float, bool]] = []
+    if largest >= least:
+        between = [(-least, True), (least, False)] if least > 0 else []
+        ends = [(-largest, False), *between, (largest, True)]
+    cuts = [before + int(torch.searchsorted(numbers, value, right=right)) for value, right in ends]
+    if outside:
+        cuts = [0, *cuts, len(entries)]
+    return [slice(*cut) for cut in zip(cuts[::2], cuts[1::2], strict=True)]
+
+
+def _size_of_rank(numbers: Tensor, rank: int) -> float:
+    """The magnitude of a rank among numbers in ascending order; -1 for rank 0, NaN if there are fewer.
+
+    So many smallest magnitudes are neighbours: they begin where none before is smaller than the one behind.
+    """
+    if not 0 < rank <= len(numbers):
+        return math.nan if rank else -1.0
+    starts = range(len(numbers) - rank)
+    first = bisect_left(starts, True, key=lambda i: bool(-numbers[i] <= numbers[i + rank]))
+    return max(abs(numbers[first].item()), abs(numbers[first + rank - 1].item()))
 
 
 @merge_method(composite=True)
@@ -76,7 +101,7 @@ def top_k_tensor_sum(a: Model, b: Model, width: Width = 1.0, offset: Offset = 0.
     a where it does not; width 1 is a's distribution in b's order. Needs whole tensors.
     Source: sd-mecha.
     """
-    return redistribute(a, ascending(a), ascending(b), width=width, offset=offset)
+    return redistribute(a, sorted_entries(a), ascending(b), width=width, offset=offset)
 
 
 @merge_method(composite=True)
