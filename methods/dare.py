@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, RecipeError, Return, merge_method, uniform
-from mecha_exp.extensions.merge_methods import ranks, spread
+from mecha_exp.extensions.merge_methods import ranks, row_length, spread
 from mecha_exp.methods.linear import add_merged
 from mecha_exp.methods.parameters import (
     Base,
@@ -133,10 +133,10 @@ def probability_by_rank(
     paper: density + epsilon / 2 - (n - 1 - rank) epsilon / n. mergekit: from density - epsilon for the
     smallest to density + epsilon for the largest. Of equal magnitudes the later entry has the higher rank.
     """
-    count, rank = delta.shape[1], ranks(delta.abs())
+    count, rank = row_length(delta), ranks(delta.abs())
     if variant == "paper":
         return density + epsilon / 2 - epsilon * (count - 1 - rank) / count
-    return density - epsilon + 2 * epsilon * (rank / max(count - 1, 1))
+    return density - epsilon + 2 * epsilon * (rank / (count - 1).clamp_min(1))
 
 
 def _della(

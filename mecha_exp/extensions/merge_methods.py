@@ -6,7 +6,7 @@ The built-in methods import nothing of mecha_exp beside this, the public names a
 from mecha_exp.architectures.views import viewed
 from mecha_exp.checkpoint.dtypes import parse_dtype, round_to
 from mecha_exp.conversion.lora import adapter_conversion
-from mecha_exp.engine.compiler.rows import row_dot, row_norm, row_sum
+from mecha_exp.engine.compiler.rows import row_dot, row_length, row_norm, row_sum
 from mecha_exp.engine.compiler.runs import RunLoop
 from mecha_exp.engine.compiler.sorting import ascending_order, ranks
 from mecha_exp.errors import did_you_mean
@@ -41,6 +41,7 @@ __all__ = [
     "resolve",
     "round_to",
     "row_dot",
+    "row_length",
     "row_norm",
     "row_sum",
     "spread",

@@ -1,4 +1,6 @@
-"""Sums over rows: methods that have these alone are loops, with the bits of torch."""
+"""Sums and ranks of rows: methods that have these alone are loops, with the bits of torch."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 import mecha_exp as mx
 from mecha_exp import EngineOptions, Job, Parameter, Return, merge_many, merge_method
-from mecha_exp.extensions.merge_methods import row_dot, row_norm, row_sum
+from mecha_exp.extensions.merge_methods import ranks, row_dot, row_length, row_norm, row_sum
 
 
 @merge_method(rowwise=True, register=False)
@@ -29,6 +31,18 @@ def unit_rows(a: Parameter(Tensor)) -> Return(Tensor):
 def norms_alone(a: Parameter(Tensor)) -> Return(Tensor):
     """The norm of its row at each entry."""
     return row_norm(a).to(a.dtype).expand_as(a).clone()
+
+
+@merge_method(rowwise=True, register=False)
+def by_place(a: Parameter(Tensor), b: Parameter(Tensor)) -> Return(Tensor):
+    """The share of the row that is smaller, times the norm of that row of b, less the place there."""
+    return ranks(a.abs()) / row_length(a) * row_norm(b).to(a.dtype) - ranks(b)
+
+
+@merge_method(rowwise=True, register=False)
+def places_of_places(a: Parameter(Tensor)) -> Return(Tensor):
+    """Ranks of what ranks give."""
+    return ranks(a * ranks(a))
 
 
 @merge_method(rowwise=True, register=False)
@@ -71,7 +85,17 @@ def by_rows(a, b):
         projected(a, b, scale=0.3),
         unit_rows(mx.subtract(a, b)),
         norms_alone(b),
+        by_place(b, beyond),
         mx.add_difference_ties_extended(a, b, beyond, k=1.0, apply_stock=True),
+    ]
+
+
+def by_slices(a, b):
+    """Recipes of two models whose methods rank slices along the first axis, and drop at random."""
+    beyond = mx.weighted_sum(a, b, alpha=-1.0)
+    return [
+        mx.della(a, b, beyond, density=0.6, seed=3),
+        mx.della_linear(a, b, density=[0.4], variant="paper", rescale=False),
     ]
 
 
@@ -111,12 +135,13 @@ def test_a_loop_over_rows_gives_the_bits_of_torch(kinds, rows, columns, seed):
     drawn = (torch.randn(rows, columns, generator=generator) for _ in kinds)
     a, b = (mx.model({"w": KINDS[kind](values)}) for kind, values in zip(kinds, drawn, strict=True))
 
-    fused = outputs_of(by_rows(a, b), fuse="always", workers=1)
-    in_parts = outputs_of(by_rows(a, b), fuse="always", workers=1, tile_size=1 << 12)
-    eager = outputs_of(by_rows(a, b), fuse="never", workers=1)
+    for recipes in (by_rows(a, b), by_slices(a, b)):
+        fused = outputs_of(recipes, fuse="always", workers=1)
+        in_parts = outputs_of(recipes, fuse="always", workers=1, tile_size=1 << 12)
+        eager = outputs_of(recipes, fuse="never", workers=1)
 
-    assert [*map(same_bits, fused, eager)] == [True] * len(eager)
-    assert [*map(same_bits, in_parts, eager)] == [True] * len(eager)
+        assert [*map(same_bits, fused, eager)] == [True] * len(eager)
+        assert [*map(same_bits, in_parts, eager)] == [True] * len(eager)
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (20_000,), (3, 20_000), (6, 5, 3, 3), (700, 1)])
@@ -124,13 +149,15 @@ def test_rows_of_any_shape(shape):
     generator = torch.Generator().manual_seed(0)
     a, b = (mx.model({"w": torch.randn(shape, generator=generator)}) for _ in range(2))
 
-    fused, eager = (outputs_of(by_rows(a, b), fuse=fuse) for fuse in ("always", "never"))
+    for recipes in (by_rows(a, b), by_slices(a, b)):
+        fused, eager = (outputs_of(recipes, fuse=fuse) for fuse in ("always", "never"))
 
-    assert [*map(same_bits, fused, eager)] == [True] * len(eager)
+        assert [*map(same_bits, fused, eager)] == [True] * len(eager)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.float64])
-def test_rows_go_from_file_to_file(tmp_path, stored):
+@pytest.mark.parametrize("method", [mx.n_model_stock, partial(mx.della, density=0.6)])
+def test_rows_go_from_file_to_file(tmp_path, stored, method):
     paths = [tmp_path / f"{name}.safetensors" for name in "abc"]
     generator = torch.Generator().manual_seed(0)
     for path in paths:
@@ -139,7 +166,7 @@ def test_rows_go_from_file_to_file(tmp_path, stored):
     merged = {}
     for fuse in ("always", "never"):
         target = tmp_path / f"{fuse}.safetensors"
-        merge_many([Job(mx.n_model_stock(*map(mx.model, map(str, paths))), target)], EngineOptions(fuse=fuse))
+        merge_many([Job(method(*map(mx.model, map(str, paths))), target)], EngineOptions(fuse=fuse))
         merged[fuse] = load_file(target)
 
     assert all(torch.equal(merged["always"][key], merged["never"][key]) for key in ("w", "conv"))
@@ -153,7 +180,8 @@ def said_of(recipe):
 def test_the_plan_says_which_rows_are_loops():
     a, b = (mx.model({"w": torch.ones(4, 3)}) for _ in range(2))
 
-    assert [said_of(recipe) for recipe in by_rows(a, b)] == [{"fused"}] * 6
+    assert [said_of(recipe) for recipe in [*by_rows(a, b), *by_slices(a, b)]] == [{"fused"}] * 9
+    assert said_of(places_of_places(a)) == {"eager: it works on rows"}
     assert said_of(spread_of_rows(a)) == {"eager: it works on rows"}
     assert said_of(mx.add_difference(a, spread_of_rows(a), b)) == {"fused but for rows"}
     many = [mx.Job(unit_rows(mx.weighted_sum(a, b, alpha=i / 32)), {}) for i in range(1, 32)]

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mecha_exp.engine.compiler import sorting
 from mecha_exp.engine.compiler.sorting import SHORT_ROW, ascending_order, ranks
@@ -9,19 +11,36 @@ from mecha_exp.engine.compiler.sorting import SHORT_ROW, ascending_order, ranks
 COLUMNS = 3 * SHORT_ROW + 5
 
 
-def drawn(seed: int = 0) -> torch.Tensor:
-    return torch.randn(7, COLUMNS, generator=torch.Generator().manual_seed(seed))
+def drawn(seed: int = 0, columns: int = COLUMNS) -> torch.Tensor:
+    return torch.randn(7, columns, generator=torch.Generator().manual_seed(seed))
 
+
+def change_of(stored: torch.dtype, values: torch.Tensor) -> torch.Tensor:
+    """What lies between values and the same a little off them, both stored in a dtype."""
+    return (1.1 * values.flip(-1) + values).to(stored).float() - values.to(stored).float()
+
+
+KINDS = {
+    "drawn": lambda x: x,
+    "between float16": lambda x: change_of(torch.float16, x / 50),
+    "between bfloat16": lambda x: change_of(torch.bfloat16, x / 50),
+    "whole numbers": lambda x: (5 * x).round(),
+    "nine tenths zeros": lambda x: torch.where(x.abs() > 1.645, x, 0),
+    "zeros of both signs": lambda x: torch.where(x > -1, x.sign() * 0.0, x),
+    "two values": lambda x: x.sign(),
+    "one value": lambda x: torch.full_like(x, -3.0),
+    "sorted": lambda x: x.sort().values,
+    "reversed": lambda x: x.sort(descending=True).values,
+    "one large": lambda x: torch.where(x == x.max(), 1e30, x),
+    "of any size": lambda x: x * 2.0 ** (60 * x.flip(-1)),
+    "tiny": lambda x: x * 1e-30,
+    "denormals": lambda x: x * 1e-40,
+    "the largest": lambda x: x / x.abs().max() * 3e38,
+    "infinities": lambda x: torch.where(x.abs() > 1, torch.inf * x.sign(), x),
+}
 
 ROWS = {
-    "drawn": drawn,
-    "zeros of both signs": lambda: torch.where(drawn(1) > -1, drawn().sign() * 0.0, drawn()),
-    "two values": lambda: drawn().sign(),
-    "one value": lambda: torch.full((2, COLUMNS), -3.0),
-    "sorted": lambda: drawn().sort().values,
-    "reversed": lambda: drawn().sort(descending=True).values,
-    "denormals": lambda: drawn() * 1e-40,
-    "infinities": lambda: torch.where(drawn(1) > 1, torch.inf * drawn().sign(), drawn()),
+    **{kind: lambda make=make: make(drawn()) for kind, make in KINDS.items()},
     "not contiguous": lambda: drawn().T.contiguous().T,
     "one axis": lambda: drawn()[0],
     "short": lambda: drawn()[:, :SHORT_ROW].sign(),
@@ -38,6 +57,21 @@ def test_rows_are_sorted_as_by_a_stable_sort(name):
 
     assert torch.equal(order, rows.argsort(dim=-1, stable=True))
     assert torch.equal(ranks(rows), order.argsort(dim=-1).to(rows))
+
+
+@given(
+    first=st.sampled_from([*KINDS]),
+    second=st.sampled_from([*KINDS]),
+    columns=st.integers(SHORT_ROW, 9 * SHORT_ROW),
+    magnitudes=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_rows_of_two_kinds_are_sorted_as_by_a_stable_sort(first, second, columns, magnitudes, seed):
+    values = drawn(seed, columns)
+    rows = torch.where(drawn(seed + 1, columns) > 0, KINDS[first](values), KINDS[second](values))
+    rows = rows.abs() if magnitudes else rows
+
+    assert torch.equal(ascending_order(rows), rows.argsort(dim=-1, stable=True))
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "float64"])

@@ -71,20 +71,23 @@ class StreamJob(IntEnum):
     DONE = 17
 
 
+WIDEST_DIGIT = 11
+"""Bits of a digit of the radix kernel, at most: its counters stay in the first cache."""
+
+
 class RadixJob(IntEnum):
     """Words of what the radix kernel receives.
 
-    `VALUES` is the address of rows of float32, `RESULT` that of as many ranks in float32, or of places in
-    int64. `FIRST` and `SECOND` have room for a row of 64-bit words each, `COUNTS` for 3 times 2048.
+    `ROWS` is the address of rows of float32, which become ranks where `ORDER` is 0, and else have their
+    places written there, in int64. `ROOM` has 16 bytes for each entry of a row, `COUNTS` a 32-bit counter for
+    each value of a digit.
     """
 
-    VALUES = 0
-    RESULT = 1
-    COLUMNS = 2
-    RANKS = 3
-    FIRST = 4
-    SECOND = 5
-    COUNTS = 6
+    ROWS = 0
+    COLUMNS = 1
+    ORDER = 2
+    ROOM = 3
+    COUNTS = 4
 
 
 def words(table: type[IntEnum]) -> Any:

@@ -45,19 +45,22 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from mecha_exp.engine.compiler.abi import WORD, Rank, Table
+from mecha_exp.engine.compiler.abi import WIDEST_DIGIT, WORD, Rank, Table
 from mecha_exp.engine.compiler.jit import LoopText, converts_half
 from mecha_exp.engine.compiler.loop_body import LoopBody, LoopSpec
 from mecha_exp.engine.compiler.ops import NUMBERS, STORED
-from mecha_exp.engine.compiler.partition import has_sums_of_rows, split_loops, split_rows
+from mecha_exp.engine.compiler.partition import goes_by_rows, split_loops, split_rows
 from mecha_exp.engine.compiler.rows import ROW_LANES
-from mecha_exp.engine.compiler.trace import Ref, Trace
+from mecha_exp.engine.compiler.trace import DRAW, Ref, Trace
 from mecha_exp.engine.ir.reductions import LANES, REDUCTION_BLOCK, STRIP
 from mecha_exp.graph.nodes import MergeNode
 from mecha_exp.method_api.method import Reduction
 
 SHORT = 1 << 9
 """Entries in a strip that several loops go over: what they hand on stays in the first cache."""
+
+_SORT_BYTES = 16
+"""What the sort of a row takes for each entry."""
 
 FIXED = 1 << 20
 """The nominal length of arrays whose true length no loop uses: the source does not depend on it."""
@@ -85,7 +88,7 @@ class LoopWriter:
         self._ranks = len(ranked)
         read = read or [compute_dtype] * len(trace.inputs)
         written = written or [compute_dtype] * len(trace.outputs)
-        self._is_by_rows = has_sums_of_rows(trace)
+        self._is_by_rows = goes_by_rows(trace)
         parts = [*split_rows(trace)] if self._is_by_rows else split_loops(trace, self._summed, ranked, read)
         self._wanted = LoopSpec(trace, compute_dtype, read, written, self._summed, ranked, parts)
         self._key_type = self._wanted.key_type
@@ -111,12 +114,16 @@ class LoopWriter:
             order += numbers
         room = sum(size * np.dtype(kind).itemsize for _, size, kind in self._rooms())
         room += sum(count * LANES * (dtype.itemsize + 8) for dtype, count in self._lanes.items())
-        return LoopText(source, room, tuple(order))
+        held = self._wanted.held_rows
+        row_room = (4 * len(held) + _SORT_BYTES) if held else 0
+        return LoopText(source, room, tuple(order), row_room)
 
     def _module(self) -> Iterator[str]:
         yield "import numpy as np"
         yield "from numba import boolean, float32, float64, int16, int32, int64, uint8, uint64"
         yield "from mecha_exp.engine.compiler.kernels.intrinsics import *"
+        if self._wanted.held_rows:
+            yield "from mecha_exp.engine.compiler.kernels.radix import rank_rows"
         yield ""
         yield "def loop(start, count, table):"
         yield from _indented(1, self._arrays())
@@ -184,8 +191,11 @@ class LoopWriter:
             yield f"words{place}", STRIP // 8, "uint64"
         if self._is_by_rows:
             yield "row", ROW_LANES * len(self._wanted.parts[0].left), "float64"
+        if self._wanted.held_rows:
+            yield "starts", 1 << WIDEST_DIGIT, "int32"
         for place, number in enumerate(self._wanted.left):
-            yield f"left{place}", SHORT, self._wanted.kind_left(number)
+            if place not in self._wanted.held_rows:
+                yield f"left{place}", SHORT, self._wanted.kind_left(number)
 
     # once a tile, a block, a strip
 
@@ -227,22 +237,38 @@ class LoopWriter:
         return [number for column, place in lanes for number in (column, self._slots[place])]
 
     def _groups(self) -> Iterator[str]:
-        """What is done with a tile whose rows are added up: short rows go together, a long one in strips."""
+        """What is done with a tile by rows: short rows go together, a long one in strips."""
         terms, of_rows, results = (LoopBody(part, self._wanted) for part in self._wanted.parts)
         whole = sum(not dtype.is_floating_point for _, dtype in self._trace.arguments)
-        spread = [self._wanted.left.index(number) for number in results.part.taken]
-        yield f"columns = integers[{whole}]"
+        held = self._wanted.held_rows
+        summed, spread = (
+            [place for place in map(self._wanted.left.index, part.taken) if place not in held]
+            for part in (of_rows.part, results.part)
+        )
+        yield f"columns = integers[{whole + 3 * len(self._trace.draws)}]"
         yield f"together = max({SHORT} // columns, 1) * columns"
+        yield from self._rows_held()
         yield "for group in range(0, count, together):"
         yield "    end = min(group + together, count)"
         yield "    row[:] = 0"
         yield from _indented(1, self._strips("group", "end", [[terms]], "end"))
-        for place in range(len(terms.part.left)):
+        for place in summed:
             yield f"        sum_rows(left{place}, size, columns, row[{ROW_LANES} * {place} :])"
         yield "    size = (end - group) // columns"
-        yield from _indented(1, self._family([of_rows]))
+        yield from (f"    rank_rows(held{place}_, size, columns, sorted_, starts)" for place in held)
+        if summed:
+            yield from _indented(1, self._family([of_rows]))
         yield from (f"    spread_rows(left{place}, size, columns)" for place in spread)
         yield from _indented(1, self._strips("group", "end", [[results]], "end"))
+
+    def _rows_held(self) -> Iterator[str]:
+        """The memory after all other that has the length of a row, where rows are ranked."""
+        if self._wanted.held_rows:
+            fixed = sum(size * np.dtype(kind).itemsize for _, size, kind in self._rooms())
+            yield f"longest = max(columns, {SHORT})"
+            yield f"sorted_ = places[{Table.ROOM:d}] + {fixed}"
+        for number, place in enumerate(self._wanted.held_rows):
+            yield f"held{place}_ = sorted_ + {_SORT_BYTES + 4 * number} * longest"
 
     def _strips(
         self, begin: str, end: str, families: Sequence[Sequence[LoopBody]], last: str = "count"
@@ -252,15 +278,24 @@ class LoopWriter:
         yield f"    size = min({self._length}, {last} - first)"
         for number, dtype in enumerate(self._wanted.read):
             yield f"    x{number}_ = tiles[{number}] + first * {dtype.itemsize}"
-        for number in range(len(self._trace.draws)):
-            arguments = f"room{number}, start + first, size, key0_{number}, key1_{number}, stream{number}"
+        for place in self._wanted.held_rows:
+            yield f"    left{place}_ = held{place}_ + (first - {begin}) * 4"
+        for draw in self._draws_in(families):
+            arguments = f"room{draw}, start + first, size, key0_{draw}, key1_{draw}, stream{draw}"
             yield f"    before = drawn({arguments})"
-            yield f"    d{number}_ = room{number}_ + before * 4"
+            yield f"    d{draw}_ = room{draw}_ + before * 4"
         for family in families:
             yield from _indented(1, self._family(family))
         for place in range(self._ranks):
             bracket = f"low{place}, high{place}, last, words{place}, found{place}"
             yield f"    gathered(keys{place}, size, {bracket}, s{place})"
+
+    def _draws_in(self, families: Sequence[Sequence[LoopBody]]) -> list[object]:
+        """Which random draws these parts look at."""
+        parts = (words.part for family in families for words in family)
+        computed = {number for part in parts for number in part.computed}
+        expressions = self._trace.expressions
+        return [e.operands[0] for n, e in enumerate(expressions) if n in computed and e.operation == DRAW]
 
     # a loop
 

@@ -19,7 +19,7 @@ import torch
 
 from mecha_exp.engine.compiler.codegen import LoopWriter
 from mecha_exp.engine.compiler.jit import LoopText, can_compile
-from mecha_exp.engine.compiler.trace import Computed, Given, Trace
+from mecha_exp.engine.compiler.trace import ROW_LENGTH, Computed, Given, Trace
 from mecha_exp.engine.compiler.tracer import trace_program
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.calls import Extent
@@ -82,7 +82,7 @@ class FusedPass:
 
         The last integer is the length of a row.
         """
-        known: dict[Computed, Any] = {}
+        known: dict[Computed, Any] = {ROW_LENGTH: torch.tensor(columns, dtype=torch.float64)}
         floats, integers = array("d"), array("q")
         for small, dtype in self.trace.arguments:
             value = _evaluate(small, values, known)

@@ -41,11 +41,13 @@ class LoopText(NamedTuple):
         source: of the function.
         room: the bytes that it needs for itself.
         order: the integers that it receives.
+        row_room: the bytes that it needs beside `room` for each entry of a row.
     """
 
     source: str
     room: int
     order: tuple[int, ...] = ()
+    row_room: int = 0
 
 
 _log = logging.getLogger(__name__)

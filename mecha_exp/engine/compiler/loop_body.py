@@ -14,7 +14,7 @@ import torch
 from mecha_exp.engine.compiler.jit import converts_half
 from mecha_exp.engine.compiler.ops import NUMBERS, STORED, bits_dtype, operation_of
 from mecha_exp.engine.compiler.partition import SubLoop
-from mecha_exp.engine.compiler.trace import DRAW, INPUT, Argument, Expression, Operand, Ref, Trace
+from mecha_exp.engine.compiler.trace import DRAW, INPUT, RANKS, Argument, Expression, Operand, Ref, Trace
 from mecha_exp.engine.ir.reductions import lane_dtype
 
 
@@ -48,6 +48,12 @@ class LoopSpec:
     def left(self) -> tuple[int, ...]:
         """The expressions that a part spills for others."""
         return tuple(number for part in self.parts for number in part.left)
+
+    @property
+    def held_rows(self) -> list[int]:
+        """Which of these are whole rows that are ranked, rather than strips."""
+        operations = [self.trace.expressions[number].operation for number in self.left]
+        return [place for place, operation in enumerate(operations) if operation == RANKS]
 
     def kind_left(self, number: int) -> str:
         """The type of a spilled expression."""

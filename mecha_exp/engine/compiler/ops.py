@@ -111,9 +111,10 @@ OPERATIONS = {
 
 ROW_OPERATIONS = {
     "row_sum": Operation("{0}"),  # what an entry adds, which `sum_rows` adds up
+    "ranks": Operation("{0}"),  # what an entry is ranked by, of which `rank_rows` makes ranks
     "root": Operation("np.sqrt({0})"),
 }
-"""Operations of methods that work on rows; `compiler.rows` has them for torch."""
+"""Operations of methods that work on rows; `compiler.rows` and `compiler.sorting` have them for torch."""
 
 
 def operation_of(name: str) -> Operation:

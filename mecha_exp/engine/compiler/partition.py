@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mecha_exp.engine.compiler.trace import DRAW, INPUT, ROW_SUM, Expression, Ref, Trace
+from mecha_exp.engine.compiler.trace import INPUT, RANKS, ROW_SUM, Expression, Ref, Trace
 
 MOST = 14
 """The most results of one part."""
@@ -139,40 +139,45 @@ class _Division:
         return not self._is_converted.get(number, self._expressions[number].operation != "cast")
 
 
-def has_sums_of_rows(trace: Trace) -> bool:
-    """Whether a trace adds up rows, so that its loop goes over each of them more than once."""
-    return any(expression.operation == ROW_SUM for expression in trace.expressions)
+def goes_by_rows(trace: Trace) -> bool:
+    """Whether a trace adds up or ranks rows, so that its loop goes over each of them more than once."""
+    return bool(_numbers(trace, ROW_SUM, RANKS))
 
 
 def is_one_loop_of_rows(trace: Trace) -> bool:
-    """Whether a trace by rows can be one loop: what is added up depends on no other sum."""
-    expressions, after_sums = trace.expressions, set[int]()
-    for number, expression in enumerate(expressions):
-        is_late = any(operand in after_sums for operand in _operands(expression))
-        if expression.operation == DRAW or (expression.operation == ROW_SUM and is_late):
+    """Whether a trace by rows can be one loop: what is added up or ranked depends on no other sum or rank."""
+    of_rows, late = _numbers(trace, ROW_SUM, RANKS), set[int]()
+    for number, expression in enumerate(trace.expressions):
+        is_late = any(operand in late for operand in _operands(expression))
+        if number in of_rows and is_late:
             return False
-        if is_late or expression.operation == ROW_SUM:
-            after_sums.add(number)
+        if is_late or number in of_rows:
+            late.add(number)
     return len(trace.outputs) <= MOST
 
 
 def split_rows(trace: Trace) -> tuple[SubLoop, SubLoop, SubLoop]:
-    """The parts of a trace that adds up rows: what entries add, what is done once a row, the results."""
-    sums = {number for number, e in enumerate(trace.expressions) if e.operation == ROW_SUM}
+    """The parts of a trace by rows: what is added up or ranked, what is done once a row, the results."""
+    sums, ranks, inputs = (_numbers(trace, operation) for operation in (ROW_SUM, RANKS, INPUT))
     once = set[int]()
     for number, expression in enumerate(trace.expressions):
         operands = _operands(expression)
         if number in sums or (operands and once.issuperset(operands)):
             once.add(number)
-    inputs = {number for number, e in enumerate(trace.expressions) if e.operation == INPUT}
-    results, by_row = _needed(trace, {ref.number for _, ref in trace.outputs}, once)
-    of_rows, summed = _needed(trace, by_row, sums)
-    terms, _ = _needed(trace, summed | inputs, set())
+    results, by_row = _needed(trace, {ref.number for _, ref in trace.outputs}, once | ranks)
+    ranked = by_row & ranks
+    of_rows, summed = _needed(trace, by_row - ranked, sums)
+    terms, _ = _needed(trace, summed | ranked | inputs, set())
     return (
-        SubLoop(_ordered(terms), left=_ordered(summed), peaks=_ordered(inputs)),
-        SubLoop(_ordered(of_rows), taken=_ordered(summed), left=_ordered(by_row - summed)),
+        SubLoop(_ordered(terms), left=_ordered(summed | ranked), peaks=_ordered(inputs)),
+        SubLoop(_ordered(of_rows), taken=_ordered(summed), left=_ordered(by_row - ranked - summed)),
         SubLoop(_ordered(results), taken=_ordered(by_row), outputs=tuple(range(len(trace.outputs)))),
     )
+
+
+def _numbers(trace: Trace, *operations: str) -> set[int]:
+    """The expressions that are one of these operations."""
+    return {number for number, e in enumerate(trace.expressions) if e.operation in operations}
 
 
 def _needed(trace: Trace, wanted: set[int], given: set[int]) -> tuple[set[int], set[int]]:

@@ -16,9 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mecha_exp.engine.compiler.ops import NUMBERS, OPERATIONS, STORED
 from mecha_exp.engine.compiler.rows import ROW_FUNCTIONS
+from mecha_exp.engine.compiler.sorting import ranks
 from mecha_exp.engine.compiler.trace import (
     DRAW,
     INPUT,
+    RANKS,
+    ROW_LENGTH,
     Argument,
     Computed,
     Expression,
@@ -35,6 +38,7 @@ from mecha_exp.graph.nodes import MergeNode, Node
 _READS_VALUES = {"tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "__dlpack__"}
 _READS_SIZES = {"numel", "nelement", "size", "stride", "__len__"}
 _SIZES = (torch.Tensor.shape.__get__, torch.Tensor.nbytes.__get__)  # type: ignore[attr-defined]
+_BY_ROWS = {**ROW_FUNCTIONS, ranks: RANKS}
 _SAME_VALUE = {"detach", "alias", "clone", "view", "_unsafe_view", "expand", "lift_fresh"}
 
 
@@ -52,8 +56,8 @@ class Guard(TorchFunctionMode):
             raise Untraceable(f"it reads values ({function.__name__})")
         if self._with_rows and (function in _SIZES or getattr(function, "__name__", "") in _READS_SIZES):
             raise Untraceable("it reads the length of its rows")
-        if function in ROW_FUNCTIONS:
-            return self._recorder.of_rows(ROW_FUNCTIONS[function], args[0])
+        if function in _BY_ROWS:
+            return self._recorder.of_rows(_BY_ROWS[function], args[0])
         return function(*args, **(kwargs or {}))
 
 
@@ -84,11 +88,18 @@ class Recorder(TorchDispatchMode):
         self._note(operation, (len(nodes) - 1,), value, value.dtype)
 
     def of_rows(self, operation: str, value: torch.Tensor) -> torch.Tensor:
-        """A call of `compiler.rows`: the sum of each row of a tile, or the root of such sums."""
-        wanted = self._shape if operation == "row_sum" else self._row_shape
+        """The length, the sum or the ranks of each row of a tile, or the root of such sums."""
+        if operation == "row_length":
+            length = torch.full((), self._shape[1], dtype=torch.float64)
+            self._small[id(length)] = ROW_LENGTH
+            self._alive.append(length)
+            return length
+        wanted = self._row_shape if operation == "root" else self._shape
         if tuple(value.shape) != wanted:
-            raise Untraceable(f"it adds up rows of the shape {list(value.shape)}")
-        result = torch.full(self._row_shape, 0.5, dtype=value.dtype)
+            raise Untraceable(f"it adds up or ranks rows of the shape {list(value.shape)}")
+        if operation == RANKS and value.dtype is not torch.float32:
+            raise Untraceable(f"it ranks rows of {value.dtype}")
+        result = torch.full(wanted if operation == RANKS else self._row_shape, 0.5, dtype=value.dtype)
         self._note(operation, (self._ref(value),), result, value.dtype)
         return result
 

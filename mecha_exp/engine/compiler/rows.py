@@ -37,7 +37,7 @@ def row_norm(rows: Tensor) -> Tensor:
 def total_of_rows(wide: Tensor) -> Tensor:
     """The sum of each row of float64, [rows, 1]; see the module for the order."""
     if has_torch_function_unary(wide):
-        return _told(total_of_rows, wide)
+        return told(total_of_rows, wide)
     width = max(1, min(wide.shape[-1], ROW_LANES))
     strips = torch.nn.functional.pad(wide, (0, -wide.shape[-1] % width)).unflatten(-1, (-1, width))
     lanes = wide.new_zeros(*wide.shape[:-1], width)
@@ -51,18 +51,25 @@ def total_of_rows(wide: Tensor) -> Tensor:
 def root_of_totals(totals: Tensor) -> Tensor:
     """The square root, rounded to the nearest as a processor does it; torch's may be one of MKL's."""
     if has_torch_function_unary(totals):
-        return _told(root_of_totals, totals)
+        return told(root_of_totals, totals)
     if totals.device.type != "cpu" or totals.requires_grad:
         return totals.sqrt()
     with np.errstate(invalid="ignore"):
         return torch.from_numpy(np.asarray(np.sqrt(totals.numpy())))
 
 
-def _told(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+def row_length(rows: Tensor) -> Tensor:
+    """How many entries a row has, a number in float64: `rows.shape[-1]` for loops over rows of any length."""
+    if has_torch_function_unary(rows):
+        return told(row_length, rows)
+    return torch.tensor(float(rows.shape[-1]), dtype=torch.float64)
+
+
+def told(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """A call that a recorder sees as one operation; see `recorder.Guard`."""
     result: Tensor = handle_torch_function(function, (rows,), rows)
     return result
 
 
-ROW_FUNCTIONS = {total_of_rows: "row_sum", root_of_totals: "root"}
+ROW_FUNCTIONS = {total_of_rows: "row_sum", root_of_totals: "root", row_length: "row_length"}
 """The operations that a recorder notes for these calls; see `ops.ROW_OPERATIONS`."""

@@ -10,14 +10,17 @@ from array import array
 
 import torch
 from torch import Tensor
+from torch.overrides import has_torch_function_unary
 
+from mecha_exp.engine.compiler.abi import WIDEST_DIGIT, RadixJob
 from mecha_exp.engine.compiler.jit import LoopText, can_compile, compiled
 from mecha_exp.engine.compiler.object_file import Loop
+from mecha_exp.engine.compiler.rows import told
 
 RADIX_TEXT = LoopText(
-    "from mecha_exp.engine.compiler.kernels.radix import ordered_rows\n\n"
+    "from mecha_exp.engine.compiler.kernels.radix import sort_rows\n\n"
     "def loop(start, count, table):\n"
-    "    ordered_rows(start, count, table)\n",
+    "    sort_rows(count, table)\n",
     room=0,
 )
 """The source of the radix kernel."""
@@ -25,7 +28,6 @@ RADIX_TEXT = LoopText(
 SHORT_ROW = 512
 """Entries of a row below which counting digits costs more than comparing."""
 
-_COUNTS = 3 * 2048
 _LONGEST_ROW = 1 << 31
 
 
@@ -33,7 +35,9 @@ def ascending_order(values: Tensor) -> Tensor:
     """The places along the last axis from the smallest entry to the largest, as int64."""
     loop = _radix_loop(values)
     if loop:
-        return _sorted(loop, values, torch.int64)
+        order = torch.empty(values.shape, dtype=torch.int64)
+        _sort(loop, values.contiguous(), order)
+        return order
     if values.dtype is not torch.float32 or values.device.type != "cpu":
         return values.argsort(dim=-1, stable=True)
     bits = (values + 0.0).view(torch.int32)  # adding zero makes -0.0 equal to 0.0
@@ -46,9 +50,13 @@ def ascending_order(values: Tensor) -> Tensor:
 
 def ranks(rows: Tensor) -> Tensor:
     """The place of each entry in its row, from 0 for the smallest, in the dtype of the rows."""
+    if has_torch_function_unary(rows):
+        return told(ranks, rows)
     loop = _radix_loop(rows)
     if loop:
-        return _sorted(loop, rows, torch.float32)
+        result = rows.detach().clone(memory_format=torch.contiguous_format)
+        _sort(loop, result)
+        return result
     places = torch.arange(rows.shape[-1]).to(rows).expand_as(rows)
     return torch.empty_like(rows).scatter_(-1, ascending_order(rows), places)
 
@@ -61,11 +69,17 @@ def _radix_loop(values: Tensor) -> Loop | None:
     return compiled(RADIX_TEXT)
 
 
-def _sorted(loop: Loop, values: Tensor, dtype: torch.dtype) -> Tensor:
-    values, columns = values.contiguous(), values.shape[-1]
-    result = torch.empty(values.shape, dtype=dtype)
-    rooms = [torch.empty(size, dtype=torch.int64) for size in (columns, columns, _COUNTS)]
-    words = (values.data_ptr(), result.data_ptr(), columns, int(dtype is torch.float32))
-    table = array("q", [*words, *(room.data_ptr() for room in rooms)])  # as in `abi.RadixJob`
-    loop(0, values.numel() // columns, table.buffer_info()[0])
-    return result
+def _sort(loop: Loop, rows: Tensor, order: Tensor | None = None) -> None:
+    """Write the order of rows, or turn them into ranks."""
+    columns = rows.shape[-1]
+    room = torch.empty(2 * columns, dtype=torch.int64)
+    counts = torch.empty(1 << WIDEST_DIGIT, dtype=torch.int32)
+    addresses = {
+        RadixJob.ROWS: rows.data_ptr(),
+        RadixJob.COLUMNS: columns,
+        RadixJob.ORDER: 0 if order is None else order.data_ptr(),
+        RadixJob.ROOM: room.data_ptr(),
+        RadixJob.COUNTS: counts.data_ptr(),
+    }
+    table = array("q", [addresses[word] for word in RadixJob])
+    loop(0, rows.numel() // columns, table.buffer_info()[0])

@@ -12,7 +12,7 @@ from mecha_exp.errors import MechaError
 from mecha_exp.graph.nodes import MergeNode, Node
 
 INPUT, DRAW = "input", "draw"  # what is an expression without being an operation
-ROW_SUM = "row_sum"
+ROW_SUM, RANKS = "row_sum", "ranks"  # what is known when a whole row has been gone through
 
 
 class Untraceable(MechaError):
@@ -69,6 +69,9 @@ class Computed:
     kwargs: Mapping[str, Any]
     index: int | None = None
 
+
+ROW_LENGTH = Computed(len, (), {})
+"""The length of a row, which a loop learns with its key: float64."""
 
 Small: TypeAlias = "Given | Computed | torch.Tensor"
 """Where a small value comes from; a tensor is itself."""

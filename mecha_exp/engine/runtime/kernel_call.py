@@ -12,6 +12,7 @@ import torch
 
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.engine.compiler.abi import WORD, Rank
+from mecha_exp.engine.compiler.codegen import SHORT
 from mecha_exp.engine.compiler.object_file import Loop
 from mecha_exp.engine.ir.reductions import Accumulator, Ranked, Sums, SumTable
 from mecha_exp.engine.runtime.buffers import Buffer, Scratch
@@ -32,10 +33,11 @@ class KernelCall:
         code: Loop,
         small: tuple[array[float], array[int]],
         accumulators: Mapping[MergeNode, Accumulator],
+        columns: int,
     ) -> None:
         self.kernel, self.trace = kernel, kernel.backend.trace
         self.read, self.written = kernel.read, kernel.written
-        self._code, self._room = code, kernel.text.room
+        self._code, self._room = code, kernel.text.room + kernel.text.row_room * max(columns, SHORT)
         self._small = (*small, kernel.order)  # whose memory the loop reads
         self._addresses = [numbers.buffer_info()[0] for numbers in self._small]
         is_single = kernel.is_single
@@ -126,7 +128,7 @@ def kernel_call(
     if kernel is None or kernel.loop is None:
         return None
     small = kernel.backend.arguments(values, key, columns)
-    return KernelCall(kernel, kernel.loop, small, accumulators) if small else None
+    return KernelCall(kernel, kernel.loop, small, accumulators, columns) if small else None
 
 
 @dataclass(frozen=True)

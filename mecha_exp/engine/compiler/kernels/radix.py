@@ -1,76 +1,161 @@
 # mypy: ignore-errors
-"""The radix kernel: machine code that finds the order of the entries of each row, or their ranks."""
+"""The radix kernel: machine code that finds the order of the entries of each row, or their ranks.
+
+A row is sorted by digits of whole numbers that order as its entries do, and are as short as the row allows:
+what differs between halves has some 18 bits as multiples of a power of two, where its floats have 31.
+"""
 
 import numpy as np
 from numba import njit, types
 
-from mecha_exp.engine.compiler.abi import RadixJob, words
-from mecha_exp.engine.compiler.kernels.intrinsics import array_at
+from mecha_exp.engine.compiler.abi import WIDEST_DIGIT, RadixJob, words
+from mecha_exp.engine.compiler.kernels.intrinsics import array_at, magnitude, number
 
 _JOB = words(RadixJob)
-_DIGIT = 1 << 11  # of the 32 bits of an entry the digits have 11, 11 and 10
-_MASK = np.uint64(_DIGIT - 1)
-_SHIFTS = (np.uint64(32), np.uint64(43), np.uint64(54))  # of the digits, beside the place in the lower half
-_PLACE = np.uint64(0xFFFFFFFF)
+_PLACE_BITS = 31  # the lower bits of an entry are its place in the row, the upper ones its number
+_PLACE = (1 << _PLACE_BITS) - 1
+_COUNTERS_OF_ENTRY = 4  # to count and move an entry takes as long as to clear and add up so many counters
+_MANTISSA_BITS = 23
+_NEGATIVE_ZERO, _ALL_BUT_SIGN = np.int32(-(2**31)), np.int32(2**31 - 1)
+_SMALLEST, _LARGEST = 29, 254  # exponents of a largest magnitude that a float can scale to just below 2^30
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
-def keyed(raw):
-    """The bits of a float32 as a number that sorts as it does in its upper half; both zeros are one."""
-    if raw == np.int32(-(2**31)):
-        raw = np.int32(0)
-    turned = np.uint32(raw) ^ (np.uint32(0xFFFFFFFF) if raw < 0 else np.uint32(0x80000000))
-    return np.uint64(turned) << np.uint64(32)
+def multiples(values, keys):
+    """Write the entries as multiples of one power of two; returns whether that is what they are."""
+    largest = np.int32(0)
+    for i in range(len(values)):
+        size = magnitude(values[i])
+        largest = size if size > largest else largest
+    exponent = largest >> _MANTISSA_BITS
+    if exponent < _SMALLEST or exponent > _LARGEST:
+        return False
+    factor = number(np.int32((_LARGEST + _SMALLEST - exponent) << _MANTISSA_BITS))
+    rounded = np.int32(0)
+    for i in range(len(values)):
+        scaled = np.float32(values[i] * factor)
+        whole = np.int32(scaled)
+        keys[i] = whole
+        rounded = np.int32(rounded | np.int32(np.float32(whole) != scaled))
+    return rounded == 0
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
-def ends_to_starts(counts):
-    """Turn the counts of each digit's values into where the entries of each begin."""
-    for digit in range(3):
-        start = 0
-        for i in range(digit * _DIGIT, (digit + 1) * _DIGIT):
-            count = counts[i]
-            counts[i] = start
-            start += count
+def patterns(raw, keys):
+    """Write whole numbers that sort as floats of these bits do; both zeros are one."""
+    for i in range(len(raw)):
+        bits = np.int32(0) if raw[i] == _NEGATIVE_ZERO else raw[i]
+        keys[i] = np.int32(bits ^ np.int32(np.int32(bits >> 31) & _ALL_BUT_SIGN))
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
-def ordered_rows(start, count, table):
-    """Sort rows `start` to `start + count`, each by three digits; `table` is the address of a `RadixJob`."""
+def entered(keys, entries):
+    """Join the keys, less what all have in common, with their places; returns the bits left of a key."""
+    first = low = high = keys[0]
+    different = np.int32(0)
+    for i in range(len(keys)):
+        key = keys[i]
+        low = key if key < low else low
+        high = key if key > high else high
+        different = np.int32(different | np.int32(key ^ first))
+    common = 0  # the lowest bits, in which no two differ
+    while different != 0 and (different >> common) & 1 == 0:
+        common += 1
+    for i in range(len(keys)):
+        entries[i] = ((np.int64(keys[i]) - np.int64(low)) >> common) << _PLACE_BITS | i
+    bits = 0
+    while (np.int64(high) - np.int64(low)) >> (common + bits) != 0:
+        bits += 1
+    return bits
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def cost(columns, bits, digits):
+    """What a sort by so many digits takes, in counters."""
+    return digits * (_COUNTERS_OF_ENTRY * columns + (1 << -(-bits // digits)))
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def digits_of(columns, bits):
+    """In how many digits to sort keys of so many bits: fewer are larger, and have more counters."""
+    digits = max(1, -(-bits // WIDEST_DIGIT))
+    while cost(columns, bits, digits + 1) < cost(columns, bits, digits):
+        digits += 1
+    return digits
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def count_digits(entries, shift, mask, starts):
+    """Find where the entries of each value of a digit begin in the order of that digit."""
+    starts[: mask + 1] = 0
+    for i in range(len(entries)):
+        starts[(entries[i] >> shift) & mask] += 1
+    start = np.int32(0)
+    for value in range(mask + 1):
+        count = starts[value]
+        starts[value] = start
+        start = np.int32(start + count)
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def sorted_but_for_one(row, columns, room, starts):
+    """Sort the row at an address by all digits but the highest.
+
+    Returns the address of its entries, the shift and the mask of the highest digit, whose `starts` are found.
+    """
+    entries = array_at(room, columns, types.int64)
+    moved = array_at(room + 8 * columns, columns, types.int64)
+    keys = array_at(room + 8 * columns, columns, types.int32)  # needed until the entries are there
+    if not multiples(array_at(row, columns, types.float32), keys):
+        patterns(array_at(row, columns, types.int32), keys)
+    bits = entered(keys, entries)
+    digits = digits_of(columns, bits)
+    size = -(-bits // digits)
+    mask, shift = (1 << size) - 1, _PLACE_BITS
+    for _ in range(digits - 1):
+        count_digits(entries, shift, mask, starts)
+        for i in range(columns):
+            value = (entries[i] >> shift) & mask
+            moved[starts[value]] = entries[i]
+            starts[value] += 1
+        entries, moved = moved, entries
+        shift += size
+    count_digits(entries, shift, mask, starts)
+    return room + 8 * columns * ((digits - 1) & 1), shift, mask
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def rank_rows(rows, count, columns, room, starts):
+    """Put the rank of each entry, as float32, in its place; `room` has 16 bytes for each entry of a row."""
+    for row in range(rows, rows + 4 * columns * count, 4 * columns):
+        place, shift, mask = sorted_but_for_one(row, columns, room, starts)
+        entries = array_at(place, columns, types.int64)
+        ranks = array_at(row, columns, types.float32)
+        for i in range(columns):
+            value = (entries[i] >> shift) & mask
+            ranks[entries[i] & _PLACE] = np.float32(starts[value])
+            starts[value] += 1
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def order_rows(rows, count, columns, room, starts, orders):
+    """Write the places of the entries of each row, the smallest first, to int64 at the address `orders`."""
+    for row in range(count):
+        place, shift, mask = sorted_but_for_one(rows + 4 * columns * row, columns, room, starts)
+        entries = array_at(place, columns, types.int64)
+        order = array_at(orders + 8 * columns * row, columns, types.int64)
+        for i in range(columns):
+            value = (entries[i] >> shift) & mask
+            order[starts[value]] = entries[i] & _PLACE
+            starts[value] += 1
+
+
+@njit(nogil=True, error_model="numpy", _nrt=False)
+def sort_rows(count, table):
+    """Find the order of so many rows, or their ranks in place; `table` is the address of a `RadixJob`."""
     job = array_at(table, len(_JOB), types.int64)
-    columns = job[_JOB.COLUMNS]
-    counts = array_at(job[_JOB.COUNTS], 3 * _DIGIT, types.int64)
-    first = array_at(job[_JOB.FIRST], columns, types.uint64)
-    second = array_at(job[_JOB.SECOND], columns, types.uint64)
-    for row in range(start, start + count):
-        values = array_at(job[_JOB.VALUES] + 4 * row * columns, columns, types.int32)
-        counts[:] = 0
-        for i in range(columns):
-            key = keyed(values[i])
-            for digit in range(3):
-                counts[digit * _DIGIT + np.int64((key >> _SHIFTS[digit]) & _MASK)] += 1
-        ends_to_starts(counts)
-        for i in range(columns):
-            key = keyed(values[i]) | np.uint64(i)
-            digit = np.int64((key >> _SHIFTS[0]) & _MASK)
-            first[counts[digit]] = key
-            counts[digit] += 1
-        for i in range(columns):
-            key = first[i]
-            digit = _DIGIT + np.int64((key >> _SHIFTS[1]) & _MASK)
-            second[counts[digit]] = key
-            counts[digit] += 1
-        if job[_JOB.RANKS]:
-            ranks = array_at(job[_JOB.RESULT] + 4 * row * columns, columns, types.float32)
-            for i in range(columns):
-                key = second[i]
-                digit = 2 * _DIGIT + np.int64((key >> _SHIFTS[2]) & _MASK)
-                ranks[np.int64(key & _PLACE)] = np.float32(counts[digit])
-                counts[digit] += 1
-        else:
-            order = array_at(job[_JOB.RESULT] + 8 * row * columns, columns, types.int64)
-            for i in range(columns):
-                key = second[i]
-                digit = 2 * _DIGIT + np.int64((key >> _SHIFTS[2]) & _MASK)
-                order[counts[digit]] = np.int64(key & _PLACE)
-                counts[digit] += 1
+    starts = array_at(job[_JOB.COUNTS], 1 << WIDEST_DIGIT, types.int32)
+    if job[_JOB.ORDER]:
+        order_rows(job[_JOB.ROWS], count, job[_JOB.COLUMNS], job[_JOB.ROOM], starts, job[_JOB.ORDER])
+    else:
+        rank_rows(job[_JOB.ROWS], count, job[_JOB.COLUMNS], job[_JOB.ROOM], starts)
