@@ -72,7 +72,7 @@ class StateDictSource(ABC):
         return None
 
     def expect(self, keys: Iterable[str]) -> None:  # noqa: B027, most sources lie near
-        """Hear which keys will be read, in their likely order. What lies far away is fetched ahead."""
+        """Receive the keys that will be read, in their likely order: remote ones are fetched ahead."""
 
     @abstractmethod
     def check_unchanged(self) -> None:
@@ -120,7 +120,22 @@ class StateDictSource(ABC):
         return CheckpointError(f"{self.name} has no key {key!r}.{did_you_mean(key, self.keys())}")
 
 
-class Checkpoint(StateDictSource):
+class ListedSource(StateDictSource):
+    """A source whose keys are all known when it is opened: `_infos` has each with its dtype and shape."""
+
+    _infos: Mapping[str, TensorInfo]
+
+    def keys(self) -> Collection[str]:
+        return self._infos.keys()
+
+    def info(self, key: str) -> TensorInfo:
+        try:
+            return self._infos[key]
+        except KeyError:
+            raise self._unknown(key) from None
+
+
+class Checkpoint(ListedSource):
     """An open safetensors file. The header is checked when it is opened, data are read on demand.
 
     Any number of threads may read at once. A memory map would count every page read against the process
@@ -149,6 +164,7 @@ class Checkpoint(StateDictSource):
         try:
             self.name, self.identity = self._file.name, self._file.identity
             self.header: Header = parse_header(self._file)
+            self._infos = self.header.tensors
         except BaseException:
             self._file.close()
             raise
@@ -156,18 +172,6 @@ class Checkpoint(StateDictSource):
     @property
     def metadata(self) -> Mapping[str, str]:
         return self.header.metadata
-
-    def keys(self) -> Collection[str]:
-        return self.header.tensors.keys()
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.header.tensors
-
-    def info(self, key: str) -> TensorInfo:
-        try:
-            return self.header.tensors[key]
-        except KeyError:
-            raise self._unknown(key) from None
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         self._file.read_into(self.info(key).offset + start, view)
@@ -290,6 +294,6 @@ class JoinedModel(StateDictSource):
 
 
 def _version(file: Path) -> tuple[str | int, ...]:
-    """What changes when a file is changed or replaced."""
+    """A value that changes when a file is changed or replaced."""
     status = file.stat()
     return str(file.resolve()), status.st_ino, status.st_size, status.st_mtime_ns

@@ -8,14 +8,14 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mecha_exp.checkpoint.dtypes import dtype_name
-from mecha_exp.checkpoint.model import StateDictSource
+from mecha_exp.checkpoint.model import ListedSource
 from mecha_exp.checkpoint.positional import file_changed, identity_of, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import SUFFIX, TensorInfo
 from mecha_exp.errors import CheckpointError, some
@@ -43,7 +43,7 @@ def begins_as_pickle(start: bytes) -> bool:
     return bool(_MAGIC.match(start))
 
 
-class PickledModel(StateDictSource):
+class PickledModel(ListedSource):
     """A state dict that `torch.save` wrote.
 
     Files of torch 1.6 and later are mapped, so that a tensor is read on use. Older files, and those that are
@@ -68,15 +68,6 @@ class PickledModel(StateDictSource):
         self._infos = {key: self._describe(key, tensor) for key, tensor in tensors.items()}
         self._check_memory(tensors)
         self._tensors = {key: _plain(tensor) for key, tensor in tensors.items()}
-
-    def keys(self) -> Collection[str]:
-        return self._tensors.keys()
-
-    def info(self, key: str) -> TensorInfo:
-        try:
-            return self._infos[key]
-        except KeyError:
-            raise self._unknown(key) from None
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         raw = self._tensors[key].reshape(-1).view(torch.uint8)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 
-from mecha_exp.checkpoint import StateDictSource, TensorInfo, dtype_name
+from mecha_exp.checkpoint import TensorInfo, dtype_name
+from mecha_exp.checkpoint.model import ListedSource
 from mecha_exp.errors import CheckpointError
 from mecha_exp.graph.nodes import InMemory
 
 
-class MemorySource(StateDictSource):
+class MemorySource(ListedSource):
     """A state dict in memory."""
 
     path = None
@@ -25,12 +24,6 @@ class MemorySource(StateDictSource):
             key: TensorInfo(dtype_name(t.dtype), tuple(t.shape), 0, t.nbytes)
             for key, t in self._tensors.items()
         }
-
-    def keys(self) -> Collection[str]:
-        return self._tensors.keys()
-
-    def info(self, key: str) -> TensorInfo:
-        return self._infos[key]
 
     def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
         out.copy_(self._tensors[key].view(-1)[start : start + out.numel()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from mecha_exp.checkpoint.dtypes import stored_bytes
 from mecha_exp.checkpoint.gguf.header import GgufHeader, parse_header
 from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, PLAIN, Q8_0, decode_q8_0
-from mecha_exp.checkpoint.model import StateDictSource
+from mecha_exp.checkpoint.model import ListedSource
 from mecha_exp.checkpoint.positional import (
     FileRegion,
     byte_view,
@@ -27,7 +27,7 @@ OWN_FIELDS = "mecha_"
 _BLOCKS_AT_ONCE = 1 << 15
 
 
-class GgufModel(StateDictSource):
+class GgufModel(ListedSource):
     """One GGUF file of F32, F16, BF16 and Q8_0; its keys are llama.cpp's names of tensors.
 
     Tensors of Q8_0 read as float32, code times scale in float32 arithmetic, as the package gguf dequantises
@@ -58,15 +58,6 @@ class GgufModel(StateDictSource):
     def metadata(self) -> Mapping[str, str]:
         texts = {name: self.header.text(name) for name in self.header.fields if name.startswith(OWN_FIELDS)}
         return {name: text for name, text in texts.items() if text is not None}
-
-    def keys(self) -> Collection[str]:
-        return self._infos.keys()
-
-    def info(self, key: str) -> TensorInfo:
-        try:
-            return self._infos[key]
-        except KeyError:
-            raise self._unknown(key) from None
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         offset = self.info(key).offset
