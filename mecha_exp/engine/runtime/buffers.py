@@ -1,4 +1,4 @@
-"""The memory that a worker has for its tiles, which serves one after another."""
+"""The buffers of a worker, which hold one tile after another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Buffer:
 
 
 class Scratch:
-    """The buffers of one worker, which serve one tile after another."""
+    """The buffers of one worker, by name and dtype; each tile overwrites the one before it."""
 
     def __init__(self, device: str = CPU) -> None:
         self._pinned = wants_pinned(device)
@@ -36,7 +36,7 @@ class Scratch:
         self._buffers: dict[tuple[object, torch.dtype], Buffer] = {}
 
     def take(self, name: object, dtype: torch.dtype, count: int) -> Buffer:
-        """A buffer of `count` elements, with whatever the last tile has left in it."""
+        """A buffer of `count` elements; it still has the values of the last tile."""
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.tensor.shape[0] != count:
             memory = self._memory.get((name, dtype))

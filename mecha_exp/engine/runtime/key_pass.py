@@ -48,9 +48,9 @@ class KeyPass:
     `tiles` gives the tiles, and `run` does one of them, in any order and from any thread.
 
     Attributes:
-        values: of the program so far, by node; those that the pass keeps whole are filled in.
-        accumulators: of the reductions of the pass, which it adds to.
-        spans: the parts of the key that it goes through, of a pass over a sample.
+        values: the values of the program so far, by node; the pass fills in those that it keeps whole.
+        accumulators: those of the reductions of the pass, which it adds to.
+        spans: the parts of the key that a pass over a sample goes through.
     """
 
     def __init__(
@@ -65,13 +65,8 @@ class KeyPass:
     ) -> None:
         assert key.program is not None
         spec = context.kernels.of(key, pass_)
-        self._context, self._plan, self._part, self._pass, self._spec = (
-            context,
-            context.plan,
-            part,
-            pass_,
-            spec,
-        )
+        self._context, self._plan = context, context.plan
+        self._part, self._pass, self._spec = part, pass_, spec
         self._program = key.program
         self._dtype = key.program.dtype
         self._device = context.plan.options.device
@@ -84,11 +79,11 @@ class KeyPass:
 
     @property
     def block(self) -> int:
-        """What the boundaries of tiles are multiples of."""
+        """The number of elements that the boundaries of tiles are multiples of."""
         return block_of(self._columns, bool(self._pass.reductions))
 
     def tiles(self) -> list[Tile]:
-        """What workers take at a time, in order: tiles, or several together where they need no Python."""
+        """The ranges that workers take at a time, in order: a tile, or several where they need no Python."""
         size = self._length * (max(1, STREAMED_TOGETHER // self._length) if self._launch else 1)
         length = self._length if self._pass.sampled else self._part.stop
         return [
@@ -111,7 +106,7 @@ class KeyPass:
         return -(-max(size, block) // block) * block
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
-        """Everything that is done with a tile, or with several together."""
+        """Compute a tile, or several together, and write the results."""
         if self._launch:
             self._stream(self._launch, tile, scratch)
         else:
@@ -119,7 +114,7 @@ class KeyPass:
         self._context.progress(tile.key, (tile.stop - tile.start) * self._spec.item_bytes)
 
     def _stream(self, launch: StreamLaunch, tile: Tile, scratch: Scratch) -> None:
-        """Go through several tiles, of which those that need to be looked at are done one by one."""
+        """Stream several tiles; those that the stream kernel leaves to Python are computed one by one."""
         done = launch.run(tile, self._length, scratch)
         while (start := tile.start + done) < tile.stop:
             stop = min(start + self._length, tile.stop)
@@ -162,7 +157,7 @@ class KeyPass:
         return values, dict(zip(nodes, peaks[len(inputs) :], strict=True))
 
     def _early_inputs(self, call: KernelCall, tile: Tile, scratch: Scratch) -> dict[Node, torch.Tensor]:
-        """The inputs of the loop that torch computes, in memory that the loop's other inputs do not take."""
+        """The inputs of the loop that torch computes, in memory apart from that of its other inputs."""
         kernel = call.kernel
         if not kernel.early:
             return {}
@@ -253,7 +248,7 @@ class KeyPass:
         return buffer
 
     def _places(self, tile: Tile) -> Sequence[Span]:
-        """Which elements of the key a tile has; a sample has many apart."""
+        """The elements of the key that a tile has; a sample has many ranges."""
         return self._spans if self._pass.sampled else [(tile.start, tile.stop)]
 
     def _check(self, node: Node, values: torch.Tensor, peak: float, tile: Tile) -> None:
@@ -274,7 +269,7 @@ class KeyPass:
         tile: Tile,
         scratch: Scratch,
     ) -> None:
-        """Round what a tile gives and hand it on; a loop leaves out the values that nobody is given."""
+        """Round the values of a tile and write them; a loop leaves out values that no output receives."""
         if peak is None:
             assert values is not None
             peak = peak_of(values)
@@ -295,7 +290,7 @@ class KeyPass:
                 self._context.sinks[output.job].write(tile.key, tile.offset + tile.start, stored)
 
     def _exact(self, node: Node, values: torch.Tensor, tile: Tile, scratch: Scratch) -> torch.Tensor:
-        """The values before they were rounded, where it counts: a loop gives what is stored."""
+        """The values before they were rounded, where the rounding may hide an overflow."""
         if values.dtype is self._dtype or not saturates(values.dtype):
             return values.to(CPU, self._dtype)
         return self._values_of(tile, scratch)[node]

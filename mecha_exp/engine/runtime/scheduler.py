@@ -1,4 +1,4 @@
-"""Threads that share the keys of a merge, and when there are no more of them tiles.
+"""Threads that share the keys of a merge, and the tiles of keys once no key is left.
 
 A worker either moves a key on to its next stage or computes one tile of the stage that it is in.
 """
@@ -63,17 +63,17 @@ class KeyTask(ABC):
 
 
 class Scheduler:
-    """Threads that take a large key each, and when there are no more of them tiles of each other's.
+    """Threads that take a large key each, and tiles of each other's keys once no large key is left.
 
-    So one reads while another writes: were all at tiles of one key, they would wait for each other, since a
-    file is written by one at a time. One of them is at small keys until there are none left. Those need the
-    interpreter all the time, of which there is one, and two workers that wait for it in turns are slower than
-    one; at the end of a merge, where many a file has its small keys, the others would have nothing to do.
+    So one thread reads while another writes. If all computed tiles of one key, they would wait for each
+    other, since one thread at a time writes a file. One worker computes small keys until none is left. Small
+    keys need the interpreter all the time, and two workers that wait for it in turns are slower than one. If
+    small keys came last, as they do in many files, the other workers would have nothing to do then.
 
     Args:
         large, small: the keys, the small ones apart.
         options: the number of threads, the device, and the bytes of whole tensors that are there at once.
-        finished: told of the keys of each task that is done.
+        finished: called with the keys of each task that is done.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Scheduler:
         self._threads = options.threads
         self._budget = options.memory_budget
         self._device = options.device
-        self._queues: dict[int, deque[TileTask]] = {}  # of each worker the tiles of the key that it is at
+        self._queues: dict[int, deque[TileTask]] = {}  # the tiles of each worker's current key
         self._next_large, self._next_small = next(large, None), next(small, None)
-        self._small_run: KeyTask | None = None  # that one worker is at
+        self._current_small: KeyTask | None = None  # which one worker computes
         self._active = 0  # keys that have begun and not ended
         self._whole_bytes = 0
         self._error: BaseException | None = None
@@ -145,15 +145,15 @@ class Scheduler:
         with self._changed:
             mine = self._queues.setdefault(threading.get_ident(), deque())
             while self._error is None:
-                if self._next_small is not None and self._small_run is None:
-                    run, self._next_small = self._next_small, next(self._small, None)
-                    self._small_run = run
-                    return self._begun(run)
+                if self._next_small is not None and self._current_small is None:
+                    task, self._next_small = self._next_small, next(self._small, None)
+                    self._current_small = task
+                    return self._begin(task)
                 if mine:
                     return mine.popleft()
                 if self._next_large is not None and self._fits_budget(self._next_large):
-                    run, self._next_large = self._next_large, next(self._large, None)
-                    return self._begun(run)
+                    task, self._next_large = self._next_large, next(self._large, None)
+                    return self._begin(task)
                 longest = max(self._queues.values(), key=len)
                 if longest:
                     return longest.popleft()
@@ -162,48 +162,48 @@ class Scheduler:
                 self._changed.wait()
             return None
 
-    def _begun(self, run: KeyTask) -> TileTask:
+    def _begin(self, task: KeyTask) -> TileTask:
         self._active += 1
-        self._whole_bytes += run.whole_bytes
-        return partial(self._advance, run)
+        self._whole_bytes += task.whole_bytes
+        return partial(self._advance, task)
 
     @property
     def _is_done(self) -> bool:
         return self._next_large is None and self._next_small is None and not self._active
 
-    def _fits_budget(self, run: KeyTask) -> bool:
+    def _fits_budget(self, task: KeyTask) -> bool:
         return (
-            not run.whole_bytes
+            not task.whole_bytes
             or not self._whole_bytes
-            or (self._whole_bytes + run.whole_bytes <= self._budget)
+            or (self._whole_bytes + task.whole_bytes <= self._budget)
         )
 
-    def _advance(self, run: KeyTask, scratch: Scratch) -> None:
-        tiles = run.advance()
+    def _advance(self, task: KeyTask, scratch: Scratch) -> None:
+        tiles = task.advance()
         while tiles is not None and len(tiles) == 1 and self._error is None:
             tiles[0](scratch)  # nobody can help with it: no other worker is woken for small keys
-            tiles = run.advance()
+            tiles = task.advance()
         if tiles is None:
-            self._finished(run.keys)
+            self._finished(task.keys)
         with self._changed:
             if tiles is None:
                 self._active -= 1
-                self._whole_bytes -= run.whole_bytes
-                self._small_run = None if run is self._small_run else self._small_run
+                self._whole_bytes -= task.whole_bytes
+                self._current_small = None if task is self._current_small else self._current_small
             else:
-                left = [len(tiles)]
+                remaining = [len(tiles)]
                 mine = self._queues[threading.get_ident()]
-                mine.extend(partial(self._tile, run, tile, left) for tile in tiles)
-            if tiles or run.whole_bytes or self._is_done:  # for what others may be waiting
+                mine.extend(partial(self._run_tile, task, tile, remaining) for tile in tiles)
+            if tiles or task.whole_bytes or self._is_done:  # for what others may be waiting
                 self._changed.notify_all()
 
-    def _tile(self, run: KeyTask, tile: TileTask, left: list[int], scratch: Scratch) -> None:
+    def _run_tile(self, task: KeyTask, tile: TileTask, remaining: list[int], scratch: Scratch) -> None:
         tile(scratch)
         with self._changed:
-            left[0] -= 1
-            last = left[0] == 0
+            remaining[0] -= 1
+            last = remaining[0] == 0
         if last:
-            self._advance(run, scratch)
+            self._advance(task, scratch)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
