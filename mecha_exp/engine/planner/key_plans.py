@@ -37,7 +37,7 @@ from mecha_exp.method_api.registry import resolve_method
 
 @dataclass(frozen=True, eq=False)
 class _Roots:
-    """The expanded graphs of all jobs at a key, what each of them is for, and what they ask of the model."""
+    """The expanded graphs of all jobs at a key, their uses, and the numbers of the model that they need."""
 
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
@@ -138,7 +138,7 @@ class KeyPlanner:
 
     @property
     def notices(self) -> list[str]:
-        """What was decided about the keys that have been planned."""
+        """Sentences about the decisions on the keys that have been planned."""
         by_policy: dict[str, dict[str, None]] = {}
         for (_, policy), keys in self._running.policies.items():
             by_policy.setdefault(policy, {}).update(dict.fromkeys(keys))
@@ -192,37 +192,38 @@ class KeyPlanner:
     def _build_roots(
         self, specialised: Specialisation, dtypes: tuple[str | None, ...], quantised: tuple[bool, ...]
     ) -> _Roots:
-        scales: list[tuple[int, int, int]] = []
         nodes: list[Node] = []
         outputs: list[Output] = []
+        scales: list[tuple[int, int, int]] = []
         statistics: list[tuple[int, ModelNode, int]] = []
         asked = [NOTHING] * len(self._jobs)
+
+        def add(node: Node) -> int:
+            nodes.append(node)
+            return len(nodes) - 1
+
         for index, job in enumerate(self._jobs):
-            root, stored = self._root(index, specialised), dtypes[index]
-            if root is None or stored is None:
+            recipe, stored = self._root(index, specialised), dtypes[index]
+            if recipe is None or stored is None:
                 continue
             expanded: dict[Node, Node] = {}
-            recipe, (root,) = root, self._expand([root], expanded)
+            (merged,) = self._expand([recipe], expanded)
             if isinstance(recipe, MergeNode):
                 asked[index] = asked_by(recipe, expanded)
-            merged = root
-            result: Node = as_stored(root, dtype=stored)
+            is_made = job.output is not None or job.statistics  # overflows count even if nothing is written
             if quantised[index]:
-                root, scale, result = scaled(merged)
-                stored = DTYPE
-            if (
-                job.output is not None or job.statistics
-            ):  # overflows are counted even where nothing is written
-                outputs.append(Output(index, len(nodes), stored))
-                nodes.append(root)
-            if quantised[index] and (job.output is not None or job.statistics):
-                scales.append((index, len(nodes), len(nodes) + 1))
-                nodes += [scale, moments(result, merged)]
+                codes, scale, result = scaled(merged)
+                if is_made:
+                    outputs.append(Output(index, add(codes), DTYPE))
+                    scales.append((index, add(scale), add(moments(result, merged))))
+            else:
+                result = as_stored(merged, dtype=stored)
+                if is_made:
+                    outputs.append(Output(index, add(merged), stored))
             if job.statistics:
                 inputs = [m for m in specialised.merged(index) if not isinstance(m, ModelView)]
-                for model, node in statistics_of(result, inputs).items():
-                    statistics.append((index, model, len(nodes)))
-                    nodes.append(node)
+                measured = statistics_of(result, inputs)
+                statistics += [(index, model, add(node)) for model, node in measured.items()]
         roots = self._expand(nodes, {})
         return _Roots(roots, tuple(outputs), tuple(statistics), tuple(scales), tuple(asked))
 

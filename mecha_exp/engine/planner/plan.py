@@ -31,7 +31,7 @@ from mecha_exp.errors import ConfigError, MergeError
 from mecha_exp.graph.by_key import BlockValue, ByKey
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of
 from mecha_exp.method_api.paths import path_arguments
-from mecha_exp.sources.layers import LayersSource, changed_entries
+from mecha_exp.sources.layers import changed_entries
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.tokenizer import (
     TOKENIZER_FILES,
@@ -94,7 +94,7 @@ class Job:
 
 
 def check_quantize(choice: str | None, path: Path | None, shard_size: int | None) -> None:
-    """See that an output can be quantised in a way.
+    """Check that an output can be quantised in a way.
 
     Raises:
         ConfigError: the way is unknown, or the output is a folder.
@@ -226,25 +226,26 @@ class Plan:
             return None
         first = self.sources[models_of(self.jobs[job].recipe)[0]]
         template = Template.at(first.path, lambda: layout_of(as_stored(first)))
-        donor = vocabulary_donor(first)
-        if template is not None and donor is not None:
-            template = replace(template, replaced=tokenizer_files(template.folder, donor.path))
-        if template is not None and (taken := rows_taken([self.jobs[job].recipe])):
-            template = _with_tokenizer(template, taken)
-        if template is not None and self.jobs[job].small_files:
-            template = replace(template, replaced={**template.replaced, **self.jobs[job].small_files})
-        stacked = self._stacked_layers(job)
-        if template is not None and stacked:
-            entries = {**template.entries, **changed_entries(template.folder, stacked)}
-            template = replace(template, entries=entries)
+        if template is not None:
+            template = self._with_small_files(template, self.jobs[job], first)
         gguf = GgufTemplate.of(as_stored(first), keeps_codes=self.jobs[job].dtype is None)
         layout, card = self.layouts[job], self.jobs[job].card
         return Destination(output, layout, shard_size, template, gguf=gguf, card=card)
 
-    def _stacked_layers(self, job: int) -> list[LayersSource]:
-        """The views of layers that a job's recipe takes of its models, in order."""
-        recipe = self.jobs[job].recipe
-        return list(layer_views([recipe], self.inputs).values())
+    def _with_small_files(self, template: Template, job: Job, first: Source) -> Template:
+        """The template with the files and settings that a job and its recipe change.
+
+        Args:
+            first: the first input of the recipe, whose folder the template is.
+        """
+        if (donor := vocabulary_donor(first)) is not None:
+            template = replace(template, replaced=tokenizer_files(template.folder, donor.path))
+        if taken := rows_taken([job.recipe]):
+            template = _with_tokenizer(template, taken)
+        entries = dict(template.entries)
+        if stacked := list(layer_views([job.recipe], self.inputs).values()):
+            entries |= changed_entries(template.folder, stacked)
+        return replace(template, replaced={**template.replaced, **job.small_files}, entries=entries)
 
     def bytes_of(self, key: KeyPlan) -> int:
         """How many bytes are read for one key, unless a sample misses its target; see `Pass.is_full`."""
