@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,26 +109,21 @@ def components_of(folder: Path) -> list[Component]:
 
 def _open_folder(folder: Path) -> StateDictSource:
     components = components_of(folder)
-    opened: list[tuple[str, StateDictSource, Collection[str] | None]] = []
-    try:
-        for component in components:
-            opened.append((component.prefix, open_stored(component.weights), None))
+    with ExitStack() as opened:
+        parts = [(c.prefix, opened.enter_context(open_stored(c.weights)), None) for c in components]
         is_adapter = components[0].weights.name.startswith(ADAPTER_STEM)
         config = folder / ADAPTER_CONFIG
-        return JoinedModel(folder, opened, [config] if is_adapter and config.is_file() else [])
-    except BaseException:
-        for _, model, _ in opened:
-            model.close()
-        raise
+        model = JoinedModel(folder, parts, [config] if is_adapter and config.is_file() else [])
+        opened.pop_all()  # the model closes them
+        return model
 
 
 def _open_shards(index: Path) -> StateDictSource:
-    shards = read_index(index)
-    opened: list[tuple[str, StateDictSource, Collection[str] | None]] = []
-    try:
-        for name, keys in shards.items():
-            shard = open_stored(index.parent / name)
-            opened.append(("", shard, keys))
+    parts: list[tuple[str, StateDictSource, Collection[str]]] = []
+    with ExitStack() as opened:
+        for name, keys in read_index(index).items():
+            shard = opened.enter_context(open_stored(index.parent / name))
+            parts.append(("", shard, keys))
             if missing := [key for key in keys if key not in shard]:
                 raise CheckpointError(
                     f"{shard.path} lacks {len(missing)} keys that {index.name} says it has: {some(missing)}. "
@@ -135,11 +131,9 @@ def _open_shards(index: Path) -> StateDictSource:
                 )
             if more := [key for key in shard.keys() if key not in keys]:
                 log.warning("%s: left out, not being in %s: %s", shard.path, index.name, some(more))
-        return JoinedModel(index, opened)
-    except BaseException:
-        for _, shard, _ in opened:
-            shard.close()
-        raise
+        model = JoinedModel(index, parts)
+        opened.pop_all()  # the model closes them
+        return model
 
 
 def read_index(index: Path) -> dict[str, set[str]]:
