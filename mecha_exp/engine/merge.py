@@ -72,7 +72,7 @@ def _merge(jobs: Sequence[Job], options: EngineOptions, progress: Progress) -> M
 
 
 def _check_apart(jobs: Sequence[Job], options: EngineOptions) -> None:
-    """See that no pass writes what another one reads or writes."""
+    """Check that no pass writes what another one reads or writes."""
     problems = Problems()
     outputs = [job.output for job in jobs if isinstance(job.output, Path)]
     with open_sources(models_of(*(job.recipe for job in jobs)), options.model_dirs) as sources:
@@ -82,20 +82,23 @@ def _check_apart(jobs: Sequence[Job], options: EngineOptions) -> None:
 
 def _joined(groups: Sequence[Sequence[int]], reports: Sequence[MergeReport]) -> MergeReport:
     """The report of all jobs from those of their passes."""
-    places = sorted(
-        (number, r, place) for r, group in enumerate(groups) for place, number in enumerate(group)
-    )
+    place_of = {
+        job: (report, index)
+        for report, group in zip(reports, groups, strict=True)
+        for index, job in enumerate(group)
+    }
+    places = [place_of[job] for job in sorted(place_of)]
     return MergeReport(
-        sum(report.bytes_read for report in reports),
-        sum(report.bytes_written for report in reports),
-        sum(report.seconds for report in reports),
-        tuple(dict.fromkeys(warning for report in reports for warning in report.warnings)),
-        tuple(reports[r].nonfinite_values[place] for _, r, place in places),
-        tuple(reports[r].moments[place] for _, r, place in places),
-        sum(report.keys for report in reports),
-        sum(report.resumed_keys for report in reports),
-        tuple(reports[r].quantisation[place] for _, r, place in places),
-        tuple(reports[r].choices[place] for _, r, place in places),
+        bytes_read=sum(report.bytes_read for report in reports),
+        bytes_written=sum(report.bytes_written for report in reports),
+        seconds=sum(report.seconds for report in reports),
+        warnings=tuple(dict.fromkeys(warning for report in reports for warning in report.warnings)),
+        nonfinite_values=tuple(report.nonfinite_values[index] for report, index in places),
+        moments=tuple(report.moments[index] for report, index in places),
+        keys=sum(report.keys for report in reports),
+        resumed_keys=sum(report.resumed_keys for report in reports),
+        quantisation=tuple(report.quantisation[index] for report, index in places),
+        choices=tuple(report.choices[index] for report, index in places),
     )
 
 
@@ -128,7 +131,7 @@ def run_plan(
 
 
 def sink_of(planned: Plan, number: int) -> Sink:
-    """Where a job's tiles go; a file goes on with what an interrupted run of the same merge has left."""
+    """The sink of a job's tiles; a file is resumed where the same merge was interrupted."""
     job, destination = planned.jobs[number], planned.destination(number)
     if destination is not None:
         return destination.open(header_of(planned, number), job.durable, resume_token(planned, number))
@@ -183,17 +186,17 @@ def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
                 f"{count} values of the output{where} are not finite{_or_too_large(planned.layouts[number])}"
             )
             warnings.append(Notice(text, About.NONFINITE_OUTPUT))
-    moments = tuple(_moments(planned, tally, job) for job in range(len(planned.jobs)))
+    jobs = range(len(planned.jobs))
     trips = 0 if tally.found_model_values else planned.bytes_of_trips
     return MergeReport(
-        planned.bytes_read - trips - sum(planned.bytes_of(key) for key in tally.resumed),
-        planned.bytes_written - sum(planned.bytes_written_of(key) for key in tally.resumed),
-        seconds,
-        tuple(warnings),
-        tuple(nonfinite),
-        moments,
-        len(planned.keys),
-        len(tally.resumed),
-        tuple(error_of(_in_order(planned, tally.errors.get(job, {}))) for job in range(len(planned.jobs))),
-        tuple(map(planned.choices, range(len(planned.jobs)))),
+        bytes_read=planned.bytes_read - trips - sum(planned.bytes_of(key) for key in tally.resumed),
+        bytes_written=planned.bytes_written - sum(planned.bytes_written_of(key) for key in tally.resumed),
+        seconds=seconds,
+        warnings=tuple(warnings),
+        nonfinite_values=tuple(nonfinite),
+        moments=tuple(_moments(planned, tally, job) for job in jobs),
+        keys=len(planned.keys),
+        resumed_keys=len(tally.resumed),
+        quantisation=tuple(error_of(_in_order(planned, tally.errors.get(job, {}))) for job in jobs),
+        choices=tuple(map(planned.choices, jobs)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from mecha_exp.engine.planner.elementwise import check_elementwise
 from mecha_exp.engine.planner.inputs import Inputs, prepare_inputs
 from mecha_exp.engine.planner.integers import different_integers
 from mecha_exp.engine.planner.key_plans import KeyPlanner
-from mecha_exp.engine.planner.keys.key_plan import KeyPlan
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Trip
 from mecha_exp.engine.planner.keys.missing_keys import MissingKeys
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
 from mecha_exp.engine.planner.meaning import config_digests
@@ -84,6 +85,18 @@ def _bind(job: Job, binder: Binder) -> Job:
     return replace(job, recipe=recipe, caches=caches, dtype=dtype)
 
 
+def _elements_of(plans: Sequence[KeyPlan], trips: Sequence[Trip]) -> dict[Program, int]:
+    """How many elements are expected to go through each program."""
+    elements: Counter[Program] = Counter()
+    for key in (*plans, *(key for trip in trips for key in trip.keys)):
+        if key.program:
+            elements[key.program] += key.numel
+    for key in (key for trip in trips for key in (*trip.sample, *trip.again)):
+        if key.program:
+            elements[key.program] += 0  # few, or none where the sample does not mislead
+    return elements
+
+
 def _foreign_cards(plan: Plan) -> Iterator[Notice]:
     """Say which cards are not written, since a README.md of somebody else is there."""
     destinations = filter(None, map(plan.destination, range(len(plan.jobs))))
@@ -123,13 +136,7 @@ class _Planner:
         for notice in planner.notices:
             self._warn(notice)
         trips = planner.trips()
-        elements: dict[Program, int] = {}
-        for key_plan in (*plans, *(key for trip in trips for key in trip.keys)):
-            if key_plan.program:
-                elements[key_plan.program] = elements.get(key_plan.program, 0) + key_plan.numel
-        for key_plan in (key for trip in trips for key in (*trip.sample, *trip.again)):
-            if key_plan.program:
-                elements.setdefault(key_plan.program, 0)
+        elements = _elements_of(plans, trips)
         check_elementwise(elements)
         backends = choose_backends(elements, self._options)
         self._note_quantised(plans)
