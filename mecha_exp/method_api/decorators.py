@@ -7,13 +7,15 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 
 from mecha_exp.errors import RecipeError
 from mecha_exp.method_api.method import Choose, Factor, Kind, MergeMethod, Reduction, RowLength
 from mecha_exp.method_api.registry import register_method, resolve_method
+
+_Method = TypeVar("_Method", bound=MergeMethod)
 
 
 @overload
@@ -153,8 +155,7 @@ def reduction(
 
     def decorate(fn: Callable[..., Any]) -> Reduction:
         method = Reduction(fn, fn.__name__, rounds, finish, sums, rank, _row_length(rowwise))
-        _registered(method, register)
-        return method
+        return _registered(method, register)
 
     return decorate if function is None else decorate(function)
 
@@ -192,12 +193,10 @@ def whole_model(method: Reduction, identifier: str | None = None, *, register: b
         raise RecipeError(
             f"{name}: '{method.identifier}' has several rounds, or is of the whole model already"
         )
-    arguments = (method.function, name, method.rounds, method.finish, method.sums, method.rank)
-    wide = Reduction(*arguments)
+    wide = Reduction(method.function, name, method.rounds, method.finish, method.sums, method.rank)
     wide.of_model = True
     wide.__doc__ = f"As `{method.identifier}`, over all keys of the model, in one more trip over the data."
-    _registered(wide, register)
-    return wide
+    return _registered(wide, register)
 
 
 def factor(
@@ -214,9 +213,7 @@ def factor(
     """
 
     def decorate(fn: Callable[..., Any]) -> Factor:
-        method = Factor(fn, fn.__name__, elements)
-        _registered(method, register)
-        return method
+        return _registered(Factor(fn, fn.__name__, elements), register)
 
     return decorate
 
@@ -244,7 +241,7 @@ def _beside(function: Callable[..., Any], names: Sequence[str | os.PathLike[str]
     return tuple(Path(inspect.getfile(function)).absolute().parent / name for name in names)
 
 
-def _registered(method: MergeMethod, register: bool) -> MergeMethod:
+def _registered(method: _Method, register: bool) -> _Method:
     if register:
         register_method(method)
     return method
