@@ -67,9 +67,9 @@ def file_changed(file: object) -> CheckpointError:
     return CheckpointError(f"{file} changed while it was being read. Run again once it is at rest.")
 
 
-def _open(path: str | os.PathLike[str], flags: int, mode: int) -> int:
+def _open(path: str | os.PathLike[str], flags: int) -> int:
     try:
-        descriptor = os.open(path, flags, mode)
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         explain_limit(error)
         raise
@@ -80,11 +80,11 @@ def _open(path: str | os.PathLike[str], flags: int, mode: int) -> int:
 class PositionalFile:
     """An open file without a position: `read_into` and `write` take the offset and transfer all bytes."""
 
-    def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> None:
+    def __init__(self, path: str | os.PathLike[str], flags: int) -> None:
         self.path = Path(path)
         flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         writes = flags & (os.O_WRONLY | os.O_RDWR)
-        descriptor = _open(path, flags, mode)
+        descriptor = _open(path, flags)
         try:
             self._raw = io.FileIO(descriptor, "r+" if writes else "r")
         except OSError:  # a folder

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -278,15 +278,14 @@ class BlockValue:
     values: tuple[Scalar, ...]
 
 
-def effective_values(value: ByKey, keys: Collection[str] | None = None) -> list[BlockValue]:
+def effective_values(value: ByKey) -> list[BlockValue]:
     """The values of a bound value by key, block by block, in the order of the model."""
     assert value.anatomy is not None
     anatomy = value.anatomy
     by_part: dict[tuple[str, str], list[Scalar]] = {}
     for key in anatomy.keys:
-        if keys is None or key in keys:
-            part = (anatomy.components.get(key, ""), anatomy.blocks.get(key, ""))
-            by_part.setdefault(part, []).append(value(key))
+        part = (anatomy.components.get(key, ""), anatomy.blocks.get(key, ""))
+        by_part.setdefault(part, []).append(value(key))
     order = {block: i for i, block in enumerate(anatomy.config.blocks(anatomy.convention))}
     return [
         BlockValue(component, block, len(values), tuple(sorted(set(values), key=_order)))

@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 from mecha_exp.errors import RecipeError, did_you_mean
 
-Curve: TypeAlias = "Gradient | Preset"
 Sampled: TypeAlias = Callable[[int, int], float]
 """(index of a block, number of blocks) -> its weight."""
 

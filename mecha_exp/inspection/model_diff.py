@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ TILE = 1 << 20
 WORKERS = 2
 
 
-def compare_by_block(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
+def compare_by_block(a: str, b: str) -> dict[str, Any]:
     """Compare two models: distances by block and as a whole, and the keys that cannot be compared.
 
     Quantised models are compared by the numbers that their codes stand for. Models in two formats of one
@@ -41,7 +41,7 @@ def compare_by_block(a: str, b: str, folders: Sequence[Path] = ()) -> dict[str, 
         CheckpointError: a model cannot be read, or the models have no key of the same shape in common.
     """
     nodes = [model(a), model(b)]
-    with open_sources(nodes, folders) as opened:
+    with open_sources(nodes, ()) as opened:
         plain = require_plain(opened, on_quantised="dequantise")
         sources, notes = in_one_format(nodes, plain)
         first, second = (sources[node] for node in nodes)

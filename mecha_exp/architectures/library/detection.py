@@ -99,10 +99,9 @@ class NearMiss:
     extra: tuple[str, ...]
 
 
-def closest(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> NearMiss | None:
+def closest(keys: Keys) -> NearMiss | None:
     """The config that shares the most keys and shapes with a file that fits none, if over half of them."""
-    known = get_all() if configs is None else configs
-    ranked = ((_alike(keys, fitted), fitted) for fitted in (sized_for(keys, config) for config in known))
+    ranked = ((_alike(keys, fitted), fitted) for fitted in (sized_for(keys, config) for config in get_all()))
     alike, config = max(ranked, key=lambda pair: pair[0], default=(0, None))
     if config is None or 2 * alike <= len(keys):
         return None
@@ -125,8 +124,7 @@ def closest(keys: Keys, configs: Iterable[ModelConfig] | None = None) -> NearMis
 
 
 def _alike(keys: Keys, config: ModelConfig) -> int:
-    infos = config.keys()
-    pairs = ((infos.get(config.resolve_alias(key)), info) for key, info in keys.items())
+    pairs = ((config.info_of(key), info) for key, info in keys.items())
     return sum(known is not None and known.shape == tuple(info.shape) for known, info in pairs)
 
 

@@ -113,7 +113,7 @@ def choose_backends(elements: Mapping[Program, int], options: EngineOptions) -> 
     backends: dict[Pass, FusedPass | str] = {}
     work: dict[str, int] = {}
     for program, count in elements.items():
-        for pass_, trace in trace_program(program, program.dtype).items():
+        for pass_, trace in trace_program(program).items():
             backend = trace if isinstance(trace, str) else FusedPass(trace, program, program.dtype)
             backends[pass_] = backend
             if isinstance(backend, FusedPass):

@@ -28,9 +28,9 @@ from mecha_exp.random import uniform
 _TOY_KEY, _TOY_SHAPE, _TOY_SIZE = "a toy tile", (3, 7), 21
 
 
-def trace_program(program: Program, compute_dtype: torch.dtype) -> dict[Pass, Trace | str]:
+def trace_program(program: Program) -> dict[Pass, Trace | str]:
     """Trace every pass of a program; the reason where one cannot be traced."""
-    toy = _ToyRun(program, compute_dtype)
+    toy = _ToyRun(program)
     traces: dict[Pass, Trace | str] = {}
     reason = ""
     with torch.no_grad():
@@ -45,7 +45,7 @@ def trace_program(program: Program, compute_dtype: torch.dtype) -> dict[Pass, Tr
 def _toy_value(value: ModelValue, compute_dtype: torch.dtype) -> torch.Tensor:
     """A number of the whole model, of a model of one toy tile: it has the shape of the real one."""
     program = compile_program([value.call], compute_dtype, sampled=False)
-    return _ToyRun(program, compute_dtype).result(value.call)
+    return _ToyRun(program).result(value.call)
 
 
 def _has_work_beside_rows(pass_: Pass) -> bool:
@@ -70,9 +70,9 @@ def _can_be_loop_of_rows(pass_: Pass) -> bool:
 class _ToyRun:
     """Runs a program on a few numbers: small values get their shapes and dtypes, passes are recorded."""
 
-    def __init__(self, program: Program, compute_dtype: torch.dtype) -> None:
+    def __init__(self, program: Program) -> None:
         self._program = program
-        self._dtype = compute_dtype
+        self._dtype = program.dtype
         self._tile = Tile(_TOY_KEY, 0, _TOY_SIZE, _TOY_SHAPE)
         self._values: dict[Node, torch.Tensor] = {}  # small ones
 

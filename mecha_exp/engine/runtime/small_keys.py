@@ -93,7 +93,7 @@ def is_by_entry(program: Program) -> bool:
         return False
     if passes[0].by_rows or any(s.wants_tile or s.wants_key for s in signatures):
         return False
-    trace = trace_program(program, program.dtype)[passes[0]]
+    trace = trace_program(program)[passes[0]]
     return isinstance(trace, Trace) and not trace.draws
 
 

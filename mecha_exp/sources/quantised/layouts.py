@@ -79,10 +79,7 @@ class Layout:
 
 
 def _comfyui(model: Opened, codes: Codes) -> QuantisedTensor:
-    return _one_scale(ScaledTensor(model.source, codes.key, codes.companion), model, codes)
-
-
-def _one_scale(tensor: ScaledTensor, model: Opened, codes: Codes) -> ScaledTensor:
+    tensor = ScaledTensor(model.source, codes.key, codes.companion)
     if model.source.info(codes.companion).numel != 1:
         raise CheckpointError(f"{codes.companion} has more than one entry")
     return tensor

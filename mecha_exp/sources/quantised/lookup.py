@@ -12,8 +12,6 @@ from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.quantised.tensor import QuantisedTensor, read_part
 from mecha_exp.sources.source import Source
 
-STATE = ".quant_state.bitsandbytes__"
-
 
 class LookupTensor(QuantisedTensor):
     """table[code] * largest, where `largest` is the greatest magnitude of a block of consecutive elements.
