@@ -17,6 +17,7 @@ STACKS = (
 """The ends of the names in transformers; `make hf` compares them with all its architectures."""
 
 _KNOWN = re.compile(rf"(^|\.)({'|'.join(STACKS)})\Z")
+_ENDS = ("_proj", "_bias", "_linear.weight")  # of all of these, for a quick look
 _LIKELY = re.compile(r"(^|\.)(\w*_)?experts\.(?!\d)")
 
 
@@ -34,7 +35,7 @@ def is_stack(key: str, shape: tuple[int, ...], info: KeyInfo | None) -> bool | N
 
 def is_known_stack(key: str, shape: tuple[int, ...]) -> bool:
     """Whether transformers names a stack of experts so: matrices, or vectors where they are biases."""
-    match = _KNOWN.search(key)
+    match = _KNOWN.search(key) if len(shape) in (2, 3) and key.endswith(_ENDS) else None
     return match is not None and len(shape) == (2 if match["bias"] else 3)
 
 

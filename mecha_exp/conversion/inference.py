@@ -11,7 +11,7 @@ from mecha_exp.architectures.lora import LORA_DELTA, is_peft, other_kind
 from mecha_exp.errors import MechaError, RecipeError, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, ParameterNode, models_of, walk
 from mecha_exp.method_api.method import MergeMethod
-from mecha_exp.sources.source import Source, infos_of
+from mecha_exp.sources.source import Source
 
 Keys: TypeAlias = Mapping[str, HasShape]
 Shapes: TypeAlias = frozenset[tuple[str, tuple[int, ...]]]
@@ -27,6 +27,7 @@ class ConfigInference:
     def __init__(self, keys_of: Callable[[ModelNode], Keys]) -> None:
         self._keys_of = keys_of
         self._fits_by_shapes: dict[Shapes, list[Detection]] = {}
+        self._seen: list[tuple[Keys, list[Detection]]] = []
         self._fits: dict[ModelNode, list[Detection]] = {}
         self._of_models: dict[ModelNode, ModelConfig] = {}
         self._constant: dict[Node, bool] = {}
@@ -34,12 +35,12 @@ class ConfigInference:
     @staticmethod
     def over(sources: Mapping[ModelNode, Source]) -> ConfigInference:
         """An inference over opened models; models may be added to `sources` later."""
-        return ConfigInference(lambda model: infos_of(sources[model]))
+        return ConfigInference(lambda model: sources[model].infos())
 
     def over_views(self, sources: Mapping[ModelNode, Source]) -> ConfigInference:
         """An inference over the same models read in other ways; it shares the results for equal keys."""
         inference = ConfigInference.over(sources)
-        inference._fits_by_shapes = self._fits_by_shapes
+        inference._fits_by_shapes, inference._seen = self._fits_by_shapes, self._seen
         return inference
 
     def is_constant(self, node: Node) -> bool:
@@ -101,9 +102,13 @@ class ConfigInference:
 
     def fits_of_keys(self, keys: Keys) -> list[Detection]:
         """The known configs that keys and shapes fit equally well."""
+        for seen, fits in self._seen:
+            if keys is seen or keys == seen:  # of files with equal headers
+                return fits
         shapes = frozenset((key, tuple(info.shape)) for key, info in keys.items())
         if shapes not in self._fits_by_shapes:
             self._fits_by_shapes[shapes] = candidates(keys)
+        self._seen.append((keys, self._fits_by_shapes[shapes]))
         return self._fits_by_shapes[shapes]
 
     def chosen(self, call: MergeNode) -> MergeMethod:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -48,6 +48,17 @@ def outline_of(config: ModelConfig) -> Outline:
     return Outline([part.beginnings for part in config.parts if part.optional is not True])
 
 
+def plausible(keys: Mapping[str, HasShape], outlines: Outlines) -> list[str]:
+    """The identifiers of the configs that a file may fit, sorted."""
+    modules = tuple({beginning for outline in outlines.values() for beginning in outline.modules})
+    may_be_adapter = 2 * len(_beginning_so(keys, modules)) > len(keys)
+    return [
+        name
+        for name, outline in sorted(outlines.items())
+        if (may_be_adapter or not outline.modules) and may_match(keys, outline)
+    ]
+
+
 def may_match(keys: Mapping[str, HasShape], outline: Outline) -> bool:
     """Whether a file may fit the config with this outline."""
     if outline.modules:
@@ -55,10 +66,16 @@ def may_match(keys: Mapping[str, HasShape], outline: Outline) -> bool:
     return any(starts_like(keys, beginnings) for beginnings in outline.parts)
 
 
-def is_adapter(keys: Iterable[str], beginnings: Sequence[str]) -> bool:
+def is_adapter(keys: Collection[str], beginnings: Sequence[str]) -> bool:
     """Whether most keys belong to modules whose names begin so."""
-    matches = [any(is_key_of(beginning, key) for beginning in beginnings) for key in keys]
-    return 2 * sum(matches) > len(matches)
+    likely = _beginning_so(keys, tuple(beginnings))
+    matches = (any(is_key_of(beginning, key) for beginning in beginnings) for key in likely)
+    return 2 * len(likely) > len(keys) and 2 * sum(matches) > len(keys)
+
+
+def _beginning_so(keys: Iterable[str], beginnings: tuple[str, ...]) -> list[str]:
+    """The keys with one of some beginnings; a model of a hundred thousand keys is looked through at once."""
+    return [key for key in keys if key.startswith(beginnings)]
 
 
 def starts_like(keys: Mapping[str, HasShape], beginnings: Beginnings) -> bool:

@@ -11,7 +11,7 @@ from mecha_exp.architectures.components import Layout
 from mecha_exp.architectures.config import ModelConfig
 from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.library.fields import load_yaml
-from mecha_exp.architectures.library.prefilter import Outlines, may_match, outline_of, outlines_of
+from mecha_exp.architectures.library.prefilter import Outlines, outline_of, outlines_of, plausible
 from mecha_exp.architectures.library.yaml_reader import read_config, read_layout
 from mecha_exp.architectures.lora import AdapterConfig
 from mecha_exp.architectures.rules import Conversion
@@ -90,7 +90,7 @@ def get_all_adapters() -> list[AdapterConfig]:
 def plausible_configs(keys: Mapping[str, HasShape]) -> list[ModelConfig]:
     """The known configs that a file may fit, by its keys and shapes; the others are not read."""
     outlines = {**_builtin_outlines(), **{name: outline_of(config) for name, config in _REGISTERED.items()}}
-    return [resolve(name) for name in sorted(outlines) if may_match(keys, outlines[name])]
+    return [resolve(name) for name in plausible(keys, outlines)]
 
 
 def _known() -> list[ModelConfig]:

@@ -148,7 +148,7 @@ def config_digests(
 
 def _stacks_in(source: Source) -> list[str]:
     """The keys that are merged expert by expert because of their names."""
-    return sorted(key for key in source.keys() if is_known_stack(key, source.info(key).shape))
+    return sorted(key for key, info in source.infos().items() if is_known_stack(key, info.shape))
 
 
 def _declared(nodes: Iterable[Node]) -> set[str]:

@@ -141,9 +141,7 @@ def different_tokens(sources: Sources, tokenizers: Sequence[Path] = ()) -> Itera
         sources: the inputs.
         tokenizers: those that rows of other inputs are taken for.
     """
-    parts = dict.fromkeys(
-        _component_of(key) for source in sources.values() for key in source.keys() if _has_tokens(key)
-    )
+    parts = dict.fromkeys(_component_of(key) for key in _keys_of(sources) if _has_tokens(key))
     taken = [(str(path.parent), path) for path in tokenizers]
     for part in {**parts, **({"": None} if taken else {})}:
         holders = [(s.name, s.path) for s in sources.values() if any(map(_is_of(part), s.keys()))]
@@ -160,6 +158,11 @@ def different_tokens(sources: Sources, tokenizers: Sequence[Path] = ()) -> Itera
                     "one vocabulary (recipe=align_tokens gives a model the tokens of another one), or merge "
                     "the rows all the same with on_tokens=merge."
                 )
+
+
+def _keys_of(sources: Sources) -> dict[str, None]:
+    """The keys of some models, each once."""
+    return dict.fromkeys(itertools.chain.from_iterable(source.keys() for source in sources.values()))
 
 
 def _component_of(key: str) -> str:
@@ -209,8 +212,7 @@ def _unify_sizes(sources: Sources, options: EngineOptions, problems: Problems) -
     """Apply `resize_embeddings` to tensors that differ only in the number of tokens."""
     rows: dict[ModelNode, dict[str, tuple[int, Source]]] = {}
     sizes_by_key: dict[str, list[int]] = {}
-    keys = (key for source in sources.values() for key in source.keys() if has_token_rows(key))
-    for key in dict.fromkeys(keys):
+    for key in filter(has_token_rows, _keys_of(sources)):
         having = {model: source for model, source in sources.items() if key in source}
         shapes = [source.info(key).shape for source in having.values()]
         if len({s[:1] for s in shapes}) == 1 or len({s[1:] for s in shapes}) > 1:
