@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from noted_sweep import EVALUATOR, POINTS, SWEEP, assert_measured_once, await_records, records, started
+from sweep_folders import LIBRARIES
 
 pytestmark = pytest.mark.libraries
 
@@ -78,14 +79,17 @@ def database(tmp_path: Path) -> Iterator[str]:
             subprocess.run(stop, check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("launcher", LIBRARIES)
 def test_a_sweep_whose_tracking_server_is_killed_is_tracked_by_the_same_command(
-    database, folder, tmp_path_factory, free_port
+    launcher, database, folder, tmp_path_factory, free_port, request
 ):
-    pytest.importorskip("submitit")
+    pytest.importorskip(LIBRARIES[launcher])
+    if launcher == "slurm":
+        request.getfixturevalue("slurm")
     (folder / "noted.py").write_text(EVALUATOR)
     server = TrackingServer(tmp_path_factory.mktemp("server"), database, free_port)
     try:
-        words = [*SWEEP, "hydra/launcher=processes", "evaluator.seconds=0.5", f"tracking.uri={server.uri}"]
+        words = [*SWEEP, f"hydra/launcher={launcher}", "evaluator.seconds=0.5", f"tracking.uri={server.uri}"]
         head = started(folder, *words)
         await_records(folder, head)
         server.kill()
