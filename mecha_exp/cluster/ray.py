@@ -166,5 +166,6 @@ def _call(task: Task) -> Outcome:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error says."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of what an error says, or the last one where the first only announces it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1] if lines[0].endswith(":") else lines[0]

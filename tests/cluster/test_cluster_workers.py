@@ -9,6 +9,7 @@ import pytest
 from cluster_tasks import describe, die_at_first, raise_what_cannot_be_pickled, sleep_and_note
 
 from mecha_exp.cluster import LostWorker, ProcessWorkers, RayWorkers, SlurmWorkers, Workers
+from mecha_exp.cluster.ray import first_line
 from mecha_exp.cluster.task import Task
 from mecha_exp.errors import ConfigError
 from mecha_exp.system.cores import CORES, available_cores
@@ -94,6 +95,14 @@ def test_a_cluster_of_ray_is_reached_through_its_client(tmp_path, monkeypatch, f
     assert str(results.pop(3)) == "three"
     assert {number: result[0] for number, result in results.items()} == {0: 0, 1: 1, 2: 4, 4: 16}
     assert replaced == [(0, 1)]
+
+
+def test_what_ray_says_is_cut_to_the_line_that_says_it():
+    server = "Initialization failure from server:\nTraceback:\nRuntimeError: no room.\n"
+
+    assert first_line(RuntimeError(server)) == "RuntimeError: no room."
+    assert first_line(RuntimeError("no room.\nMore about it.")) == "no room."
+    assert first_line(RuntimeError()) == "RuntimeError"
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, monkeypatch):
