@@ -14,12 +14,13 @@ pytestmark = pytest.mark.libraries
 
 @pytest.fixture(params=LIBRARIES)
 def launcher(request, folder, no_figures) -> tuple[str, ...]:
-    """Words for a launcher of two workers on this machine."""
+    """Words for a launcher on this machine: two processes, or four workers of Slurm or Ray."""
     pytest.importorskip(LIBRARIES[request.param])
     if request.param == "slurm":
         request.getfixturevalue("slurm")
     (folder / "noted.py").write_text(EVALUATOR)
-    return f"hydra/launcher={request.param}", "hydra.launcher.workers=2"
+    workers = 2 if request.param == "processes" else 4
+    return f"hydra/launcher={request.param}", f"hydra.launcher.workers={workers}"
 
 
 def test_a_share_of_a_killed_worker_is_run_by_another(launcher, app, folder):
@@ -48,7 +49,7 @@ def test_the_same_command_goes_on_after_its_process_was_killed(launcher, folder)
 
     assert again.wait(timeout=300) == 0, (folder / "output").read_text()
     assert [r["status"] for r in records(folder)] == ["FINISHED"] * POINTS
-    assert_measured_once(folder, killed=2)
+    assert_measured_once(folder, killed=4)
 
 
 def test_a_large_sweep_in_shares_goes_on_with_what_is_missing(app, folder, monkeypatch):
