@@ -1,7 +1,8 @@
 """One merge over many machines: what each node does, by simulation, and how well a formula tells its time.
 
-    python -m bench.cluster                         Llama 3.1 405B in bf16, three experts, 1 to 64 nodes
-    python -m bench.cluster --link 12.5e9 --save    100 Gbit/s for each node; into bench/RESULTS.md
+    python -m bench.cluster                               Llama 3.1 405B in bf16, three experts, 1 to 64 nodes
+    python -m bench.cluster --link 12.5e9 --save          100 Gbit/s for each node; into bench/RESULTS.md
+    python -m bench.cluster --on processes ray slurm      the tasks that are measured run on these
 
 The simulation plans the merge from headers of the real shape and distributes its files as `engine.across`
 does. A node takes the longest of three: its bytes by the rate of its link, all bytes by the rate of the
@@ -29,9 +30,11 @@ from bench.report import as_for_users, machine, save_section, table
 from mecha_exp import EngineOptions, plan
 from mecha_exp.across.shares import Share, SharedMerge, distribute, files_of
 from mecha_exp.across.task import Made, Task, make
+from mecha_exp.across.workers import workers_for
 from mecha_exp.checkpoint import Destination, stored_bytes
-from mecha_exp.cluster import ProcessWorkers
+from mecha_exp.cluster import ProcessWorkers, Workers
 from mecha_exp.engine import Job
+from mecha_exp.engine.options import PROCESSES
 from mecha_exp.graph.nodes import Node, call
 from mecha_exp.recipe.text import serialize
 
@@ -74,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         planner = table([["plan", "keys", "processor time", "peak memory", "bar"], *planned(Path(folder))])
         say(planner + "\n")
-        checked, engine = check(Path(folder), options.repeats)
+        checked, engine = check(Path(folder), options.repeats, options.on)
         say(checked + "\n")
         rates = Rates(options.link, options.store, engine * options.cores)
         simulated = table([_HEAD, *simulate(Path(folder), rates, options.cores)])
@@ -97,6 +100,7 @@ def main() -> None:
 
 
 _HEAD = ["merge", "nodes", "files", "read", "written", "even", "buffers", "time", "bound by"]
+_CHECKED_HEAD = ["bound by", "on", "tasks", "busiest moves", "by the formula", "measured", "memory of a task"]
 _TEXT = """\
 `python -m bench.cluster`. By simulation: Llama 3.1 405B in bf16 (811.7 GB, 1,137 keys), in files of 5 GB.
 Each node has a link of {link:g} GB/s, which carries what it reads and writes, and {cores} cores that do
@@ -106,7 +110,7 @@ process takes 250 MB beside its buffers.
 
 {simulated}
 
-The same formula beside tasks on this machine, each a process of one thread: a mean of three models of
+The same formula beside tasks on this machine, of one thread each: a mean of three models of
 {small:.2f} GB in files of 20 MB. Where the arithmetic binds, the rate is that of the one task, and the time
 is processor time of the busiest task, which other work on the machine changes little. Where a store binds, a
 server in another process sends {slow:g} MB/s to all tasks together, and the time is wall time of the slowest
@@ -149,7 +153,7 @@ def _row(shares: Sequence[Share], rates: Rates, memory: int) -> list[str]:
     ]
 
 
-def check(folder: Path, repeats: int) -> tuple[str, float]:
+def check(folder: Path, repeats: int, clusters: Sequence[str]) -> tuple[str, float]:
     """The formula beside 1, 2 and 4 tasks on this machine: a table, and the bytes a second of a core.
 
     What a processor does is compared in processor time, which other work on the machine does not change; what
@@ -158,49 +162,62 @@ def check(folder: Path, repeats: int) -> tuple[str, float]:
     models = [write_tensors(folder / f"small-{name}", SMALL, seed) for seed, name in enumerate("abc")]
     tiny = [write_tensors(folder / f"tiny-{name}", TINY, seed) for seed, name in enumerate("abc")]
     fixed = statistics.median(
-        task.processor for _ in range(repeats) for task in _tasks(folder, tiny, 1, 4_000)
+        task.processor for _ in range(repeats) for task in _tasks(folder, tiny, PROCESSES, 1, 4_000)
     )
-    runs = {n: [_tasks(folder, models, n) for _ in range(repeats)] for n in (1, 2, 4)}
-    (alone,) = min(runs[1], key=lambda tasks: tasks[0].processor)
+    kinds = [(cluster, count) for cluster in clusters for count in (1, 2, 4)]
+    runs = {kind: [_tasks(folder, models, *kind) for _ in range(repeats)] for kind in kinds}
+    (alone,) = min(runs[kinds[0]], key=lambda tasks: tasks[0].processor)
     engine = (alone.read + alone.written) / (alone.processor - fixed)
-    rows = [["bound by", "tasks", "moved by the busiest", "by the formula", "measured", "memory of a task"]]
-    for number, tasks in runs.items():
+    rows = [_CHECKED_HEAD]
+    for kind, tasks in runs.items():
         busiest = max(task.read + task.written for task in tasks[0])
         seconds = [max(task.processor for task in run) for run in tasks]
-        rows.append(_checked("arithmetic", number, busiest, fixed + busiest / engine, seconds, tasks[0]))
+        rows.append(_checked("arithmetic", kind, busiest, fixed + busiest / engine, seconds, tasks[0]))
     with slow_server(folder, SLOW, 0.0) as url:
         addresses = [f"{url}/{path.name}/model.safetensors" for path in models]
-        for number in runs:
-            tasks = _tasks(folder, addresses, number)
+        for kind in kinds:
+            tasks = _tasks(folder, addresses, *kind)
             busiest, all_read = max(task.read + task.written for task in tasks), sum(t.read for t in tasks)
             seconds = [max(task.seconds for task in tasks)]
-            rows.append(_checked("store", number, busiest, all_read / SLOW, seconds, tasks))
+            rows.append(_checked("store", kind, busiest, all_read / SLOW, seconds, tasks))
     return table(rows), engine
 
 
 def _checked(
-    bound: str, number: int, busiest: int, formula: float, measured: Sequence[float], tasks: Sequence[Made]
+    bound: str,
+    kind: tuple[str, int],
+    busiest: int,
+    formula: float,
+    measured: Sequence[float],
+    tasks: Sequence[Made],
 ) -> list[str]:
     median = statistics.median(measured)
     spread = f"{median:.2f} s ({min(measured):.2f} to {max(measured):.2f})"
-    peak = max(task.peak for task in tasks)
+    peak = f"{max(task.peak for task in tasks) / 1e6:.0f} MB"
     times = f"{spread}, {median / formula:.2f} times"
-    return [bound, str(number), f"{busiest / 1e9:.2f} GB", f"{formula:.2f} s", times, f"{peak / 1e6:.0f} MB"]
+    return [bound, kind[0], str(kind[1]), f"{busiest / 1e9:.2f} GB", f"{formula:.2f} s", times, peak]
 
 
-def _tasks(folder: Path, models: Sequence[Path | str], count: int, shard_size: int = SHARDS) -> list[Made]:
+def _tasks(
+    folder: Path, models: Sequence[Path | str], cluster: str, count: int, shard_size: int = SHARDS
+) -> list[Made]:
     """What each task of a merge does, all at a time, each with one thread."""
     job = Job(_mean(models), folder / "merged", shard_size=shard_size)
-    with plan([job], EngineOptions(workers=1, across=count)) as made:
+    with plan([job], EngineOptions(workers=1, across=count, cluster=cluster)) as made:
         whole = SharedMerge.of(made, count)
         arguments = [(Task.of(whole, share.number, ()),) for share in whole.shares]
-        with ProcessWorkers(count) as workers:
+        with _workers(made.options, count, folder / "jobs") as workers:
             tasks = [result for _, result in workers.run(make, arguments)]
     shutil.rmtree(whole.staged)
     for task in tasks:
         if isinstance(task, Exception):
             raise task
     return tasks
+
+
+def _workers(options: EngineOptions, count: int, folder: Path) -> Workers:
+    """As many workers as there are tasks, also where this machine has fewer cores."""
+    return ProcessWorkers(count) if options.cluster == PROCESSES else workers_for(options, count, folder)
 
 
 def planned(folder: Path) -> Iterator[list[str]]:
@@ -248,6 +265,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--store", type=float, default=40e9, help="bytes a second of the shared store")
     parser.add_argument("--cores", type=int, default=16, help="of each node")
     parser.add_argument("--repeats", type=int, default=5, help="of what is measured")
+    clusters = "processes, ray or slurm (by SLURM_CONF): where tasks are measured"
+    parser.add_argument("--on", nargs="+", default=[PROCESSES], help=clusters)
     parser.add_argument("--folder", type=Path, help="for the small models (default: that of the system)")
     parser.add_argument("--save", action="store_true", help="write the tables into bench/RESULTS.md")
     return parser.parse_args()
