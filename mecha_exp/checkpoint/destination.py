@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.checkpoint.dtypes import Layout
+from mecha_exp.checkpoint.dtypes import Layout, stored_bytes
 from mecha_exp.checkpoint.folder import STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
 from mecha_exp.checkpoint.formats import INDEX
@@ -118,7 +118,7 @@ class Destination:
         if self.path.suffix == GGUF_SUFFIX and not self.is_folder:
             check_gguf(self.path, self.tensors, self.gguf)
         if not self.is_folder:
-            check_writable(self.path, sum(p.nbytes for p in self.packages))
+            check_writable(self.path, sum(stored_bytes(*tensor) for tensor in self.tensors.values()))
             return
         if is_file_name(self.path):
             raise CheckpointError(

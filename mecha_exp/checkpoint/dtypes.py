@@ -1,8 +1,9 @@
 """The dtypes of safetensors files: names, sizes, torch dtypes, and which of them take part in arithmetic."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -104,7 +105,8 @@ def is_arithmetic(name: str) -> bool:
     return number_format(name).arithmetic
 
 
-def stored_bytes(name: str, shape: Sequence[int]) -> int:
+@lru_cache(maxsize=1 << 12)
+def stored_bytes(name: str, shape: tuple[int, ...]) -> int:
     """The size of a tensor in a file, in bytes. A tensor of a packed dtype must fill whole bytes."""
     bits = math.prod(shape) * number_format(name).bits
     if bits % 8:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -54,6 +55,10 @@ class StateDictSource(ABC):
     @abstractmethod
     def info(self, key: str) -> TensorInfo:
         """The dtype and the shape of a key. Raises CheckpointError for an unknown key."""
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """The dtype and the shape of every key, by which a model is recognised."""
+        return {key: self.info(key) for key in self.keys()}
 
     @abstractmethod
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
@@ -127,6 +132,9 @@ class ListedSource(StateDictSource):
 
     def keys(self) -> Collection[str]:
         return self._infos.keys()
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        return self._infos
 
     def info(self, key: str) -> TensorInfo:
         try:
@@ -223,26 +231,40 @@ class JoinedModel(StateDictSource):
         self._beside = {file: _version(file) for file in beside}
         of_models = (item for model in self._models for item in model.identity or ())
         self.identity = (*of_models, *(item for version in self._beside.values() for item in version))
-        self._origins: dict[str, tuple[StateDictSource, str]] = {}
+        self._places: dict[str, tuple[StateDictSource, str]] = {}  # the model of a key, and its prefix
         for prefix, model, selected in parts:
-            for key in model.keys():
-                if selected is None or key in selected:
-                    self._add(prefix + key, model, key)
-        self.codes = tuple(key for key, (model, inner) in self._origins.items() if inner in model.codes)
+            keys = [key for key in model.keys() if selected is None or key in selected]
+            if isinstance(model, JoinedModel):  # a folder of shards, which are asked at once
+                places = {place: (place[0], prefix + place[1]) for place in {*model._places.values()}}
+                self._add({prefix + key: places[model._places[key]] for key in keys}, model)
+            else:
+                self._add(dict.fromkeys([prefix + key for key in keys], (model, prefix)), model)
+        self.codes = tuple(
+            key for key, (model, prefix) in self._places.items() if key[len(prefix) :] in model.codes
+        )
 
     @property
     def metadata(self) -> Mapping[str, str]:
         return self._models[0].metadata if self._models else {}
 
     def keys(self) -> Collection[str]:
-        return self._origins.keys()
+        return self._places.keys()
 
     def __contains__(self, key: object) -> bool:
-        return key in self._origins
+        return key in self._places
 
     def info(self, key: str) -> TensorInfo:
-        model, inner = self._origin(key)
-        return model.info(inner)
+        try:
+            return self._infos[key]
+        except KeyError:
+            raise self._unknown(key) from None
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        return self._infos
+
+    @cached_property
+    def _infos(self) -> Mapping[str, TensorInfo]:
+        return {key: model.info(key[len(prefix) :]) for key, (model, prefix) in self._places.items()}
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         model, inner = self._origin(key)
@@ -278,19 +300,19 @@ class JoinedModel(StateDictSource):
         for model in self._models:
             model.close()
 
-    def _add(self, key: str, model: StateDictSource, inner: str) -> None:
-        if key in self._origins:
-            other = self._origins[key][0].name
-            raise CheckpointError(f"{self.name}: the key {key!r} is in {other} and in {model.name}.")
-        if isinstance(model, JoinedModel):  # a folder of shards, which are asked at once
-            model, inner = model._origin(inner)
-        self._origins[key] = (model, inner)
+    def _add(self, places: Mapping[str, tuple[StateDictSource, str]], model: StateDictSource) -> None:
+        twice = next((key for key in places if key in self._places), None)
+        if twice is not None:
+            other = self._places[twice][0].name
+            raise CheckpointError(f"{self.name}: the key {twice!r} is in {other} and in {model.name}.")
+        self._places |= places
 
     def _origin(self, key: str) -> tuple[StateDictSource, str]:
         try:
-            return self._origins[key]
+            model, prefix = self._places[key]
         except KeyError:
             raise self._unknown(key) from None
+        return model, key[len(prefix) :]
 
 
 def _version(file: Path) -> tuple[str | int, ...]:

@@ -135,7 +135,7 @@ def is_marker(key: str) -> bool:
 
 def codes_of(model: StateDictSource) -> list[Codes]:
     """The codes of a model that known companions tell, in the order of the model."""
-    infos = {key: model.info(key) for key in model.keys()}
+    infos = model.infos()
     by_key: dict[str, list[tuple[int, Codes]]] = {}
     for key in infos:
         if key.endswith(_SUFFIXES):
@@ -148,7 +148,7 @@ def quantisation_of(model: StateDictSource) -> Quantisation | None:
     """How the tensors of a model are quantised, or None where they are plain numbers; reads headers only."""
     if model.codes:
         return Quantisation("Q8_0 (GGUF)", model.codes)
-    stored = {model.info(key).dtype for key in model.keys()}
+    stored = {info.dtype for info in model.infos().values()}
     if stored.isdisjoint((*INTEGERS, *FP8)):
         return None
     companions: dict[str, list[str]] = {}

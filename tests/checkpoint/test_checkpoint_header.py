@@ -227,6 +227,18 @@ def test_an_encoded_header_is_aligned_and_deterministic() -> None:
     assert offsets["odd"] == len(raw) + 16 + 2  # last: every wider tensor stays aligned
 
 
+def test_an_encoded_header_is_the_json_of_its_entries() -> None:
+    tensors = {'a "quoted" \\ key': ("F16", (2, 3)), "ключ": ("F32", ()), "c\n": ("F16", (2, 3))}
+    raw, _ = encode_header(tensors, {"k\t": '"v"'})
+    spans = [[4, 16], [0, 4], [16, 28]]
+    entries = {
+        key: {"dtype": dtype, "shape": shape, "data_offsets": span}
+        for (key, (dtype, shape)), span in zip(tensors.items(), spans, strict=True)
+    }
+    content = {"__metadata__": {"k\t": '"v"'}, **entries}
+    assert raw[8:].rstrip(b" ") == json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def test_an_encoded_header_is_read_by_safetensors(tmp_path: Path) -> None:
     raw, offsets = encode_header({"odd": ("U8", (3,)), "wide": ("F64", (2,))}, {"a": "b"})
     path = tmp_path / "model.safetensors"

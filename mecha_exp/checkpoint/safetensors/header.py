@@ -32,6 +32,7 @@ ALIGNMENT = 64  # of the first data byte in the files we write: a cache line
 
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
+_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LOOKALIKES = {
     b"PK": "a pickle checkpoint (.ckpt, .pt), not safetensors: convert it to safetensors first",
     b"\x80": "a pickle checkpoint (.ckpt, .pt), not safetensors: convert it to safetensors first",
@@ -113,7 +114,7 @@ def parse_header(file: ReadableFile) -> Header:
         data_start = _LENGTH_BYTES + len(raw)
         tensors, metadata = _decode(raw, data_start)
         raw.clear()
-        tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
+        tensors = _in_order(tensors)
         _require_covered(tensors, data_start, file_size)
     except CheckpointError as error:
         raise CheckpointError(f"{file.name}: {error}") from None
@@ -132,14 +133,16 @@ def encode_header(tensors: Layout, metadata: Mapping[str, str]) -> tuple[bytes, 
     for key in sorted(tensors, key=lambda key: -number_format(tensors[key][0]).bits):
         begins[key], end = end, end + stored_bytes(*tensors[key])
         ends[key] = end
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    for key, (dtype, shape) in tensors.items():
-        if key == "__metadata__":
-            raise CheckpointError("'__metadata__' is reserved by the format: no tensor can be called that.")
-        span = [begins[key], ends[key]]
-        entries[key] = {"dtype": dtype, "shape": shape, "data_offsets": span}
+    if _METADATA in tensors:
+        raise CheckpointError(f"'{_METADATA}' is reserved by the format: no tensor can be called that.")
+    forms = {tensor: _text({"dtype": tensor[0], "shape": tensor[1]})[:-1] for tensor in {*tensors.values()}}
+    entries = [f'"{_METADATA}":{_text(dict(metadata))}'] if metadata else []
+    entries += [
+        f'{_text(key)}:{forms[tensor]},"data_offsets":[{begins[key]},{ends[key]}]}}'
+        for key, tensor in tensors.items()
+    ]
     try:
-        raw = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+        raw = f"{{{','.join(entries)}}}".encode()
         for encoded in map(str.encode, metadata.values()):
             require_short(len(encoded), encoded)
     except UnicodeEncodeError as error:
@@ -232,7 +235,7 @@ def _entries(text: EntryReader, data_start: int) -> tuple[dict[str, TensorInfo],
         elif len(tensors) == MAX_TENSORS:
             raise CheckpointError(f"the header has more than {MAX_TENSORS:,} tensors, which no model has.")
         else:
-            tensors[name] = _tensor(name, text.value(name), data_start)
+            tensors[name] = _tensor(name, text, data_start)
         if memory > MAX_TEXT:
             raise CheckpointError(f"the header's names and texts take more than {MAX_TEXT:,} bytes.")
     text.end()
@@ -255,7 +258,28 @@ def _metadata(text: EntryReader) -> dict[str, str]:
     return metadata
 
 
-def _tensor(key: str, entry: Any, data_start: int) -> TensorInfo:
+def _tensor(key: str, text: EntryReader, data_start: int) -> TensorInfo:
+    usual = text.usual_tensor()
+    if usual is None:
+        return _checked(key, text.value(key), data_start)
+    letters, sizes, begin, end = usual
+    dtype, shape, nbytes = _usual_form(letters, sizes)
+    if nbytes is not None and end - begin == nbytes:
+        return TensorInfo(dtype, shape, data_start + begin, nbytes)
+    return _checked(key, {"dtype": dtype, "shape": [*shape], "data_offsets": [begin, end]}, data_start)
+
+
+@lru_cache(maxsize=1 << 10)
+def _usual_form(dtype: bytes, sizes: bytes) -> tuple[str, tuple[int, ...], int | None]:
+    """The dtype, the shape and the bytes of a tensor; None for the bytes if there cannot be such a tensor."""
+    name, shape = sys.intern(dtype.decode()), tuple(map(int, sizes.split(b","))) if sizes else ()
+    try:
+        return name, shape, _bytes_of(name, shape)
+    except CheckpointError:
+        return name, shape, None
+
+
+def _checked(key: str, entry: Any, data_start: int) -> TensorInfo:
     where = f"tensor {key[:200]!r}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise CheckpointError(f"{where} needs dtype, shape and data_offsets.")
@@ -285,6 +309,15 @@ def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and {*map(type, values)} <= {int} and min(values, default=0) >= 0
+
+
+def _in_order(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The tensors in the order of their data, which most headers have already."""
+    begins = [info.offset for info in tensors.values()]
+    ends = [info.offset + info.nbytes for info in tensors.values()]
+    if begins == sorted(begins) and ends == sorted(ends):
+        return tensors
+    return dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
 
 
 def _require_covered(tensors: Mapping[str, TensorInfo], data_start: int, file_size: int) -> None:

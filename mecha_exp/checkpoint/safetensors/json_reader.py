@@ -20,6 +20,7 @@ AGAIN = "It is damaged or was not fully copied: download or copy it again."
 _SPACES = b" \t\n\r"
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _PLAIN = re.compile(rb'"([^"\\\x00-\x1f]*)"')
+_USUAL_NAME = re.compile(rb'"([^"\\\x00-\x1f]*)":')
 _SIZE = rb"(?:0|[1-9][0-9]{0,17})"
 _USUAL = re.compile(
     rb'[ \t\n\r]*\{"dtype":"([A-Z0-9_]{1,16})",'
@@ -47,13 +48,25 @@ class EntryReader:
             self._at += 1
             return
         while True:
-            name = self.string()
-            self._skip(b":")
-            yield name
-            if self._peek() == b"}":
+            yield self._name()
+            if self._raw[self._at : self._at + 1] == b",":  # as in nearly every file
+                self._at += 1
+            elif self._peek() == b"}":
                 self._at += 1
                 return
-            self._skip(b",")
+            else:
+                self._skip(b",")
+
+    def _name(self) -> str:
+        """Read a name and the colon after it."""
+        usual = _USUAL_NAME.match(self._raw, self._at)
+        if usual is None:
+            name = self.string()
+            self._skip(b":")
+            return name
+        self._at = usual.end()
+        require_short(usual.end() - usual.start() - 1, self._raw, usual.start())
+        return usual[1].decode()
 
     def is_next(self, character: bytes) -> bool:
         """Whether the next value begins with a character."""
@@ -75,13 +88,17 @@ class EntryReader:
         _require_text(text)
         return text
 
+    def usual_tensor(self) -> tuple[bytes, bytes, int, int] | None:
+        """Read a tensor's entry that is written as usual: dtype, sizes, begin, end; None leaves any other."""
+        usual = _USUAL.match(self._raw, self._at)
+        if usual is None:
+            return None
+        self._at = usual.end()
+        dtype, sizes, begin, end = usual.groups()
+        return dtype, sizes, int(begin), int(end)
+
     def value(self, name: str) -> Any:
         """Read any value of at most `MAX_ENTRY` bytes."""
-        if usual := _USUAL.match(self._raw, self._at):
-            self._at = usual.end()
-            dtype, shape, begin, end = usual.groups()
-            sizes = [*map(int, shape.split(b","))] if shape else []
-            return {"dtype": dtype.decode(), "shape": sizes, "data_offsets": [int(begin), int(end)]}
         self._peek()
         window = self._raw[self._at : self._at + MAX_ENTRY]
         part = codecs.getincrementaldecoder("utf-8")().decode(window)  # whose last character may be cut

@@ -160,4 +160,4 @@ class StatisticsSource(SourceView):
 
 
 def _zeros(dtype: str, shape: list[int]) -> TensorInfo:
-    return TensorInfo(dtype, tuple(shape), 0, stored_bytes(dtype, shape))
+    return TensorInfo(dtype, tuple(shape), 0, stored_bytes(dtype, tuple(shape)))
