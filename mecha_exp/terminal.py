@@ -308,17 +308,19 @@ def show_plan(
 def _input_table(planned: Plan, names: Sequence[str]) -> Table:
     table = make_table("input", "keys", "bytes", "file")
     for name, source in zip(names, planned.inputs.values(), strict=True):
-        size = sum(source.info(key).nbytes for key in source.keys())
-        table.add_row(name, str(len(source.keys())), human_bytes(size), PathCell(source.name))
+        infos = source.infos()
+        size = sum(info.nbytes for info in infos.values())
+        table.add_row(name, str(len(infos)), human_bytes(size), PathCell(source.name))
     return table
 
 
 def _work_table(planned: Plan) -> Table:
     """The keys by how much work they need."""
     table = make_table("keys", "stages", "passes over the data", "whole tensors, at most")
+    amounts = {program: _amount_of_work(program) for program in {key.program for key in planned.keys}}
     whole_bytes: dict[tuple[int, int], list[int]] = {}
     for key in planned.keys:
-        whole_bytes.setdefault(_amount_of_work(key.program), []).append(planned.whole_bytes_of(key))
+        whole_bytes.setdefault(amounts[key.program], []).append(planned.whole_bytes_of(key))
     for (stages, passes), sizes in whole_bytes.items():
         largest = human_bytes(max(sizes)) if any(sizes) else "-"
         table.add_row(str(len(sizes)), str(stages), str(passes), largest)

@@ -60,7 +60,7 @@ def commit(merge: SharedMerge) -> MergeReport:
 
 def _open_finished(planned: Plan, number: int) -> Sink:
     sink = sink_of(planned, number)
-    missing = sum(key.is_used and key.key not in sink.finished for key in planned.keys)
+    missing = sum(key.structure.is_used and key.key not in sink.finished for key in planned.keys)
     if missing:
         sink.suspend()
         raise MergeError(

@@ -154,7 +154,7 @@ def distribute(files: list[ShardFile], count: int) -> tuple[Share, ...]:
 
 def files_of(plan: Plan, destination: Destination) -> list[ShardFile]:
     """The files of the plan's first job, in the order of the model."""
-    planned = {key.key: key for key in plan.keys if key.is_used}
+    planned = {key.key: key for key in plan.keys if key.structure.is_used}
     files = []
     for package in destination.packages:
         for shard in package.shards:

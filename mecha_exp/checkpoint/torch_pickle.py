@@ -47,8 +47,8 @@ class PickledModel(ListedSource):
     """A state dict that `torch.save` wrote.
 
     Files of torch 1.6 and later are mapped, so that a tensor is read on use. Older files, and those that are
-    named `.safetensors`, are loaded as a whole, since torch cannot map them. A state dict inside a mapping (`WRAPPERS`) is unwrapped. Values other
-    than tensors are left out, with a warning.
+    named `.safetensors`, are loaded as a whole, since torch cannot map them. A state dict inside a mapping
+    (`WRAPPERS`) is unwrapped. Values other than tensors are left out, with a warning.
 
     Raises:
         CheckpointError: the file is damaged, holds no state dict, or would run code: only tensors and plain

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from mecha_exp.system.imports import collect_seldom, import_without_gc, skip_gc_at_exit
@@ -179,7 +180,7 @@ def _hydra(arguments: list[str]) -> int:
     from mecha_exp.app.words.reading import read, reorder
     from mecha_exp.errors import ConfigError
 
-    _require_text([os.getcwd(), *arguments])
+    _require_text([str(Path.cwd()), *arguments])
     ordered = reorder(arguments)
     require_settings(arguments, VERBS)
     if any(word.partition("=")[0] in _HYDRA_ANSWERS for word in ordered):

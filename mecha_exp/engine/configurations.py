@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import brief
-from mecha_exp.sources.layers import config_beside
 from mecha_exp.sources.source import Source
 
 _DECISIVE = (

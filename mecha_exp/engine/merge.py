@@ -189,7 +189,7 @@ def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
     jobs = range(len(planned.jobs))
     trips = 0 if tally.found_model_values else planned.bytes_of_trips
     return MergeReport(
-        bytes_read=planned.bytes_read - trips - sum(planned.bytes_of(key) for key in tally.resumed),
+        bytes_read=planned.bytes_read - trips - sum(key.structure.bytes_read for key in tally.resumed),
         bytes_written=planned.bytes_written - sum(planned.bytes_written_of(key) for key in tally.resumed),
         seconds=seconds,
         warnings=tuple(warnings),

@@ -94,8 +94,8 @@ def _require_rows_of_their_own(tasks: Sequence[Task]) -> None:
         first = owners.setdefault((task.data, task.text, task.pair, task.label), task.name)
         if first != task.name:
             raise ConfigError(
-                f"evaluator.tasks: {first} and {task.name} have the same rows, {task.data}. Name a folder with "
-                "a file for each task, or for each task columns of its own."
+                f"evaluator.tasks: {first} and {task.name} have the same rows, {task.data}. Name a folder "
+                "with a file for each task, or for each task columns of its own."
             )
 
 

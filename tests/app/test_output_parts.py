@@ -1,4 +1,4 @@
-"""`output.prune`: a merged model without EMA weights. `recipe=bake_vae`: a part of another file in a model."""
+"""`output.prune` leaves EMA weights out. `recipe=bake_vae` puts a part of another file into a model."""
 
 from pathlib import Path
 

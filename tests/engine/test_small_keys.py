@@ -11,6 +11,7 @@ import mecha_exp as me
 from mecha_exp import Parameter, Return, merge_method
 from mecha_exp.checkpoint import CheckpointWriter, open_stored
 from mecha_exp.engine import EngineOptions, Job, merge_many
+from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.planner.planner import plan
 from mecha_exp.engine.runtime import small_keys
 from mecha_exp.errors import CheckpointError, MergeError
@@ -208,6 +209,25 @@ def test_a_writer_refuses_values_that_do_not_fit(tmp_path):
             writer.write_together({"a": 3, "b": 2}, torch.zeros(5))
         with pytest.raises(CheckpointError, match=r"a, b are not 5 values of torch\.float16"):
             writer.write_together({"a": 2, "b": 3}, torch.zeros(5, dtype=torch.float16))
+
+
+def test_keys_that_are_alike_are_planned_once(models):
+    with plan([Job(me.weighted_sum(models[0], models[1], alpha=0.3), {})]) as planned:
+        assert len(planned.keys) == KEYS + 2
+        assert len(planned.structures) == 2 * len(SHAPES) + 2
+        assert sum(planned.structures.values()) == KEYS + 2
+        tensors = [tensor for path in models[:2] for tensor in load_file(path).values()]
+        assert planned.bytes_read == sum(map(planned.bytes_of, planned.keys))
+        assert planned.bytes_read == sum(tensor.nbytes for tensor in tensors)
+
+
+def test_keys_that_are_alike_but_for_their_names_differ_where_names_count(models):
+    dtype = parse_output_dtype({"layer.10.weight": "bfloat16"})
+    with plan([Job(me.weighted_sum(models[0], models[1], alpha=0.3), {}, dtype=dtype)]) as planned:
+        layout, (first, last) = planned.layouts[0], ("layer.10.weight", "layer.15.weight")
+        assert (layout[first], layout[last]) == (("BF16", (10,)), ("F16", (10,)))
+        structures = {key.key: key.structure for key in planned.keys}
+        assert structures[first].stored == structures[last].stored
 
 
 def test_models_with_one_header_share_it_while_they_are_open(models):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mecha_exp.architectures import resolve
 from mecha_exp.checkpoint import Destination, TensorInfo, is_arithmetic
 from mecha_exp.checkpoint.remote.address import address_in
-from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
+from mecha_exp.engine.planner.keys.specialisation import KeyClass, PerKeyGraph
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
@@ -18,6 +19,9 @@ from mecha_exp.sources.source import Source
 SHOWN_KEYS = 10
 
 Sources = Mapping[ModelNode, Source]
+Classes = Mapping[str, KeyClass]
+MergedModels = Mapping[KeyClass, Sequence[ModelNode]]
+"""The models that one recipe merges at the keys of each class."""
 
 
 def mismatched_configs(graph: PerKeyGraph) -> Iterator[str]:
@@ -82,11 +86,11 @@ def merges_of_no_key(recipes: Iterable[Node]) -> Iterator[str]:
     yield from filter(None, map(merges_nothing, calls))
 
 
-def missing_values(specialised: Mapping[str, Specialisation]) -> Iterator[str]:
+def missing_values(classes: Classes) -> Iterator[str]:
     """Values by key that have no value for some keys of the models that they are used with."""
     keys_by_value: dict[ByKey, dict[str, None]] = {}
-    for key, specialisation in specialised.items():
-        for node in (node for lacking in specialisation.lacking for node in lacking):
+    for key, each in classes.items():
+        for node in itertools.chain.from_iterable(each.specialised.lacking):
             if isinstance(node, LiteralNode) and isinstance(node.value, ByKey):
                 keys_by_value.setdefault(node.value, {})[key] = None
     for value, keys in keys_by_value.items():
@@ -97,20 +101,20 @@ def missing_values(specialised: Mapping[str, Specialisation]) -> Iterator[str]:
             yield f"{error} The same holds for {some(others)}." if others else str(error)
 
 
-def different_shapes(models: Mapping[str, Sequence[ModelNode]], sources: Sources) -> Iterator[str]:
+def different_shapes(classes: Classes, merged: MergedModels, sources: Sources) -> Iterator[str]:
     """Keys whose shapes differ between the models that one recipe merges at that key."""
     cure = "Only models of one architecture can be merged."
-    yield from _different(models, sources, lambda info: info.shape, "shapes that differ", cure)
+    yield from _different(classes, merged, sources, lambda info: info.shape, "shapes that differ", cure)
 
 
-def different_kinds(models: Mapping[str, Sequence[ModelNode]], sources: Sources) -> Iterator[str]:
+def different_kinds(classes: Classes, merged: MergedModels, sources: Sources) -> Iterator[str]:
     """Keys that are floating point in one input of a recipe and not in another."""
 
     def kind(info: TensorInfo) -> str:
         return "floating point" if is_arithmetic(info.dtype) else info.dtype
 
     cure = "Convert them to one dtype first."
-    yield from _different(models, sources, kind, "kinds of numbers that differ", cure)
+    yield from _different(classes, merged, sources, kind, "kinds of numbers that differ", cure)
 
 
 def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]:
@@ -154,24 +158,24 @@ def _shown(trait: str | tuple[int, ...]) -> str:
 
 
 def _different(
-    models: Mapping[str, Sequence[ModelNode]],
+    classes: Classes,
+    merged: MergedModels,
     sources: Sources,
     trait: Callable[[TensorInfo], str | tuple[int, ...]],
     what: str,
     cure: str,
 ) -> Iterator[str]:
     """One message for all keys whose trait differs between the models that are merged there."""
-    lines = []
-    for key, merged in models.items():
+    differences: dict[KeyClass, str] = {}
+    for each, models in merged.items():
         traits: dict[str | tuple[int, ...], str] = {}
-        for model in merged:
-            source = sources[model]
-            if key in source:
-                traits.setdefault(trait(source.info(key)), source.name)
+        for model in models:
+            if model in each.stored:
+                traits.setdefault(trait(each.stored[model]), sources[model].name)
         if len(traits) > 1:
-            values = (f"{_shown(value)} in {name}" for value, name in traits.items())
-            lines.append(f"{key}: {', '.join(values)}")
-    if lines:
+            differences[each] = ", ".join(f"{_shown(value)} in {name}" for value, name in traits.items())
+    if differences:
+        lines = [f"{key}: {differences[each]}" for key, each in classes.items() if each in differences]
         shown = "".join(f"\n    {line}" for line in lines[:SHOWN_KEYS])
         rest = f"\n    and {len(lines) - SHOWN_KEYS} more" if len(lines) > SHOWN_KEYS else ""
         yield f"{len(lines)} keys have {what} between the inputs:{shown}{rest}\n    {cure}"

@@ -7,15 +7,14 @@ codes of one input and the weights of all of them is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from mecha_exp.checkpoint import is_arithmetic
 from mecha_exp.conversion.inference import ConfigInference
+from mecha_exp.engine.planner.checks import Classes, MergedModels, Sources
 from mecha_exp.errors import some
 from mecha_exp.graph.nodes import ModelNode
-from mecha_exp.sources.source import Source, same_bytes
-
-Sources = Mapping[ModelNode, Source]
+from mecha_exp.sources.source import same_bytes
 
 COUNTERS = frozenset(
     {
@@ -33,26 +32,32 @@ def is_counter(key: str) -> bool:
 
 
 def different_integers(
-    models: Mapping[str, Sequence[ModelNode]], sources: Sources, configs: ConfigInference
+    classes: Classes, merged: MergedModels, sources: Sources, configs: ConfigInference
 ) -> Iterator[str]:
     """A message about the keys of whole numbers that differ between the models merged there.
 
     Args:
-        models: the models that one recipe merges, by key.
+        classes: of the keys.
+        merged: the models that one recipe merges at the keys of each class.
+        sources: the opened models.
         configs: infers the model configs; a config that has a key says that it may be copied.
     """
+    of_integers = {
+        each: models
+        for each, models in merged.items()
+        if len(models) > 1 and not is_arithmetic(each.stored[models[0]].dtype)
+    }
+    copied = ((key, of_integers[each]) for key, each in classes.items() if each in of_integers)
     different = [
         key
-        for key, merged in models.items()
-        if len(merged) > 1
-        and not is_counter(key)
-        and not is_arithmetic(sources[merged[0]].info(key).dtype)
-        and not _is_of_config(key, merged[0], configs)
-        and not same_bytes(key, [sources[model] for model in merged if key in sources[model]])
+        for key, models in copied
+        if not is_counter(key)
+        and not _is_of_config(key, models[0], configs)
+        and not same_bytes(key, [sources[model] for model in models])
     ]
     if different:
         key = different[0]
-        names = " and ".join(dict.fromkeys(sources[model].name for model in models[key]))
+        names = " and ".join(dict.fromkeys(sources[model].name for model in merged[classes[key]]))
         yield (
             f"{len(different)} keys are not floating point and differ between the inputs: "
             f"{some(different)} (first between {names}). Merging would copy them from the first input beside "

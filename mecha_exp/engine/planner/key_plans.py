@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,13 +15,13 @@ from mecha_exp.engine.ir.model_values import with_model_values
 from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import INPUT
-from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Trip
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Structure, Trip
 from mecha_exp.engine.planner.keys.running_statistics import (
     RunningStatistics,
     describe,
     is_running_statistic,
 )
-from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
+from mecha_exp.engine.planner.keys.specialisation import KeyClass, PerKeyGraph, Specialisation
 from mecha_exp.engine.planner.keys.stacked_experts import doubt, split_notice
 from mecha_exp.engine.planner.keys.trips import NOTHING, Asked, TripPlanner, asked_by
 from mecha_exp.engine.planner.plan import Job
@@ -47,7 +46,7 @@ class _Roots:
 
 
 class KeyPlanner:
-    """Plans single keys of some jobs; keys of one structure share their program."""
+    """Plans single keys of some jobs; keys of one class share their structure, unless their names count."""
 
     def __init__(
         self, jobs: Sequence[Job], graph: PerKeyGraph, options: EngineOptions, quantised_prefix: str = ""
@@ -56,70 +55,105 @@ class KeyPlanner:
         self._jobs = jobs
         self._graph = graph
         self._options = options
+        self._names_count = any(job.quantize or isinstance(job.dtype, ByKey) for job in jobs)
+        self._of_class: dict[KeyClass, Structure] = {}
+        self._structures: dict[tuple[object, ...], Structure] = {}
+        self._asked: dict[Structure, tuple[Asked, ...]] = {}
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[_Roots, torch.dtype], Program] = {}
         self._running = RunningStatistics(options.running_stats, graph.lazy)
-        self._trips = TripPlanner(graph.lazy.info, graph.caches)
         self._leaves: dict[Node | None, ModelNode | DeferredCall | None] = {}
 
-    def plan(self, key: str, specialised: Specialisation) -> KeyPlan:
+    def plan(self, key: str, alike: KeyClass) -> KeyPlan:
         """The plan of one key.
 
         Raises:
             RecipeError: a recipe that gives one number for the key.
         """
-        if is_running_statistic(key):
-            specialised = self._running.apply(key, specialised, self._info_at(key, specialised))
-        first = [self._first_leaf(self._root(job, specialised)) for job in range(len(self._jobs))]
-        infos = [self._graph.lazy.info(leaf, key) if leaf else None for leaf in first]
+        structure = self._of_class.get(alike)
+        if structure is None or is_running_statistic(key):
+            structure = self._structure_at(key, alike)
+        return KeyPlan(key, structure if len(structure.shape) < 2 else self._split(key, structure))
+
+    def _structure_at(self, key: str, alike: KeyClass) -> Structure:
+        """The structure of a key as a whole, noted for its class unless its name counts."""
+        specialised, is_statistic = alike.specialised, is_running_statistic(key)
+        if is_statistic:
+            specialised = self._running.apply(key, specialised, self._info_at(alike))
+        leaves = [self._first_leaf(self._root(job, specialised)) for job in range(len(self._jobs))]
+        infos = [self._info_of(leaf, key, alike) for leaf in leaves]
         shape = next((info.shape for info in infos if info), ())
         if any(info and not is_arithmetic(info.dtype) for info in infos):
-            copies = tuple((job, leaf) for job, leaf in enumerate(first) if leaf is not None)
-            return KeyPlan(key, shape, None, (), copies=copies)
-        dtypes = tuple(self._dtype_at(job, key, specialised, info) for job, info in enumerate(infos))
-        quantised = tuple(bool(job.quantize) and is_linear(key, shape, self._prefix) for job in self._jobs)
-        roots = self._roots_at(specialised, dtypes, quantised)
-        program = self._program(roots, self._graph.lazy.dtype_at(key))
-        experts = self._experts_at(key, shape, program, roots)
-        if experts is not None and roots.scales:
+            first = enumerate(zip(leaves, infos, strict=True))
+            copies = tuple((job, leaf, info.dtype) for job, (leaf, info) in first if leaf and info)
+            structure = Structure(shape, None, alike.stored, copies=copies)
+        else:
+            dtypes = tuple(self._dtype_at(job, key, specialised, info) for job, info in enumerate(infos))
+            quantised = tuple(
+                bool(job.quantize) and is_linear(key, shape, self._prefix) for job in self._jobs
+            )
+            structure = self._computed(alike, specialised, shape, dtypes, quantised)
+        if not (is_statistic or self._names_count or any(isinstance(leaf, DeferredCall) for leaf in leaves)):
+            self._of_class[alike] = structure
+        return structure
+
+    def _computed(
+        self,
+        alike: KeyClass,
+        specialised: Specialisation,
+        shape: tuple[int, ...],
+        dtypes: tuple[str | None, ...],
+        quantised: tuple[bool, ...],
+    ) -> Structure:
+        """The structure of keys that are computed."""
+        kind = (alike, specialised, shape, dtypes, quantised)
+        if kind not in self._structures:
+            roots = self._roots_at(specialised, dtypes, quantised)
+            dtype = self._options.arithmetic([info.dtype for info in alike.stored.values()])
+            parts = (roots.outputs, roots.statistics, (), roots.scales)
+            structure = Structure(shape, self._program(roots, dtype), alike.stored, *parts)
+            self._structures[kind], self._asked[structure] = structure, roots.asked
+        return self._structures[kind]
+
+    def _split(self, key: str, structure: Structure) -> Structure:
+        """The structure of a key that is merged expert by expert, if it is."""
+        if structure.program is None:
+            return structure
+        program = structure.program
+        results = [program.roots[output.root] for output in structure.outputs]
+        model = next(iter(program.models), None)
+        experts = self._graph.lazy.stacks.experts_at(key, structure.shape, model, program, results)
+        if experts is None:
+            return structure
+        if structure.scales:
             raise RecipeError(
                 f"the key '{key}' holds several experts and cannot be quantised, as it would have one scale: "
                 "leave out quantize, or let its model config say 'stacked: false'."
             )
-        if math.prod(shape):
-            self._trips.add(key, shape, self._graph.lazy.dtype_at(key), roots.asked, experts is not None)
-        return KeyPlan(
-            key, shape, program, roots.outputs, roots.statistics, scales=roots.scales, experts=experts
-        )
+        kind = (structure, experts)
+        if kind not in self._structures:
+            split = replace(structure, experts=experts)
+            self._structures[kind], self._asked[split] = split, self._asked[structure]
+        return self._structures[kind]
 
-    def trips(self) -> tuple[Trip, ...]:
-        """The trips that find what the keys that have been planned need of the whole model."""
-        return self._trips.trips()
+    def trips(self, plans: Sequence[KeyPlan]) -> tuple[Trip, ...]:
+        """The trips that find what keys need of the whole model."""
+        if not any(asked.values for each in self._asked.values() for asked in each):
+            return ()
+        return TripPlanner(plans, self._asked, self._graph.lazy.info, self._graph.caches).trips()
 
     def layouts(self, plans: Sequence[KeyPlan]) -> tuple[Layout, ...]:
         """The dtype and shape of every key of each job's output."""
         layouts: list[dict[str, tuple[str, tuple[int, ...]]]] = [{} for _ in self._jobs]
         for plan in plans:
-            for output in plan.outputs:
-                layouts[output.job][plan.key] = (output.dtype, plan.shape)
-            for job, _, _ in plan.scales:
+            for job, tensor in plan.structure.tensors:
+                layouts[job][plan.key] = tensor
+            for job in plan.structure.quantised_by:
                 layouts[job][scale_key(plan.key)] = ("F32", ())
-            for job, leaf in plan.copies:
-                info = self._graph.lazy.info(leaf, plan.key)
-                assert info is not None
-                layouts[job][plan.key] = (info.dtype, plan.shape)
         for quantising, layout in zip(self._jobs, layouts, strict=True):
             if quantising.quantize:
                 layout[self._prefix + MARKER] = (DTYPE, (0,))
         return tuple(layouts)
-
-    def _experts_at(self, key: str, shape: tuple[int, ...], program: Program, roots: _Roots) -> int | None:
-        """The number of experts of a key that is merged expert by expert."""
-        if len(shape) < 2:
-            return None
-        results = [program.roots[output.root] for output in roots.outputs]
-        model = next(iter(program.models), None)
-        return self._graph.lazy.stacks.experts_at(key, shape, model, program, results)
 
     def _require_tensors(self, program: Program, outputs: Sequence[Output]) -> None:
         for output in outputs:
@@ -131,10 +165,16 @@ class KeyPlanner:
                     "so it makes no model. Use it as an argument of another method."
                 )
 
-    def _info_at(self, key: str, specialised: Specialisation) -> TensorInfo | None:
-        """The shape and dtype of the first model that is merged at a key."""
-        models = (model for job in range(len(self._jobs)) for model in specialised.merged(job))
-        return next((self._graph.lazy.info(model, key) for model in models), None)
+    def _info_at(self, alike: KeyClass) -> TensorInfo | None:
+        """The shape and dtype of the first model that is merged at the keys of a class."""
+        models = (model for job in range(len(self._jobs)) for model in alike.specialised.merged(job))
+        return next((alike.stored[model] for model in models), None)
+
+    def _info_of(self, leaf: ModelNode | DeferredCall | None, key: str, alike: KeyClass) -> TensorInfo | None:
+        """The shape and dtype of the first input of a graph."""
+        if isinstance(leaf, DeferredCall):
+            return self._graph.lazy.info(leaf, key)
+        return None if leaf is None else alike.stored[leaf]
 
     @property
     def notices(self) -> list[str]:

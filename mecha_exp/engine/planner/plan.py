@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
 from mecha_exp.engine.ir.program import Pass, Program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import choices_of, effective_values_of
-from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Trip
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Structure, Trip
 from mecha_exp.engine.planner.resolution import ModelView, layer_views
 from mecha_exp.engine.planner.vocabulary import rows_taken
 from mecha_exp.engine.report import Notice
@@ -141,6 +142,11 @@ class Plan:
             yield from (*trip.sample, *trip.keys)
         yield from self.keys
 
+    @cached_property
+    def structures(self) -> Mapping[Structure, int]:
+        """How many keys have each structure, in the order of the keys."""
+        return Counter(key.structure for key in self.keys)
+
     @property
     def inputs(self) -> Mapping[ModelNode, Source]:
         """The models that the recipes name, without the views of them in other formats."""
@@ -149,7 +155,8 @@ class Plan:
     @property
     def bytes_read(self) -> int:
         """How many bytes the passes read in all; an input that several passes need counts for each."""
-        return self.bytes_of_trips + sum(self.bytes_of(key) for key in self.keys)
+        of_keys = sum(count * structure.bytes_read for structure, count in self.structures.items())
+        return self.bytes_of_trips + of_keys
 
     @property
     def bytes_of_trips(self) -> int:
@@ -176,11 +183,11 @@ class Plan:
     @property
     def fused(self) -> dict[str, int]:
         """The number of elements by backend: "fused", "fused but for rows", "eager: why" or "whole"."""
-        counts: dict[str, int] = {}
-        for key in self.keys:
-            for how in describe_backends(key.program, self.backends) if key.program else ():
-                counts[how] = counts.get(how, 0) + key.numel
-        return counts
+        elements: dict[str, int] = {}
+        for structure, count in self.structures.items():
+            for how in describe_backends(structure.program, self.backends) if structure.program else ():
+                elements[how] = elements.get(how, 0) + count * structure.numel
+        return elements
 
     @property
     def arithmetic(self) -> dict[torch.dtype, int]:
@@ -190,9 +197,11 @@ class Plan:
     @property
     def memory(self) -> int:
         """An estimate of the buffers in bytes: tiles of all workers, and whole tensors of as many keys."""
-        tiles = max((_tile_bytes(k.program) for k in self.all_keys if k.program), default=4)
-        several = min(self.options.threads * self.whole_bytes, self.options.memory_budget)
-        whole = max(several, self.whole_bytes)  # a key that exceeds the budget is made alone
+        programs = {key.program for key in self.all_keys}
+        tiles = max((_tile_bytes(program) for program in programs if program), default=4)
+        of_key = self.whole_bytes
+        several = min(self.options.threads * of_key, self.options.memory_budget)
+        whole = max(several, of_key)  # a key that exceeds the budget is made alone
         return self.options.threads * self.options.tile_size * tiles + whole
 
     @property
@@ -205,15 +214,10 @@ class Plan:
 
         Methods with `StateDict` parameters may hold all that they read.
         """
-        return self.own_bytes_of(key) + sum(
-            node.owner.bytes_read_for(node.call, key.key) for node in key.deferred_calls
+        structure = key.structure
+        return structure.own_bytes + sum(
+            node.owner.bytes_read_for(node.call, key.key) for node in structure.deferred_calls
         )
-
-    def own_bytes_of(self, key: KeyPlan) -> int:
-        """The bytes of the whole tensors of a key without what methods read of others."""
-        if key.program is None:
-            return 0
-        return key.program.whole_elements(key.part_shape) * key.program.dtype.itemsize
 
     def keeps(self, output: Output) -> bool:
         """Whether an output is delivered; otherwise only its statistics are."""
@@ -249,14 +253,7 @@ class Plan:
 
     def bytes_of(self, key: KeyPlan) -> int:
         """How many bytes are read for one key, unless a sample misses its target; see `Pass.is_full`."""
-        if key.program is None:
-            held = [source for source in self.sources.values() if key.key in source]
-            return sum(source.info(key.key).nbytes for source in held) if key.copies else 0
-        return sum(self.bytes_of_pass(key, pass_) for pass_ in key.program.full_passes)
-
-    def bytes_of_pass(self, key: KeyPlan, pass_: Pass) -> int:
-        """How many bytes of a key one pass reads."""
-        return sum(self.sources[model].info(key.key).nbytes for model in pass_.models)
+        return key.structure.bytes_read
 
     def bytes_written_of(self, key: KeyPlan) -> int:
         """How many bytes a key has in all outputs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from mecha_exp.engine.planner.integers import different_integers
 from mecha_exp.engine.planner.key_plans import KeyPlanner
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Trip
 from mecha_exp.engine.planner.keys.missing_keys import MissingKeys
-from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph, Specialisation
+from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
 from mecha_exp.engine.planner.meaning import config_digests
 from mecha_exp.engine.planner.plan import Job, Plan
 from mecha_exp.engine.planner.resolution import is_statistics
@@ -85,18 +85,6 @@ def _bind(job: Job, binder: Binder) -> Job:
     return replace(job, recipe=recipe, caches=caches, dtype=dtype)
 
 
-def _elements_of(plans: Sequence[KeyPlan], trips: Sequence[Trip]) -> dict[Program, int]:
-    """How many elements are expected to go through each program."""
-    elements: Counter[Program] = Counter()
-    for key in (*plans, *(key for trip in trips for key in trip.keys)):
-        if key.program:
-            elements[key.program] += key.numel
-    for key in (key for trip in trips for key in (*trip.sample, *trip.again)):
-        if key.program:
-            elements[key.program] += 0  # few, or none where the sample does not mislead
-    return elements
-
-
 def _foreign_cards(plan: Plan) -> Iterator[Notice]:
     """Say which cards are not written, since a README.md of somebody else is there."""
     destinations = filter(None, map(plan.destination, range(len(plan.jobs))))
@@ -104,6 +92,17 @@ def _foreign_cards(plan: Plan) -> Iterator[Notice]:
         yield Notice(
             f"{file} was not written by mecha_exp and stays as it is. Delete it for a card of the new model."
         )
+
+
+def _elements_of(plans: Sequence[KeyPlan], trips: Sequence[Trip]) -> dict[Program, int]:
+    """How many elements go through each program; none through those of a sample, or of a last resort."""
+    elements: dict[Program, int] = {}
+    full = Counter(key.structure for key in (*plans, *(key for trip in trips for key in trip.keys)))
+    again = {key.structure: 0 for trip in trips for key in (*trip.sample, *trip.again)}
+    for structure, count in (*full.items(), *again.items()):
+        if structure.program:
+            elements[structure.program] = elements.get(structure.program, 0) + count * structure.numel
+    return elements
 
 
 class _Planner:
@@ -125,17 +124,17 @@ class _Planner:
         self._check_recipes()
         recipes = self._graph.roots
         keys = (key for key in self._graph.candidates(recipes) if key not in self._dropped)
-        specialised = {key: self._graph.at(recipes, key) for key in keys}
-        self._check_values(specialised)
-        self._check_inputs(specialised)
+        classes = self._graph.classes(recipes, keys)
+        self._check_values(classes)
+        self._check_inputs(classes)
         self._warn_of_unused_modules()
-        self._note_statistics(specialised)
-        planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(specialised))
-        plans = tuple(planner.plan(key, specialisation) for key, specialisation in specialised.items())
+        self._note_statistics(classes)
+        planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(classes))
+        plans = tuple(planner.plan(key, each) for key, each in classes.items())
         planner.check_stacks()
         for notice in planner.notices:
             self._warn(notice)
-        trips = planner.trips()
+        trips = planner.trips(plans)
         elements = _elements_of(plans, trips)
         check_elementwise(elements)
         backends = choose_backends(elements, self._options)
@@ -160,42 +159,44 @@ class _Planner:
         problems.add_all(missing_paths(walk(*self._graph.roots)))
         problems.raise_as(RecipeError)
 
-    def _check_values(self, specialised: Mapping[str, Specialisation]) -> None:
+    def _check_values(self, classes: checks.Classes) -> None:
         """The selectors of values by key hold existing keys, and every key has a value."""
         problems = Problems()
         values = [atom for atom in self._graph.atoms(self._graph.roots) if isinstance(atom, LiteralNode)]
         by_key = [atom.value for atom in values if isinstance(atom.value, ByKey) and atom.config is None]
         by_key += [job.dtype for job in self._jobs if isinstance(job.dtype, ByKey)]
-        problems.add_all(checks.unmatched_patterns(by_key, list(specialised)))
-        problems.add_all(checks.missing_values(specialised))
+        problems.add_all(checks.unmatched_patterns(by_key, list(classes)))
+        problems.add_all(checks.missing_values(classes))
         problems.raise_as(RecipeError)  # a misspelt selector may be all that a merge is for
         problems.add_all(checks.merges_of_no_key(job.recipe for job in self._jobs))
         problems.raise_as(RecipeError)
 
-    def _check_inputs(self, specialised: Mapping[str, Specialisation]) -> None:
+    def _check_inputs(self, classes: checks.Classes) -> None:
         """The inputs of each job fit each other, and no output is an input."""
         problems = Problems()
-        checked: Mapping[str, Sequence[ModelNode]] | None = None
+        checked: checks.MergedModels | None = None
         for job in range(len(self._jobs)):
-            self._check_missing(job, specialised, problems)
+            self._check_missing(job, classes, problems)
             merged = {
-                each: tuple(model for model in each.merged(job) if not is_statistics(model))
-                for each in {*specialised.values()}
+                each: tuple(model for model in each.specialised.merged(job) if not is_statistics(model))
+                for each in {*classes.values()}
             }
-            models = {key: merged[specialisation] for key, specialisation in specialised.items()}
-            if models != checked:  # most points of a sweep read the same models
-                problems.add_all(checks.different_shapes(models, self._sources))
-                problems.add_all(checks.different_kinds(models, self._sources))
+            if merged != checked:  # most points of a sweep read the same models
+                problems.add_all(checks.different_shapes(classes, merged, self._sources))
+                problems.add_all(checks.different_kinds(classes, merged, self._sources))
                 if self._options.on_integers == "error":
-                    problems.add_all(different_integers(models, self._sources, self._graph.configs))
-            checked = models
+                    problems.add_all(different_integers(classes, merged, self._sources, self._graph.configs))
+            checked = merged
         outputs = [job.output for job in self._jobs if isinstance(job.output, Path)]
         problems.add_all(checks.clashing_outputs(outputs, self._sources))
         problems.raise_as(CheckpointError)
 
-    def _check_missing(self, job: int, specialised: Mapping[str, Specialisation], problems: Problems) -> None:
+    def _check_missing(self, job: int, classes: checks.Classes, problems: Problems) -> None:
         """Keys that some inputs of a job lack: an error or a warning, as `on_missing` says."""
+        specialised = {key: each.specialised for key, each in classes.items()}
         lacking = {key: s.lacking[job] for key, s in specialised.items() if s.lacking[job]}
+        if not lacking:
+            return
         if self._options.on_missing == "error":
             holders = {key: specialised[key].held[job] for key in lacking}
             total = sum(bool(s.held[job]) for s in specialised.values())
@@ -203,7 +204,7 @@ class _Planner:
             for note in notes:
                 self._warn(note)
             problems.add_all(wrong)
-        elif self._options.on_missing == "skip" and lacking:
+        elif self._options.on_missing == "skip":
             self._warn(f"{len(lacking)} keys are not in every input and are left out: {some(lacking)}")
 
     def _warn_of_unused_modules(self) -> None:
@@ -215,17 +216,15 @@ class _Planner:
                     f"that they change: {some(source.unused, 5)}"
                 )
 
-    def _note_statistics(self, specialised: Mapping[str, Specialisation]) -> None:
+    def _note_statistics(self, keys: Collection[str]) -> None:
         """Say at how many keys there are no statistics, and where there are too few examples for them."""
         for source in self._sources.values():
             if not isinstance(source, StatisticsSource):
                 continue
-            without = [
-                key for key in specialised if key in source.unmeasured and source.is_arithmetic_at(key)
-            ]
+            without = [key for key in keys if key in source.unmeasured and source.is_arithmetic_at(key)]
             if without:
                 self._warn(
-                    f"{source.name}: {len(without)} of {len(specialised)} keys have no {source.kind} and "
+                    f"{source.name}: {len(without)} of {len(keys)} keys have no {source.kind} and "
                     f"{source.without}: {some(without, 3)}"
                 )
             if few := source.short_of_rows():
@@ -239,7 +238,7 @@ class _Planner:
         """Say which keys are written as scaled fp8."""
         for job, quantising in enumerate(self._jobs):
             if quantising.quantize:
-                keys = [plan.key for plan in plans if job in {number for number, _, _ in plan.scales}]
+                keys = [plan.key for plan in plans if job in plan.structure.quantised_by]
                 self._warn(
                     f"quantize={quantising.quantize}: {len(keys)} of {len(plans)} keys, the matrices of "
                     f"linear layers, are written as float8_e4m3fn with a scale each: {some(keys, 3)}. The "
@@ -249,9 +248,9 @@ class _Planner:
     def _check_space(self, plan: Plan) -> None:
         """Whole tensors fit the memory budget, and outputs fit on their disks."""
         for key in plan.all_keys:
-            if plan.own_bytes_of(key) > self._options.memory_budget:
+            if key.structure.own_bytes > self._options.memory_budget:
                 raise MergeError(
-                    f"the key '{key.key}' needs {plan.own_bytes_of(key):,} bytes for whole tensors, more "
+                    f"the key '{key.key}' needs {key.structure.own_bytes:,} bytes for whole tensors, more "
                     f"than memory_budget={self._options.memory_budget:,}. Raise engine.memory_budget, or use "
                     "a method that streams."
                 )

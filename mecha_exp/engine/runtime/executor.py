@@ -30,14 +30,15 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         CheckpointError: reading or writing failed.
     """
     context = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan))
-    resumption = Resumption(plan, sinks, context.stats, progress)
+    resumption = Resumption(sinks, context.stats, progress)
     if not all(map(resumption.is_finished, plan.keys)):
         find_model_values(context)
 
+    used = [structure for structure in plan.structures if structure.is_used]
+
     def keys(small: bool) -> Iterator[KeyPlan]:
-        for key in plan.keys:
-            if key.is_used and is_small(plan, key) is small and not resumption.skips(key):
-                yield key
+        wanted = {structure for structure in used if is_small(structure) is small}
+        return (key for key in plan.keys if key.structure in wanted and not resumption.skips(key))
 
     large = (task for key in keys(small=False) for task in tasks_of(key, context))
     _expect(plan, resumption)
@@ -50,10 +51,9 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
 def _expect(plan: Plan, resumption: Resumption) -> None:
     """Tell the inputs which of their keys will be read."""
     for model, source in plan.sources.items():
+        read = {structure for structure in plan.structures if structure.is_used and structure.reads(model)}
         source.expect(
-            key.key
-            for key in plan.keys
-            if key.is_used and key.reads(model) and not resumption.is_finished(key)
+            key.key for key in plan.keys if key.structure in read and not resumption.is_finished(key)
         )
 
 
@@ -62,8 +62,8 @@ def compile_loops(plan: Plan) -> None:
     kernels = Kernels(plan)
     compile_ahead(
         kernel.text
-        for key in plan.all_keys
-        for stage in (key.program.stages if key.program else ())
+        for structure in dict.fromkeys(key.structure for key in plan.all_keys)
+        for stage in (structure.program.stages if structure.program else ())
         for pass_ in stage.passes
-        if (kernel := kernels.of(key, pass_).kernel) is not None
+        if (kernel := kernels.of(structure, pass_).kernel) is not None
     )

@@ -17,7 +17,7 @@ from mecha_exp.engine.compiler.jit import compiled
 from mecha_exp.engine.compiler.object_file import Loop
 from mecha_exp.engine.ir.program import Pass
 from mecha_exp.engine.ir.reductions import is_by_entry
-from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output
+from mecha_exp.engine.planner.keys.key_plan import Output, Structure
 from mecha_exp.engine.planner.plan import Plan
 from mecha_exp.engine.runtime.overflow import overflows_from
 from mecha_exp.engine.runtime.stream import can_stream
@@ -33,15 +33,14 @@ class Kernels:
         self._plan = plan
         self._specs: dict[object, PassSpec] = {}
 
-    def of(self, key: KeyPlan, pass_: Pass) -> PassSpec:
-        """The pass, specialised for a key."""
-        sources = self._plan.sources
-        dtypes = tuple(sources[model].info(key.key).dtype for model in pass_.models)
-        variant = (pass_, key.outputs, dtypes)
+    def of(self, structure: Structure, pass_: Pass) -> PassSpec:
+        """The pass, specialised for the keys of a structure."""
+        dtypes = tuple(structure.stored[model].dtype for model in pass_.models)
+        variant = (pass_, structure.outputs, dtypes)
         if variant not in self._specs:
             stored = dict(zip(pass_.models, map(torch_dtype, dtypes), strict=True))
             outputs = tuple(
-                (node, tuple(output for output in key.outputs if output.root == root))
+                (node, tuple(output for output in structure.outputs if output.root == root))
                 for root, node in pass_.outputs
             )
             self._specs[variant] = PassSpec(self._plan, pass_, stored, outputs)

@@ -64,7 +64,7 @@ class KeyPass:
         spans: Sequence[Span] = (),
     ) -> None:
         assert key.program is not None
-        spec = context.kernels.of(key, pass_)
+        spec = context.kernels.of(key.structure, pass_)
         self._context, self._plan = context, context.plan
         self._part, self._pass, self._spec = part, pass_, spec
         self._program = key.program

@@ -43,7 +43,7 @@ class CopyKey(KeyTask):
         self.whole_bytes = context.plan.whole_bytes_of(key)
         sources = context.plan.sources
         self._sizes = {m: s.info(self._key).nbytes for m, s in sources.items() if self._key in s}
-        copies = [(job, node) for job, node in key.copies if job in context.sinks]
+        copies = [(job, node) for job, node, _ in key.structure.copies if job in context.sinks]
         self._sinks = {
             model: [context.sinks[job] for job, node in copies if node is model] for model in self._sizes
         }
@@ -133,7 +133,7 @@ class ComputeKey(KeyTask):
         for pass_ in stage.passes:
             if self._is_needless(pass_):
                 if pass_.is_full:
-                    nbytes = self._context.plan.bytes_of_pass(self._key, pass_)
+                    nbytes = self._key.structure.bytes_of_pass(pass_)
                     self._context.progress(self._key.key, nbytes // (self._key.experts or 1))
                 continue
             block = block_of(pass_.columns(self._tile.shape), bool(pass_.reductions))
@@ -194,13 +194,13 @@ class ComputeKey(KeyTask):
 
     def _collect(self) -> None:
         with self._context.stats.lock:
-            for job, scale, error in self._key.scales:
+            for job, scale, error in self._key.structure.scales:
                 roots = self._program.roots
                 self._context.stats.errors.setdefault(job, {})[self._key.key] = self._values[roots[error]]
                 if job in self._context.sinks:
                     value = self._values[roots[scale]].to(torch.float32).reshape(1)
                     self._context.sinks[job].write(scale_key(self._key.key), 0, value)
-            for job, model, root in self._key.statistics:
+            for job, model, root in self._key.structure.statistics:
                 values = self._values[self._program.roots[root]]
                 self._context.stats.add_moments(job, model, self._key, self._tile, values)
 

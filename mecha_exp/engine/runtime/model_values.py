@@ -84,7 +84,7 @@ class _TripRun:
 
         def runs(small: bool) -> Iterator[_CountedKey]:
             for key, spans in keys:
-                if is_small(context.plan, key) is small:
+                if is_small(key.structure) is small:
                     yield _CountedKey(key, context, shared, self._states, self._totals, spans)
 
         Scheduler(runs(small=False), runs(small=True), context.plan.options, lambda key: None).run()

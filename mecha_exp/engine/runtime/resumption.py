@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,26 +59,31 @@ class Resumption:
     A key counts as finished when every output that wants it has it; otherwise it is made again for all.
     """
 
-    plan: Plan
     sinks: Mapping[int, Sink]
     stats: MergeStats
     progress: Progress
     _unfinished: dict[str, int] = field(default_factory=dict)
 
+    @cached_property
+    def _resumes(self) -> bool:
+        """Whether an earlier run has left anything."""
+        return any(sink.finished for sink in self.sinks.values())
+
     def is_finished(self, key: KeyPlan) -> bool:
         """Whether there is nothing left to do for a key."""
-        if not any(sink.finished for sink in self.sinks.values()):
-            return not key.jobs
-        return all(job in self.sinks and key.key in self.sinks[job].finished for job in key.jobs)
+        jobs = key.structure.jobs
+        if not self._resumes:
+            return not jobs
+        return all(job in self.sinks and key.key in self.sinks[job].finished for job in jobs)
 
     def skips(self, key: KeyPlan) -> bool:
         """Whether there is nothing left to do for a key; what was found in it then is told again."""
         if not self.is_finished(key):
             return False
-        for job in key.jobs:
+        for job in key.structure.jobs:
             self._recall(job, key, self.sinks[job].finished[key.key])
         self.stats.resumed.append(key)
-        self.progress(key.key, self.plan.bytes_of(key))
+        self.progress(key.key, key.structure.bytes_read)
         return True
 
     def finish(self, keys: Sequence[KeyPlan]) -> None:
@@ -86,10 +92,10 @@ class Resumption:
         for key in keys:
             if key.experts is not None and self._is_begun(key, key.experts):
                 continue
-            for job in key.jobs:
+            for job in key.structure.jobs:
                 if job not in self.sinks:
                     continue
-                if any(job == quantised for quantised, _, _ in key.scales):
+                if job in key.structure.quantised_by:
                     notes.setdefault(job, {})[scale_key(key.key)] = {}
                 notes.setdefault(job, {})[key.key] = self._note(job, key)
         for job, of_job in notes.items():
@@ -102,16 +108,16 @@ class Resumption:
             return bool(self._unfinished[key.key])
 
     def _note(self, job: int, key: KeyPlan) -> Note:
-        stats = self.stats
+        stats, structure = self.stats, key.structure
         note: Note = {}
         if count := stats.nonfinite.get((job, key.key)):
             note["nonfinite"] = count
-        if key.program is None and key.key in stats.disagreeing:
+        if structure.program is None and key.key in stats.disagreeing:
             note["disagreeing"] = True
-        models = [model for j, model, _ in key.statistics if j == job]
+        models = [model for j, model, _ in structure.statistics if j == job]
         if models:
             note["moments"] = [stats.moments[job, model][key.key].tolist() for model in models]
-        if any(job == quantised for quantised, _, _ in key.scales):
+        if job in structure.quantised_by:
             note["quantisation_error"] = stats.errors[job][key.key].tolist()
         return note
 
@@ -123,7 +129,7 @@ class Resumption:
             stats.disagreeing.append(key.key)
         if error := note.get("quantisation_error"):
             stats.errors.setdefault(job, {})[key.key] = torch.tensor(error, dtype=torch.float64)
-        models = [model for j, model, _ in key.statistics if j == job]
+        models = [model for j, model, _ in key.structure.statistics if j == job]
         for model, moments in zip(models, note.get("moments", []), strict=True):
             by_key = stats.moments.setdefault((job, model), {})
             by_key[key.key] = torch.tensor(moments, dtype=torch.float64)
@@ -131,12 +137,11 @@ class Resumption:
 
 def _methods(planned: Plan, number: int) -> set[MergeMethod]:
     """The merge methods that a job and its statistics come to, with those that composites are made of."""
-    of_structures = {(id(key.program), id(key.outputs), id(key.statistics)): key for key in planned.keys}
     roots = {
-        (key.program, root): key.program.roots[root]
-        for key in of_structures.values()
-        if key.program is not None
-        for root in key.roots_of(number)
+        structure.program.roots[root]
+        for structure in planned.structures
+        if structure.program is not None
+        for root in structure.roots_of(number)
     }
-    whole = (planned.jobs[number].recipe, *roots.values())  # what lazy methods call is in the recipe alone
+    whole = (planned.jobs[number].recipe, *roots)  # what lazy methods call is in the recipe alone
     return {node.method for node in walk_through(whole) if isinstance(node, MergeNode)}

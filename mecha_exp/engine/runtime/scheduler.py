@@ -19,8 +19,7 @@ import torch
 
 from mecha_exp.engine.devices import own_stream
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.planner.keys.key_plan import KeyPlan
-from mecha_exp.engine.planner.plan import Plan
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure
 from mecha_exp.engine.runtime.buffers import Scratch
 
 TileTask: TypeAlias = Callable[[Scratch], None]
@@ -40,10 +39,11 @@ A torch operation on so many elements takes a few microseconds, about as long as
 """
 
 
-def is_small(plan: Plan, key: KeyPlan) -> bool:
+def is_small(structure: Structure) -> bool:
     """Whether a key, or one of its experts, is more work for the interpreter than for the processor."""
-    has_few = math.prod(key.part_shape) <= SMALL_KEY
-    return key.program is not None and has_few and not plan.whole_bytes_of(key)
+    has_few = math.prod(structure.part_shape) <= SMALL_KEY
+    is_streamed = not structure.own_bytes and not structure.deferred_calls
+    return structure.program is not None and has_few and is_streamed
 
 
 class KeyTask(ABC):

@@ -23,7 +23,7 @@ from mecha_exp.engine.compiler.trace import Trace
 from mecha_exp.engine.compiler.tracer import trace_program
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.program import Program
-from mecha_exp.engine.planner.keys.key_plan import KeyPlan
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure
 from mecha_exp.engine.runtime.buffers import Scratch
 from mecha_exp.engine.runtime.context import MergeContext, MergeStats
 from mecha_exp.engine.runtime.kernels import Kernels
@@ -48,7 +48,7 @@ def small_tasks(keys: Iterable[KeyPlan], context: MergeContext) -> Iterator[KeyT
     begun: dict[_Kind, list[KeyPlan]] = {}
     sizes: dict[_Kind, int] = {}
     for key in keys:
-        kind = kinds.of(key)
+        kind = kinds.of(key.structure)
         if kind is None:
             yield from tasks_of(key, context)
             continue
@@ -64,21 +64,28 @@ class _Kinds:
     """Which keys can be computed together: those of one program and equal dtypes."""
 
     def __init__(self, context: MergeContext) -> None:
-        self._plan = context.plan
         self.most = min(TOGETHER, context.plan.options.tile_size)
-        counts = Counter(key.program for key in context.plan.keys if key.program is not None)
+        counts: Counter[Program] = Counter()
+        for structure, count in context.plan.structures.items():
+            if structure.program is not None:
+                counts[structure.program] += count
         self._joinable = {program for program, n in counts.items() if n >= MANY and is_by_entry(program)}
+        self._of: dict[Structure, _Kind | None] = {}
 
-    def of(self, key: KeyPlan) -> _Kind | None:
+    def of(self, structure: Structure) -> _Kind | None:
         """What keys that go together have in common; None where a key goes by itself."""
-        program = key.program
-        if program is None or program not in self._joinable or key.numel > self.most:
+        if structure not in self._of:
+            self._of[structure] = self._find(structure)
+        return self._of[structure]
+
+    def _find(self, structure: Structure) -> _Kind | None:
+        program = structure.program
+        if program is None or program not in self._joinable or structure.numel > self.most:
             return None
-        if key.experts is not None or key.statistics or key.scales:
+        if structure.experts is not None or structure.statistics or structure.scales:
             return None
         models = program.stages[0].passes[0].models
-        dtypes = (self._plan.sources[model].info(key.key).dtype for model in models)
-        return id(program), id(key.outputs), *dtypes
+        return id(program), id(structure.outputs), *(structure.stored[model].dtype for model in models)
 
 
 def is_by_entry(program: Program) -> bool:
@@ -114,7 +121,7 @@ class ComputeTogether(KeyTask):
     def _run(self, scratch: Scratch) -> None:
         if len(self.keys) > 1 and self._is_made_together(scratch):
             for key in self.keys:
-                self._context.progress(key.key, self._context.plan.bytes_of(key))
+                self._context.progress(key.key, key.structure.bytes_read)
             return
         for key in self.keys:
             for task in tasks_of(key, self._context):
@@ -124,7 +131,7 @@ class ComputeTogether(KeyTask):
         """Compute all keys as one; whether all went well."""
         first, *_, last = self.keys
         sizes = {key.key: key.numel for key in self.keys}
-        joined = replace(first, key=f"{first.key} to {last.key}", shape=(sum(sizes.values()),))
+        joined = KeyPlan(f"{first.key} to {last.key}", _joined(first.structure, sum(sizes.values())))
         sinks = {job: _JoinedSink() for job in self._context.sinks}
         context = _joined_context(self._context, joined, sizes, sinks)
         try:
@@ -147,13 +154,25 @@ def _run_through(task: KeyTask, scratch: Scratch) -> None:
             tile(scratch)
 
 
+def _joined(structure: Structure, count: int) -> Structure:
+    """The structure of several keys as one of so many elements."""
+    assert structure.program is not None
+    models, shape = structure.program.stages[0].passes[0].models, (count,)
+    dtypes = {model: structure.stored[model].dtype for model in models}
+    stored = {
+        model: TensorInfo(dtype, shape, 0, stored_bytes(dtype, shape)) for model, dtype in dtypes.items()
+    }
+    return replace(structure, shape=shape, stored=stored)
+
+
 def _joined_context(
     context: MergeContext, joined: KeyPlan, sizes: Mapping[str, int], sinks: Mapping[int, _JoinedSink]
 ) -> MergeContext:
     """A merge of one key that stands for several; what is counted in it is not counted in the whole merge."""
-    assert joined.program is not None
-    models = joined.program.stages[0].passes[0].models
-    sources = {model: _JoinedSource(context.plan.sources[model], joined, [*sizes]) for model in models}
+    sources = {
+        model: _JoinedSource(context.plan.sources[model], joined.key, info, [*sizes])
+        for model, info in joined.structure.stored.items()
+    }
     plan = replace(context.plan, sources=sources)
     return replace(
         context,
@@ -168,14 +187,12 @@ def _joined_context(
 class _JoinedSource(SourceView):
     """A model of one key: some keys of another one, one after another."""
 
-    def __init__(self, original: Source, joined: KeyPlan, keys: Sequence[str]) -> None:
+    def __init__(self, original: Source, key: str, info: TensorInfo, keys: Sequence[str]) -> None:
         super().__init__(original)
-        self._joined, self._keys = joined, keys
-        dtype = original.info(keys[0]).dtype
-        self._info = TensorInfo(dtype, joined.shape, 0, stored_bytes(dtype, joined.shape))
+        self._key, self._info, self._keys = key, info, keys
 
     def keys(self) -> Collection[str]:
-        return (self._joined.key,)
+        return (self._key,)
 
     def info(self, key: str) -> TensorInfo:
         return self._info

@@ -31,7 +31,7 @@ from mecha_exp.method_api.state_dict import StateDict, Tile
 MEANS = ("running_mean", "moving_mean")
 VARIANCES = ("running_var", "moving_variance")
 """The last words of the keys, in the same order as those of the means."""
-_NAMES = frozenset((*MEANS, *VARIANCES))
+_NAMES = (*MEANS, *VARIANCES)
 
 _DESCRIBED = {
     "base": "those of the first input",
@@ -42,7 +42,7 @@ _DESCRIBED = {
 
 def is_running_statistic(key: str) -> bool:
     """Whether a key is a running mean or variance."""
-    return key.rpartition(".")[2] in _NAMES
+    return key.endswith(_NAMES) and key.rpartition(".")[2] in _NAMES
 
 
 def describe(policy: str, count: int, shown: str) -> str:

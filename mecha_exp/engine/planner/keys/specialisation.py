@@ -6,10 +6,11 @@ facts share one graph, in which only models, values, ordinary methods and `Defer
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.ir.program import DeferredCall
 from mecha_exp.engine.options import EngineOptions
@@ -51,6 +52,21 @@ class Specialisation:
     def merged(self, recipe: int) -> tuple[ModelNode, ...]:
         """The models that a recipe merges; all models that have these keys, if some input lacks them."""
         return self.held[recipe] if self.lacking[recipe] else self.models[recipe]
+
+
+@dataclass(frozen=True, eq=False)
+class KeyClass:
+    """What keys have in common that every input stores alike and that are specialised alike.
+
+    What does not hang on a key's name is checked and planned once for its class.
+
+    Attributes:
+        specialised: the graphs at these keys.
+        stored: how each input that has the keys stores them; the offset is that of the first of them.
+    """
+
+    specialised: Specialisation
+    stored: Mapping[ModelNode, TensorInfo]
 
 
 class PerKeyGraph:
@@ -95,6 +111,22 @@ class PerKeyGraph:
         if kind not in self._specialisations:
             self._specialisations[kind] = _Specialiser(self, facts).specialise(roots)
         return self._specialisations[kind]
+
+    def classes(self, roots: tuple[Node, ...], keys: Iterable[str]) -> dict[str, KeyClass]:
+        """The class of each key, in their order; the same object for keys that are alike."""
+        models, sources = tuple(self.sources), tuple(self.sources.values())
+        reads_models_only = all(isinstance(atom, ModelNode) for atom in self.atoms(roots))
+        known: dict[tuple[Any, ...], KeyClass] = {}
+        classes: dict[str, KeyClass] = {}
+        for key in keys:
+            infos = [source.info(key) if key in source else None for source in sources]
+            stored = tuple([info and (info.dtype, info.shape, info.nbytes) for info in infos])
+            alike = (stored, None if reads_models_only else self.at(roots, key))
+            if (each := known.get(alike)) is None:
+                held = {model: info for model, info in zip(models, infos, strict=True) if info}
+                each = known[alike] = KeyClass(alike[1] or self.at(roots, key), held)
+            classes[key] = each
+        return classes
 
     def node_at(self, node: Node, key: str) -> Node | None:
         """The graph of a node at a key, or None if it has no value there."""

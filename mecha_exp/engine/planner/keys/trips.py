@@ -8,7 +8,6 @@ nothing of it. Keys that are copied, that a policy decides or that an input lack
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,7 +18,7 @@ from mecha_exp.checkpoint import TensorInfo, dtype_name
 from mecha_exp.engine.ir.model_values import ModelValue, model_values_of, walk_through, with_model_values
 from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
 from mecha_exp.engine.ir.reductions import is_ranked
-from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Trip
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure, Trip
 from mecha_exp.engine.planner.keys.stacked_experts import sees_tensors
 from mecha_exp.errors import MergeError, RecipeError, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
@@ -58,43 +57,33 @@ def asked_by(root: Node, expanded: Mapping[Node, Node]) -> Asked:
     return Asked(askers, frozenset(call.method for call in calls))
 
 
-@dataclass(frozen=True, eq=False)
-class _Key:
-    key: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    asked: Sequence[Asked]
-    is_stack: bool
-
-
-_Scope: TypeAlias = tuple[_Key, ...]
+_Scope: TypeAlias = tuple[KeyPlan, ...]
 
 
 class TripPlanner:
-    """Collects what is asked at each key, and lays out the trips.
+    """Puts together what is asked at each key, and lays out the trips.
 
     Args:
+        keys: the plans of all keys.
+        asked: what each job asks of the whole model at computed keys, by structure.
         info: the shape and dtype of a leaf at a key, or None.
         caches: the callers' caches of methods, by node.
     """
 
-    def __init__(self, info: Callable[[Node, str], TensorInfo | None], caches: Mapping[Node, Any]) -> None:
+    def __init__(
+        self,
+        keys: Sequence[KeyPlan],
+        asked: Mapping[Structure, Sequence[Asked]],
+        info: Callable[[Node, str], TensorInfo | None],
+        caches: Mapping[Node, Any],
+    ) -> None:
+        self._keys = [key for key in keys if key.numel and key.structure in asked]
+        self._asked = asked
         self._info = info
         self._caches = caches
-        self._keys: list[_Key] = []
         self._programs: dict[Any, Program] = {}
+        self._structures: dict[tuple[Structure, Program], Structure] = {}
         self._checked: set[Any] = set()
-
-    def add(
-        self,
-        key: str,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        asked: Sequence[Asked],
-        is_stack: bool = False,
-    ) -> None:
-        """Add a key that has elements, with what each job asks at it; a stack is merged expert by expert."""
-        self._keys.append(_Key(key, shape, dtype, asked, is_stack))
 
     def trips(self) -> tuple[Trip, ...]:
         """The trips in order: numbers that others need come first.
@@ -115,12 +104,14 @@ class TripPlanner:
 
     def _scopes(self) -> dict[ModelValue, _Scope]:
         """The keys that count for each number."""
-        classes: dict[int, _Key] = {}  # keys of one structure share what is asked at them
+        classes: dict[int, KeyPlan] = {}  # keys with one graph share what is asked at them
         for key in self._keys:
-            classes.setdefault(id(key.asked), key)
+            classes.setdefault(id(self._asked[key.structure]), key)
         scopes: dict[ModelValue, frozenset[int]] = {}
-        for job in range(len(self._keys[0].asked) if self._keys else 0):
-            asked = {first.key: (number, first.asked[job]) for number, first in classes.items()}
+        for job in range(len(self._asked[self._keys[0].structure]) if self._keys else 0):
+            asked = {
+                first.key: (number, self._asked[first.structure][job]) for number, first in classes.items()
+            }
             askers = {value: method for _, each in asked.values() for value, method in each.values.items()}
             for method in dict.fromkeys(askers.values()):
                 _require_one_graph({key: each for key, (_, each) in asked.items()}, method)
@@ -132,7 +123,8 @@ class TripPlanner:
                         "another, so they cannot be merged in one pass. Merge them one by one."
                     )
         keys = {
-            scope: tuple(key for key in self._keys if id(key.asked) in scope) for scope in scopes.values()
+            scope: tuple(key for key in self._keys if id(self._asked[key.structure]) in scope)
+            for scope in scopes.values()
         }
         return {value: keys[scope] for value, scope in scopes.items()}
 
@@ -151,7 +143,7 @@ class TripPlanner:
                     f"'{name}' is a number of the whole model, and what it reduces is not there at the key "
                     f"'{key.key}' though the recipe merges it. Leave that key out, or give it to every model."
                 )
-        dtypes = {key.dtype: key.key for key in scope}
+        dtypes = {_dtype_of(key): key.key for key in scope}
         if is_ranked(value.call) and len(dtypes) > 1:
             words = " and others in ".join(f"{dtype_name(d)} ('{key}')" for d, key in dtypes.items())
             raise RecipeError(
@@ -167,27 +159,36 @@ class TripPlanner:
         keys = [(key, by_key[key.key]) for key in self._keys if key.key in by_key]
         ranked = [(key, [v for v in values if is_ranked(v.call)]) for key, values in keys]
         ranked = [(key, values) for key, values in ranked if values]
-        counts = {value: sum(math.prod(key.shape) for key in scope) for value, scope in scopes.items()}
+        counts = {value: sum(key.numel for key in scope) for value, scope in scopes.items()}
         full, sample, again = (
             tuple(self._plan(key, values, sampled) for key, values in group)
             for group, sampled in ((keys, False), (ranked, True), (ranked, False))
         )
         return Trip(tuple(scopes), full, sample, again, counts)
 
-    def _plan(self, key: _Key, values: Sequence[ModelValue], sampled: bool) -> KeyPlan:
+    def _plan(self, key: KeyPlan, values: Sequence[ModelValue], sampled: bool) -> KeyPlan:
         """What a key adds to numbers of the whole model."""
         roots = tuple(value.call for value in values)
-        kind = (roots, key.dtype, sampled)
+        kind = (roots, _dtype_of(key), sampled)
         if kind not in self._programs:
-            self._programs[kind] = compile_program(roots, key.dtype, self._caches, sampled)
-        whole = [v for v in values if key.is_stack and sees_tensors(self._programs[kind], v.call.children)]
+            self._programs[kind] = compile_program(roots, _dtype_of(key), self._caches, sampled)
+        program, is_stack = self._programs[kind], key.experts is not None
+        whole = [value for value in values if is_stack and sees_tensors(program, value.call.children)]
         if whole:
             raise RecipeError(
                 f"'{whole[0].method.identifier}' is a number of the whole model, and what it reduces is "
                 f"computed expert by expert at the key '{key.key}', which is not supported. "
                 "stacked_experts=whole takes that key as one tensor."
             )
-        return KeyPlan(key.key, key.shape, self._programs[kind], ())
+        if (key.structure, program) not in self._structures:
+            self._structures[key.structure, program] = Structure(key.shape, program, key.structure.stored)
+        return KeyPlan(key.key, self._structures[key.structure, program])
+
+
+def _dtype_of(key: KeyPlan) -> torch.dtype:
+    """The dtype that a key is computed in."""
+    assert key.program is not None
+    return key.program.dtype
 
 
 def _require_one_graph(asked: Mapping[str, Asked], method: MergeMethod) -> None:
