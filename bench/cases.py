@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -87,6 +88,19 @@ def by_name(identifier: str, inputs: list[str]) -> Any:
     return method(*inputs)
 
 
+OF_STATISTICS = {"fisher": "fisher", "regmean": "gram", "stitch": "mask"}
+"""Methods that read files of statistics behind the models, and of which kind."""
+
+
+def with_data(method: str, inputs: list[str]) -> Any:
+    """A call of a method with models and as many files of statistics as it has experts."""
+    import mecha_exp as me
+
+    experts = len(inputs) // 2
+    files = me.statistics(*inputs[-experts:], kind=OF_STATISTICS[method])
+    return getattr(me, method)(*inputs[:-experts], statistics=files)
+
+
 def ours(case: str, output: Path, inputs: list[str]) -> Work:
     """A case by mecha_exp."""
     import mecha_exp as me
@@ -125,6 +139,9 @@ def ours(case: str, output: Path, inputs: list[str]) -> Work:
         "isotropic": lambda: me.iso_c(base, *experts),
         "isotropic_common": lambda: me.iso_cts(base, *experts),
         "cosine": lambda: me.add_cosine_b(base, experts[0]),
+        "by_depth": lambda: me.lines(base, *experts, depth=0.5),
+        "minimiser": lambda: me.wudi(base, *experts, solver="closed"),
+        **{name: partial(with_data, name, inputs) for name in OF_STATISTICS},
     }
     points = POINTS if case == "ties_sweep" else [None]
     if case == "ties_sweep":

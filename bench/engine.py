@@ -4,6 +4,7 @@
     python -m bench.engine --save                           the whole table, into bench/RESULTS.md
     python -m bench.engine --cases ties slerp --no-peers    single rows
     python -m bench.engine --cases families --size half     a method of each family, 0.5 GB models
+    python -m bench.engine --cases data --no-peers          merging with data, and the methods of its years
     python -m bench.engine --cases all --size small --no-peers    every row, and one for each method
     python -m bench.engine --cases sdxl --disk /var/tmp     what needs more room than the memory disk has
 
@@ -26,12 +27,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.bars import Bar, Reached, verdict
-from bench.cases import BY_METHOD, MEMORY_VARIABLE, WORKERS_VARIABLE, measured_methods, touch_memory
+from bench.cases import (
+    BY_METHOD,
+    MEMORY_VARIABLE,
+    OF_STATISTICS,
+    WORKERS_VARIABLE,
+    measured_methods,
+    touch_memory,
+)
+from bench.measured import make_statistics
 from bench.models import make_models, many_keys
 from bench.report import as_for_users, machine, save_section, table
 
@@ -114,6 +123,22 @@ WHOLE_MODEL = {
     "norms": Case("norms", "MetaGPT, 3 experts", 4, tools=ALONE),
 }
 """Methods with numbers of the whole model."""
+WITH_DATA = {
+    "fisher": Case("fisher", "Fisher merging of 2", 2, tools=ALONE),
+    "regmean": Case("regmean", "RegMean of 2, Gram matrices of linear layers", 2, tools=ALONE),
+    "stitch": Case("stitch", "masks of 2 experts stitched", 3, tools=ALONE),
+}
+"""Methods that read statistics of the models on data."""
+OF_ARGUMENTS = {
+    "by_depth": Case("by_depth", "LiNeS, 3 experts", 4, tools=ALONE),
+    "minimiser": Case("minimiser", "WUDI in closed form, 3 experts", 4, tools=ALONE),
+}
+"""Methods of the same years without data, whose defaults are not what is measured."""
+RECENT = (
+    *("wise_ft", "lawa", "magmax", "emr_unified", "emr", "tall_mask", "pcb", "localize_and_stitch"),
+    *("fr_merging", "twin", "star", "knots", "doge"),
+)
+"""More of them, with their defaults."""
 SIMPLE = Bar(faster=12, of_floor=1.7, megabytes=600)
 GEOMETRIC = Bar(faster=15, of_floor=3, megabytes=600)
 BOUNDED = Bar(megabytes=600)
@@ -180,9 +205,13 @@ CASES = [
     *FAMILIES.values(),
     *WHOLE_MODEL.values(),
     *SLOW.values(),
+    *WITH_DATA.values(),
+    *OF_ARGUMENTS.values(),
 ]
-EVERY_FAMILY, EVERYTHING = "families", "all"
-BY_NAME_ONLY = ("sdxl", *FAMILIES, *WHOLE_MODEL, *SLOW)
+EVERY_FAMILY, EVERYTHING, DATA = "families", "all", "data"
+OF_DATA = (*WITH_DATA, *OF_ARGUMENTS, "norms", "outliers", "tasks", "isotropic_common")
+"""The rows of `--cases data`, beside `RECENT`."""
+BY_NAME_ONLY = ("sdxl", *FAMILIES, *WHOLE_MODEL, *SLOW, *WITH_DATA, *OF_ARGUMENTS)
 """Rows that are measured only if they are named: they need 21 GB of disk, or make the table long."""
 
 
@@ -217,7 +246,7 @@ def main() -> None:
     parser.add_argument(
         "--size", default="sd15", choices=["small", "half", "sd15", "sdxl"], help="of the models"
     )
-    names = [*(case.name for case in CASES), EVERY_FAMILY, EVERYTHING]
+    names = [*(case.name for case in CASES), EVERY_FAMILY, EVERYTHING, DATA]
     parser.add_argument(
         "--cases", nargs="*", choices=names, metavar="CASE", help=f"only these of: {', '.join(names)}"
     )
@@ -266,18 +295,24 @@ def peers(environments: Path) -> dict[str, Path]:
 def chosen_cases(named: Sequence[str] | None) -> list[Case]:
     """The rows that are named, or all but the long ones.
 
-    `families` has one for each family of methods, and `all` every row but that of SDXL and one for each
-    method.
+    `families` has one for each family of methods, `data` those that merge with data and the methods of the
+    same years, and `all` every row but that of SDXL and one for each method.
     """
     if not named:
         return [case for case in CASES if case.name not in BY_NAME_ONLY]
     if EVERYTHING in named:
-        methods = (
-            Case(BY_METHOD + name, name, count, tools=ALONE) for name, count in measured_methods().items()
-        )
-        return [*(case for case in CASES if case.name != "sdxl"), *methods]
-    wanted = {*named, *(FAMILIES if EVERY_FAMILY in named else ())}
-    return [case for case in CASES if case.name in wanted]
+        return [*(case for case in CASES if case.name != "sdxl"), *by_method(measured_methods())]
+    wanted = {*named, *(FAMILIES if EVERY_FAMILY in named else ()), *(OF_DATA if DATA in named else ())}
+    return [
+        *(case for case in CASES if case.name in wanted),
+        *by_method(RECENT if DATA in named else ()),
+    ]
+
+
+def by_method(names: Iterable[str]) -> list[Case]:
+    """A row for each method, with its defaults."""
+    counts = measured_methods()
+    return [Case(BY_METHOD + name, name, counts[name], tools=ALONE) for name in names]
 
 
 def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: tuple[int, int]) -> list[str]:
@@ -288,7 +323,10 @@ def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: t
     for path in folder.glob("*.safetensors"):  # a memory disk holds the models of one size only
         if not path.name.startswith(prefix):
             path.unlink()
-    inputs = (many_keys if isinstance(wanted, int) else make_models)(folder, case.inputs, wanted)
+    models = (many_keys if isinstance(wanted, int) else make_models)(folder, case.inputs, wanted)
+    kind = OF_STATISTICS.get(case.name)
+    measured_files = make_statistics(models[-2:], kind) if kind else []
+    inputs = [*models, *measured_files]
     output = folder / "output.safetensors"
     measured = {tool: Measured() for tool in case.tools if tool in pythons}
     point = Measured()
@@ -301,6 +339,8 @@ def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: t
                 run(pythons[tool], tool, case, output, inputs, result)
         if case.point and turn < repeat[0]:
             run(pythons["mecha_exp"], "mecha_exp", replace(case, work=case.point), output, inputs, point)
+    for path in measured_files:  # as large as two models, and no other row reads them
+        path.unlink()
     reading, copying = (statistics.median(part) for part in zip(*floors, strict=True))
     best = reading + copying
     mine, sd_mecha = measured["mecha_exp"], measured.get("sd-mecha")

@@ -1,12 +1,16 @@
 """The benchmark says which bars are met, by how much one is missed, and what it could not tell."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import mecha_exp as mx
 from bench.bars import Bar, Reached, verdict
-from bench.cases import BY_METHOD, by_name, measured_methods
+from bench.cases import BY_METHOD, OF_STATISTICS, by_name, measured_methods, with_data
 from bench.engine import CASES, chosen_cases
+from bench.measured import make_statistics
 from bench.report import as_for_users
 
 ONE = Reached(seconds=2.0, peak=300_000_000, floor=1.0)
@@ -69,3 +73,19 @@ def test_each_method_of_the_bench_can_be_called_as_it_is_there(name):
 
     with mx.plan([mx.Job(by_name(name, inputs), {})]) as planned:
         assert planned.layouts[0]["w"][1] == (4, 3)
+
+
+@pytest.mark.parametrize(("name", "kind"), OF_STATISTICS.items())
+def test_rows_with_data_merge_drawn_statistics(tmp_path: Path, name: str, kind: str):
+    shapes = {"linear.weight": (4, 3), "conv.weight": (2, 3, 3, 3), "norm.weight": (4,)}
+    (case,) = chosen_cases([name])
+    models = [tmp_path / f"{number}.safetensors" for number in range(case.inputs)]
+    for number, path in enumerate(models):
+        save_file({key: torch.full(shape, float(number)) for key, shape in shapes.items()}, path)
+
+    files = make_statistics(models[-2:], kind)
+    made = mx.merge(with_data(name, [str(path) for path in (*models, *files)]))
+
+    assert {key: tuple(tensor.shape) for key, tensor in made.items()} == shapes
+    assert all(bool(tensor.isfinite().all()) for tensor in made.values())
+    assert case in chosen_cases(["data"])
