@@ -1,10 +1,11 @@
-"""The models of a recipe, opened."""
+"""Opens the models of a recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import CheckpointError, Problems
@@ -12,6 +13,9 @@ from mecha_exp.graph.nodes import InMemory, ModelNode
 from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import Source
+
+Sources: TypeAlias = Mapping[ModelNode, Source]
+"""Opened models, or views of them, by their leaves in recipes."""
 
 
 @contextmanager

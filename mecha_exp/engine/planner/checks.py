@@ -14,11 +14,10 @@ from mecha_exp.errors import CheckpointError, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.recipe.keys import merges_nothing
-from mecha_exp.sources.source import Source
+from mecha_exp.sources.inputs import Sources
 
 SHOWN_KEYS = 10
 
-Sources = Mapping[ModelNode, Source]
 Classes = Mapping[str, KeyClass]
 MergedModels = Mapping[KeyClass, Sequence[ModelNode]]
 """The models that one recipe merges at the keys of each class."""

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 from mecha_exp.checkpoint import is_arithmetic
 from mecha_exp.conversion.inference import ConfigInference
-from mecha_exp.engine.planner.checks import Classes, MergedModels, Sources
+from mecha_exp.engine.planner.checks import Classes, MergedModels
 from mecha_exp.errors import some
 from mecha_exp.graph.nodes import ModelNode
+from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.source import same_bytes
 
 COUNTERS = frozenset(

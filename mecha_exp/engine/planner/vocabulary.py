@@ -10,13 +10,12 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, children_of, models_of, walk
 from mecha_exp.method_api.paths import path_arguments
+from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.layers import NONE
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.tokenizer import Tokenizer
 from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.vocabulary import VocabularyView, has_token_rows
-
-Sources = Mapping[ModelNode, Source]
 
 _TIED = {
     "lm_head.weight": (

@@ -17,9 +17,8 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.report import About, Notice
 from mecha_exp.errors import CheckpointError, Problems, some
 from mecha_exp.graph.nodes import ModelNode
-from mecha_exp.sources.source import Source, infos_of
-
-Sources = Mapping[ModelNode, Source]
+from mecha_exp.sources.inputs import Sources
+from mecha_exp.sources.source import infos_of
 
 
 @dataclass(frozen=True)
