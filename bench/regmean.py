@@ -16,17 +16,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
+from bench.measured import make_statistics
 from bench.models import write_model
 from bench.report import machine, save_section, table
-from mecha_exp.checkpoint import CheckpointWriter, open_stored
-from mecha_exp.sources.statistics import GRAM, StatisticsHeader, fingerprint
 
 REPOSITORY = Path(__file__).parents[1]
 SHAPES: dict[tuple[int, ...], int] = {(1280, 5120): 3, (5120, 1280): 28, (40960, 1280): 1}
-EMBEDDING = (40960, 1280)
-ROWS = 6000
 MERGE = """\
 import sys
 import mecha_exp as m
@@ -34,32 +29,6 @@ models, statistics = sys.argv[2:4], sys.argv[4:6]
 recipe = m.regmean(*models, statistics=m.statistics(*statistics, kind="gram"))
 m.merge(recipe, "merged.safetensors", options=m.EngineOptions(workers=int(sys.argv[1])))
 """
-
-
-def write_statistics(model: Path, output: Path, seed: int) -> None:
-    """Gram matrices of random inputs, in the form that calibrate writes."""
-    random = torch.Generator().manual_seed(seed)
-    with open_stored(model) as stored:
-        shapes = {key: stored.info(key).shape for key in stored.keys()}
-        inputs = {key: shape[1] for key, shape in shapes.items() if shape != EMBEDDING}
-        header = StatisticsHeader(
-            str(model),
-            "",
-            fingerprint(stored),
-            "random",
-            "",
-            ROWS,
-            0,
-            "",
-            (GRAM,),
-            dict.fromkeys(inputs, ROWS),
-        )
-    layout = {f"{GRAM}/{key}": ("F32", (size, size)) for key, size in inputs.items()}
-    with CheckpointWriter(output, layout, header.metadata(), durable=False) as writer:
-        for name, (_, (size, _)) in layout.items():
-            x = torch.randn(256, size, generator=random)
-            writer.write(name, 0, (x.mT @ x / 256 + torch.eye(size)).flatten())
-        writer.commit()
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -71,11 +40,10 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     models = [options.folder.resolve() / f"{name}.safetensors" for name in "ab"]
-    statistics = [model.with_suffix(".stats.safetensors") for model in models]
-    for number, (model, file) in enumerate(zip(models, statistics, strict=True)):
-        if not file.exists():
+    for number, model in enumerate(models):
+        if not model.exists():
             write_model(model, SHAPES, number)
-            write_statistics(model, file, number)
+    statistics = make_statistics(models, "gram")
     sizes = [sum(path.stat().st_size for path in paths) / 2e9 for paths in (models, statistics)]
     rows = [["workers", "seconds", "CPU time", "peak memory"]]
     for workers in options.workers:

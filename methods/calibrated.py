@@ -1,5 +1,7 @@
 """Merging with data: each model counts where statistics on its data say that it matters."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -154,48 +156,62 @@ def stitch(base: Base, *models: Experts, statistics: Statistics, scale: Scale = 
     return add_merged(base, models, scale, merge)
 
 
-def solved_layer(models: list[Tensor], grams: Tensor, alpha: float, key: str) -> Tensor:
+def solved_layer(models: list[Tensor], grams: Sequence[StateDict[Tensor]], name: str, alpha: float) -> Tensor:
     """sum_i model_i G_i (sum_i G_i)^-1 by Cholesky in float64, for matrices of rows by inputs.
 
-    The off-diagonal entries of the G_i are multiplied by alpha. Inputs that are 0 in all data say nothing of
-    their columns, which get the mean of the models.
+    G_i is what `grams[i]` has under the name, its off-diagonal entries multiplied by alpha. One of them is in
+    memory at a time, and the system is solved where it is. Inputs that are 0 in all data say nothing of their
+    columns, which get the mean of the models.
 
     Raises:
         MergeError: a matrix is not one of products, or the sum is singular all the same.
     """
-    total = torch.zeros_like(grams[0], dtype=torch.float64)
-    right = torch.zeros_like(models[0].flatten(1), dtype=torch.float64)
-    for model, gram in zip(models, grams, strict=True):
-        if bool((gram.diagonal() < 0).any()):
-            raise MergeError(f"a Gram matrix of '{key}' has a square below 0. Calibrate again.")
-        weights = model.flatten(1).double()
-        for start in range(0, len(gram), ROWS):  # a whole matrix in float64 is as large as the sum
-            rows = slice(start, start + ROWS)
-            damped = gram[rows].double().mul_(alpha)
-            damped.diagonal(start).copy_(gram.diagonal()[rows])
-            total[rows] += damped
-            right.addmm_(weights[:, rows], damped)
-    mean = sum(models) / len(models)
+    rows, inputs = models[0].flatten(1).shape
+    total = torch.zeros(inputs, inputs, dtype=torch.float64)
+    right = torch.zeros(rows, inputs, dtype=torch.float64)
+    for model, of_model in zip(models, grams, strict=True):
+        add_products(total, right, model.flatten(1), of_model[name], alpha, name)
     seen = total.diagonal() > 0
-    if not bool(seen.any()):
-        return mean
+    total.diagonal().masked_fill_(~seen, 1)  # such an input is alone in its row and column
+    divide(right, total, int(seen.sum()), name)
+    made = right.to(models[0].dtype)
     if not bool(seen.all()):
-        total, right = total[seen][:, seen], right[:, seen]
+        made = torch.where(seen, made, (sum(models) / len(models)).flatten(1))
+    return made.reshape(models[0].shape)
+
+
+def add_products(
+    total: Tensor, right: Tensor, weights: Tensor, gram: Tensor, alpha: float, name: str
+) -> None:
+    """Add a Gram matrix, damped by alpha, to `total`, and its product with the weights to `right`."""
+    if bool((gram.diagonal() < 0).any()):
+        raise MergeError(f"a Gram matrix of '{key_of(name)}' has a square below 0. Calibrate again.")
+    for start in range(0, len(gram), ROWS):  # a whole matrix in float64 is as large as the sum
+        rows = slice(start, start + ROWS)
+        damped = gram[rows].double().mul_(alpha)
+        damped.diagonal(start).copy_(gram.diagonal()[rows])
+        total[rows] += damped
+        right.addmm_(weights[:, rows].double(), damped)
+
+
+def divide(right: Tensor, total: Tensor, seen: int, name: str) -> None:
+    """Replace right by right total^-1, and total by its Cholesky factor; `seen` inputs are of the data."""
     size = total.diagonal().sqrt()
     for scaled in (total, right, total.mT):  # to inputs of one size, in place
         scaled /= size
-    factor, failed = torch.linalg.cholesky_ex(total, out=(total, torch.empty((), dtype=torch.int32)))
-    if int(failed) or least_eigenvalue(factor) < SINGULAR * len(size) ** 0.5:
+    factor = total.mT  # with columns one after another, as LAPACK takes it without a copy
+    _, failed = torch.linalg.cholesky_ex(factor, out=(factor, torch.empty((), dtype=torch.int32)))
+    if int(failed) or least_eigenvalue(factor) < SINGULAR * seen**0.5:
         raise MergeError(
-            f"the Gram matrices of '{key}' are singular in sum, so its inputs do not tell the "
+            f"the Gram matrices of '{key_of(name)}' are singular in sum, so its inputs do not tell the "
             "weights. Calibrate with more examples than the layer has inputs, or set alpha below 1."
         )
-    made = mean.flatten(1)
-    made[:, seen] = (torch.cholesky_solve(right.mT, factor).mT / size).to(made.dtype)
-    return made.reshape(mean.shape)
+    torch.linalg.solve_triangular(factor.mT, right, upper=True, left=False, out=right)
+    torch.linalg.solve_triangular(factor, right, upper=False, left=False, out=right)
+    right /= size
 
 
-ROWS = 1024
+ROWS = 512
 """How many rows of a Gram matrix are in float64 at a time."""
 
 SINGULAR = torch.finfo(torch.float32).eps
@@ -206,19 +222,32 @@ def least_eigenvalue(factor: Tensor) -> float:
     """The least eigenvalue of the matrix of a Cholesky factor, nearly and from above: inverse iteration."""
     vector = torch.randn(len(factor), 1, generator=torch.Generator().manual_seed(0)).to(factor)
     for _ in range(4):
-        vector = torch.cholesky_solve(vector / vector.norm(), factor)
+        vector = torch.linalg.solve_triangular(factor, vector / vector.norm(), upper=False)
+        vector = torch.linalg.solve_triangular(factor.mT, vector, upper=True)
     return 1 / float(vector.norm())
 
 
-def mean_of(models: tuple[StateDict[Tensor], ...], tensors: list[Tensor], key: str) -> Tensor:
+def key_of(name: str) -> str:
+    """The key of the model that a Gram matrix is of."""
+    return name.removesuffix(INPUTS_FIRST)
+
+
+def mean_of(models: tuple[StateDict[Tensor], ...], key: str) -> Tensor:
     """The mean of the models; of variances of batch norms the pooled one, E[v + m^2] - E[m]^2."""
     before, dot, name = key.rpartition(".")
     partner = f"{before}{dot}running_mean"
     if name != "running_var" or any(partner not in model for model in models):
-        return sum(tensors) / len(tensors)
-    means = [model[partner] for model in models]
-    squares = sum(v + m.square() for v, m in zip(tensors, means, strict=True)) / len(models)
-    return squares - (sum(means) / len(models)).square()
+        return mean_at(models, key)
+    squares = sum(model[key] + model[partner].square() for model in models) / len(models)
+    return squares - mean_at(models, partner).square()
+
+
+def mean_at(models: tuple[StateDict[Tensor], ...], key: str) -> Tensor:
+    """The mean of the models at a key, one of which is in memory at a time."""
+    total = models[0][key].clone()
+    for model in models[1:]:
+        total += model[key]
+    return total / len(models)
 
 
 @merge_method
@@ -243,13 +272,13 @@ def regmean(
     key = str(kwargs["key"])
     if key.endswith(INPUTS_FIRST):
         skip_key(key)  # no key of a model, but of a Gram matrix
-    tensors = [model[key] for model in models]
     turned = key + INPUTS_FIRST in statistics
     if not turned and key not in statistics:
-        return mean_of(models, tensors, key)
-    grams = statistics[key + INPUTS_FIRST * turned]
-    if tensors[0].is_meta:
-        return tensors[0]
+        return mean_of(models, key)
+    tensors, name = [model[key] for model in models], key + INPUTS_FIRST * turned
+    if tensors[0].is_meta and [part[name] for part in statistics.parts]:
+        return tensors[0]  # a dry run, which counts what is read
     if turned:
-        return solved_layer([tensor.mT for tensor in tensors], grams, alpha, key).mT.contiguous()
-    return solved_layer(tensors, grams, alpha, key)
+        tensors = [tensor.mT for tensor in tensors]
+    made = solved_layer(tensors, statistics.parts, name, alpha)
+    return made.mT.contiguous() if turned else made

@@ -119,8 +119,9 @@ def activations_of(symmetry: Symmetry, statistics: StateDict[Tensor]) -> Tensor 
 
     Those at several layers are beside each other. None where there are none.
     """
+    size = symmetry.heads * symmetry.width
     seen = [
-        statistics[name].narrow(-1, start, symmetry.heads * symmetry.width).double().mT
+        torch.stack([part[name][:, start : start + size].double().mT for part in statistics.parts])
         for name, start in symmetry.activations
         if name in statistics
     ]

@@ -25,6 +25,11 @@ class StateDict(Mapping[str, T], Generic[T], abc.ABC):
     def model_config(self) -> Any:
         """The model config of the argument."""
 
+    @property
+    def parts(self) -> tuple[StateDict[T], ...]:
+        """A state dict for each file of `statistics(...)`, to read one at a time; else itself."""
+        return (self,)
+
 
 class StateDictKeyError(KeyError):
     """A merge method has no value for a key: the key is left out, or taken from the recipe behind `|`."""

@@ -4,6 +4,7 @@ The formulas are written out in plain torch.
 """
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mecha_exp.checkpoint import open_stored
 from mecha_exp.graph.nodes import models_of
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.lab.signature import signature_of
+from mecha_exp.methods.calibrated import solved_layer
 from mecha_exp.sources.statistics import StatisticsHeader, fingerprint
 
 SHAPES = {"conv.weight": (5, 2, 3, 3), "head.weight": (4, 6), "head.bias": (4,), "embed.weight": (7, 3)}
@@ -172,6 +174,26 @@ def test_regmean_without_damping_is_the_least_squares_fit_of_the_outputs(models)
     for _ in range(20):
         step = 1e-2 * torch.randn(4, 6, generator=generator).double()
         assert loss(made + step) > loss(made)
+
+
+def test_one_gram_matrix_is_in_memory_at_a_time():
+    read: list[weakref.ref[Tensor]] = []
+
+    class File(dict[str, Tensor]):
+        def __getitem__(self, key: str) -> Tensor:
+            assert not any(reference() is not None for reference in read)
+            gram = super().__getitem__(key).clone()
+            read.append(weakref.ref(gram))
+            return gram
+
+    rows = torch.randn(3, 40, 6, generator=torch.Generator().manual_seed(0))
+    weights = list(torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1)))
+    grams = [x.T @ x / 40 for x in rows]
+
+    made = solved_layer(weights, [File(layer=gram) for gram in grams], "layer", 0.9)
+
+    assert len(read) == 3
+    torch.testing.assert_close(made, official_regmean(weights, grams, 0.9), rtol=1e-4, atol=1e-5)
 
 
 def test_layers_without_gram_matrices_are_counted(models, caplog):

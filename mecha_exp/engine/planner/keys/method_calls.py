@@ -11,8 +11,9 @@ from mecha_exp.architectures import ModelConfig, StructuralConfig
 from mecha_exp.engine.ir.calls import run_method
 from mecha_exp.engine.planner.keys.relations import hyperparameter_key
 from mecha_exp.errors import MergeError
-from mecha_exp.graph.nodes import MergeNode, Node
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.method_api.key_map import KeyRelation
+from mecha_exp.method_api.method import Kind
 from mecha_exp.method_api.state_dict import StateDict
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ class ArgumentView(StateDict[Any]):
     def model_config(self) -> ModelConfig:
         """The model config of the argument; a structural one if none is known."""
         return self._graph.configs.of(self._node) or StructuralConfig({})
+
+    @property
+    def parts(self) -> tuple[StateDict[Any], ...]:
+        """One state dict for each model that a factor puts together; of any other argument itself."""
+        node = self._node
+        if not isinstance(node, MergeNode) or node.method.kind is not Kind.FACTOR:
+            return (self,)
+        models = [child for child in node.children if isinstance(child, ModelNode)]
+        return tuple(ArgumentView(self._graph, model, self._has, self._value) for model in models)
 
 
 def call_method(

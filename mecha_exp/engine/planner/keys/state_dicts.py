@@ -28,7 +28,6 @@ from mecha_exp.engine.planner.keys.dry_runs import DryRuns, arithmetic_dtype
 from mecha_exp.engine.planner.keys.method_calls import ArgumentView, call_method, result_at
 from mecha_exp.engine.planner.keys.relations import Relations
 from mecha_exp.engine.planner.keys.stacked_experts import Stacks, doubt
-from mecha_exp.engine.planner.statistics import STATISTICS
 from mecha_exp.errors import MergeError, RecipeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.method_api.key_map import KeyRelation
@@ -121,8 +120,6 @@ class StateDictCalls:
             return specialised.value
         if isinstance(specialised, ModelNode):
             return self._read(specialised, key, dtype)
-        if isinstance(specialised, MergeNode) and specialised.method.identifier == STATISTICS:
-            return self._compute(specialised, key, dtype)  # large, and read at one key alone
         return self._cache.get((specialised, key, dtype), lambda: self._compute(specialised, key, dtype))
 
     def run(self, node: MergeNode, key: str, dtype: torch.dtype | None = None) -> Any:
@@ -256,4 +253,8 @@ class StateDictCalls:
 
 
 def _is_finite(values: torch.Tensor) -> bool:
-    return bool((values if values.dtype.itemsize > 1 else values.float()).isfinite().all())
+    """Whether no value is NaN or infinite, found without another tensor of that size."""
+    if not values.numel():
+        return True
+    extremes = torch.aminmax(values if values.dtype.itemsize > 1 else values.float())
+    return bool(torch.stack(extremes).isfinite().all())
