@@ -28,6 +28,7 @@ from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.system.cache import cache_folder
 from mecha_exp.system.cores import available_cores
 
+from .measured import KINDS, measure
 from .network import WIDTH, Encoder, encoder, features
 from .storage import pack, unpack
 from .tasks import Task, tasks
@@ -125,24 +126,31 @@ def make_experts(folder: Path, seeds: Sequence[int]) -> None:
 
 
 def model_file(name: str) -> Path:
-    """A model of mini8 by its name, trained first if this machine has not made it yet.
+    """A file of mini8 by its name, made first if this machine has not made it yet.
 
     Args:
-        name: `base.safetensors`, or `seed0/digits.safetensors` for the expert of a seed and a task. All eight
-            experts of the seed are trained at once.
+        name: `base.safetensors`; `seed0/digits.safetensors` for the expert of a seed and a task, with which
+            all eight experts of the seed are trained; `seed0/digits.statistics.safetensors` or
+            `seed0/digits.mask.safetensors` for what merges with data read beside it.
 
     Raises:
-        FileNotFoundError: mini8 has no such model.
+        FileNotFoundError: mini8 has no such file.
     """
     if (HERE / name).is_file():
         return HERE / name
     seed, _, file = name.partition("/")
-    task = file.removesuffix(".safetensors")
+    task, _, kind = file.removesuffix(".safetensors").partition(".")
     number = seed.removeprefix("seed")
-    if not seed.startswith("seed") or not number.isdecimal() or task not in tasks()["train"]:
-        raise FileNotFoundError(f"mini8 has base.safetensors and seed0/TASK.safetensors; {name} is neither")
+    is_known = task in tasks()["train"] and kind in ("", *KINDS)
+    if not seed.startswith("seed") or not number.isdecimal() or not is_known:
+        raise FileNotFoundError(
+            "mini8 has base.safetensors, seed0/TASK.safetensors and seed0/TASK.statistics.safetensors or "
+            f"seed0/TASK.mask.safetensors; {name} is neither"
+        )
     path = _experts_folder() / name
-    if not path.exists():
+    if not path.exists() and kind:
+        measure(kind, int(number), task, path)
+    elif not path.exists():
         make_experts(_experts_folder(), [int(number)])
     return path
 

@@ -120,6 +120,30 @@ def test_weights_go_to_the_minimum_of_the_loss_and_the_points_have_them(learn, f
     assert float(table[4]["distance"]) == pytest.approx(distance, abs=2e-3)
 
 
+def test_other_recipes_are_measured_beside_the_learned_weights(learn, folder):
+    """Each with the hyperparameters that it has; the weights are those of the first recipe."""
+    outcome = learn(
+        "recipe=task_arithmetic,ties,metagpt",
+        "alpha=0.3,0.6",
+        "k=1",
+        "sweep.checkpoints=1",
+        "sweep.steps=5",
+        "-m",
+    )
+
+    assert outcome.status == 0, outcome.err
+    made = [r["parameters"] for r in records(sweep_of(folder))]
+    assert [(p["recipe"], p["learned"], p.get("alpha"), p.get("k")) for p in made] == [
+        ("task_arithmetic", "nothing", 0.3, None),
+        ("task_arithmetic", "nothing", 0.6, None),
+        ("ties", "nothing", 0.3, 1),
+        ("ties", "nothing", 0.6, 1),
+        ("metagpt", "nothing", 0.3, None),
+        ("metagpt", "nothing", 0.6, None),
+        ("task_arithmetic", "test_quadratic/expert", 1, None),
+    ]
+
+
 def test_a_learned_point_is_a_recipe_that_merges_alone(learn, app, folder):
     assert learn("sweep.by=block", "sweep.checkpoints=1", "sweep.steps=5").status == 0
     sweep = sweep_of(folder)
@@ -325,8 +349,8 @@ def test_a_loss_that_is_not_finite_is_an_error_with_a_cure(learn, folder, factor
         (["recipe=slerp"], "learns a weight for each task vector, and recipe=slerp has no"),
         (["recipe=ties"], "learns the weights of base + sum of weight (expert - base), of files"),
         (
-            ["recipe=task_arithmetic,ties"],
-            "learns the weights of one recipe and one set of models, and recipe",
+            ["models.base=a.safetensors,b.safetensors"],
+            "learns the weights of one set of models, and models.base has several values",
         ),
         (
             ["sweep.by=blok"],

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.evaluators.mini8 import mini8
 from mecha_exp.examples.mini8 import train
+from mecha_exp.examples.mini8.measured import KINDS, measure
 from mecha_exp.examples.mini8.network import Encoder, encoder_shapes
 from mecha_exp.examples.mini8.storage import pack, unpack
 from mecha_exp.examples.mini8.tasks import SPLITS, tasks
@@ -141,12 +142,52 @@ def test_missing_experts_are_trained_on_first_use_only(monkeypatch: pytest.Monke
     assert find_model("made://mini8/base.safetensors", []) == BASE
 
 
+def test_statistics_of_an_expert_are_measured_on_first_use_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("MECHA_EXP_CACHE", str(tmp_path))
+    measured = []
+
+    def measure(kind: str, seed: int, task: str, path: Path) -> None:
+        measured.append((kind, seed, task))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    monkeypatch.setattr(train, "measure", measure)
+    train._experts_folder.cache_clear()
+
+    for _ in range(2):
+        find_model("made://mini8/seed1/photos.statistics.safetensors", [])
+        find_model("made://mini8/seed0/digits.mask.safetensors", [])
+    train._experts_folder.cache_clear()
+
+    assert measured == [("statistics", 1, "photos"), ("mask", 0, "digits")]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("kind", "wanted"), [("statistics", {"fisher", "gram"}), ("mask", {"mask"})])
+def test_what_is_measured_of_an_expert_is_what_merges_need(
+    kind: str, wanted: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    few = [word for word in KINDS[kind] if not word.startswith("count=")]
+    monkeypatch.setitem(KINDS, kind, (*few, "count=8"))
+
+    measure(kind, 0, "halves", tmp_path / "halves.safetensors")
+
+    found = load_file(tmp_path / "halves.safetensors")
+    assert {name.partition("/")[0] for name in found} == wanted
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
         ("made://mini9/base.safetensors", "there is no bench 'mini9'. Did you mean 'mini8'?"),
         ("made://mini8/seed0/cars.safetensors", "seed0/cars.safetensors is neither"),
         ("made://mini8/seedx/photos.safetensors", "seedx/photos.safetensors is neither"),
+        (
+            "made://mini8/seed0/photos.gram.safetensors",
+            "seed0/TASK.mask.safetensors; seed0/photos.gram.safetensors is neither",
+        ),
     ],
 )
 def test_an_unknown_model_of_a_bench_is_an_error(path: str, message: str):

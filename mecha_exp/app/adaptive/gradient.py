@@ -36,12 +36,14 @@ class Learning:
         experiment: the models.
         descents: what is learned, one after another.
         begun: the points that are listed.
+        learns: what points with learned weights set beside these.
         words: makes the overrides of a point from what it sets.
     """
 
     experiment: Experiment
     descents: Sequence[Descent]
     begun: Sequence[Setting]
+    learns: Setting
     words: Callable[[Setting], list[str]]
 
     @property
@@ -88,7 +90,7 @@ class Learning:
         for descent in self.descents:
             for step in descent.checkpoints:
                 text = descent.coefficients.text(learned[descent.name].kept[step])
-                yield learned_setting(descent.name, step, text)
+                yield self.learns | learned_setting(descent.name, step, text)
 
 
 def learning_of(request: Request) -> Learning:
@@ -119,7 +121,8 @@ def learning_of(request: Request) -> Learning:
             key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
             arguments = (loss, coefficients, start, rate, low, high, checkpoints, key)
             descents.append(Descent(f"{name}/{kind}", *arguments))
-    return Learning(experiment, descents, request.known.begun, request.words)
+    known = request.known
+    return Learning(experiment, descents, known.begun, known.learns, request.words)
 
 
 def _followed(descent: Descent, vectors: TaskVectors, path: Path) -> Progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.sweep.experts import check_distinct_experts, check_lists, experts_of, subset_point
+from mecha_exp.app.sweep.hyperparameters import GROUP, drop_unused
 from mecha_exp.app.sweep.points import CONVENTION, Points, axis_of
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.errors import ConfigError, did_you_mean
@@ -49,36 +50,54 @@ class AdaptivePoints(Points):
     Attributes:
         begun: the points that are known.
         experts: the paths of all experts.
+        learns: what a point with learned weights sets beside these.
     """
 
     begun: Sequence[Setting] = ()
     experts: Sequence[str] = ()
+    learns: Setting = field(default_factory=dict)
 
 
 def gradient_points(overrides: Sequence[Override], config: DictConfig) -> AdaptivePoints:
     """The points of `sweep=gradient`: those that are listed, and one with learned weights.
 
+    Of several recipes the first one is that whose weights are learned; the others are measured beside it.
+
     Raises:
         ConfigError: the recipe or the settings do not allow to learn weights.
     """
     axes = [axis_of(o) for o in overrides if o.is_sweep_override()]
-    fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
-    _check_recipe([axis.key for axis in axes], config)
-    for key, example in (("by", EXPERT), ("loss", "entropy")):
-        if not as_list(config.sweep[key]):
-            raise ConfigError(f"sweep.{key} is empty, so nothing would be learned: sweep.{key}={example}.")
-    for kind in as_list(config.sweep.by):
-        if kind not in KINDS:
-            hint = did_you_mean(str(kind), KINDS)
-            raise ConfigError(f"sweep.by={kind}: there are no such parts to learn weights of.{hint}")
-    labels = {f"++{LEARNED_KEY}": NOTHING, f"++{STEP_KEY}": "0"}
-    begun = [{**labels, **setting} for setting in lab.grid(axes, GRADIENT)]
+    fixed = [o for o in overrides if not o.is_sweep_override()]
+    keys = [axis.key for axis in axes]
+    _check_recipe(keys, config)
+    _check_learning(config.sweep)
     experts = OmegaConf.to_container(config.models.experts, resolve=True)
     assert isinstance(experts, list)
     check_distinct_experts(experts, GRADIENT)
-    like = learned_setting("entropy/expert", 1, lab.as_text([0.5] * len(experts)))
-    keys = [axis.key for axis in axes]
-    return AdaptivePoints([LEARNED_KEY, STEP_KEY, *keys], fixed, [*begun, like], begun=begun, experts=experts)
+    labels = {f"++{LEARNED_KEY}": NOTHING, f"++{STEP_KEY}": "0"}
+    listed = [{**labels, **setting} for setting in lab.grid(axes, GRADIENT)]
+    learned = learned_setting("entropy/expert", 1, lab.as_text([0.5] * len(experts)))
+    first = {key: text for key, text in listed[0].items() if key == GROUP}
+    fitted = drop_unused([*listed, first | learned], fixed, keys, config)
+    *begun, like = fitted.settings
+    begun = lab.unique(begun)
+    learns = {key: text for key, text in like.items() if key not in learned}
+    lines = [str(override.input_line) for override in fitted.fixed]
+    fits = (fitted.own, fitted.left_out, fitted.meanings)
+    return AdaptivePoints(
+        [LEARNED_KEY, STEP_KEY, *keys], lines, [*begun, like], *fits, begun, experts, learns
+    )
+
+
+def _check_learning(settings: DictConfig) -> None:
+    """Check what has weights, and that there is a loss."""
+    for key, example in (("by", EXPERT), ("loss", "entropy")):
+        if not as_list(settings[key]):
+            raise ConfigError(f"sweep.{key} is empty, so nothing would be learned: sweep.{key}={example}.")
+    for kind in as_list(settings.by):
+        if kind not in KINDS:
+            hint = did_you_mean(str(kind), KINDS)
+            raise ConfigError(f"sweep.by={kind}: there are no such parts to learn weights of.{hint}")
 
 
 def learned_setting(name: str, step: int, weights: str) -> Setting:
@@ -101,15 +120,15 @@ def as_list(value: Any) -> list[Any]:
 def _check_recipe(swept: Sequence[str], config: DictConfig) -> None:
     """Check that the recipe has weights of task vectors, and that nothing else is in their way."""
     recipe = config.hydra.runtime.choices.get("recipe")
-    if several := [key for key in swept if key == "recipe" or key.partition(".")[0] in ("models", "sweep")]:
+    if several := [key for key in swept if key.partition(".")[0] in ("models", "sweep")]:
         raise ConfigError(
-            f"sweep=gradient learns the weights of one recipe and one set of models, and {several[0]} has "
+            f"sweep=gradient learns the weights of one set of models, and {several[0]} has "
             "several values. Start a sweep for each; `python -m mecha_exp table FOLDER FOLDER` joins them."
         )
     if "alpha" not in config or "weights" not in config:
         raise ConfigError(
             f"sweep=gradient learns a weight for each task vector, and recipe={recipe} has no 'alpha' and "
-            "'weights' for that. Use recipe=task_arithmetic."
+            "'weights' for that. Use recipe=task_arithmetic, of several recipes as the first."
         )
     if not OmegaConf.is_list(config.models.get("experts")) or not len(config.models.experts):
         raise ConfigError("sweep=gradient learns the weights of experts: list them in models.experts=[...].")
