@@ -47,12 +47,14 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
         class_texts(images, options["classes"])
         templates_of(options["templates"], task)
     processor_file(folder, context, options["processor"])
-    _text_folder(context, options, folder)
-    if options["text_model"] is None and not any(key.startswith(_TEXT) for key in shapes):
-        raise ConfigError(
-            "the model has no text tower (text_model.*), so class names have no features. Name the folder of "
-            "the CLIP that it was fine-tuned from with evaluator.text_model=PATH."
-        )
+    texts = _text_folder(context, options, folder)
+    if options["text_model"] is None:
+        if not any(key.startswith(_TEXT) for key in shapes):
+            raise ConfigError(
+                "the model has no text tower (text_model.*), so class names have no features. Name the "
+                "folder of the CLIP that it was fine-tuned from with evaluator.text_model=PATH."
+            )
+        ModelFolder(texts).check_vocabulary(shapes)
     kind = encoder_of(folder, options["projection"]).kind
     check_network(folder, shapes, kind, device=options["device"], dtype=options["dtype"])
 

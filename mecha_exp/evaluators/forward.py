@@ -25,13 +25,12 @@ from mecha_exp.evaluators.common import (
     ModelFolder,
     check_module,
     check_network,
-    chosen_device,
     folder_of,
     module_network,
     network,
 )
 from mecha_exp.evaluators.common.batches import check_names, read_batch
-from mecha_exp.evaluators.common.devices import AUTO, chosen_dtype
+from mecha_exp.evaluators.common.devices import AUTO, check_room, chosen_dtype
 from mecha_exp.evaluators.common.functions import function_file, user_function
 from mecha_exp.evaluators.common.logits import batch_logits, compare
 
@@ -61,9 +60,9 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
 
 def _checked(shapes: Shapes, context: Context, options: Options) -> nn.Module:
     """The network of weights of these shapes, checked without them."""
-    chosen_device(options["device"])
     if options["module"] is not None:
         chosen_dtype(options["dtype"], {}, {})
+        check_room(options["device"], shapes, options["dtype"], context)
         return check_module(user_function(options["module"], "module"), shapes, name=options["module"])
     folder = _folder(context, options)
     kind = _kind(folder, options)

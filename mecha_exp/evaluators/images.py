@@ -23,6 +23,7 @@ from mecha_exp.evaluation.measurement import Measurement
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, Shapes, evaluator
 from mecha_exp.evaluators.common import ModelFolder, calm, chosen_device, model_folder, one_line
+from mecha_exp.evaluators.common.devices import check_room
 from mecha_exp.evaluators.common.functions import function_file, user_function
 from mecha_exp.evaluators.vision.heads import listed
 from mecha_exp.evaluators.vision.pipelines import (
@@ -92,9 +93,9 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
     """Check prompts, pipeline, device and scorers before anything is merged."""
     shots = shots_of(options)
     check_components(model_folder(context, options["model"]), shapes, options["component"])
-    chosen_device(options["device"])
     if options["dtype"] not in _DTYPES:
         raise ConfigError(f"evaluator.dtype={options['dtype']}: expected one of {', '.join(_DTYPES)}.")
+    check_room(options["device"], shapes, options["dtype"], context)
     if not options["distances"] and options["clip"] is None and options["scorer"] is None:
         raise ConfigError(
             "evaluator.distances=false leaves no score: give evaluator.clip or evaluator.scorer."

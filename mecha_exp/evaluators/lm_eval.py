@@ -19,7 +19,7 @@ from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, Shapes, evaluator
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, chosen_device, folder_of, network
-from mecha_exp.evaluators.common.networks import refuse_nan, write_model
+from mecha_exp.evaluators.common.networks import NAN_LOGITS, refuse_nan, write_model
 from mecha_exp.evaluators.harness_requests import kept_answers, shown_requests
 from mecha_exp.evaluators.harness_tasks import load_tasks, local_files
 
@@ -200,6 +200,8 @@ def lm_eval(
                 settings["model_args"] = given
                 place = str(chosen_device(device))
                 report = simple_evaluate(backend, batch_size=batch_size, device=place, **settings)
+            if any(_is_nan(sample["resps"]) for rows in report["samples"].values() for sample in rows):
+                raise EvaluationError(NAN_LOGITS)
     return _summary(report, score)
 
 
@@ -260,6 +262,13 @@ def _metric(task: str, results: Mapping[str, Any], score: str | None) -> tuple[s
         )
     metric, _, rule = name.partition(",")
     return metric, rule
+
+
+def _is_nan(answers: Any) -> bool:
+    """Whether one of the answers, which the library nests by request, is NaN."""
+    if isinstance(answers, list | tuple):
+        return any(map(_is_nan, answers))
+    return isinstance(answers, float) and math.isnan(answers)
 
 
 def _is_near(mean: float, value: float) -> bool:

@@ -53,3 +53,14 @@ def word_task(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def beside(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Asserts that a number is that of the library itself; `python -m bench.evaluator_numbers` lists both."""
+
+    def compare(evaluator: str, number: str, ours: float, theirs: float, *, within: float = 1e-5) -> None:
+        assert ours == pytest.approx(theirs, rel=within), number
+        record_property("beside", json.dumps([evaluator, number, float(ours), float(theirs)]))
+
+    return compare

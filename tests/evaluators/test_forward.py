@@ -270,6 +270,19 @@ def test_what_does_not_fit_is_an_error_with_its_cure(folder: Path, more, message
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(("dtype", "bytes_needed"), [("auto", 64), ("float16", 32)])
+def test_a_gpu_that_is_too_small_is_an_error_with_both_sizes(folder: Path, dtype, bytes_needed, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (31, 80_000_000_000))
+
+    with pytest.raises(ConfigError) as error:
+        measured(folder, device="cuda:0", dtype=dtype)
+
+    assert f"evaluator.device=cuda:0: the weights need {bytes_needed} bytes, and 31 are free" in str(
+        error.value
+    )
+
+
 def test_an_input_of_another_shape_is_named_before_a_merge(folder: Path):
     save_file({"layer.weight": torch.ones(4, 9), "layer.bias": torch.zeros(4)}, folder / "b.safetensors")
     shapes = {"layer.weight": (4, 3), "layer.bias": (4,)}
@@ -322,7 +335,7 @@ def test_inputs_count_by_content_in_any_order(folder: Path):
 
 @pytest.mark.libraries
 @pytest.mark.filterwarnings("ignore")
-def test_a_saved_merge_of_language_models_agrees_as_transformers_says(llamas, tmp_path: Path):
+def test_a_saved_merge_of_language_models_agrees_as_transformers_says(llamas, tmp_path: Path, beside):
     import transformers
     from safetensors.torch import load_file
 
@@ -350,7 +363,9 @@ def test_a_saved_merge_of_language_models_agrees_as_transformers_says(llamas, tm
         same = (logits.argmax(-1) == ours.argmax(-1)).numpy()
         shares = [same[row][mask[row] == 1].mean() for row in range(6)]
         np.testing.assert_allclose(result.outcomes.values[name], shares)
-        assert result.metrics[f"kl/{name}"] == pytest.approx(np.mean(by_row), rel=1e-4)
+        beside("forward", f"kl/{name}", result.metrics[f"kl/{name}"], np.mean(by_row), within=1e-4)
+        agreement = result.outcomes.values[name].mean()
+        beside("forward", f"agreement/{name}", agreement, np.mean(shares))
 
     for content, message in (
         ({"input_id": ids}, "the forward of LlamaForCausalLM takes no 'input_id', which is in"),

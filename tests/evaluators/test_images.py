@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tiny_tokenizers import write_tokenizer
 from tiny_vision import save_clip, save_pipeline
 
 from mecha_exp import Context, EvaluationError, Job, merge_many, weighted_sum
@@ -74,7 +75,7 @@ def by_the_library(path: Path, scheduler: str | None = None) -> dict[tuple[str, 
     }
 
 
-def test_pictures_are_those_of_the_saved_pipeline_and_distances_follow(folder):
+def test_pictures_are_those_of_the_saved_pipeline_and_distances_follow(folder, beside):
     measurement = measured(folder)
     again = measured(folder, weights(folder / "a"))
 
@@ -87,7 +88,7 @@ def test_pictures_are_those_of_the_saved_pipeline_and_distances_follow(folder):
     assert len(measurement.files) == 4
     for name, pictures in (("a", of_a), ("b", of_b)):
         apart = [np.sqrt(((expected[shot].astype(float) - pictures[shot]) ** 2).mean()) for shot in expected]
-        assert measurement.metrics[f"distance/{name}"] == pytest.approx(np.mean(apart))
+        beside("images", f"distance/{name}", measurement.metrics[f"distance/{name}"], np.mean(apart))
         assert np.mean(apart) > 0
     to_both = measurement.metrics["distance/a"] + measurement.metrics["distance/b"]
     assert measurement.metrics["score"] == pytest.approx(-to_both / 2)
@@ -199,6 +200,29 @@ def test_settings_that_do_not_fit_are_said_before_anything_is_merged(folder, set
         measured(folder, **settings)
 
     assert message in str(error.value)
+
+
+def test_a_gpu_that_is_too_small_is_an_error_with_both_sizes(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5_000, 80_000_000_000))
+    tensors = weights(folder / "merged").values()
+    stored, halves = (sum(t.numel() for t in tensors) * size for size in (4, 2))
+
+    for dtype, needed in (("auto", stored), ("float16", halves)):
+        message = f"evaluator.device=cuda: the weights need {needed:,} bytes, and 5,000 are free there"
+        with pytest.raises(ConfigError, match=message):
+            measured(folder, device="cuda", dtype=dtype)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_text_encoder_has_rows_is_named(folder, tmp_path):
+    shutil.copytree(folder / "a", tmp_path / "a")
+    write_tokenizer(tmp_path / "a/tokenizer", " ".join(f"word{n}" for n in range(20)))
+
+    with pytest.raises(
+        ConfigError,
+        match=r"tokenizer has 23 tokens, and text_encoder.*token_embedding.weight of the .* has 12",
+    ):
+        measured(folder, model=str(tmp_path / "a"))
 
 
 def test_a_pipeline_without_a_component_is_named(folder, tmp_path):

@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_tokenizers import WORDS, write_tokenizer
+from vllm_of_transformers import vllm_there
 
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.evaluation import Context, read_scoring
@@ -46,15 +48,18 @@ def of_the_library(folder: Path, include: Path, output: Path, *more: str) -> dic
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("settings", [{}, {"limit": 7, "num_fewshot": 2, "batch_size": 4}])
-def test_the_numbers_are_those_of_the_command_line(settings, llamas, word_task, tmp_path: Path):
+def test_the_numbers_are_those_of_the_command_line(settings, llamas, word_task, tmp_path: Path, beside):
     include = word_task()
     more = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     theirs = of_the_library(llamas[0], include, tmp_path / "out", *more)
+    said = "".join(f", {name}={value}" for name, value in settings.items())
 
     ours = measured(llamas[0], include_path=str(include), **settings).metrics
 
-    assert ours["word_choice/acc"] == theirs["acc,none"] == ours["score"]
-    assert ours["word_choice/acc_norm"] == theirs["acc_norm,none"]
+    assert ours["score"] == ours["word_choice/acc"]
+    for metric in ("acc", "acc_norm"):
+        number = ours[f"word_choice/{metric}"]
+        beside("lm_eval", f"word_choice/{metric}{said}", number, theirs[f"{metric},none"], within=0)
 
 
 def test_the_models_of_a_sweep_give_what_fresh_processes_would(llamas, word_task):
@@ -145,6 +150,26 @@ def test_what_is_wrong_is_said_before_anything_is_merged(settings, message: str,
     assert message in str(error.value)
 
 
+def test_vllm_measures_the_saved_model_by_the_code_of_the_library(llamas, word_task, tmp_path: Path):
+    include = str(word_task())
+    direct = measured(llamas[1], include_path=include)
+
+    with vllm_there(tmp_path / "packages"):
+        by_vllm = measured(
+            llamas[1], include_path=include, backend="vllm", device="auto", model_args={"max_length": 32}
+        )
+        measured(
+            llamas[1], include_path=include, backend="vllm", device="auto", limit=2, trust_remote_code=True
+        )
+        first, second = import_module("vllm").started
+
+    assert by_vllm.metrics == pytest.approx(dict(direct.metrics))
+    assert by_vllm.outcomes.equals(direct.outcomes)
+    assert (first["dtype"], first["max_model_len"], first["trust_remote_code"]) == ("auto", 32, False)
+    assert second["trust_remote_code"] is True
+    assert first["model"] != second["model"] and not Path(first["model"]).exists()
+
+
 def test_a_device_that_vllm_would_ignore_is_refused(llamas, word_task, monkeypatch):
     monkeypatch.setattr(
         "mecha_exp.evaluators.lm_eval.find_spec", lambda name: name
@@ -212,8 +237,9 @@ def test_a_model_without_a_configuration_names_the_setting(llamas, word_task, tm
     assert measured(tmp_path, include_path=include, model=str(llamas[0])).metrics["score"] >= 0
 
 
-def test_logits_that_are_nan_are_an_error_for_that_model(llamas, word_task):
-    read, weights, context = scoring(llamas[0], include_path=str(word_task()))
+@pytest.mark.parametrize("backend", ["hf", "hf-auto"])
+def test_logits_that_are_nan_are_an_error_for_that_model(backend, llamas, word_task):
+    read, weights, context = scoring(llamas[0], include_path=str(word_task()), backend=backend)
     weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
 
     with pytest.raises(EvaluationError, match="the evaluator 'lm_eval': the logits are NaN"):

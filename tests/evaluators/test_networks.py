@@ -1,6 +1,7 @@
 """Networks that are built once and take each model's tensors, as the library itself would load them."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,29 @@ def test_devices_and_dtypes_that_are_not_there(settings, message: str, tmp_path:
         check_network(folder, {}, "AutoModelForCausalLM", **settings)
 
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bytes_needed"), [("auto", 25_920), ("bfloat16", 12_960), ("float64", 51_840)]
+)
+def test_a_gpu_that_is_too_small_is_an_error_with_both_sizes(
+    dtype, bytes_needed, tmp_path: Path, monkeypatch
+):
+    llama(False).save_pretrained(tmp_path)
+    folder = model_folder(Context(inputs={"a": tmp_path}))
+    shapes = {key: tuple(tensor.shape) for key, tensor in weights(tmp_path).items()}
+    assert sum(math.prod(shape) for shape in shapes.values()) * 4 == 25_920
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9_000 + device.index, 80_000_000_000))
+
+    with pytest.raises(ConfigError) as error:
+        check_network(folder, shapes, "AutoModelForCausalLM", device="cuda:1", dtype=dtype)
+    with pytest.raises(ConfigError, match=r"evaluator\.device=cuda:2: torch sees 2 GPUs here"):
+        check_network(folder, shapes, "AutoModelForCausalLM", device="cuda:2", dtype=dtype)
+
+    assert str(error.value).startswith(
+        f"evaluator.device=cuda:1: the weights need {bytes_needed:,} bytes, and 9,001 are free there. Use "
+    )
 
 
 def test_the_network_computes_in_the_dtype_of_the_weights_or_in_another(tmp_path: Path):

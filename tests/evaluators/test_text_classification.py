@@ -106,7 +106,7 @@ def predictions(root: Path, task: str, split: str, *, own_head: bool = False):
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_each_task_has_the_metrics_of_glue_as_its_libraries_compute_them(root: Path, split: str):
+def test_each_task_has_the_metrics_of_glue_as_its_libraries_compute_them(root: Path, split: str, beside):
     folders = {"data": str(root / "validation"), "test": str(root / "test"), "heads": str(root / "heads")}
 
     from sklearn import metrics
@@ -127,7 +127,7 @@ def test_each_task_has_the_metrics_of_glue_as_its_libraries_compute_them(root: P
         if task == "mrpc":
             expected["mrpc/f1"] = metrics.f1_score(labels, answers)
     for name, value in expected.items():
-        assert numbers[name] == pytest.approx(value, rel=1e-5), name
+        beside("text_classification", f"{split}: {name}", numbers[name], value)
     scores = {task: np.mean([v for n, v in expected.items() if n.startswith(f"{task}/")]) for task in HEADS}
     assert {name: numbers[f"score/{name}"] for name in scores} == pytest.approx(scores, rel=1e-5)
     assert numbers["score"] == pytest.approx(np.mean(list(scores.values())), rel=1e-5)

@@ -11,6 +11,7 @@ import torch
 from pictures import write_folders
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tiny_tokenizers import write_tokenizer
 from tiny_vision import CLASSES, save_clip, save_vit
 
 from mecha_exp import Context, EvaluationError, Job, Outcomes, merge_many, weighted_sum
@@ -60,8 +61,13 @@ def measured(name: str, model: Path, weights=None, context=None, **settings) -> 
 
 def in_the_words_of_the_library(
     outcomes: Outcomes, root: Path, label: Callable[[Image.Image, str], str]
-) -> None:
-    """Assert that each example is a hit where the library's answer is the name of its folder."""
+) -> dict[str, tuple[float, float]]:
+    """Assert that each example is a hit where the library's answer is the name of its folder.
+
+    Returns:
+        the accuracy of each task, and that of the library's answers.
+    """
+    accuracies = {}
     for task, hits in outcomes.values.items():
         assert len(hits) == 24
         answers = []
@@ -70,9 +76,11 @@ def in_the_words_of_the_library(
                 answers.append(label(picture.convert("RGB"), task) == name.split("/")[1])
         np.testing.assert_array_equal(hits, answers)
         assert 0 < hits.mean() < 1
+        accuracies[task] = (hits.mean(), np.mean(answers))
+    return accuracies
 
 
-def test_a_merged_classifier_scores_as_the_pipeline_of_transformers(folder):
+def test_a_merged_classifier_scores_as_the_pipeline_of_transformers(folder, beside):
     by_split = measured(
         "image_classification", folder / "vit", data=str(folder / "data"), tasks=["pets", "toys"]
     )
@@ -80,11 +88,15 @@ def test_a_merged_classifier_scores_as_the_pipeline_of_transformers(folder):
     pipeline = transformers.pipeline(
         "image-classification", model=str(folder / "vit"), image_processor=str(folder / "vit"), use_fast=False
     )
-    for outcomes in by_split.values():
-        in_the_words_of_the_library(outcomes, folder / "data", lambda p, _: pipeline(p, top_k=1)[0]["label"])
+    for split, outcomes in by_split.items():
+        found = in_the_words_of_the_library(
+            outcomes, folder / "data", lambda p, _: pipeline(p, top_k=1)[0]["label"]
+        )
+        for task, (ours, theirs) in found.items():
+            beside("image_classification", f"{split}: accuracy/{task}", ours, theirs)
 
 
-def test_a_merged_clip_scores_as_the_zero_shot_pipeline(folder):
+def test_a_merged_clip_scores_as_the_zero_shot_pipeline(folder, beside):
     settings = {"data": str(folder / "data/pets"), "templates": "a small photo of the {}."}
 
     by_split = measured("clip_zero_shot", folder / "clip", **settings)
@@ -95,8 +107,9 @@ def test_a_merged_clip_scores_as_the_zero_shot_pipeline(folder):
         words = {"candidate_labels": list(CLASSES), "hypothesis_template": "a small photo of the {}."}
         return pipeline(picture, **words)[0]["label"]
 
-    for outcomes in by_split.values():
-        in_the_words_of_the_library(outcomes, folder / "data", label)
+    for split, outcomes in by_split.items():
+        found = in_the_words_of_the_library(outcomes, folder / "data", label)
+        beside("clip_zero_shot", f"{split}: accuracy", *found["pets"])
 
 
 @pytest.mark.parametrize("name, model", [("image_classification", "vit"), ("clip_zero_shot", "clip")])
@@ -236,12 +249,25 @@ def test_what_decides_a_number_is_in_its_key(folder, tmp_path):
     assert key() == keys[-1]
 
 
-def test_logits_that_are_not_numbers_are_an_error_of_that_point(folder):
-    weights = state_dict(folder / "vit")
-    weights["classifier.bias"] = torch.tensor([0.0, torch.nan, 0.0])
+@pytest.mark.parametrize(
+    ("name", "model", "broken"),
+    [
+        ("image_classification", "vit", "classifier.bias"),
+        ("clip_zero_shot", "clip", "visual_projection.weight"),
+    ],
+)
+def test_logits_that_are_not_numbers_are_an_error_of_that_point(folder, name, model, broken):
+    weights = state_dict(folder / model)
+    weights[broken] = torch.full_like(weights[broken], torch.nan)
 
     with pytest.raises(EvaluationError, match="NaN or infinite logits for 24 of 24 pictures of 'pets'"):
-        measured("image_classification", folder / "vit", weights, data=str(folder / "data/pets"))
+        measured(name, folder / model, weights, data=str(folder / "data/pets"))
+
+
+def large_tokenizer(folder: Path, tmp_path: Path) -> dict[str, object]:
+    shutil.copytree(folder / "clip_1", tmp_path / "large")
+    write_tokenizer(tmp_path / "large", " ".join(f"word{n}" for n in range(20)))
+    return {"model": str(tmp_path / "large")}
 
 
 def heads(tmp_path: Path, shape: tuple[int, ...], name: str = "weight") -> str:
@@ -335,6 +361,7 @@ CLASSIFIER, CLIP = "image_classification", "clip_zero_shot"
             lambda f, t: {"classes": {"pets": {"cat": "a cat"}}},
             "the class 'dog' of 'pets' has no words",
         ),
+        (CLIP, "clip", large_tokenizer, "has 23 tokens, and text_model.embeddings.token_embedding.weight of"),
         (CLIP, "clip", lambda f, t: {"text_model": str(f / "vit_1")}, "evaluator.text_model=PATH"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.registry import Shapes
 
 AUTO = "auto"
 DTYPES = (AUTO, "float32", "float16", "bfloat16", "float64")
@@ -83,3 +87,26 @@ def check_memory(device: torch.device, needed: int) -> None:
             f"evaluator.device={device}: the weights need {needed:,} bytes, and {free:,} are free there. Use "
             "evaluator.dtype=bfloat16, another device, or evaluator.device=cpu."
         )
+
+
+def check_room(name: str, shapes: Shapes, dtype: str, context: Context) -> None:
+    """Check before a merge that weights of these shapes fit a device; reads headers alone.
+
+    Args:
+        name: of the device.
+        shapes: of the weights by key.
+        dtype: of the network; `auto` counts the bytes that the first input has for them.
+        context: the inputs.
+
+    Raises:
+        ConfigError: the device is not there, or too small.
+    """
+    device = chosen_device(name)
+    if device.type == "cpu":
+        return
+    if dtype != AUTO or not context.inputs:
+        each = getattr(torch, dtype, torch.float32).itemsize
+        check_memory(device, sum(math.prod(shape) for shape in shapes.values()) * each)
+        return
+    with open_stored(next(iter(context.inputs.values()))) as model:
+        check_memory(device, sum(model.info(key).nbytes for key in shapes.keys() & set(model.keys())))

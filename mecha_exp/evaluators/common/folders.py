@@ -18,7 +18,10 @@ from mecha_exp.lab.content_hash import content_of
 from mecha_exp.sources.tokenizer import Tokenizer
 
 PIPELINE = "model_index.json"
-EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+EMBEDDINGS = (
+    *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight"),
+    "token_embedding.weight",
+)
 """How the keys end whose rows stand for the tokens of a text."""
 _SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 _DECISIVE = (".json", ".txt", ".model", ".jinja")

@@ -25,6 +25,11 @@ from mecha_exp.evaluators.common.devices import AUTO, chosen_device, chosen_dtyp
 from mecha_exp.evaluators.common.folders import ModelFolder
 from mecha_exp.evaluators.common.loading import Loader, Weights, check_fit
 
+NAN_LOGITS = (
+    "the logits are NaN. Merge with a smaller strength or in float32 (engine.compute_dtype), or measure with "
+    "evaluator.dtype=float32."
+)
+
 Load = Callable[[Weights], nn.Module]
 
 
@@ -153,10 +158,7 @@ def refuse_nan(module: nn.Module) -> Iterator[None]:
     def look(called: nn.Module, arguments: Any, output: Any) -> None:
         logits = getattr(output, "logits", None)
         if logits is not None and bool(logits.isnan().any()):
-            raise EvaluationError(
-                "the logits are NaN. Merge with a smaller strength or in float32 (engine.compute_dtype), or "
-                "measure with evaluator.dtype=float32."
-            )
+            raise EvaluationError(NAN_LOGITS)
 
     hook = module.register_forward_hook(look)
     try:

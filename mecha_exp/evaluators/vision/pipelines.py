@@ -61,12 +61,14 @@ def weight_files(folder: ModelFolder, component: str) -> list[Path]:
 
 
 def check_components(folder: ModelFolder, shapes: Shapes, component: str | None) -> None:
-    """Check that a state dict has the weights of every component, or of one.
+    """Check that a state dict has the weights of every component, or of one, and a row for each token.
 
     Raises:
         ConfigError: it has not.
     """
     networks = networks_of(folder)
+    for name in [component] if component else networks:
+        _check_tokens(folder, shapes, name, "" if component else f"{name}.")
     if component is not None:
         if component not in networks:
             raise ConfigError(
@@ -82,6 +84,14 @@ def check_components(folder: ModelFolder, shapes: Shapes, component: str | None)
             f"begin with {there}. Merge folders of pipelines; or name the component that is merged, as with "
             "evaluator.component=unet, and the rest is the pipeline's."
         )
+
+
+def _check_tokens(folder: ModelFolder, shapes: Shapes, component: str, prefix: str) -> None:
+    """Check that a text encoder has a row for each token: `text_encoder_2` has `tokenizer_2`."""
+    tokens = folder.path / component.replace("text_encoder", "tokenizer")
+    if tokens.name != component and tokens.is_dir():
+        of_component = {key: shape for key, shape in shapes.items() if key.startswith(prefix)}
+        ModelFolder(tokens).check_vocabulary(of_component)
 
 
 @contextmanager
