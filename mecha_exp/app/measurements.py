@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -130,6 +131,12 @@ class Measurements:
                 break
             return measured.outcomes[prefix]
         raise failure
+
+    def begin_workers(self, points: Sequence[Point]) -> None:
+        """Start the workers that will measure points, while these are merged."""
+        missing = [point.scoring for point in points if point.scoring.workers and not self.are_stored(point)]
+        for scoring, count in Counter(missing).items():
+            scoring.pool.begin(count)
 
     def start(self, point: Point, merged: Merged) -> None:
         """Begin to measure a point where the configuration asks for workers; `of_point` waits for it.

@@ -148,6 +148,7 @@ class Workbench:
 
         The model of a result is released when the next result is requested.
         """
+        self.measurements.begin_workers(points)
         for outcomes in merge_points(points, progress):
             with _thread_pool() as pool:  # models are hashed and stored while others are being measured
                 finished = [

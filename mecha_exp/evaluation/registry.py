@@ -331,6 +331,11 @@ def _import(name: str) -> Evaluator:
     return _registry[name]
 
 
+def named_evaluator(name: str) -> Evaluator | None:
+    """The evaluator of this name; None where no plugin of this process defines it. Imports no other one."""
+    return _import(name) if name in BUNDLED else _registry.get(name)
+
+
 def find_evaluator(name: Any, shapes: Shapes) -> Evaluator | None:
     """The evaluator with this name; for `auto` the bundled one that fits the model, else None.
 
@@ -343,15 +348,14 @@ def find_evaluator(name: Any, shapes: Shapes) -> Evaluator | None:
         raise ConfigError(f"evaluator.name: expected a name as in evaluator.name=digits, got {name!r}.")
     if name == AUTO:
         return next((demo for demo in map(_import, DEMOS) if demo.fits(shapes)), None)
-    evaluators = {name: _import(name)} if name in BUNDLED else all_evaluators()
     if name == "none":
         raise ConfigError("evaluator.name=none: no evaluator is evaluator=none.")
-    if name not in evaluators:
-        hint = did_you_mean(name, [*evaluators, AUTO, WEIGHT_STATS])
+    chosen = named_evaluator(name)
+    if chosen is None:
+        hint = did_you_mean(name, [*all_evaluators(), AUTO, WEIGHT_STATS])
         raise ConfigError(
             f"unknown evaluator '{name}'.{hint} One of yours is known when its file is among the `plugins`."
         )
-    chosen = evaluators[name]
     if not chosen.fits(shapes):
         raise ConfigError(
             f"evaluator={name} cannot measure this model: its keys or shapes do not match its network. "

@@ -3,6 +3,9 @@
 import csv
 from pathlib import Path
 
+from mecha_exp.app.batch import merge_points
+from mecha_exp.evaluation.isolation import pool
+
 PLUGIN = """
 import os
 from mecha_exp import evaluator
@@ -35,6 +38,25 @@ def test_workers_measure_what_one_process_measures_and_a_failing_point_fails_alo
     assert {row["process"] for row in second.values()}.isdisjoint(
         {row["process"] for row in first.values() if row["process"]}
     )
+
+
+def test_workers_start_before_their_models_are_merged(app, folder, no_figures, monkeypatch):
+    (folder / "size.py").write_text(PLUGIN.replace("NAME", "test_size_early"))
+    begun: list[object] = []
+
+    def note_workers(points, progress):
+        begun.extend(worker for each in pool._pools.values() for worker in each._workers if worker._running)
+        return merge_points(points, progress)
+
+    monkeypatch.setattr("mecha_exp.app.workbench.merge_points", note_workers)
+    words = (word.replace("0.2,", "") for word in SWEEP)  # all of them can be measured
+    sweep = (*words, "evaluator.name=test_size_early", "evaluator.workers=2")
+
+    app(*sweep)
+    assert len(begun) == 2
+    begun.clear()
+    app(*sweep, "hydra.sweep.dir=again")
+    assert not begun
 
 
 def test_a_new_evaluator_measures_the_stored_models_of_a_sweep_with_workers(app, folder, no_figures):

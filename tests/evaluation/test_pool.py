@@ -180,3 +180,16 @@ def test_progress_comes_from_the_workers(plugin: str):
 
     assert read.measure(MODEL, context) == {"sum": 10.0}
     assert shown == [("rows", 0, 5), ("rows", 2, 5), ("rows", 5, 5)]
+
+
+def test_workers_that_have_begun_measure_the_models_that_come_later(plugin: str, tmp_path):
+    close_pools()
+    read = read_scoring({"name": "test_pool_meets", "workers": 3, "folder": str(tmp_path)}, SHAPES, [plugin])
+
+    read.pool.begin(2)
+    read.pool.begin(2)
+
+    begun = [worker._running.pid for worker in read.pool._workers if worker._running]
+    assert len(begun) == 2
+    assert read.measure(MODEL, Context("a"))["process"] in begun
+    close_pools()

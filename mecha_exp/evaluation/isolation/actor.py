@@ -46,6 +46,9 @@ class EvaluationActor:
     def __init__(self, plugins: Sequence[str], actor: Actor) -> None:
         self._plugins, self._actor = tuple(plugins), actor
 
+    def begin(self) -> None:
+        """Nothing: the actor starts as soon as the cluster has room for it, with its first call."""
+
     def score(
         self, evaluation: Evaluation, model: Model, timeout: float | None, context: Context | None = None
     ) -> Measurement:

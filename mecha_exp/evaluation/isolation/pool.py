@@ -37,7 +37,7 @@ _opening = Lock()
 
 
 def evaluation_pool(plugins: Sequence[str], workers: int, devices: Sequence[str]) -> EvaluationPool:
-    """The pool of this process for these settings; its workers start with the first measurements."""
+    """The pool of this process for these settings; its workers start when they are needed."""
     with _opening:
         key = (plugins, workers, devices)
         if key not in _pools:
@@ -89,6 +89,12 @@ class EvaluationPool:
         self._workers, self._idle = workers, list(workers)
         self._awaited = 0
         self._change = Condition()
+
+    def begin(self, models: int) -> None:
+        """Start the workers that so many models will need, without waiting for them."""
+        with self._change:
+            for worker in self._idle[-models:]:
+                worker.begin()
 
     def submit(
         self,

@@ -68,6 +68,21 @@ class EvaluationProcess:
         self._plugins = list(plugins)
         self._environment = dict(environment or {})
         self._running: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+
+    def begin(self) -> None:
+        """Start the process unless it is there, and do not wait until it has imported everything."""
+        if self._running is not None and (not self._is_ready or self._running.poll() is None):
+            return
+        path = os.pathsep.join(p or str(Path.cwd()) for p in sys.path)
+        self._is_ready = False
+        self._running = subprocess.Popen(
+            [sys.executable, "-m", "mecha_exp.evaluation.isolation.worker", *self._plugins],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **self._environment, "PYTHONPATH": path},
+            start_new_session=True,  # a group of processes, which are ended together
+        )
 
     def score(
         self,
@@ -126,24 +141,18 @@ class EvaluationProcess:
         return process.wait()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """Start the process unless it is running; returns it ready for a model."""
-        if self._running is not None and self._running.poll() is None:
-            return self._running
-        path = os.pathsep.join(p or str(Path.cwd()) for p in sys.path)
-        self._running = subprocess.Popen(
-            [sys.executable, "-m", "mecha_exp.evaluation.isolation.worker", *self._plugins],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **self._environment, "PYTHONPATH": path},
-            start_new_session=True,  # a group of processes, which are ended together
-        )
-        assert self._running.stdout is not None
-        try:
-            pickle.load(self._running.stdout)  # sent when everything is imported
-        except EOFError:
-            self.close()
-            raise EvaluationError("the process for evaluators could not be started: see above.") from None
-        return self._running
+        """The process, ready for a model; starts it unless it is running."""
+        self.begin()
+        process = self._running
+        assert process is not None and process.stdout is not None
+        if not self._is_ready:
+            try:
+                pickle.load(process.stdout)  # sent when everything is imported
+            except EOFError:
+                self.close()
+                raise EvaluationError("the process for evaluators could not be started: see above.") from None
+            self._is_ready = True
+        return process
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.isolation.shared_model import SharedModel
 from mecha_exp.evaluation.measurement import Measurement, measured_by
 from mecha_exp.evaluation.model import Model, load_state_dict
-from mecha_exp.evaluation.registry import all_evaluators
+from mecha_exp.evaluation.registry import named_evaluator
 
 
 def measure(
@@ -20,11 +20,11 @@ def measure(
     Raises:
         MechaError: no plugin defines it, or it failed; see `measured_by`.
     """
-    evaluators = all_evaluators()
-    if name not in evaluators:
+    evaluator = named_evaluator(name)
+    if evaluator is None:
         raise EvaluationError(
             f"the evaluator '{name}' is defined in no plugin, so that a process of its own cannot find it. "
             "Name its file among the `plugins`, or leave evaluator.timeout and evaluator.workers out."
         )
     state_dict = load_state_dict(model.open() if isinstance(model, SharedModel) else model)
-    return measured_by(evaluators[name], parameters, state_dict, context)
+    return measured_by(evaluator, parameters, state_dict, context)
