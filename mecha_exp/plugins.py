@@ -205,7 +205,7 @@ def _load_code(path: Path) -> None:
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"plugins: {path} cannot be imported: {_where(error)}") from error
 
@@ -217,11 +217,11 @@ def _import(name: str) -> None:
         if error.name and name.startswith(error.name):
             raise ConfigError(f"plugins: there is no module, file or folder '{name}'.") from None
         raise ConfigError(f"plugins: {name} cannot be imported: {_where(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"plugins: {name} cannot be imported: {_where(error)}") from error
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """The error in one line, with file and line number."""
     frames = traceback.extract_tb(error.__traceback__)
     location = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -151,11 +151,21 @@ def _parsed(words: Sequence[str], problems: Problems) -> list[Override]:
     parsed = []
     for word in words:
         try:
-            parsed.append(parse_override(word))
+            override = parse_override(word)
         except OverrideParseException as error:
             problems.add(explain(error))
+            continue
+        if override.is_range_sweep() and _is_empty(override):
+            problems.add(f"{word}: the range is empty. It has a start, an end and a step: range(1,9,2).")
+        parsed.append(override)
     problems.raise_as(ConfigError)
     return parsed
+
+
+def _is_empty(override: Override) -> bool:
+    """Whether the step of a range does not lead from its start to its end."""
+    value = override.value()
+    return (value.stop - value.start) * value.step <= 0  # type: ignore[union-attr,no-any-return]
 
 
 def _single(parsed: list[Override]) -> Points:

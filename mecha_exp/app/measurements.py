@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -267,16 +268,15 @@ class Measurements:
         return own, of_inputs
 
     def _candidates(self, point: Point, inputs: Mapping[str, Measured]) -> dict[str, Measured]:
-        """The models among which experts are looked for: the inputs, and experts that a recipe leaves out."""
-        candidates = dict(inputs)
-        for model in point.config["models"].get("experts") or ():
-            try:
-                path = find_model(str(model), point.options.model_dirs)
-            except CheckpointError:  # the recipe does without it
-                continue
-            if path not in point.files.values():
-                candidates[str(path)] = self._of_input(point, path, path.stem)
-        return candidates
+        """The models among which experts are looked for: the inputs, and experts that a recipe leaves out.
+
+        A recipe that merges none of `models.experts` names its models itself, as one of mergekit does.
+        """
+        candidates, experts, merged = dict(inputs), _experts_found(point), {*point.files.values()}
+        if merged.isdisjoint(experts):
+            return candidates
+        others = [path for path in experts if path not in merged]
+        return {**candidates, **{str(path): self._of_input(point, path, path.stem) for path in others}}
 
     def _of_input(self, point: Point, path: Path, name: str) -> Measured:
         parts = []
@@ -334,6 +334,15 @@ class Measurements:
             outcomes = encode(measurement.outcomes) if measurement.outcomes is not None else None
             stored = StoredEvaluation(measurement.metrics, outcomes, measurement.files)
             self._write(self._store.put_evaluation, evaluation.key, stored, signature, content=content)
+
+
+def _experts_found(point: Point) -> list[Path]:
+    """The files of `models.experts` that exist; a recipe may do without the others."""
+    found = []
+    for model in point.config["models"].get("experts") or ():
+        with suppress(CheckpointError):
+            found.append(find_model(str(model), point.options.model_dirs))
+    return found
 
 
 def base_of(point: Point) -> str | None:

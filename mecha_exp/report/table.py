@@ -18,6 +18,8 @@ from mecha_exp.report.verdict import BEST, ELSEWHERE, TIED, conclusion, footnote
 
 MAX_ROWS = 200
 MAX_CELL = 32
+EDGES = 1
+"""The columns of a terminal that a table needs beside those of its cells."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,9 @@ class _Layout:
         columns = zip(*(row.label for row in listed), strict=True)
         cells = list(zip(*(distinct(column) for column in columns), strict=True))
         label_width = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
-        listed = _with_room(results, listed, metrics, width - label_width)
-        count = _how_many_fit(metrics, listed, width - label_width)
+        room = width - label_width - EDGES - (_width(["n"]) if results.has_replicates else 0)
+        listed = _with_room(results, listed, metrics, room)
+        count = _how_many_fit(metrics, listed, room)
         return cls(metrics[:count], len(metrics) - count, list(zip(listed, cells, strict=True)))
 
     @property
@@ -298,7 +301,7 @@ def _with_room(results: Results, listed: Sequence[Row], metrics: Sequence[str], 
         shown = [m for m in metrics if any(f"/{m}".endswith(f"/{metric}") for metric in named)]
         wide = [limited(row, shown) for row in listed]
         columns = [number for number, metric in enumerate(metrics) if metric in shown]
-        needed = sum(_width([estimate_text(row.estimates[n]) for row in wide]) + 1 for n in columns) + 2
+        needed = sum(_width([estimate_text(row.estimates[n]) for row in wide]) for n in columns) + 2
         if needed <= room:
             return wide
     return [limited(row, []) for row in listed]
@@ -310,10 +313,11 @@ def _how_many_fit(metrics: Sequence[str], listed: Sequence[Row], room: int) -> i
         texts = [estimate_text(row.estimates[number]) for row in listed]
         texts += [row.kind for row in listed if row.kind == "dropped" and not number]
         room -= _width([*wrapped(metric).split("\n"), *texts]) + (2 if not number else 0)
-        if room < 4 and number:
+        if room < 0 and number:
             return number
     return len(metrics)
 
 
 def _width(texts: Sequence[str]) -> int:
-    return max((len(text) for text in texts), default=0) + 1
+    """The columns of a terminal that texts need, with those between them and the next ones."""
+    return max((len(text) for text in texts), default=0) + 2

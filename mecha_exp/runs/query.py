@@ -182,11 +182,11 @@ class Filter:
         """Read a condition from a word of the command line.
 
         Raises:
-            ConfigError: the word has no comparison.
+            ConfigError: the word has no comparison, or nothing to compare with.
         """
         for comparison in _COMPARISONS:
             name, separator, value = text.partition(comparison)
-            if separator and name:
+            if separator and name and value.strip() and value[0] not in "=<>!":
                 return cls(name.strip(), comparison, value.strip())
         raise ConfigError(
             f"'{text}' is not a condition. Write it as alpha>0.3, method=ties or status=FAILED."

@@ -120,7 +120,8 @@ def _row(
     verdict: Verdict, score: Score, tasks: Sequence[str | None], style: _Style, digits: int
 ) -> list[str]:
     """The cells of one setting or input."""
-    setting = f" ({score.point})" if score.recipe and score.recipe != score.point else ""
+    point = score.point.removeprefix(f"recipe={score.recipe}").lstrip(",")
+    setting = f" ({point})" if score.recipe and point not in ("", score.recipe) else ""
     cells = [style.text(f"{score.recipe or score.point}{setting}")]
     for task in tasks:
         value = score.overall.value if task is None else score.tasks[task].value

@@ -54,6 +54,24 @@ def test_a_value_is_swept_by_its_dotted_path(app, models: Path, word: str, resul
     assert "runs without" not in outcome.out
 
 
+def test_the_models_of_the_configuration_alone_are_measured(app, models: Path):
+    (models / "plugin.py").write_text(
+        "import mecha_exp as m\n"
+        "@m.evaluator('nearness', metric='near')\n"
+        "def nearness(state_dict, *, context):\n"
+        "    with open('measured.txt', 'a') as file:\n"
+        "        print(sorted(state_dict), file=file)\n"
+        "    return m.Outcomes({'all': [1.0, 0.0]})\n"
+    )
+
+    outcome = app(
+        *BASE[:2], "plugins=[plugin.py]", "evaluator.name=nearness", "output=none", "tracking=none"
+    )
+
+    assert outcome.status == 0, outcome.err
+    assert {*(models / "measured.txt").read_text().splitlines()} == {"['w']"}
+
+
 def test_a_tokenizer_is_that_of_the_configuration(app, models: Path):
     (models / "linear.yml").write_text(f"{CONFIG}tokenizer_source: b\n")
     for name in "ab":

@@ -81,6 +81,18 @@ def test_the_table_is_sorted_by_the_main_metric_with_the_best_point_marked():
     assert rows[0][1:] == ["0.8000", "*"]
 
 
+def test_a_table_with_many_columns_has_a_line_for_each_row():
+    point = record(0.5, recipe="ties")
+    point.metrics |= {f"accuracy/task{n}": 0.5 for n in range(9)}
+    results = Results("t", ["recipe"], [point], shown=list(point.metrics))
+
+    for width in range(40, 120):
+        console = Console(width=width, no_color=True, file=io.StringIO())
+        console.print(terminal_tables(results, width)[0])
+        lines = [line for line in console.file.getvalue().splitlines() if line.strip()]
+        assert lines[-2].split()[:3] == ["ties", "0.5000", "*"], width
+
+
 def test_where_methods_are_compared_the_best_of_each_has_a_table_of_its_own(tmp_path: Path):
     whole, short = terminal_tables(METHODS, 100)
     console = Console(width=100, no_color=True, file=io.StringIO())
@@ -185,7 +197,7 @@ def test_the_interval_is_students(values: list[float]):
     [
         (Estimate(0.87654, 0.0123, 3), "0.877 ± 0.012"),
         (Estimate(0.5, 0.0, 3), "0.5000 ± 0"),
-        (Estimate(0.86, None, 1, ci95=(0.8, 0.9)), "0.8600 [0.800, 0.900]"),
+        (Estimate(0.86, None, 1, ci95=(0.8, 0.9)), "0.8600 [0.80, 0.90]"),
         (Estimate(1.0, None, 1), "1"),
         (Estimate(1234.5, None, 1), "1234"),
         (Estimate(12345.6, 789.0, 3), "1.235e+04 ± 7.9e+02"),

@@ -23,6 +23,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from yaml import MarkedYAMLError
 
 from mecha_exp.app.hydra.jobs import Jobs, parse_override
 from mecha_exp.app.hydra.loader import Loader
@@ -134,6 +135,10 @@ def composer_of(arguments: Sequence[str]) -> Iterator[Composer]:
             yield Composer(ours, flags, arguments)
         except HydraException as error:
             raise ConfigError(_in_our_words(error)) from None
+        except MarkedYAMLError as error:  # in the user's folder
+            where = error.problem_mark
+            place = f"{where.name}, line {where.line + 1}" if where else "a configuration"
+            raise ConfigError(f"{place}: this is not YAML: {error.problem}.") from None
 
 
 @contextmanager
