@@ -2,9 +2,9 @@
 
 A loop with too many results is slow, and compiles for minutes.
 
-What is wanted of a trace - tiles, sums, ranks - falls into groups that have little in common but what all of
-them need. That is computed by a first part, which leaves it where it stays in the cache; every group
-is a part of its own, a loop over the same strip. So the points of a sweep become one loop each.
+The results of a trace (tiles, sums, ranks) fall into groups that share few expressions. A first part computes
+what several groups need and spills it to memory that stays in the cache. Each group is a part of its own: a
+loop over the same strip. So each point of a sweep becomes one loop.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ FEW = 3
 
 @dataclass(frozen=True)
 class SubLoop:
-    """A loop over a strip. Expressions and what is wanted go by their numbers.
+    """A loop over a strip. Expressions and results are given by their numbers.
 
     Attributes:
         computed: the expressions, in an order in which they can be computed.
-        taken: expressions that an earlier part has left.
-        left: those that it leaves for the others.
-        outputs, sums, ranks: what is had here.
+        reloaded: the expressions that it reads from memory, since an earlier part has spilled them.
+        spilled: the expressions that it writes to memory for other parts.
+        outputs, sums, ranks: the results that are computed here.
         peaks: the expressions of the inputs whose largest magnitude is found here.
     """
 
     computed: tuple[int, ...]
-    taken: tuple[int, ...] = ()
-    left: tuple[int, ...] = ()
+    reloaded: tuple[int, ...] = ()
+    spilled: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     sums: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
@@ -59,77 +59,77 @@ def split_loops(
     if len(groups) == 1 and not sums:
         everything = tuple(range(len(trace.expressions)))
         whole = SubLoop(everything, peaks=tuple(division.inputs))
-        return [_wanting(whole, groups[0], len(trace.outputs), len(sums))]
+        return [_with_results(whole, groups[0], len(trace.outputs), len(sums))]
     shared = division.shared(groups)
-    first = [place for place, number in enumerate(division.wanted) if number in shared]
-    groups = [[place for place in group if place not in first] for group in groups]
-    rest = [division.part(group, shared) for group in groups if group]
-    left = tuple(sorted({number for part, _ in rest for number in part.taken}))
-    parts = [(SubLoop(tuple(sorted(shared)), left=left, peaks=tuple(division.inputs)), first), *rest]
-    return [_wanting(part, places, len(trace.outputs), len(sums)) for part, places in parts]
+    first = [index for index, number in enumerate(division.results) if number in shared]
+    groups = [[index for index in group if index not in first] for group in groups]
+    others = [division.part(group, shared) for group in groups if group]
+    spilled = tuple(sorted({number for part, _ in others for number in part.reloaded}))
+    parts = [(SubLoop(tuple(sorted(shared)), spilled=spilled, peaks=tuple(division.inputs)), first), *others]
+    return [_with_results(part, indices, len(trace.outputs), len(sums)) for part, indices in parts]
 
 
 class _Division:
-    """Which of the wanted values need which expressions."""
+    """The expressions of a trace, each with the results that need it."""
 
-    def __init__(self, trace: Trace, wanted: Sequence[int], read: Sequence[torch.dtype]) -> None:
-        self.wanted = wanted
+    def __init__(self, trace: Trace, results: Sequence[int], read: Sequence[torch.dtype]) -> None:
+        self.results = results
         self._expressions = trace.expressions
         self.inputs = [n for n, e in enumerate(self._expressions) if e.operation == INPUT]
         self._is_converted = {n: dtype.itemsize < 4 for n, dtype in zip(self.inputs, read, strict=True)}
         self._users: list[set[int]] = [set() for _ in self._expressions]
-        for place, number in enumerate(wanted):
-            ahead = [number]
-            while ahead:
-                needed = ahead.pop()
-                if place not in self._users[needed]:
-                    self._users[needed].add(place)
-                    ahead += _operands(self._expressions[needed])
+        for index, number in enumerate(results):
+            pending = [number]
+            while pending:
+                needed = pending.pop()
+                if index not in self._users[needed]:
+                    self._users[needed].add(index)
+                    pending += _operands(self._expressions[needed])
 
     def groups(self) -> list[list[int]]:
-        """The wanted values, those together that share what few others need, as far as it is not too many."""
-        if len(self.wanted) <= MOST:
-            return [list(range(len(self.wanted)))]
-        group_of = {place: [place] for place in range(len(self.wanted))}
+        """Groups of at most `MOST` results: those that share expressions which few others need."""
+        if len(self.results) <= MOST:
+            return [list(range(len(self.results)))]
+        group_of = {index: [index] for index in range(len(self.results))}
         heavy = [users for number, users in enumerate(self._users) if not self._is_light(number)]
         for users in sorted(heavy, key=len):
-            joined = [*{id(group_of[place]): group_of[place] for place in sorted(users)}.values()]
+            joined = [*{id(group_of[index]): group_of[index] for index in sorted(users)}.values()]
             if sum(map(len, joined)) <= MOST:
-                group = [place for one in joined for place in one]
+                group = [index for one in joined for index in one]
                 group_of.update(dict.fromkeys(group, group))
         groups = [*{id(group): group for group in group_of.values()}.values()]
-        single = sorted(place for group in groups if len(group) < FEW for place in group)
+        single = sorted(index for group in groups if len(group) < FEW for index in group)
         groups = [sorted(group) for group in groups if len(group) >= FEW]
         return groups + [single[first : first + MOST] for first in range(0, len(single), MOST)]
 
     def shared(self, groups: Sequence[Sequence[int]]) -> set[int]:
         """The expressions that more than one group needs, and the inputs."""
-        group_of = {place: number for number, group in enumerate(groups) for place in group}
+        group_of = {index: number for number, group in enumerate(groups) for index in group}
         several = {n for n, users in enumerate(self._users) if len({group_of[p] for p in users}) > 1}
         return several | {*self.inputs}
 
-    def part(self, places: list[int], shared: set[int]) -> tuple[SubLoop, list[int]]:
-        """A part for these wanted values, which takes from the first part what is not had as fast again.
+    def part(self, indices: list[int], shared: set[int]) -> tuple[SubLoop, list[int]]:
+        """A part for some results. It reloads shared expressions unless computing them again is as fast.
 
-        The order follows from what is wanted, so that parts that do the same do it in the same order.
+        The order of its expressions follows from its results, so parts that do the same have the same order.
         """
         computed: dict[int, None] = {}
-        taken: dict[int, None] = {}
-        ahead = [self.wanted[place] for place in reversed(places)]
-        while ahead:
-            number = ahead[-1]
+        reloaded: dict[int, None] = {}
+        pending = [self.results[index] for index in reversed(indices)]
+        while pending:
+            number = pending[-1]
             if number in shared and not self._is_light(number):
-                taken[number] = None
+                reloaded[number] = None
             else:
                 missing = [
-                    o for o in _operands(self._expressions[number]) if o not in computed and o not in taken
+                    o for o in _operands(self._expressions[number]) if o not in computed and o not in reloaded
                 ]
                 if missing:
-                    ahead += reversed(missing)
+                    pending += reversed(missing)
                     continue
                 computed[number] = None
-            ahead.pop()
-        return SubLoop(tuple(computed), tuple(taken)), places
+            pending.pop()
+        return SubLoop(tuple(computed), tuple(reloaded)), indices
 
     def _is_light(self, number: int) -> bool:
         """Whether a value is as fast computed again as read again: an input that lies there, or a cast.
@@ -169,9 +169,9 @@ def split_rows(trace: Trace) -> tuple[SubLoop, SubLoop, SubLoop]:
     of_rows, summed = _needed(trace, by_row - ranked, sums)
     terms, _ = _needed(trace, summed | ranked | inputs, set())
     return (
-        SubLoop(_ordered(terms), left=_ordered(summed | ranked), peaks=_ordered(inputs)),
-        SubLoop(_ordered(of_rows), taken=_ordered(summed), left=_ordered(by_row - ranked - summed)),
-        SubLoop(_ordered(results), taken=_ordered(by_row), outputs=tuple(range(len(trace.outputs)))),
+        SubLoop(_ordered(terms), spilled=_ordered(summed | ranked), peaks=_ordered(inputs)),
+        SubLoop(_ordered(of_rows), reloaded=_ordered(summed), spilled=_ordered(by_row - ranked - summed)),
+        SubLoop(_ordered(results), reloaded=_ordered(by_row), outputs=tuple(range(len(trace.outputs)))),
     )
 
 
@@ -180,17 +180,17 @@ def _numbers(trace: Trace, *operations: str) -> set[int]:
     return {number for number, e in enumerate(trace.expressions) if e.operation in operations}
 
 
-def _needed(trace: Trace, wanted: set[int], given: set[int]) -> tuple[set[int], set[int]]:
-    """The expressions to be computed for what is wanted, and those of the given ones that they take."""
-    computed, taken, ahead = set[int](), set[int](), [*wanted]
-    while ahead:
-        number = ahead.pop()
-        if number in given:
-            taken.add(number)
+def _needed(trace: Trace, results: set[int], available: set[int]) -> tuple[set[int], set[int]]:
+    """The expressions to compute for some results, and the available expressions that these use."""
+    computed, reloaded, pending = set[int](), set[int](), [*results]
+    while pending:
+        number = pending.pop()
+        if number in available:
+            reloaded.add(number)
         elif number not in computed:
             computed.add(number)
-            ahead += _operands(trace.expressions[number])
-    return computed, taken
+            pending += _operands(trace.expressions[number])
+    return computed, reloaded
 
 
 def _ordered(numbers: set[int]) -> tuple[int, ...]:
@@ -201,11 +201,11 @@ def _operands(expression: Expression) -> list[int]:
     return [operand.number for operand in expression.operands if isinstance(operand, Ref)]
 
 
-def _wanting(part: SubLoop, places: Sequence[int], outputs: int, sums: int) -> SubLoop:
-    """The part with what is wanted of it, which is numbered through: outputs, then sums, then ranks."""
+def _with_results(part: SubLoop, indices: Sequence[int], outputs: int, sums: int) -> SubLoop:
+    """The part with its results by kind; their indices count the outputs, then the sums, then the ranks."""
     return replace(
         part,
-        outputs=tuple(place for place in places if place < outputs),
-        sums=tuple(place - outputs for place in places if outputs <= place < outputs + sums),
-        ranks=tuple(place - outputs - sums for place in places if outputs + sums <= place),
+        outputs=tuple(index for index in indices if index < outputs),
+        sums=tuple(index - outputs for index in indices if outputs <= index < outputs + sums),
+        ranks=tuple(index - outputs - sums for index in indices if outputs + sums <= index),
     )
