@@ -107,7 +107,7 @@ class Destination:
 
     @property
     def address(self) -> str | None:
-        """Where the model goes if that is not on this machine."""
+        """The address of the model if it is not written to this machine; otherwise None."""
         return address_in(str(self.path))
 
     def check(self) -> None:

@@ -49,7 +49,7 @@ class ReadableFile(Protocol):
         """The place of a byte for machine code; None where none can read there."""
 
     def expect(self, extents: Iterable[tuple[int, int]]) -> None:
-        """Hear which extents (first byte, bytes) will be read, in their likely order."""
+        """Receive the extents (first byte, bytes) that will be read, in their likely order."""
 
     def is_unchanged(self) -> bool:
         """Whether the file is still what it was when it was opened."""

@@ -42,7 +42,7 @@ def check_device(name: str) -> None:
 
 @contextmanager
 def own_stream(name: str) -> Iterator[None]:
-    """What the calling thread starts on a GPU does not wait for what the others have started."""
+    """Give the calling thread a stream of its own, so that its work on a GPU does not wait for others."""
     device = torch.device(name)
     if device.type == CPU:
         yield

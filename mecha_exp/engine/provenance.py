@@ -1,4 +1,4 @@
-"""What a merged model says of its origin in its header, so that it can be made again from itself alone.
+"""The origin of a merged model in its header, from which the model can be made again.
 
 The header of a safetensors file holds the recipe as text (`mecha_recipe`) and, as JSON (`mecha_origin`):
 
@@ -32,13 +32,13 @@ from mecha_exp.recipe.text import serialize
 
 KEY = "mecha_origin"
 PROVENANCE_KEYS = (METADATA_KEY, KEY)
-"""What of a header is no longer true once the tensors are others."""
+"""The entries of a header that are wrong once the tensors change."""
 _PACKAGES = ("torch", "numpy")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What decides a model's bytes beside its recipe.
+    """Everything that decides a model's bytes beside its recipe.
 
     Attributes:
         inputs: the SHA-256 of each input, in the order of the recipe's models; none where nobody looked.
@@ -73,7 +73,7 @@ class Origin:
 
     @classmethod
     def of_file(cls, path: Path) -> Origin | None:
-        """What a model says of itself; None where it says nothing, or nothing that can be read."""
+        """The origin in the header of a model; None where there is none that can be read."""
         with open_stored(path) as model:
             text = model.metadata.get(KEY)
         try:

@@ -1,4 +1,4 @@
-"""What is odd about a merge and not wrong: a line for each thing, which says what kind of thing it is."""
+"""Notices about a merge that is odd and not wrong, and the report of a merge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mecha_exp.graph.nodes import ModelNode
 
 
 class About(enum.Enum):
-    """What a notice is about."""
+    """The subject of a notice."""
 
     MERGE = "merge"
     """Anything else that concerns the merge as a whole."""
@@ -23,7 +23,7 @@ class About(enum.Enum):
 
 
 class Notice(str):
-    """A warning in words; `about` tells those apart that a caller may not want to see."""
+    """A warning in words; its subject, `about`, lets a caller leave some kinds out."""
 
     __slots__ = ("about",)
     about: About
@@ -36,7 +36,7 @@ class Notice(str):
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What one merge did.
+    """The report of one merge.
 
     Attributes:
         bytes_read, bytes_written: of all inputs and outputs of each pass, without the resumed keys.

@@ -1,4 +1,4 @@
-"""Where a merged model goes: a file, a dictionary in memory, or a function."""
+"""Sinks of merged models: a file, a dictionary in memory, or a function."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Sink(Protocol):
             self.write(key, 0, part)
 
     def writing_at(self, key: str) -> AbstractContextManager[FileRegion | None]:
-        """Where the bytes of a key lie, for machine code that writes them meanwhile; None where it cannot."""
+        """The region of a key in a file, which machine code writes to meanwhile; None where it cannot."""
 
     def advance(self, key: str, nbytes: int) -> None:
-        """So many bytes of a key have been written at its place."""
+        """Count bytes of a key that machine code has written to its region."""
 
     def finish(self, key: str, note: Note) -> None:
         """All of a key has been written; the note is kept with it."""
@@ -77,7 +77,7 @@ class _Placeless(Sink):
 
 
 class NoSink(_Placeless):
-    """Where only numbers about a model are wanted."""
+    """The sink of a job that only asks for numbers about its model."""
 
     def write(self, key: str, start: int, values: torch.Tensor) -> None:
         pass

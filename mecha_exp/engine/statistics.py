@@ -23,7 +23,7 @@ from mecha_exp.method_api.parameters import Parameter, Return
 
 @merge_method(elementwise=True, register=False)
 def as_stored(a: Parameter(Tensor), dtype: Parameter(str)) -> Return(Tensor):
-    """What is left of a after rounding to the dtype (by its safetensors name) that it is stored in."""
+    """The values of a, rounded to the dtype (by its safetensors name) that it is stored in."""
     return round_to(a, torch_dtype(dtype)).to(a.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Which keys a merge is for, and what the others get: policies by kind of key, or by any other selector.
+"""Restricts a merge to some keys: policies for the others, by kind of key or by any other selector.
 
     for_keys(tsv_m(base, *experts), "matrix")                                  # all else gets the mean
     for_keys(tsv_m(base, *experts), {"embedding": "base", "default": "merge"})
@@ -141,7 +141,7 @@ def merges_nothing(choice: MergeNode) -> str | None:
 
 
 def _names(recipes: Sequence[Node]) -> list[str]:
-    """What each of some recipes is: a policy beside a merge among them, or else its method."""
+    """The name of each of some recipes: a policy beside a merge among them, or else its method."""
     merged, policy_of = _told_apart(recipes)
     if merged is not None:
         return [merged.method.identifier if node is merged else policy_of[node] for node in recipes]

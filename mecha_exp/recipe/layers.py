@@ -45,7 +45,7 @@ def stack_layers(*slices: tuple[Any, int, int]) -> Node:
 
 
 def sides(count: int, is_one: bool) -> list[str]:
-    """Which keys outside the layers each of some slices gives.
+    """The keys outside the layers that each of some slices gives.
 
     Args:
         is_one: whether the first slice and the last one give the same.

@@ -1,4 +1,4 @@
-"""What a token stands for, by which the tokens of different tokenizers are compared and taken to pieces."""
+"""Names of tokens, by which tokens of different tokenizers are compared and split into pieces."""
 
 from __future__ import annotations
 

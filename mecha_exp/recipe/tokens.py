@@ -163,7 +163,7 @@ def _names_of(path: Path) -> TokenNames:
 def _first_row(
     token: str, target_names: TokenNames, model_names: Sequence[TokenNames], exact: bool
 ) -> Origins:
-    """Where the row of a token is, in the first model that has it; nowhere in none of them."""
+    """The origin of a token's row in the first model that has the token; empty if none has it."""
     rows_of_models = (
         names.rows.get(token) if exact else names.row_of(token, target_names) for names in model_names
     )

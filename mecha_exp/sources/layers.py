@@ -14,7 +14,7 @@ from mecha_exp.errors import CheckpointError, some
 from mecha_exp.sources.source import RenamedSource, Source
 
 ALL, NONE, BEFORE, AFTER = "all", "none", "before", "after"
-"""Which keys outside the layers a view has."""
+"""The choices of keys outside the layers that a view has."""
 
 _SIDES = {BEFORE: 0, AFTER: 1}
 

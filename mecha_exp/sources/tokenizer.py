@@ -89,7 +89,7 @@ class Tokenizer:
         return [self.tokens[number] for number in range(len(self.tokens))]
 
     def differences(self, other: Tokenizer) -> Iterator[str]:
-        """What differs from another tokenizer, in words; a number that only one of them names does not."""
+        """The differences from another tokenizer, in words; a number that only one of them names is none."""
         for number in sorted(self.tokens.keys() & other.tokens.keys()):
             if self.tokens[number] != other.tokens[number]:
                 yield f"token {number} is {self.tokens[number]!r} and {other.tokens[number]!r}"

@@ -31,7 +31,7 @@ CONVERTER = "Convert the inputs with llama.cpp's convert_hf_to_gguf.py first, or
 
 @dataclass(frozen=True)
 class GgufTemplate:
-    """What a merged file takes from its first input.
+    """The fields and codes that a merged file takes from its first input.
 
     Attributes:
         header: the fields, and the order of the tensors.
@@ -132,7 +132,7 @@ class GgufWriter(CheckpointWriter):
 
 
 def check_gguf(path: Path, tensors: Layout, template: GgufTemplate | None) -> None:
-    """See that tensors can be written as a GGUF file with the fields of the first input.
+    """Check that tensors can be written as a GGUF file with the fields of the first input.
 
     Raises:
         CheckpointError: the first input is not a GGUF file, or the tensors are not those that its fields

@@ -51,7 +51,7 @@ class RemoteFile:
         return None
 
     def expect(self, extents: Iterable[tuple[int, int]]) -> None:
-        """Have extents (first byte, bytes) fetched ahead once the first of them is read."""
+        """Fetch extents (first byte, bytes) ahead once the first of them is read."""
         first = len(self._head)
         self._pieces.expect(
             (max(start, first), start + size - max(start, first))

@@ -1,4 +1,4 @@
-"""What a remote file was when it was looked up, and what may come between while it is read."""
+"""Pins remote files to the state in which they were looked up; interruptions of transfers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LEFT_OUT = ".left-out.json"
 
 @dataclass(frozen=True)
 class StandIn:
-    """What a stand-in holds: the pin, and the first bytes of the file."""
+    """The content of a stand-in: the pin, and the first bytes of the file."""
 
     pin: Pin
     head: bytes

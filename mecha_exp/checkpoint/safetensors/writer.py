@@ -35,7 +35,7 @@ _flush_data = getattr(os, "fdatasync", os.fsync)  # only Linux has the former
 
 
 class Places(NamedTuple):
-    """Where the tensors of a file lie.
+    """The places of the tensors in a file.
 
     Attributes:
         header: the first bytes of the file.

@@ -27,7 +27,7 @@ _OF_PYTHON = 1 << 9
 
 @dataclass(frozen=True)
 class Reach:
-    """What a function reaches.
+    """The code and data that a function reaches.
 
     Attributes:
         text: all of it in a canonical form, without paths.
@@ -228,7 +228,7 @@ class _Walk:
         )
 
     def _imported(self, nodes: Iterable[ast.AST], scope: Mapping[str, Any]) -> dict[str, Any]:
-        """What the import statements of a function bind."""
+        """The names that the import statements of a function bind."""
         package = scope.get("__package__") or ""
         bound: dict[str, Any] = {}
         for node in nodes:
@@ -239,7 +239,7 @@ class _Walk:
     def _names(
         self, chains: Iterable[syntax.Chain], scope: Mapping[str, Any], source: syntax.Source | None = None
     ) -> str:
-        """What names come to: a line for each that is not a builtin or local."""
+        """The values of names: a line for each name that is not a builtin or local."""
         lines = {}
         for chain in chains:
             if chain.root in scope:

@@ -87,7 +87,7 @@ def _named_below(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 
 
 def byte_code(code: CodeType) -> tuple[Any, ...]:
-    """What a function compiled to, without file names, line numbers and docstrings."""
+    """The byte code of a function, without file names, line numbers and docstrings."""
     document = code.co_consts[0] if code.co_consts and isinstance(code.co_consts[0], str) else None
     constants = [
         byte_code(c) if isinstance(c, CodeType) else repr(c)

@@ -29,7 +29,7 @@ class NoValueError(Exception):
 
 
 class Encoder(Protocol):
-    """What encodes the parts of a value."""
+    """The encoder of the parts of a value."""
 
     data: Data
 

@@ -25,7 +25,7 @@ FORMAT = 1
 Loop: TypeAlias = Callable[[int, int, int], None]
 
 _LIBRARY = {"memcpy", "memmove", "memset"}
-"""What machine code may call: it is in every process."""
+"""The functions that machine code may call, which every process has."""
 
 _BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _ENTRY = "mecha_exp_loop"

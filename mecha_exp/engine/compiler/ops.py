@@ -20,7 +20,7 @@ STORED = {
     torch.float8_e5m2: "e5m2",
     torch.float8_e5m2fnuz: "e5m2fnuz",
 }
-"""What a loop reads and writes as it lies in a file, by `from_...` and `to_...`, and rounds to, `as_...`."""
+"""The dtypes that a loop reads and writes as stored (`from_...`, `to_...`), and rounds to (`as_...`)."""
 
 NUMBERS = {
     torch.float32: "float32",
@@ -34,7 +34,7 @@ NUMBERS = {
 
 
 def bits_dtype(stored: torch.dtype) -> torch.dtype:
-    """What the bits of a `STORED` dtype are taken for."""
+    """The integer dtype that holds the bits of a `STORED` dtype."""
     return torch.int16 if stored.itemsize == 2 else torch.uint8
 
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""What torch is told to do, noted down as a flat list of operations on one element.
+"""Records the calls of torch as a flat list of operations on one element.
 
 The recorder sits between a merge method and torch. Operations on tiles become expressions; operations on
 small values alone are kept aside, to be run by torch once a key.
@@ -43,7 +43,7 @@ _SAME_VALUE = {"detach", "alias", "clone", "view", "_unsafe_view", "expand", "li
 
 
 class Guard(TorchFunctionMode):
-    """Refuses the calls that look at values behind the recorder's back, and tells it of those by rows."""
+    """Refuses calls that read values without the recorder, and passes calls by rows on to it."""
 
     def __init__(self, recorder: Recorder, with_rows: bool) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Guard(TorchFunctionMode):
 
 
 class Recorder(TorchDispatchMode):
-    """Notes what torch is told to do."""
+    """Records the operations that torch is called for."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):
         self._alive: list[Any] = [*small.values()]  # so that no other tensor gets an id that is in use
 
     def begins(self, operation: str, node: Node, value: torch.Tensor) -> None:
-        """A tile that is not computed from others."""
+        """Record a tile that is not computed from others."""
         nodes = self._nodes[operation]
         nodes.append(node)
         self._note(operation, (len(nodes) - 1,), value, value.dtype)
@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode):
     def trace(
         self, outputs: Mapping[Node, torch.Tensor], terms: Sequence[tuple[MergeNode, list[torch.Tensor]]]
     ) -> Trace:
-        """What has been recorded, as far as the wanted tiles and terms need it."""
+        """The recorded operations, without those that no output and no term needs."""
         return _pruned(
             Trace(
                 tuple(self._expressions),
@@ -137,7 +137,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _large(self, name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """An operation on tiles."""
+        """Record an operation on tiles."""
         if not isinstance(result, torch.Tensor) or tuple(result.shape) not in self._shapes:
             raise Untraceable(f"'{name}' gives another shape")
         source = args[0]
@@ -184,7 +184,7 @@ class Recorder(TorchDispatchMode):
         result: Any,
         operands: Sequence[torch.Tensor],
     ) -> None:
-        """An operation on small values, which torch will do."""
+        """Record an operation on small values, which torch computes once a key."""
         several = isinstance(result, list | tuple)
         if name == "scalar_tensor" and isinstance(args[0], int):
             self._whole[id(result)] = args[0]

@@ -1,4 +1,4 @@
-"""What a trace of a pass holds: expressions, references, arguments."""
+"""The parts of a trace of a pass: expressions, references, arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROW_SUM, RANKS = "row_sum", "ranks"  # what is known when a whole row has been g
 
 
 class Untraceable(MechaError):
-    """Why a pass cannot be written as a list of operations."""
+    """The reason why a pass cannot be written as a list of operations."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ ROW_LENGTH = Computed(len, (), {})
 """The length of a row, which a loop learns with its key: float64."""
 
 Small: TypeAlias = "Given | Computed | torch.Tensor"
-"""Where a small value comes from; a tensor is itself."""
+"""The origin of a small value; a tensor stands for itself."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a pass computes.
+    """The computation of a pass as a list of expressions.
 
     Attributes:
         expressions: in an order in which they can be computed.

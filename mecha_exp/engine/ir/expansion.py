@@ -1,4 +1,4 @@
-"""Composite methods replaced by the calls that they are made of."""
+"""Replaces composite methods by the calls that they are made of."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def expand(roots: Sequence[Node], expanded: dict[Node, Node] | None = None) -> t
 
 
 def _composite_argument(spec: ParameterSpec, given: Node | tuple[Node, ...] | None) -> Any:
-    """What a composite sees: nodes for tensors, Python values for the rest."""
+    """The argument of a composite: a node for a tensor, a Python value for anything else."""
     if isinstance(given, tuple):
         return given
     if spec.is_tensor:

@@ -28,21 +28,21 @@ RUN = 1 << 10
 """Neighbours that are sampled together: reading them apart would cost more than the sample is worth."""
 
 DIGIT_BITS = 16
-"""What a pass adds to the bits that are known, where entries are counted because they are too many."""
+"""The bits of the entry that a further pass finds, where a bracket has too many entries to collect."""
 
 _PARTS = 64  # of a sample
 _SURE = 3.0  # standard deviations between the guess and the end of the bracket
 _MOST = 1 << 22  # entries that are collected, at most
 
 Span: TypeAlias = tuple[int, int]
-"""From which entry on, and up to which."""
+"""A range of entries: the first one, and the one after the last."""
 
 Keys: TypeAlias = "NDArray[Any]"
 """Sort keys: integers of the size of their floats."""
 
 
 class Bracket(NamedTuple):
-    """Where the wanted entry lies, or is looked for: both ends belong to it."""
+    """An interval that is searched for the entry; both ends belong to it."""
 
     low: int
     high: int
@@ -111,7 +111,7 @@ def in_whole_blocks(spans: Sequence[Span], count: int, block: int) -> list[Span]
 
 
 def bracket_from_sample(sample: Keys, share: float, everything: Bracket) -> Bracket:
-    """Where the entry at that share of all of them lies, going by a sample.
+    """The bracket of the entry at a share of all entries, estimated from a sample.
 
     Neighbours resemble each other, so the error is told by how much parts of the sample differ.
     """
@@ -138,7 +138,7 @@ def _ranked(keys: Keys, place: int) -> int:
 
 
 class Candidates:
-    """What a pass finds of a bracket; in any order.
+    """The counts and the candidates that a pass finds for a bracket; tiles come in any order.
 
     Attributes:
         below: how many entries lie below it.
@@ -210,14 +210,14 @@ def partition(keys: Keys, bracket: Bracket) -> tuple[int, int, int, int, Keys]:
 
 
 def as_state(found: int | Bracket, dtype: torch.dtype) -> torch.Tensor:
-    """What one pass leaves for the next: the entry, or the ends of the bracket."""
+    """The state after a pass: the entry, or the ends of the next bracket."""
     return (
         torch.tensor(found, dtype=torch.int64) if isinstance(found, Bracket) else from_sort_key(found, dtype)
     )
 
 
 def is_found(state: torch.Tensor) -> bool:
-    """Whether a state is the entry itself."""
+    """Whether a state is the entry itself, and not a bracket."""
     return state.ndim == 0
 
 

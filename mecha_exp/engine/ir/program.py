@@ -1,4 +1,4 @@
-"""From a recipe to what is done with one key: stages of passes over tiles.
+"""Lays out the computation for one key of a recipe: stages of passes over tiles.
 
 Every value of a recipe has an extent. A TILE is as large as the key's tensor and comes tile by tile, never
 whole; a SMALL value is a number or so per key; a WHOLE one must be held entire, and so must a FACTOR, of
@@ -44,7 +44,7 @@ class DeferredCall(Node):
 
     @property
     def method(self) -> MergeMethod:
-        """What is called."""
+        """The method that is called."""
         return self.call.method
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class DeferredCall(Node):
 
 
 class DeferredRunner(Protocol):
-    """What runs lazy nodes; see `lazy`."""
+    """The runner of deferred calls; see `planner.keys.state_dicts`."""
 
     def whole(
         self,
@@ -62,7 +62,7 @@ class DeferredRunner(Protocol):
         dtype: torch.dtype | None = None,
         expert: int | None = None,
     ) -> torch.Tensor:
-        """The result of a lazy node for a key of a shape, or for one expert of it."""
+        """The result of a deferred call for a key of a shape, or for one expert of it."""
 
     def bytes_read_for(self, call: MergeNode, key: str) -> int:
         """The bytes of the tensors that a call reads for a key, in the dtype of the arithmetic."""
@@ -127,7 +127,7 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What is done for each key of one structure.
+    """The computation for each key of one structure.
 
     Attributes:
         roots: the wanted values; those of extent SMALL are there when the last stage has ended.
@@ -310,7 +310,7 @@ class _Layout:
 
 
 class PassKey(NamedTuple):
-    """What keeps the passes of a stage apart; they run in the order of `PASS_ORDER`."""
+    """The traits by which the passes of a stage differ; they run in the order of `PASS_ORDER`."""
 
     sampled: bool
     by_rows: bool
@@ -390,7 +390,7 @@ class _StageBuilder:
 
 @dataclass
 class _Targets:
-    """What one pass of a stage computes."""
+    """The results of one pass of a stage."""
 
     reductions: list[tuple[MergeNode, int]] = field(default_factory=list)
     kept: list[Node] = field(default_factory=list)

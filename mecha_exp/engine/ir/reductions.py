@@ -1,4 +1,4 @@
-"""The partial results of a reduction, added up in one order, whatever the tiles and threads.
+"""Adds up the partial results of a reduction in one order, whatever the tiles and threads.
 
 A sum is made of lanes. Entry i of a strip goes to lane i modulo `LANES`, one after the other, in float32
 where the entries are of float32 and in float64 elsewhere; from there on all is float64. The strips of a
@@ -66,7 +66,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
-        """What the method returned for the entries from `start` on, the beginning of a block."""
+        """Add what the method returned for the entries from `start` on, which is the beginning of a block."""
 
     @abstractmethod
     def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
@@ -105,7 +105,7 @@ class Sums(SumAccumulator):
         add_sums([(self, results)], start)
 
     def rows(self, start: int, terms: int) -> np.ndarray:
-        """Where the sums of the blocks from an element on go, a column for each term."""
+        """The rows of the table for the sums of the blocks from an element on; each term has a column."""
         with self._lock:
             table = self.table or SumTable([(self, terms)])
         return table.sums[start // self._block :, self.columns]

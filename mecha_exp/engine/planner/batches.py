@@ -81,5 +81,5 @@ def _form(model: ModelNode, source: Source) -> Hashable:
 
 
 def _kind(dtype: str) -> str:
-    """What decides how a tensor is computed with: float64 has arithmetic of its own, integers are copied."""
+    """The kind of arithmetic on a dtype: float64 has one of its own, integers are copied."""
     return "floating point" if is_arithmetic(dtype) and dtype != "F64" else dtype

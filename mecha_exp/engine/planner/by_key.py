@@ -30,7 +30,7 @@ from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import Source
 
 _Owner: TypeAlias = "str | tuple[Node, ...]"
-"""What values by key belong to: the identifier of a model config, or models."""
+"""The owner of values by key: the identifier of a model config, or models."""
 
 MERGED_BY = "merged by"
 """The name of choices between recipes in tables of values by block."""

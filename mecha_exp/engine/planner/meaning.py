@@ -1,4 +1,4 @@
-"""What the names in a recipe mean: numbers for values by key, contents for model configs.
+"""Finds the meanings of the names in a recipe: numbers for values by key, contents for model configs.
 
 Blocks, presets and conventions are names whose meanings lie outside the recipe: in model configs and in
 formulas. A signature and the journal of a merge need the meanings.
@@ -116,7 +116,7 @@ def _headers(*key: Any) -> _Headers:
 
 
 def _version(path: Path) -> tuple[Any, ...]:
-    """What changes when a file, or a file in a folder, is replaced."""
+    """A value that changes when a file, or a file in a folder, is replaced."""
     status = path.stat()
     return str(path), status.st_size, status.st_mtime_ns, status.st_ino
 

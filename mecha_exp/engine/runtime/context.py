@@ -21,7 +21,7 @@ Progress = Callable[[str, int], None]
 
 @dataclass
 class MergeStats:
-    """What a merge has counted so far; the workers share it.
+    """The counts of a running merge, which its workers share.
 
     Attributes:
         nonfinite: of each job and key the number of values of the output that are NaN or infinite.

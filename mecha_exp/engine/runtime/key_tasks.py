@@ -1,4 +1,4 @@
-"""What is done with one key, or one expert of it, in stages: it is computed by its program, or copied."""
+"""Computes one key, or one expert of it, stage by stage; or copies it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mecha_exp.sources.copier import COPY_BYTES
 
 
 def tasks_of(key: KeyPlan, context: MergeContext) -> list[KeyTask]:
-    """What is done with a key: it is copied, or computed, each of its experts for itself."""
+    """The tasks of a key: one that copies it, or one that computes it, or one for each of its experts."""
     if key.program is None:
         return [CopyKey(key, context)]
     return [ComputeKey(key, part, context) for part in key.parts]
@@ -162,7 +162,7 @@ class ComputeKey(KeyTask):
             self._values.pop(needless, None)
 
     def _is_needless(self, pass_: Pass) -> bool:
-        """Whether all that a pass is for is known already, as the entry of a rank is after a lucky guess."""
+        """Whether a pass would only find known values, such as the entry of a rank after a lucky guess."""
         if pass_.kept or pass_.outputs:
             return False
         return all(is_known(node, self._values.get(node)) for node, _ in pass_.reductions)

@@ -54,7 +54,7 @@ def resume_token(planned: Plan, number: int) -> str | None:
 
 @dataclass
 class Resumption:
-    """Which keys of a merge an earlier run has finished, and what the report says of them.
+    """The keys of a merge that an earlier run has finished, and their notes for the report.
 
     A key counts as finished when every output that wants it has it; otherwise it is made again for all.
     """
@@ -77,7 +77,7 @@ class Resumption:
         return all(job in self.sinks and key.key in self.sinks[job].finished for job in jobs)
 
     def skips(self, key: KeyPlan) -> bool:
-        """Whether there is nothing left to do for a key; what was found in it then is told again."""
+        """Whether there is nothing left to do for a key; the notes of a finished key are counted again."""
         if not self.is_finished(key):
             return False
         for job in key.structure.jobs:

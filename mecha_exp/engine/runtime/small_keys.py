@@ -34,7 +34,7 @@ from mecha_exp.errors import MechaError
 from mecha_exp.sources.source import Source, SourceView
 
 MANY = 64
-"""So many keys of a program are worth finding out whether they can be computed together."""
+"""The keys of a program from which on it is worth finding out whether they can be computed together."""
 
 TOGETHER = 1 << 17
 """Elements that are computed together, at most: as many as a tile that is streamed."""
@@ -61,7 +61,7 @@ def small_tasks(keys: Iterable[KeyPlan], context: MergeContext) -> Iterator[KeyT
 
 
 class _Kinds:
-    """Which keys can be computed together: those of one program and equal dtypes."""
+    """The kinds of keys that can be computed together: those of one program and equal dtypes."""
 
     def __init__(self, context: MergeContext) -> None:
         self.most = min(TOGETHER, context.plan.options.tile_size)

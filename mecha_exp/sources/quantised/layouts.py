@@ -63,7 +63,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Layout:
-    """What is known about the tensors of a quantised model.
+    """The tensors of a quantised model and their format.
 
     Attributes:
         quantisation: the format.

@@ -1,4 +1,4 @@
-"""What statistics of a model on data are of, as the header of their file says."""
+"""The header of a file of statistics: the model, the data and the settings that they are of."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAMPLED = 1 << 10  # bytes at both ends of each tensor
 
 @dataclass(frozen=True)
 class StatisticsHeader:
-    """What statistics are of.
+    """The model, the data and the settings that statistics are of.
 
     Attributes:
         model: the path of the model.

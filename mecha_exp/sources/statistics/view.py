@@ -70,7 +70,7 @@ class StatisticsSource(SourceView):
 
     @property
     def without(self) -> str:
-        """What merges do where there are none, for messages."""
+        """The effect on a merge where there are none, in words for messages."""
         others = {MASK: "stay the base's", ACTIVATIONS: "their units keep their places"}
         return others.get(self.kind, "get the mean of the models")
 
@@ -112,7 +112,7 @@ class StatisticsSource(SourceView):
                 )
 
     def _compared(self, other: StatisticsSource) -> Iterator[tuple[str, object, object]]:
-        """What two files must share: its name, and what each has."""
+        """The facts that two files must share: the name of each fact, and the value in either file."""
         one, two = self.header, other.header
         has_hash = one.data_sha256 or two.data_sha256
         yield (

@@ -21,7 +21,7 @@ from mecha_exp.sources.vocabulary import has_token_rows, is_output_layer
 
 @dataclass(frozen=True)
 class Approximation:
-    """Which rows are approximated, and from which.
+    """The rows that are approximated, and the rows that they are approximated from.
 
     Attributes:
         shared: the tokens that both models have, each a row of the model and one of the donor: `0@5+1@7`.

@@ -12,7 +12,7 @@ from mecha_exp.sources.source import RenamedSource, Source
 
 @dataclass(frozen=True)
 class Rule:
-    """Which keys get which names.
+    """A rule that renames keys or leaves them out.
 
     Attributes:
         old: a key, where each `*` stands for any text.

@@ -11,7 +11,7 @@ import torch
 from mecha_exp.system.cores import available_cores
 
 SMALLEST = 1e-6
-"""What is smaller than this part of a vector's length is rounding in float32, and is not followed."""
+"""The part of a vector's length below which a residual is rounding in float32, and is not followed."""
 
 _BLOCK_BYTES = 1 << 27
 """The memory in which the vectors of a block are approximated."""

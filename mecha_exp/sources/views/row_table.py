@@ -1,4 +1,4 @@
-"""Which row of which model each row of an embedding is made of, and how a recipe writes that as text."""
+"""Tables of the rows that each row of an embedding is made of, and their text in recipes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RowTable:
-    """Where the rows of a tensor come from. Model 0 is the one that is read, the others follow.
+    """The origins of the rows of a tensor. Model 0 is the one that is read, the others follow.
 
     Attributes:
         runs: the rows in order.

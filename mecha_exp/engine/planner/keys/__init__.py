@@ -1,1 +1,1 @@
-"""What differs from key to key: missing and extra keys, values by key, keys that other keys need."""
+"""Differences between keys: missing and extra keys, values by key, keys that other keys need."""

@@ -1,4 +1,4 @@
-"""Which nodes of a recipe vary from key to key: its atoms.
+"""Finds the nodes of a recipe that vary from key to key: its atoms.
 
 A model may lack a key, a hyperparameter may have a value for each key, `a | b` is one or the other, and a
 method that receives the key or state dicts may have no value for it. All other methods have a value at every

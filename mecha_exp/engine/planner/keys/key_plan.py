@@ -1,4 +1,4 @@
-"""What is done with one key: its program, its outputs, and what it adds to numbers of the whole model."""
+"""The plan of one key: its program, its outputs, and its share of numbers of the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys of its arguments a call needs for each key of its result."""
+"""Finds the keys of its arguments that a call needs for each key of its result."""
 
 from __future__ import annotations
 

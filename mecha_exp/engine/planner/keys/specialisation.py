@@ -26,7 +26,7 @@ from mecha_exp.method_api.state_dict import StateDictKeyError
 from mecha_exp.sources.source import Source
 
 KeyFacts = Mapping[Node, Any]
-"""What holds at a key for every node that depends on it.
+"""The facts that hold at a key, for every node that depends on the key.
 
 True for a model, the value for a value by key, the chosen argument for a choice such as `a | b`; MISSING
 where there is none.

@@ -30,7 +30,7 @@ Reduced: TypeAlias = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a recipe asks of the whole model at some keys.
+    """The numbers of the whole model that a recipe needs at some keys.
 
     Attributes:
         values: each number with the method that asks for it.
@@ -42,11 +42,11 @@ class Asked:
 
 
 NOTHING = Asked({}, frozenset())
-"""What is asked at keys that do not count."""
+"""The value for keys that do not count."""
 
 
 def asked_by(root: Node, expanded: Mapping[Node, Node]) -> Asked:
-    """What a graph asks of the whole model, `expanded` being what each of its nodes is composed of."""
+    """The numbers of the whole model that a graph needs; `expanded` has the expansion of each node."""
     calls = [node for node in walk(root) if isinstance(node, MergeNode)]
     askers: dict[ModelValue, MergeMethod] = {}
     (whole,) = with_model_values([expanded[root]])
@@ -129,7 +129,7 @@ class TripPlanner:
         return {value: keys[scope] for value, scope in scopes.items()}
 
     def _check(self, value: ModelValue, scope: _Scope) -> None:
-        """See that a number can be found over some keys."""
+        """Check that a number can be found over some keys."""
         name = value.method.identifier
         leaves = tuple(n for n in walk_through([value]) if isinstance(n, ModelNode | DeferredCall))
         kind = (is_ranked(value.call), leaves, scope)
@@ -192,7 +192,7 @@ def _dtype_of(key: KeyPlan) -> torch.dtype:
 
 
 def _require_one_graph(asked: Mapping[str, Asked], method: MergeMethod) -> None:
-    """See that what a recipe reduces over all keys for a method is the same at each of them.
+    """Check that a recipe reduces the same graph for a method at each key.
 
     Hyperparameters of the reduction itself may differ: each of their values has a number of its own. `asked`
     has the first key of each structure.
