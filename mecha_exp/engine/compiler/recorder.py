@@ -158,8 +158,8 @@ class Recorder(TorchDispatchMode):
         operation = OPERATIONS.get(name)
         reals = [t for t in args if isinstance(t, torch.Tensor) and t.dtype.is_floating_point]
         tensor_bound = name.startswith("clamp") and len(reals) > 1  # where NaN has other rules
-        known = operation is not None and operation.arity in (0, len(args)) and not tensor_bound
-        if operation is None or not known or (operation.whole and reals):
+        fits = operation is not None and operation.arity in (0, len(args)) and not tensor_bound
+        if operation is None or not fits or (operation.whole and reals):
             raise Untraceable(f"'{name}' is not in the table of operations")
         narrow = [t.dtype for t in [*reals, result] if t.dtype in STORED]
         if result.dtype not in NUMBERS or (narrow and name != "cast"):
@@ -185,23 +185,23 @@ class Recorder(TorchDispatchMode):
         operands: Sequence[torch.Tensor],
     ) -> None:
         """Record an operation on small values, which torch computes once a key."""
-        several = isinstance(result, list | tuple)
+        is_sequence = isinstance(result, list | tuple)
         if name == "scalar_tensor" and isinstance(args[0], int):
             self._whole[id(result)] = args[0]
         if not any(id(t) in self._small for t in operands):
             return  # a constant
-        for index, one in enumerate(result if several else [result]):
-            self._small[id(one)] = Computed(
+        for index, value in enumerate(result if is_sequence else [result]):
+            self._small[id(value)] = Computed(
                 function,
-                tuple(self._known(a) for a in args),
-                {k: self._known(v) for k, v in kwargs.items()},
-                index if several else None,
+                tuple(self._origin(a) for a in args),
+                {k: self._origin(v) for k, v in kwargs.items()},
+                index if is_sequence else None,
             )
 
-    def _known(self, value: Any) -> Any:
+    def _origin(self, value: Any) -> Any:
         """An argument of an operation on small values, with small values replaced by where they come from."""
         if isinstance(value, list | tuple):
-            return [self._known(v) for v in value]
+            return [self._origin(v) for v in value]
         return self._small.get(id(value), value) if isinstance(value, torch.Tensor) else value
 
     def _ref(self, value: torch.Tensor) -> Ref:

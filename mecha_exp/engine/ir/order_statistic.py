@@ -118,23 +118,23 @@ def bracket_from_sample(sample: Keys, share: float, everything: Bracket) -> Brac
     if len(sample) < _PARTS:  # it was too large to be collected
         return everything
     share, last = min(share, 1.0), len(sample) - 1
-    place = share * len(sample)
-    middle = min(int(place), last)
+    position = share * len(sample)
+    middle = min(int(position), last)
     guessed = _ranked(sample, middle)
     parts = sample[: len(sample) // _PARTS * _PARTS].reshape(_PARTS, -1)
     spread = float((parts <= guessed).mean(1).std()) / math.sqrt(_PARTS)
     error = max(math.sqrt(share * (1 - share) / len(sample)), spread)
     margin = _SURE * error * len(sample) + 2
-    low, high = math.floor(place - margin), math.ceil(place + margin)
+    low, high = math.floor(position - margin), math.ceil(position + margin)
     return Bracket(
         _ranked(sample, low) if low >= 0 else everything.low,
         _ranked(sample, high) if high <= last else everything.high,
     )
 
 
-def _ranked(keys: Keys, place: int) -> int:
-    """The key at a place if they were sorted; numpy finds two places at once fifteen times more slowly."""
-    return int(np.partition(keys, place)[place])
+def _ranked(keys: Keys, index: int) -> int:
+    """The key at an index if they were sorted; numpy finds two at once fifteen times more slowly."""
+    return int(np.partition(keys, index)[index])
 
 
 class Candidates:
@@ -175,18 +175,18 @@ class Candidates:
         """The entry of that rank, 1 being the smallest of all; or where to look for it next."""
         if rank <= self.below:
             return Bracket(everything.low, self._bracket.low - 1)
-        place = rank - self.below - self.at_low - 1
-        if place < 0:
+        index = rank - self.below - self.at_low - 1  # among those inside, from 0
+        if index < 0:
             return self._bracket.low
-        if place >= self.count + self.at_high:
+        if index >= self.count + self.at_high:
             return Bracket(self._bracket.high + 1, everything.high)
-        if place >= self.count:
+        if index >= self.count:
             return self._bracket.high
         if self._bins is None:
-            return _ranked(self.collected(), place)
+            return _ranked(self.collected(), index)
         self._count_held()
-        found = int(np.searchsorted(np.cumsum(self._bins), place, side="right"))
-        low = self._bracket.low + (found << self._shift)
+        bin_number = int(np.searchsorted(np.cumsum(self._bins), index, side="right"))
+        low = self._bracket.low + (bin_number << self._shift)
         high = min(low + (1 << self._shift) - 1, self._bracket.high)
         return low if low == high else Bracket(low, high)
 
@@ -209,11 +209,11 @@ def partition(keys: Keys, bracket: Bracket) -> tuple[int, int, int, int, Keys]:
     return below, no_numbers, at_low, at_high if bracket.high > bracket.low else 0, inside
 
 
-def as_state(found: int | Bracket, dtype: torch.dtype) -> torch.Tensor:
+def as_state(result: int | Bracket, dtype: torch.dtype) -> torch.Tensor:
     """The state after a pass: the entry, or the ends of the next bracket."""
-    return (
-        torch.tensor(found, dtype=torch.int64) if isinstance(found, Bracket) else from_sort_key(found, dtype)
-    )
+    if isinstance(result, Bracket):
+        return torch.tensor(result, dtype=torch.int64)
+    return from_sort_key(result, dtype)
 
 
 def is_found(state: torch.Tensor) -> bool:

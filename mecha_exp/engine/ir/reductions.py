@@ -171,7 +171,7 @@ class Ranked(Accumulator):
         self._dtype = dtype
         self._everything = Bracket.everything(dtype)
         self.bracket = self._everything if state is None else from_state(state) or Bracket(0, -1)
-        self._inside = Candidates(self.bracket, count)
+        self._candidates = Candidates(self.bracket, count)
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
         (values,) = results
@@ -180,23 +180,23 @@ class Ranked(Accumulator):
     def collect(self, below: int, no_numbers: int, at_low: int, at_high: int, keys: Keys) -> None:
         """Add a tile's counts and the elements inside the bracket; see `Candidates.add`."""
         with self._lock:
-            self._inside.add(below, no_numbers, at_low, at_high, keys)
+            self._candidates.add(below, no_numbers, at_low, at_high, keys)
 
     def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
         if self.state is not None and is_found(self.state):
             return self.state
         assert self._method.rank is not None
-        inside = self._inside
-        seen = self._count if self.state is not None else inside.count + inside.no_numbers
-        numbers = self._count - round(inside.no_numbers * (self._count / seen))
+        candidates = self._candidates
+        seen = self._count if self.state is not None else candidates.count + candidates.no_numbers
+        numbers = self._count - round(candidates.no_numbers * (self._count / seen))
         rank = max(self._method.rank(numbers, **hyperparameters), 1)
         if seen < self._count:
             return as_state(
-                bracket_from_sample(inside.collected(), rank / max(numbers, 1), self._everything), dtype
+                bracket_from_sample(candidates.collected(), rank / max(numbers, 1), self._everything), dtype
             )
         if rank > numbers:
             return torch.tensor(torch.inf, dtype=dtype)
-        return as_state(inside.find(rank, self._everything), dtype)
+        return as_state(candidates.find(rank, self._everything), dtype)
 
 
 class RankedOverKeys(Ranked):

@@ -142,10 +142,10 @@ class ComputeKey(KeyTask):
             for kept in pass_.kept:
                 self._values[kept] = torch.empty(self._tile.shape, dtype=self._dtype)
             spans = self._sampled_spans(pass_)
-            run = KeyPass(
+            key_pass = KeyPass(
                 self._context, self._key, self._tile, pass_, self._values, self._accumulators, spans
             )
-            tasks += [partial(run.run, tile) for tile in run.tiles()]
+            tasks += [partial(key_pass.run, tile) for tile in key_pass.tiles()]
         return tasks
 
     def _accumulator(self, node: MergeNode, block: int) -> Accumulator:
