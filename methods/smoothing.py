@@ -42,7 +42,7 @@ def smoothed(d: Delta) -> Return(Tensor, "delta"):
 
 def _mirrored(d: Tensor, axis: int, width: int) -> Tensor:
     """d with `width` more entries at both ends of an axis: d c b a | a b c d | d c b a."""
-    return d.index_select(axis, torch.tensor(_places(d.shape[axis], width), device=d.device))
+    return d.index_select(axis, torch.tensor(_places(d.shape[axis], width)).to(d.device))
 
 
 def _places(size: int, width: int) -> list[int]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import ndimage
 
-from mecha_exp.engine.compiler import runs
+from mecha_exp.engine.compiler.primitives import runs
 from mecha_exp.methods import smoothing
 
 SHAPES = [

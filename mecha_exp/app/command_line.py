@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -165,7 +165,9 @@ def _parsed(words: Sequence[str], problems: Problems) -> list[Override]:
 def _is_empty(override: Override) -> bool:
     """Whether the step of a range does not lead from its start to its end."""
     value = override.value()
-    return (value.stop - value.start) * value.step <= 0  # type: ignore[union-attr,no-any-return]
+    assert isinstance(value, RangeSweep)
+    start, stop = value.start or 0, value.stop or 0
+    return (stop - start) * value.step <= 0
 
 
 def _single(parsed: list[Override]) -> Points:

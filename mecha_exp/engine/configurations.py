@@ -40,11 +40,17 @@ def different_settings(sources: Iterable[Source]) -> Iterator[str]:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The decisive entries of a configuration, with rotary embeddings as transformers 5 has them."""
-    text = config.get("text_config") or config
+    text = _section(config, "text_config") or config
     settings = {entry: text[entry] for entry in _DECISIVE if text.get(entry) is not None}
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    rope = _section(text, "rope_parameters") or _section(text, "rope_scaling")
     theta = rope.get("rope_theta", text.get("rope_theta"))
-    if theta is None:
+    if not isinstance(theta, int | float):
         return settings
     kind = rope.get("rope_type") or rope.get("type") or "default"
     return {**settings, "rope_theta": float(theta), "rope_type": kind}
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A mapping within a configuration; empty where it has none of that name."""
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}

@@ -64,9 +64,7 @@ def test_the_models_of_the_configuration_alone_are_measured(app, models: Path):
         "    return m.Outcomes({'all': [1.0, 0.0]})\n"
     )
 
-    outcome = app(
-        *BASE[:2], "plugins=[plugin.py]", "evaluator.name=nearness", "output=none", "tracking=none"
-    )
+    outcome = app(*BASE[:2], "plugins=[plugin.py]", "evaluator.name=nearness", "output=none", "tracking=none")
 
     assert outcome.status == 0, outcome.err
     assert {*(models / "measured.txt").read_text().splitlines()} == {"['w']"}

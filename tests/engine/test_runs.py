@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mecha_exp.engine.compiler import runs
+from mecha_exp.engine.compiler.primitives import runs
 from mecha_exp.extensions.merge_methods import RunLoop
 
 LINES = ["y = {t}(0.1) * smaller(x0, x1) - x2", "z = larger(x0, x1) / x2"]

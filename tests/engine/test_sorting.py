@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mecha_exp.engine.compiler import sorting
-from mecha_exp.engine.compiler.sorting import SHORT_ROW, ascending_order, ranks
+from mecha_exp.engine.compiler.primitives import sorting
+from mecha_exp.engine.compiler.primitives.sorting import SHORT_ROW, ascending_order, ranks
 
 COLUMNS = 3 * SHORT_ROW + 5
 

@@ -50,7 +50,7 @@ from mecha_exp.engine.compiler.jit import LoopText, converts_half
 from mecha_exp.engine.compiler.loop_body import LoopBody, LoopSpec
 from mecha_exp.engine.compiler.ops import NUMBERS, STORED
 from mecha_exp.engine.compiler.partition import goes_by_rows, split_loops, split_rows
-from mecha_exp.engine.compiler.rows import ROW_LANES
+from mecha_exp.engine.compiler.primitives.rows import ROW_LANES
 from mecha_exp.engine.compiler.trace import DRAW, Ref, Trace
 from mecha_exp.engine.ir.reductions import LANES, REDUCTION_BLOCK, STRIP
 from mecha_exp.graph.nodes import MergeNode

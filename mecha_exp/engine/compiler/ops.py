@@ -114,7 +114,7 @@ ROW_OPERATIONS = {
     "ranks": Operation("{0}"),  # what an entry is ranked by, of which `rank_rows` makes ranks
     "root": Operation("np.sqrt({0})"),
 }
-"""Operations of methods that work on rows; `compiler.rows` and `compiler.sorting` have them for torch."""
+"""Operations of methods that work on rows; `primitives.rows` and `primitives.sorting` have them for torch."""
 
 
 def operation_of(name: str) -> Operation:

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mecha_exp.engine.compiler.ops import NUMBERS, OPERATIONS, STORED
-from mecha_exp.engine.compiler.rows import ROW_FUNCTIONS
-from mecha_exp.engine.compiler.sorting import ranks
+from mecha_exp.engine.compiler.primitives.rows import ROW_FUNCTIONS
+from mecha_exp.engine.compiler.primitives.sorting import ranks
 from mecha_exp.engine.compiler.trace import (
     DRAW,
     INPUT,

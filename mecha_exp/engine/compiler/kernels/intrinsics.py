@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
 from mecha_exp.engine.compiler.abi import Rank, words
-from mecha_exp.engine.compiler.rows import ROW_LANES as _ROW_LANES
+from mecha_exp.engine.compiler.primitives.rows import ROW_LANES as _ROW_LANES
 
 _REINTERPRETED = {
     types.float32: types.int32,
@@ -350,7 +350,7 @@ def fold(sums, rows, length):
 def sum_rows(values, size, columns, lanes):
     """Put the sum of each row of a strip at the row's number; of a row with more strips, the sum so far.
 
-    In the order of `compiler.rows`. `lanes` are the running sums of a row, 0 where the first strip begins.
+    In the order of `primitives.rows`. `lanes` are the running sums of a row, 0 where the first strip begins.
     """
     if columns > len(values):
         add_to_lanes(lanes, values, 0, size)

@@ -15,7 +15,7 @@ from torch.overrides import has_torch_function_unary
 from mecha_exp.engine.compiler.abi import WIDEST_DIGIT, RadixJob
 from mecha_exp.engine.compiler.jit import LoopText, can_compile, compiled
 from mecha_exp.engine.compiler.object_file import Loop
-from mecha_exp.engine.compiler.rows import told
+from mecha_exp.engine.compiler.primitives.rows import told
 
 RADIX_TEXT = LoopText(
     "from mecha_exp.engine.compiler.kernels.radix import sort_rows\n\n"
