@@ -8,7 +8,6 @@ python -m bench.architectures --convert /dev/shm also convert a full-size random
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import statistics
 import subprocess
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from bench.report import machine, save_section, table
+from bench.report import machine, make_parser, publish, table
 from mecha_exp.architectures import ModelConfig, candidates, detect, get_all, resolve, views
 from mecha_exp.checkpoint import CheckpointWriter, open_stored
 from mecha_exp.checkpoint.positional import byte_view
@@ -37,19 +36,14 @@ PAIRS = [
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--repeat", type=int, default=9, help="runs of each (default: %(default)s)")
-    parser.add_argument("--save", action="store_true", help="write the tables into bench/RESULTS.md")
     parser.add_argument("--convert", type=Path, metavar="FOLDER", help="convert models of full size in it")
     options = parser.parse_args()
     text = measured(options.repeat)
     if options.convert:
         text += "\n\n" + converted(options.convert)
-    print(text)  # noqa: T201
-    if options.save:
-        save_section("Model configs", text)
+    publish("Model configs", text, save=options.save)
 
 
 def measured(repeat: int) -> str:

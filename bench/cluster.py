@@ -23,10 +23,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.engine import say
 from bench.headers import LLAMAS, SHARD, Llama, Mixture, write_headers, write_tensors
 from bench.remote import slow_server
-from bench.report import as_for_users, machine, save_section, table
+from bench.report import as_for_users, machine, make_parser, publish, say, table
 from mecha_exp import EngineOptions, plan
 from mecha_exp.across.shares import Share, SharedMerge, distribute, files_of
 from mecha_exp.across.task import Made, Task, make
@@ -94,9 +93,7 @@ def main() -> None:
         load=f"The load of the machine was {os.getloadavg()[0]:.0f}, with {os.cpu_count()} cores.",
         machine=machine(),
     )
-    if options.save:
-        save_section("One merge over many machines", text)
-    say(text)
+    publish("One merge over many machines", text, save=options.save)
 
 
 _HEAD = ["merge", "nodes", "files", "read", "written", "even", "buffers", "time", "bound by"]
@@ -259,8 +256,7 @@ def _ties(paths: Sequence[str | Path]) -> Node:
 
 
 def _options() -> argparse.Namespace:
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m bench.cluster", description=__doc__, formatter_class=layout)
+    parser = make_parser(__doc__)
     parser.add_argument("--link", type=float, default=3.125e9, help="bytes a second of a node (25 Gbit/s)")
     parser.add_argument("--store", type=float, default=40e9, help="bytes a second of the shared store")
     parser.add_argument("--cores", type=int, default=16, help="of each node")
@@ -268,7 +264,6 @@ def _options() -> argparse.Namespace:
     clusters = "processes, ray or slurm (by SLURM_CONF): where tasks are measured"
     parser.add_argument("--on", nargs="+", default=[PROCESSES], help=clusters)
     parser.add_argument("--folder", type=Path, help="for the small models (default: that of the system)")
-    parser.add_argument("--save", action="store_true", help="write the tables into bench/RESULTS.md")
     return parser.parse_args()
 
 

@@ -18,7 +18,6 @@ The last column says whether what the engine must reach is met (`bars.py`).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -42,7 +41,7 @@ from bench.cases import (
 )
 from bench.measured import make_statistics
 from bench.models import make_models, many_keys
-from bench.report import as_for_users, machine, save_section, table
+from bench.report import as_for_users, machine, make_parser, save_section, say, table
 
 REPOSITORY = Path(__file__).parents[1]
 CASES_SCRIPT = Path(__file__).with_name("cases.py")
@@ -239,10 +238,7 @@ class Measured:
 
 def main() -> None:
     """Measure, print, and save if asked."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.engine", description=__doc__, formatter_class=layout
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--size", default="sd15", choices=["small", "half", "sd15", "sdxl"], help="of the models"
     )
@@ -257,7 +253,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="begin no further row after so long")
     parser.add_argument("--environments", type=Path, default=Path(".bench"), help="of the peers")
     parser.add_argument("--no-peers", action="store_true", help="mecha_exp and the floor only")
-    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
     options = parser.parse_args()
     pythons = {"mecha_exp": Path(sys.executable)}
     if not options.no_peers:
@@ -433,12 +428,6 @@ def environment(folder: Path, what: str) -> Path:
         subprocess.run([*install, what], check=True)
         (folder / ".ready").touch()
     return python
-
-
-def say(text: str) -> None:
-    """Print a line of progress."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from shlex import quote
 import torch
 
 from bench.models import drawn_values
-from bench.report import as_for_users, machine, save_section, table
+from bench.report import as_for_users, machine, make_parser, publish, table
 from mecha_exp.checkpoint import Destination
 
 HIDDEN, INNER, KEYS_AND_VALUES, VOCABULARY = 4096, 14336, 1024, 128_256
@@ -40,17 +40,13 @@ WORKS = {"weighted sum of 2": 2, "TIES, 2 experts": 3}
 
 def main() -> None:
     """Make the models, measure each work by each tool in turns, print, and save if asked."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.large", description=__doc__, formatter_class=layout
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="where models and outputs lie")
     parser.add_argument("--layers", type=int, default=32, help="of the models (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each (default: %(default)s)")
     parser.add_argument("--cases", nargs="+", choices=WORKS, default=[*WORKS], help="only these")
     parser.add_argument("--mergekit", type=Path, help="its program mergekit-yaml; without it we are alone")
     parser.add_argument("--peer-repeat", type=int, default=1, help="runs of mergekit (default: %(default)s)")
-    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -68,9 +64,7 @@ def main() -> None:
     if options.mergekit:
         end += f" mergekit: {options.peer_repeat}."
     text = f"{table(rows)}\n\n{end}"
-    sys.stdout.write(text + "\n")
-    if options.save:
-        save_section("Large models on a disk", text)
+    publish("Large models on a disk", text, save=options.save)
 
 
 def rows_of(work: str, models: Sequence[Path], output: Path, options: argparse.Namespace) -> list[list[str]]:

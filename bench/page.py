@@ -9,7 +9,6 @@ page's own process, to which other programs on the machine add little. No graphi
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.browser import Browser
-from bench.report import machine, save_section, table
+from bench.report import machine, make_parser, publish, table
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.report import REPORT_FILE, Results, write_all
 from mecha_exp.report.verdict import verdict_of
@@ -87,11 +86,8 @@ def _processor_seconds(browser: Browser) -> float:
 
 def main() -> None:
     """Measure, print a table and keep it in RESULTS.md."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--points", type=int, default=1000)
-    parser.add_argument("--save", action="store_true", help="keep the table in RESULTS.md")
     options = parser.parse_args()
     results = sweep(options.points)
     with tempfile.TemporaryDirectory() as name:
@@ -110,9 +106,7 @@ def main() -> None:
     text = (
         f"{machine()}. {options.points:,} points; median of {REPEATS} (smallest to largest).\n\n{table(rows)}"
     )
-    print(text)  # noqa: T201
-    if options.save:
-        save_section("The report in a browser", text)
+    publish("The report in a browser", text, save=options.save)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ entry, from LAPACK's SVD in float64. Tall matrices are first reduced to the R of
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from bench.report import machine, save_section, table
+from bench.report import machine, make_parser, publish, table
 
 SHAPES = ((320, 320), (640, 640), (1280, 1280), (2560, 640), (1280, 5120))
 LEAST = 1e-7
@@ -125,12 +124,11 @@ def measured(way: str, matrix: Tensor, reference: Tensor, turns: int) -> str:
     return f"{min(seconds):.2f} s, {error:.0e}"
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [["matrix", *WAYS]]
     for spectrum in (low_rank_and_noise, decaying):
@@ -145,10 +143,8 @@ def main(arguments: Sequence[str]) -> None:
         f"Processor time, the least of {options.turns} turns, and the largest error\nover the largest entry"
     )
     text = f"{table(rows)}\n\n{machine()}, one thread. {said}, from LAPACK's SVD in float64."
-    sys.stdout.write(text + "\n")
-    if options.save:
-        save_section("Iso-C without a decomposition", text)
+    publish("Iso-C without a decomposition", text, save=options.save)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

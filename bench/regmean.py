@@ -8,17 +8,15 @@ Gram matrix. The merge runs as a user's would, in a process of its own that read
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from bench.measured import make_statistics
 from bench.models import write_model
-from bench.report import machine, save_section, table
+from bench.report import machine, make_parser, publish, table
 
 REPOSITORY = Path(__file__).parents[1]
 SHAPES: dict[tuple[int, ...], int] = {(1280, 5120): 3, (5120, 1280): 28, (40960, 1280): 1}
@@ -31,13 +29,12 @@ m.merge(recipe, "merged.safetensors", options=m.EngineOptions(workers=int(sys.ar
 """
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of models, which stay there")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     models = [options.folder.resolve() / f"{name}.safetensors" for name in "ab"]
     for number, model in enumerate(models):
@@ -51,9 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     text = (
         f"Models of {sizes[0]:.2f} GB, Gram matrices of {sizes[1]:.2f} GB.\n\n{table(rows)}\n\n{machine()}."
     )
-    sys.stdout.write(text + "\n")
-    if options.save:
-        save_section("RegMean of two models (0.5 GB)", text)
+    publish("RegMean of two models (0.5 GB)", text, save=options.save)
 
 
 def _merged(folder: Path, words: list[str]) -> list[str]:
@@ -70,4 +65,4 @@ def _merged(folder: Path, words: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,7 +1,8 @@
-"""What every benchmark shares: medians of processes, the machine's description, one section of RESULTS.md."""
+"""What every benchmark shares: arguments, medians of processes, the machine, sections of RESULTS.md."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import re
@@ -15,6 +16,28 @@ from pathlib import Path
 import torch
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+def make_parser(text: str | None) -> argparse.ArgumentParser:
+    """A parser of a benchmark's arguments with `--save`; its help is the text of the module."""
+    layout = argparse.RawDescriptionHelpFormatter
+    name = f"python -m bench.{Path(sys.argv[0]).stem}"
+    parser = argparse.ArgumentParser(name, description=text, formatter_class=layout)
+    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
+    return parser
+
+
+def say(text: str) -> None:
+    """Print a line of progress."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def publish(title: str, text: str, *, save: bool) -> None:
+    """Print what was measured, and keep it in RESULTS.md if asked."""
+    if save:
+        save_section(title, text)
+    say(text)
 
 
 def seconds(command: Sequence[str], cwd: Path, environment: dict[str, str] | None = None) -> float:

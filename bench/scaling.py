@@ -11,7 +11,6 @@ that find the inputs' hashes and the compiled loops.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -20,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.engine import say
-from bench.report import as_for_users, machine, save_section, table
+from bench.report import as_for_users, machine, make_parser, publish, say, table
 from bench.sweeps import APP, REPOSITORY, judged
 
 UNMEASURED = ["recipe=ties", "output=none", "evaluator=none"]
@@ -49,21 +47,15 @@ class Sweep:
 
 def main() -> None:
     """Measure, print, and save if asked."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.scaling", description=__doc__, formatter_class=layout
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--points", type=int, help="one untracked sweep of so many points, and no other")
-    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
     options = parser.parse_args()
     rows = [["sweep", "processor time", "until the first point", "peak memory", "bar"]]
     for row in one(options.points) if options.points else all_rows():
         rows.append(row)
         say(" | ".join(row))
     end = f"{machine()}; TIES on the digits of the package, nothing measured."
-    if options.save:
-        save_section("How sweeps grow", f"{table(rows)}\n\n{end}")
-    say(f"{table(rows)}\n\n{end}")
+    publish("How sweeps grow", f"{table(rows)}\n\n{end}", save=options.save)
 
 
 def all_rows() -> Iterator[list[str]]:

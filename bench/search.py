@@ -9,7 +9,6 @@ it asks no sampler, keeps no record, and draws nothing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -17,13 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 import mecha_exp
-from bench.report import machine, save_section, table
+from bench.report import machine, make_parser, publish, table
 from mecha_exp.evaluators.digits import digits
 
 REPOSITORY = Path(__file__).parents[1]
@@ -74,13 +72,12 @@ def cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--batch", default="auto")
-    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         taken = [*search(Path(name), options.trials, options.batch), one_by_one(Path(name))]
     rows = [
@@ -94,10 +91,8 @@ def main(arguments: Sequence[str]) -> None:
         for way, wall, cpu in taken
     ]
     text = f"{table([HEAD, *rows])}\n\n{machine()}; TIES on the digits of the package, by alpha and k."
-    sys.stdout.write(text + "\n")
-    if options.save:
-        save_section("Searching", text)
+    publish("Searching", text, save=options.save)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

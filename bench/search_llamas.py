@@ -8,7 +8,6 @@ bits per byte, which is checked. `make parity` installs mergekit in an environme
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from bench.report import machine, save_section, table
+from bench.report import machine, make_parser, publish, table
 from bench.search import cpu_of_children, seconds_of_trials
 
 REPOSITORY = Path(__file__).parents[1]
@@ -105,14 +104,13 @@ def one_by_one(
     return tuple(content["seconds"]), content["values"]
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--mergekit", default=".parity/mergekit/bin/python", help="Python that has mergekit")
-    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if not Path(options.mergekit).is_file():
         parser.error(f"there is no {options.mergekit}: `make parity` installs mergekit, or name its Python")
     with tempfile.TemporaryDirectory() as name:
@@ -148,10 +146,8 @@ def main(arguments: Sequence[str]) -> None:
         "at most. The last row is a loop in one process that has imported everything: without a sampler, "
         "records or a report."
     )
-    sys.stdout.write(text + "\n")
-    if options.save:
-        save_section("Searching language models", text)
+    publish("Searching language models", text, save=options.save)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

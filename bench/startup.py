@@ -6,7 +6,6 @@ python -m bench.startup --save      and put it into bench/RESULTS.md
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -14,7 +13,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from bench.report import machine, median_and_spread, save_section, seconds, table
+from bench.report import machine, make_parser, median_and_spread, publish, seconds, table
 
 REPOSITORY = Path(__file__).parents[1]
 PYTHON = sys.executable
@@ -26,16 +25,11 @@ POINTS = 20
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--repeat", type=int, default=5, help="runs of each (default: %(default)s)")
-    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
     options = parser.parse_args()
     text = measured(options.repeat)
-    print(text)  # noqa: T201
-    if options.save:
-        save_section("Waiting for the application", text)
+    publish("Waiting for the application", text, save=options.save)
 
 
 def measured(repeat: int) -> str:

@@ -14,7 +14,6 @@ memory is that of the head.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -25,8 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.engine import say
-from bench.report import as_for_users, machine, save_section, table
+from bench.report import as_for_users, machine, make_parser, publish, save_section, say, table
 from bench.scaling import processor_time
 from bench.sweeps import APP, REPOSITORY
 
@@ -64,14 +62,10 @@ class Command:
 
 def main() -> None:
     """Measure, print, and save if asked."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.studies", description=__doc__, formatter_class=layout
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--points", type=int, help="one size alone")
     parser.add_argument("--untracked", action="store_true", help="without the tracked studies")
     parser.add_argument("--shares", type=int, help="one study in so many shares, each in a process")
-    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
     options = parser.parse_args()
     if options.shares:
         in_shares(options.points or POINTS[-1], options.shares, save=options.save)
@@ -140,9 +134,7 @@ def in_shares(points: int, shares: int, *, save: bool) -> None:
         first = f"{c.wall_first:.1f} s" if c in (before, after) else ""
         rows.append([step, f"{c.wall:.1f} s", f"{c.processor:.1f} s", first, f"{c.peak / 1e9:.2f} GB"])
     text = f"{table(rows)}\n\n{machine()}; a load of {load:.1f} by other work when it began."
-    say(text)
-    if save:
-        save_section(f"A study of {points:,} points in {shares} shares", text)
+    publish(f"A study of {points:,} points in {shares} shares", text, save=save)
 
 
 def study(points: int) -> list[str]:

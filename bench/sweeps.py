@@ -13,7 +13,6 @@ times as long for ten, and its start once.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -27,10 +26,10 @@ from itertools import chain
 from pathlib import Path
 
 from bench.cases import touch_memory
-from bench.engine import PEERS, Case, Measured, environment, say
+from bench.engine import PEERS, Case, Measured, environment
 from bench.engine import run as peer_run
 from bench.models import make_models
-from bench.report import as_for_users, machine, save_section, table
+from bench.report import as_for_users, machine, make_parser, save_section, say, table
 
 REPOSITORY = Path(__file__).parents[1]
 APP = [sys.executable, "-m", "mecha_exp"]
@@ -54,10 +53,7 @@ class Run:
 
 def main() -> None:
     """Measure, print, and save if asked."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.sweeps", description=__doc__, formatter_class=layout
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--size", default="sd15", choices=["small", "half", "sd15"], help="of the models")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each (default: %(default)s)")
     parser.add_argument(
@@ -67,7 +63,6 @@ def main() -> None:
     parser.add_argument("--only", choices=["demo", "models", "written"], help="a part of the table")
     parser.add_argument("--environments", type=Path, default=Path(".bench"), help="of sd-mecha")
     parser.add_argument("--no-peers", action="store_true", help="without sd-mecha")
-    parser.add_argument("--save", action="store_true", help="write the table into bench/RESULTS.md")
     options = parser.parse_args()
     rows = [["work", "time", "processor time", "peak memory", "bar"]]
     end = f"{machine()}; models of size {options.size}; medians of {options.repeat}."

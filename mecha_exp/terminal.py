@@ -72,6 +72,11 @@ stdout = _Console(highlight=False)
 stderr = _Console(stderr=True, highlight=False)
 
 
+def print_line(text: str) -> None:
+    """Print a text to standard output as it is: without markup, in one line where the terminal is narrow."""
+    stdout.print(text, markup=False, soft_wrap=True)
+
+
 def show_error(message: str) -> None:
     """Print an error to standard error."""
     stderr.print(f"[bold red]error:[/] {escape(printable(as_typed(message)))}", soft_wrap=True)
@@ -117,8 +122,7 @@ def show_point(
         f", of which {seconds_of_inputs:.1f} s for the inputs" if seconds_of_inputs >= _WORTH_SAYING else ""
     )
     left = f"; {spoken_time(seconds_left)} left" if seconds_left >= _LONG else ""
-    text = f"[{number}{total}] {record.name}: {score}, {seconds:.1f} s{inputs}{left}"
-    stdout.print(text, markup=False, soft_wrap=True)
+    print_line(f"[{number}{total}] {record.name}: {score}, {seconds:.1f} s{inputs}{left}")
 
 
 def progress_bar(planned: Plan) -> AbstractContextManager[Callable[[str, int], None]]:

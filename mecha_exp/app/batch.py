@@ -44,7 +44,7 @@ MOST_POINTS = 64
 """The points of a pass. The loop for more of them compiles longer than reading the inputs again takes."""
 
 FILES_A_POINT = 4
-"""Its partial file, twice while it is flushed, its journal and its lock."""
+"""The open files of a point: its partial file, twice while it is flushed, its journal and its lock."""
 
 Progress = Callable[[Plan], AbstractContextManager[Callable[[str, int], None]]]
 
@@ -72,7 +72,7 @@ class Merged:
     is_recalled: bool = False
 
     def release(self) -> None:
-        """Let the model go: the next batch needs its memory."""
+        """Drop the model: the next batch needs its memory."""
         self.model = None
 
 

@@ -29,9 +29,9 @@ from mecha_exp.app.checks.names import (
     values_of,
 )
 from mecha_exp.app.checks.unused import check_unused
-from mecha_exp.app.grid import Grid, set_value
+from mecha_exp.app.grid import Grid
 from mecha_exp.app.hydra.compose import Composer, composer_of
-from mecha_exp.app.hydra.jobs import parse_override
+from mecha_exp.app.hydra.jobs import parse_override, set_values, unchecked
 from mecha_exp.app.search.space import MODE as SEARCH
 from mecha_exp.app.search.space import SearchedPoints, searched_points
 from mecha_exp.app.sweep.points import Points, parts_of, points_of
@@ -239,10 +239,8 @@ def _names_below(parsed: Sequence[Override], first: DictConfig, composer: Compos
 def _with_fixed_values(parsed: Sequence[Override], config: DictConfig, composer: Composer) -> DictConfig:
     """A copy of the configuration with every value that is not varied."""
     config = config.copy()
-    for override in parsed:
-        is_value = not composer.is_group(override) and not override.is_hydra_override()
-        if is_value and not override.is_sweep_override():
-            set_value(config, override)
+    fixed = [o for o in parsed if not o.is_sweep_override() and not o.is_hydra_override()]
+    set_values(config, [unchecked(o) for o in fixed if not composer.is_group(o)])
     return config
 
 

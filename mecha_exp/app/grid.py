@@ -10,12 +10,11 @@ from functools import cached_property
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, open_dict, read_write
 
 from mecha_exp.app.hydra.compose import Composer
-from mecha_exp.app.hydra.jobs import Scratch, decides_files, parse_override
-from mecha_exp.errors import ConfigError, brief
+from mecha_exp.app.hydra.jobs import Scratch, decides_files, parse_override, unchecked
+from mecha_exp.app.words.plain import as_written
 
 _TEMPLATE = re.compile(r"'(?:mecha|mergekit|parameter)':")  # a node of a recipe that brings parameters
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -37,7 +36,7 @@ class GridPoint:
 
     def config(self, scratch: Scratch | None = None) -> DictConfig:
         """The configuration of the point, made of that of the last one where there is a scratch."""
-        return (scratch or Scratch()).compose(self.pickled, self.overrides, _set_values)
+        return (scratch or Scratch()).compose(self.pickled, [unchecked(o) for o in self.overrides])
 
 
 @dataclass(frozen=True)
@@ -88,23 +87,6 @@ class Grid(Sequence[DictConfig]):
         return [point.config() for point in firsts.values()]
 
 
-def set_value(config: DictConfig, override: Override) -> None:
-    """Set the value of an override in a configuration.
-
-    Raises:
-        ConfigError: its key leads into a value that has no parts.
-    """
-    try:
-        OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-    except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{override.input_line}: {brief(str(error).splitlines()[0])}.") from None
-
-
-def _set_values(config: DictConfig, overrides: Sequence[Override]) -> None:
-    for override in overrides:
-        set_value(config, override)
-
-
 def _grid_point(
     words: Sequence[str], composer: Composer, bases: dict[tuple[str, ...], tuple[DictConfig, bytes]]
 ) -> GridPoint:
@@ -131,8 +113,7 @@ def used_by(config: DictConfig) -> set[str]:
 
 def references_of(config: DictConfig) -> set[str]:
     """The keys that the recipe refers to, directly or through another one, such as `models.experts.0`."""
-    raw = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(raw, dict)
+    raw = as_written(config)
     references = parameters_of(config)
     waiting = [raw.get("recipe"), *(raw.get(name) for name in references)]
     while waiting:
@@ -145,8 +126,7 @@ def references_of(config: DictConfig) -> set[str]:
 
 def parameters_of(config: DictConfig) -> set[str]:
     """The parameters of the recipe, if it is or may contain a template."""
-    raw = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(raw, dict)
+    raw = as_written(config)
     if not _TEMPLATE.search(str(raw.get("recipe"))):
         return set()
     from mecha_exp.app.point import resolve

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,6 +24,7 @@ from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
 from mecha_exp.app.sweep.replicates import DATA, replicate_kinds
 from mecha_exp.app.sweep.reporting import report_chosen
 from mecha_exp.app.tracking import how_to_log_later
+from mecha_exp.app.words.quoting import quoted
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.checkpoint import can_resume, check_writable, find_partial_outputs
 from mecha_exp.checkpoint.remote.address import address_in
@@ -37,12 +37,11 @@ from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep, Tracking
 from mecha_exp.system.folders import make_new_folder
 from mecha_exp.system.progress import merge_summary
-from mecha_exp.terminal import show_error, show_plan, stdout
+from mecha_exp.terminal import print_line, show_error, show_plan, stdout
 from mecha_exp.tracking.database import absolute_uri
 from mecha_exp.tracking.names import experiment
 
 _MAX_NAMED = 3  # recipes in the title of a sweep
-_PLAIN = re.compile(r"[\w./\\:-]+")  # what Hydra reads as it is, without quotes
 
 
 def main(arguments: list[str]) -> int:
@@ -73,10 +72,9 @@ def _show_plan(line: CommandLine) -> int:
         point.read_scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})  # checks it
         show_plan(planned, list(point.names.values()), point.hyperparameters)
     if point.adapter:
-        about = (
+        print_line(
             f" adapter  {point.adapter.path.name}, of rank {point.adapter.rank} at most, made of that output"
         )
-        stdout.print(about, markup=False, soft_wrap=True)
     return 0
 
 
@@ -164,7 +162,7 @@ def _run_one(line: CommandLine, bench: Workbench) -> int:
     if not any(word.startswith("hydra.run.dir=") for word in line.overrides):
         folder = make_new_folder(folder)
     try:
-        line.composer.run([*line.overrides, f"hydra.run.dir={_quoted(folder)}"], None, run_point)
+        line.composer.run([*line.overrides, f"hydra.run.dir={quoted(str(folder))}"], None, run_point)
     except KeyboardInterrupt:
         return _interrupted(_how_to_go_on(line, folder))
     record = Record.load(folder)
@@ -187,17 +185,20 @@ def _how_to_go_on(line: CommandLine, folder: Path) -> str:
         return "The same command starts again."
     words = [word for word in line.arguments if not word.startswith("hydra.run.dir=")]
     if not named:
-        words.append(f"hydra.run.dir={folder if _PLAIN.fullmatch(str(folder)) else _quoted(folder)}")
+        words.append(f"hydra.run.dir={quoted(str(folder))}")
     return f"What is done is kept. Go on with: {command_line.program_name()} {shlex.join(words)}".rstrip()
 
 
-def _run_sweep(line: CommandLine, bench: Workbench) -> int:
-    title = line.config.name or _title(line)
-    command = ["python", "-m", "mecha_exp", *line.typed]
+def _prepare_sweep(line: CommandLine, bench: Workbench) -> tuple[Sweep, AdaptiveSweep | None]:
+    """The data of a sweep, after all checks, and what makes its points where they are not listed.
+
+    Raises:
+        MechaError: no point is sound, or the sweep cannot be measured or searched as asked.
+    """
+    title, command = line.config.name or _title(line), ["python", "-m", "mecha_exp", *line.typed]
     sweep = Sweep(title, line.swept, command, 0, mode=line.config.sweep.mode, notes=[*line.notes])
     if line.searched is not None:
         sweep.logarithmic = [d.key for d in line.searched.space.dimensions if d.logarithmic]
-    tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
     point, scoring = _require_one_good_point(line, bench, _folder(line, "sweep"))
     _check_evaluations(line, scoring)
     check_race(line, scoring)
@@ -205,16 +206,22 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     sweep.notes += adaptive.notes if adaptive else ()
     sweep.reference = checked_reference(line.config.sweep.get("reference"), scoring)
     sweep.points = adaptive.trials if adaptive else len(line.jobs) if line.lists_points else 0
+    return sweep, adaptive
+
+
+def _run_sweep(line: CommandLine, bench: Workbench) -> int:
+    sweep, adaptive = _prepare_sweep(line, bench)
+    tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
     _say_what_is_left_out(line)
     at_work = adaptive.at_work() if isinstance(adaptive, Search) else nullcontext()
     with claimed_folder(line, bench) as folder, at_work:
         if adaptive:
             adaptive.check_folder(folder)
         summary.begin(sweep, folder, tracking)
-        good, reported, trouble, interrupted = False, False, None, False
+        all_finished, reported, trouble, interrupted = False, False, None, False
         try:
             batches = adaptive.batches(folder) if adaptive else [Batch(line.jobs)]
-            line.composer.run([*line.overrides, f"hydra.sweep.dir={_quoted(folder)}"], batches, run_point)
+            line.composer.run([*line.overrides, f"hydra.sweep.dir={quoted(str(folder))}"], batches, run_point)
             is_part = line.config.sweep.get("share") is not None or _lacks_points(sweep, folder, adaptive)
             reported = is_part or report_chosen(sweep, folder, bench, tracking)  # the whole sweep chooses
         except KeyboardInterrupt:
@@ -223,12 +230,12 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
             bench.measurements.end()
             bench.flush()
             try:
-                good = summary.finish(sweep, folder, tracking) and reported
+                all_finished = summary.finish(sweep, folder, tracking) and reported
             except TrackingError as error:
                 trouble = str(error)
     if interrupted:
         return _interrupted("What is done is kept. The same command goes on.")
-    return _tracking_status(trouble, folder, line) or (0 if good else 1)
+    return _tracking_status(trouble, folder, line) or (0 if all_finished else 1)
 
 
 def _adaptive(
@@ -274,11 +281,11 @@ def _say_what_is_left_out(line: CommandLine) -> None:
     for config in line.points.first_of_each:
         if idle := idle_experts(config):
             recipe = config.hydra.runtime.choices.recipe
-            stdout.print(f"models.experts: {recipe} runs without {', '.join(idle)}", soft_wrap=True)
+            print_line(f"models.experts: {recipe} runs without {', '.join(idle)}")
     for key, recipes in line.left_out.items():
-        stdout.print(f"{key}: not of {', '.join(recipes)}, which run without it", soft_wrap=True)
+        print_line(f"{key}: not of {', '.join(recipes)}, which run without it")
     for note in line.notes:
-        stdout.print(note, soft_wrap=True, markup=False)
+        print_line(note)
 
 
 def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> int:
@@ -295,16 +302,11 @@ def _show_result(record: Record, folder: Path) -> None:
     m = record.metrics
     if record.found:
         where = f", the model is {record.model}" if record.model else ""
-        stdout.print(f"known already: nothing was merged{where}", soft_wrap=True)
-        stdout.print(f"the run       {folder}", soft_wrap=True)
+        print_line(f"known already: nothing was merged{where}")
+        print_line(f"the run       {folder}")
         return
     if resumed := m["io/resumed_keys"]:
         stdout.print(f"resumed: {resumed:.0f} of {m['io/keys']:.0f} keys were already done")
     took = m["time/merge_seconds"], m["io/bytes_read"], m["io/bytes_written"], m["memory/peak_bytes"]
-    stdout.print(f"merged in {merge_summary(*took)}", soft_wrap=True)
-    stdout.print(f"the run       {folder}", soft_wrap=True)
-
-
-def _quoted(folder: Path) -> str:
-    escaped = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    print_line(f"merged in {merge_summary(*took)}")
+    print_line(f"the run       {folder}")

@@ -161,7 +161,7 @@ class Measurements:
             self._started[key] = point.scoring.start(evaluation, model, context, is_wanted)
 
     def _begin(self, point: Point, merged: Merged, evaluation: Evaluation) -> Callable[[], Measurement]:
-        """Begin to measure a point by another evaluation than its own; what is returned waits for it."""
+        """Begin to measure a point by another evaluation than its own; returns a function that waits."""
         model = merged.model
         assert model is not None
         if point.scoring.workers:
@@ -215,7 +215,7 @@ class Measurements:
         return measured
 
     def of_inputs(self, point: Point) -> dict[str, Measured]:
-        """What the evaluators measure of each input, by its name; empty where one cannot be measured."""
+        """The measurements of each input, by its name; empty where an input cannot be measured."""
         statistics = statistics_in(point.recipe)
         return {
             point.names[node]: self._of_input(point, path, point.names[node])
@@ -224,7 +224,7 @@ class Measurements:
         }
 
     def of_inputs_and_experts(self, point: Point) -> dict[str, Measured]:
-        """What is measured of each input, and of each expert that `models.expert_of` names besides.
+        """The measurements of each input, and of each further expert that `models.expert_of` names.
 
         Raises:
             ConfigError: `models.expert_of` is not a mapping of tasks to models.
@@ -346,7 +346,7 @@ def _experts_found(point: Point) -> list[Path]:
 
 
 def base_of(point: Point) -> str | None:
-    """The name of the base among the inputs of a point; None if it is none of them."""
+    """The name of the base among the inputs of a point; None if the base is not one of them."""
     base = point.config["models"].get("base")
     names = {point.files[node]: name for node, name in point.names.items()}
     try:

@@ -185,7 +185,7 @@ class Point:
 
     @property
     def quantize(self) -> str | None:
-        """How the output is quantised; None writes numbers."""
+        """The quantisation of the output; None writes numbers."""
         choice: str | None = self.config["output"].get("quantize")
         return choice
 

@@ -23,7 +23,7 @@ _Group = Mapping[str, tuple[Point, Merged]]
 
 
 class Races:
-    """What races have decided, by evaluation and point.
+    """The decisions of races, by evaluation and point.
 
     Outcomes on some of the examples are kept here alone and never stored; numbers at a lower fidelity are.
     What is left in the race is measured whole afterwards, as without one.
@@ -67,7 +67,7 @@ class Races:
             self._errors |= {(key, digest): _named(error, *group[digest]) for digest, error in errors.items()}
 
     def result_of(self, point: Point) -> Dropped | None:
-        """What a dropped point was measured on; None if it was not dropped.
+        """The numbers of a dropped point; None if it was not dropped.
 
         Raises:
             EvaluationError: it could not be measured in the race.

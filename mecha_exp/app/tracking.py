@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,12 +179,21 @@ def log_sweep(folder: Path, store: Store) -> int:
         sweep.parent_run = store.start(sweep.title, tags)
     sweep.tracking_error = None
     sweep.save(folder)
-    missing = {path: record for path, record in sweep.records(folder).items() if record.run_id is None}
-    log_runs([EndedRun(path, record, sweep.parent_run) for path, record in missing.items()], store)
+    missing = log_missing(sweep, sweep.records(folder), store)
     if missing or store.status(str(sweep.parent_run)) == RUNNING:
         results = concluded_results(sweep, folder)
         close_run(sweep, results, write_all(results, sweep.command, folder), store)
         sweep.save(folder)
+    return missing
+
+
+def log_missing(sweep: Sweep, records: Mapping[Path, Record], store: Store) -> int:
+    """Log the points that are not in a store; returns how many.
+
+    They were there before the sweep was tracked, or the store did not answer then.
+    """
+    missing = [(path, record) for path, record in records.items() if record.run_id is None]
+    log_runs([EndedRun(path, record, sweep.parent_run) for path, record in missing], store)
     return len(missing)
 
 

@@ -39,7 +39,7 @@ from mecha_exp.terminal import Pace
 log = logging.getLogger(__name__)
 
 RERUN = ("never", "failed", "evaluate", "always")
-"""What is done again: nothing, points that failed, these and all measurements, everything."""
+"""The choices of `rerun`: nothing, points that failed, these and all measurements, everything."""
 
 
 def workbench(store: str | None, rerun: str) -> Workbench:
@@ -163,7 +163,7 @@ class Workbench:
                         result.release()
 
     def fetch(self, points: Iterable[Point]) -> None:
-        """Have what the store knows of signed points at hand, in one go."""
+        """Load the stored results of signed points in one go."""
         if self.store is not None:
             self.store.fetch(point.digest for point in points)
 

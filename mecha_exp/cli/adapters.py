@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mecha_exp.cli.arguments import add_models_dir, make_parser
 from mecha_exp.errors import some
-from mecha_exp.peft.extraction import extract_adapter
+from mecha_exp.peft.extraction import ExtractedAdapter, extract_adapter
 from mecha_exp.peft.merging import MergedAdapter, merge_adapters
-from mecha_exp.terminal import make_table, print_table, stdout
+from mecha_exp.terminal import make_table, print_line, print_table, stdout
 
 EXAMPLE = """\
 examples:
@@ -54,18 +54,22 @@ def _extract(arguments: list[str]) -> int:
         leave_out=options.leave_out,
         model_dirs=options.models_dir,
     )
-    ranks = sorted(set(made.ranks.values()))
-    spread = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
     more = f", {len(made.whole)} tensors whole" if made.whole else ""
-    line = f"{made.path}: {len(made.ranks)} modules of rank {spread}{more}, relative error {made.error:.3g}"
-    stdout.print(line, markup=False, soft_wrap=True)
+    print_line(f"{_summary(made)}{more}, relative error {made.error:.3g}")
     if made.left_out:
-        stdout.print(f"left out: {some(made.left_out, 5)}", markup=False, soft_wrap=True)
+        print_line(f"left out: {some(made.left_out, 5)}")
     table = make_table("module", "rank", "relative error")
     for module, error in made.errors.items():
         table.add_row(module, str(made.ranks[module]), f"{error:.3g}")
     print_table(table)
     return 0
+
+
+def _summary(made: ExtractedAdapter | MergedAdapter) -> str:
+    """Where an adapter lies, its modules and their ranks: `both: 4 modules of rank 2 to 16`."""
+    least, most = min(made.ranks.values()), max(made.ranks.values())
+    ranks = f"{least}" if least == most else f"{least} to {most}"
+    return f"{made.path}: {len(made.ranks)} modules of rank {ranks}"
 
 
 def _parser_of_extract() -> argparse.ArgumentParser:
@@ -122,19 +126,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(merged: MergedAdapter, rank: int | None) -> None:
-    ranks = sorted(set(merged.ranks.values()))
-    spread = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-    line = f"{merged.path}: {len(merged.ranks)} modules of rank {spread}, relative error {merged.error:.3g}"
-    stdout.print(line, markup=False, soft_wrap=True)
+    print_line(f"{_summary(merged)}, relative error {merged.error:.3g}")
     if len(merged.bases) > 1:
-        warning = (
+        print_line(
             f"warning: the adapters name different bases: {', '.join(merged.bases)}. Are these one model?"
         )
-        stdout.print(warning, markup=False, soft_wrap=True)
     if rank is not None and merged.error:
         worst = sorted(merged.errors, key=lambda name: -merged.errors[name])[:SHOWN_MODULES]
         listed = ", ".join(f"{name} {merged.errors[name]:.3g}" for name in worst)
-        stdout.print(f"the largest: {listed}", markup=False, soft_wrap=True)
+        print_line(f"the largest: {listed}")
     if merged.error_at:
         table = make_table("rank", "relative error")
         for other, error in merged.error_at.items():

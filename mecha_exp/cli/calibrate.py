@@ -25,7 +25,7 @@ from mecha_exp.sources.statistics import (
     StatisticsHeader,
 )
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import examples_bar, stdout
+from mecha_exp.terminal import examples_bar, print_line, stdout
 
 EXAMPLE = """\
 settings, as name=value:
@@ -155,8 +155,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 def _report(header: StatisticsHeader, kept: float | None, output: Path, seconds: float) -> None:
     what = " and ".join(header.kinds)
     size = human_bytes(output.stat().st_size)
-    text = f"{output}: {what} of {header.count:,} examples, {size}, in {seconds:.1f} s"
-    stdout.print(text, markup=False, soft_wrap=True)
+    print_line(f"{output}: {what} of {header.count:,} examples, {size}, in {seconds:.1f} s")
     if kept is not None:
         stdout.print(f"the mask has {100 * kept:.3g} % of the entries", markup=False)
         if not kept:

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.markup import escape
-
 from mecha_exp.checkpoint import PartialOutput, find_partial_outputs
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import CheckpointError, ConfigError
@@ -16,10 +14,10 @@ from mecha_exp.paths import OUTPUTS, STORE
 from mecha_exp.runs.leftovers import Leftover, find_leftovers
 from mecha_exp.runs.unreferenced import Unreferenced, find_unreferenced
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import print_json, show_error, stdout
+from mecha_exp.terminal import print_json, print_line, show_error, stdout
 
 DEFAULT_FOLDERS = (OUTPUTS, Path())
-Removable = PartialOutput | Leftover | Unreferenced
+Removable = PartialOutput | Leftover
 
 
 def main(arguments: list[str]) -> int:
@@ -41,7 +39,7 @@ def main(arguments: list[str]) -> int:
     for leftover in leftovers:
         use = ", in use: left alone" if leftover.in_use else ""
         size = human_bytes(leftover.nbytes)
-        stdout.print(f"{size:>10}  {escape(str(leftover.target))}{use}", soft_wrap=True)
+        print_line(f"{size:>10}  {leftover.target}{use}")
     if not idle:
         stdout.print("There is nothing to delete.")
         return 0
@@ -98,13 +96,9 @@ def _delete(idle: Sequence[Removable]) -> int:
 def _counted(leftovers: Sequence[Removable]) -> str:
     """The counts by kind, as in `what is left of 2 merges and 1 stored result`."""
     merges = sum(isinstance(leftover, PartialOutput) for leftover in leftovers)
-    temporary = sum(isinstance(leftover, Leftover) for leftover in leftovers)
-    results = len(leftovers) - merges - temporary
-    counts = (
-        [f"what is left of {merges} merge{'s' * (merges != 1)}"]
-        if merges or not (results or temporary)
-        else []
-    )
+    results = sum(isinstance(leftover, Unreferenced) for leftover in leftovers)
+    temporary = len(leftovers) - merges - results
+    counts = [f"what is left of {merges} merge{'s' * (merges != 1)}"] if merges or not leftovers else []
     counts += [f"{temporary} temporary file{'s' * (temporary != 1)}"] if temporary else []
     counts += [f"{results} stored result{'s' * (results != 1)}"] if results else []
     return " and ".join(counts)

@@ -9,7 +9,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError
 from mecha_exp.system.atomic_write import atomic_write_text
-from mecha_exp.terminal import stdout
+from mecha_exp.terminal import print_line
 
 NAME = "mecha_exp_nodes"
 """The folder among the custom nodes; another name than the package, which it would hide."""
@@ -33,12 +33,10 @@ def main(arguments: list[str]) -> int:
         atomic_write_text(folder / NAME / "__init__.py", _TEXT)
     except OSError as error:
         raise ConfigError(f"{folder / NAME} cannot be written: {error.strerror}.") from None
-    stdout.print(f"{folder / NAME}: start ComfyUI again to load it", markup=False, soft_wrap=True)
-    stdout.print(
+    print_line(f"{folder / NAME}: start ComfyUI again to load it")
+    print_line(
         f"mecha_exp is installed for {sys.executable}. Install it for the Python of ComfyUI too, if that is "
         "another one.",
-        markup=False,
-        soft_wrap=True,
     )
     return 0
 

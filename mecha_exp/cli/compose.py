@@ -8,7 +8,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import add_offline, add_recipe, load_recipe, make_parser
 from mecha_exp.recipe import parameters_of, serialize, serialize_and_save
 from mecha_exp.recipe.templates import describe
-from mecha_exp.terminal import stderr, stdout
+from mecha_exp.terminal import print_line, stderr
 
 EXAMPLE = """\
 example: a template with the parameters a, c and alpha
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     if options.output is None:
         sys.stdout.write(serialize(recipe) + "\n")
     else:
-        stdout.print(str(serialize_and_save(recipe, options.output)), markup=False, soft_wrap=True)
+        print_line(str(serialize_and_save(recipe, options.output)))
     if unfilled := parameters_of(recipe):
         stderr.print(
             f"still to be filled: {', '.join(map(describe, unfilled))}", markup=False, soft_wrap=True

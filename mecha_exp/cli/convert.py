@@ -21,7 +21,7 @@ from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.quantised.view import notes_on, require_plain
 from mecha_exp.sources.search import find_model
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import byte_bar, stdout
+from mecha_exp.terminal import byte_bar, print_line, stdout
 
 EXAMPLE = """\
 examples:
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     with open_stored(find_model(str(options.model), options.models_dir)) as stored:
         model = require_plain({"model": stored}, "dequantise" if options.dequantise else "error")["model"]
         for note in notes_on([model]):
-            stdout.print(note, markup=False, soft_wrap=True)
+            print_line(note)
         source = convert_source(model, target, config)
         destination = _destination(options, target, source)
         metadata = {"format": "pt"} | {k: v for k, v in model.metadata.items() if k not in PROVENANCE_KEYS}
@@ -65,11 +65,11 @@ def main(arguments: list[str]) -> int:
             copied = write_source(source, destination, metadata, advance, signature=source.resume_token)
         _report(model, source, target)
         seconds = time.monotonic() - began
-        stdout.print(str(copied.path), markup=False, soft_wrap=True)
+        print_line(str(copied.path))
         resumed = f"; {copied.resumed} of them were there already" if copied.resumed else ""
         stdout.print(f"converted {len(source.keys())} keys in {seconds:.2f} s: {human_bytes(size)}{resumed}")
         if PIPELINE in destination.small_files and destination.is_folder:
-            stdout.print(f"{NO_TOKENIZER} {TOKENIZERS[target.architecture]}", soft_wrap=True, markup=False)
+            print_line(f"{NO_TOKENIZER} {TOKENIZERS[target.architecture]}")
     return 0
 
 

@@ -31,7 +31,7 @@ from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
 from mecha_exp.recipe.files import find_recipe
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import merge_summary
-from mecha_exp.terminal import as_typed, progress_bar, stdout
+from mecha_exp.terminal import as_typed, print_line, progress_bar
 
 EXAMPLE = """\
 examples:
@@ -73,17 +73,16 @@ def main(arguments: list[str]) -> int:
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance, options.plugin)
     for warning in report.warnings:
-        stdout.print(f"warning: {as_typed(warning)}", markup=False, soft_wrap=True)
+        print_line(f"warning: {as_typed(warning)}")
     if engine.task is None:
-        stdout.print(with_slashes(str(job.output)), markup=False, soft_wrap=True)
+        print_line(with_slashes(str(job.output)))
     else:
-        stdout.print(
+        print_line(
             f"task {engine.task} of {engine.across} is done. When all are, the same command without "
             "engine.task puts the model in its place.",
-            soft_wrap=True,
         )
     summary = merge_summary(report.seconds, report.bytes_read, report.bytes_written, memory.peak)
-    stdout.print(f"merged {report.keys} keys in {summary}", soft_wrap=True)
+    print_line(f"merged {report.keys} keys in {summary}")
     return 0
 
 

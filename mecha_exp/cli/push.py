@@ -8,7 +8,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.publishing.push import Upload
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import make_table, print_table, stdout
+from mecha_exp.terminal import make_table, print_line, print_table
 
 EXAMPLE = """\
 examples:
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         _show(upload)
         return 0
     address = upload.send()
-    stdout.print(f"{len(upload.files)} files, {human_bytes(upload.nbytes)}: {address}", soft_wrap=True)
+    print_line(f"{len(upload.files)} files, {human_bytes(upload.nbytes)}: {address}")
     return 0
 
 
@@ -66,4 +66,4 @@ def _show(upload: Upload) -> None:
         "Nothing was uploaded. The same command with --yes uploads it.",
     )
     for line in lines:
-        stdout.print(line, markup=False, soft_wrap=True)
+        print_line(line)

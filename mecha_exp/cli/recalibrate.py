@@ -12,7 +12,7 @@ from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.sources.search import find_model
-from mecha_exp.terminal import examples_bar, stdout
+from mecha_exp.terminal import examples_bar, print_line
 
 EXAMPLE = """\
 settings, as name=value:
@@ -54,8 +54,7 @@ def main(arguments: list[str]) -> int:
         provenance |= {"count": examples}
         with examples_bar("recalibrating", examples) as advance:
             names = recalibrate(subject, stored, given["output"], provenance, advance)
-    text = f"{given['output']}: {len(names)} batch norms have the statistics of {examples:,} examples"
-    stdout.print(text, markup=False, soft_wrap=True)
+    print_line(f"{given['output']}: {len(names)} batch norms have the statistics of {examples:,} examples")
     return 0
 
 

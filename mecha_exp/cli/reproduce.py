@@ -15,7 +15,7 @@ from mecha_exp.checkpoint import check_writable
 from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
 from mecha_exp.paths import OUTPUTS, TRACKING_URI
 from mecha_exp.plugins import load_plugins
-from mecha_exp.terminal import print_json, stdout
+from mecha_exp.terminal import print_json, print_line
 
 EXAMPLE = """\
 examples:
@@ -77,29 +77,25 @@ def _data(original: Original, outcome: Outcome) -> dict[str, Any]:
 
 
 def _show(original: Original, outcome: Outcome) -> None:
-    _line(f"{original.name}, from {original.source}")
+    print_line(f"{original.name}, from {original.source}")
     _list("inputs", outcome.inputs)
     if outcome.identical:
-        _line(f"identical: {outcome.compared}")
+        print_line(f"identical: {outcome.compared}")
         if outcome.environment:
             _list("and that although there is another", outcome.environment)
         return
-    _line("different:" if outcome.made else "it cannot be made again here:")
+    print_line("different:" if outcome.made else "it cannot be made again here:")
     for difference in outcome.differences:
-        _line(f"  {difference}")
+        print_line(f"  {difference}")
     _list("what may be the cause: another", outcome.environment)
     if not outcome.made:
-        _line(
+        print_line(
             "Name a folder with the inputs by --models-dir, or go on with --anyway where they have changed."
         )
 
 
 def _list(heading: str, lines: Sequence[str]) -> None:
     if lines:
-        _line(heading)
+        print_line(heading)
     for line in lines:
-        _line(f"  {line}")
-
-
-def _line(text: str) -> None:
-    stdout.print(text, markup=False, soft_wrap=True)
+        print_line(f"  {line}")

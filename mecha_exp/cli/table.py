@@ -15,14 +15,12 @@ from mecha_exp.evaluation.registry import DIRECTIONS
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.report import Results, terminal_tables
 from mecha_exp.report.export import write_csv
-from mecha_exp.report.factors import factor_notes
 from mecha_exp.report.join import joined
+from mecha_exp.report.notes import notes_of
 from mecha_exp.report.results import results_of
-from mecha_exp.report.search.notes import search_notes
-from mecha_exp.report.shapley import shapley_notes
 from mecha_exp.report.verdict import concluded_results, verdict_data
 from mecha_exp.runs.query import find_sweep, short_folder
-from mecha_exp.terminal import print_json, stdout
+from mecha_exp.terminal import print_json, print_line, stdout
 
 EXAMPLE = """\
 examples:
@@ -75,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace) -> None:
-    notes = [*factor_notes(results), *shapley_notes(results), *search_notes(results), *results.notes]
+    notes = notes_of(results)
     if options.json:
         where = {"folder": str(folders[0])} if len(folders) == 1 else {"folders": [str(f) for f in folders]}
         data = verdict_data(results)
@@ -89,9 +87,9 @@ def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace
     else:
         stdout.print(*terminal_tables(results, stdout.width), sep="\n")
         for note in notes:
-            stdout.print(note, markup=False, soft_wrap=True)
+            print_line(note)
         for folder in folders:
-            stdout.print(f"the sweep     {folder}", soft_wrap=True, markup=False)
+            print_line(f"the sweep     {folder}")
 
 
 def _paper_table(results: Results, *, is_latex: bool) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.paths import TRACKING_URI
-from mecha_exp.terminal import stdout
+from mecha_exp.terminal import print_line, stdout
 from mecha_exp.tracking.database import SQLITE, absolute_uri
 from mecha_exp.tracking.mlflow_client import last_comparison
 
@@ -68,12 +68,12 @@ def _say_where_the_last_sweep_is(uri: str, address: str) -> None:
     except TrackingError:  # the server says what is wrong
         return
     if comparison:
-        stdout.print(f"the last sweep: {address}{comparison}", soft_wrap=True, markup=False)
+        print_line(f"the last sweep: {address}{comparison}")
 
 
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP interrupt this program as Ctrl-C does."""
+    """Let SIGTERM and SIGHUP interrupt this program as Ctrl-C does, for the length of a block."""
     names = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     before = {name: signal.signal(name, signal.default_int_handler) for name in names}
     try:

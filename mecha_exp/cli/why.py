@@ -17,7 +17,7 @@ from mecha_exp.report.shapley import Attribution
 from mecha_exp.report.why import Reasons, reasons_of
 from mecha_exp.runs.outcomes import outcomes_so_far
 from mecha_exp.runs.query import find_sweep
-from mecha_exp.terminal import make_table, print_json, print_table, stdout
+from mecha_exp.terminal import make_table, print_json, print_line, print_table
 
 EXAMPLE = """\
 examples:
@@ -112,7 +112,7 @@ def _show(reasons: Reasons) -> None:
     if reasons.shares:
         _print_shares(f"each outcome on '{reasons.split}'", reasons.shares)
     for note in reasons.notes:
-        stdout.print(note, markup=False, soft_wrap=True)
+        print_line(note)
 
 
 def _print_attribution(metric: str, attribution: Attribution) -> None:
@@ -125,8 +125,7 @@ def _print_attribution(metric: str, attribution: Attribution) -> None:
     print_table(table)
     none, full = attribution.none, attribution.full
     covers = f" Intervals are over {attribution.covers}." if attribution.covers else ""
-    together = f"Together {full - none:+.4f}, from {none:.4f} without any to {full:.4f} with all.{covers}"
-    stdout.print(together, markup=False, soft_wrap=True)
+    print_line(f"Together {full - none:+.4f}, from {none:.4f} without any to {full:.4f} with all.{covers}")
 
 
 def _print_shares(what: str, shares: Mapping[str, float]) -> None:

@@ -66,7 +66,7 @@ class Claims:
         return True
 
     def finish(self, item: int) -> None:
-        """Note that an item that was taken here is done, also if its claim was released meanwhile."""
+        """Note that an item that was taken here is done, also if its claim was released before."""
         done = self.folder / f"{item}{_DONE}"
         try:
             (self.folder / str(item)).replace(done)

@@ -33,7 +33,6 @@ class ProcessWorkers(Workers):
     def __init__(self, count: int, cores: int = 1) -> None:
         super().__init__(count, cores)
         self._folder = tempfile.TemporaryDirectory(prefix="mecha-tasks-")
-        self._waiting: dict[int, Task] = {}
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     def close(self) -> None:
@@ -44,15 +43,10 @@ class ProcessWorkers(Workers):
             _reap(process)
         self._folder.cleanup()
 
-    def _start(self, tasks: dict[int, Task]) -> None:
-        self._waiting |= tasks
-        self._fill()
-
     def _fill(self) -> None:
-        while self._waiting and len(self._running) < self.count:
-            number = next(iter(self._waiting))
+        for number, task in self._take(self.count - len(self._running)):
             call, result = self._call(number), self._result(number)
-            call.write_bytes(pickle.dumps(self._waiting.pop(number)))
+            call.write_bytes(pickle.dumps(task))
             paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             self._running[number] = subprocess.Popen(
                 [sys.executable, "-c", _CODE, str(call), str(result)],

@@ -83,7 +83,6 @@ class RayWorkers(Workers):
         # Tasks may wait for a place. One that has started waits for its actors, which have to find theirs.
         super().__init__(min(count or places, places) if actors else count or places, cores)
         self._call = self._ray.remote(num_cpus=cores, num_gpus=task["GPU"], max_retries=0)(_call)
-        self._waiting: dict[int, Task] = {}
         self._running: dict[Any, int] = {}
 
     def close(self) -> None:
@@ -95,14 +94,9 @@ class RayWorkers(Workers):
             self._ray.shutdown()
             self._is_ours = False
 
-    def _start(self, tasks: dict[int, Task]) -> None:
-        self._waiting |= tasks
-        self._fill()
-
     def _fill(self) -> None:
-        while self._waiting and len(self._running) < self.count:
-            number = next(iter(self._waiting))
-            self._running[self._call.remote(self._waiting.pop(number))] = number
+        for number, task in self._take(self.count - len(self._running)):
+            self._running[self._call.remote(task)] = number
 
     def _ended(self, seconds: float) -> Iterator[tuple[int, Outcome | LostWorker]]:
         done, _ = self._ray.wait(list(self._running), timeout=seconds) if self._running else ([], [])
@@ -131,7 +125,7 @@ def places_on(nodes: Sequence[Resources], together: Sequence[Resources]) -> int:
 
 
 def _gpus_taken(gpus: float) -> float:
-    """What a process takes of the GPUs: with 0.4 a half, since Ray cuts no part out of two GPUs."""
+    """The GPUs that a process takes: with 0.4 a half, since Ray does not cut a part out of two GPUs."""
     return 1 / int(1 / gpus + _SLACK) if 0 < gpus < 1 else gpus
 
 

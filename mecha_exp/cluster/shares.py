@@ -14,6 +14,8 @@ from mecha_exp.errors import ClusterError
 
 WORTH_SPLITTING = 10.0
 """The seconds that the untouched items of a share must take for a free worker to take half of them."""
+RETRIES = 2
+"""How often an item whose worker was lost is tried again."""
 _GRACE_SECONDS = 10.0
 """How long a shared folder may take to show what workers have done."""
 
@@ -38,7 +40,6 @@ class Handout:
         claims: the claims of its items.
         work: a function of a module.
         arguments_of: the arguments with which it works at some items.
-        retries: how often an item is tried again whose worker was lost.
     """
 
     def __init__(
@@ -47,10 +48,8 @@ class Handout:
         claims: Claims,
         work: Work,
         arguments_of: Callable[[Sequence[int]], tuple[Any, ...]],
-        retries: int = 2,
     ) -> None:
         self._workers, self._claims, self._work, self._arguments_of = workers, claims, work, arguments_of
-        self._retries = retries
         self._running: dict[int, _Share] = {}
         self._remaining: set[int] = set()
         self._losses: Counter[int] = Counter()
@@ -99,11 +98,11 @@ class Handout:
             yield item, None
 
     def _replace(self, share: _Share, lost: LostWorker) -> Iterator[tuple[int, LostWorker]]:
-        """Give the items of a lost worker to another, but for those that have lost too many."""
+        """Give the items of a lost worker to another, without those that have cost too many workers."""
         at_work = self._claims.release(share.name)
         undone = (at_work | set(share.items)) & self._remaining
         self._losses.update(at_work or undone)
-        hopeless = {item for item in undone if self._losses[item] > self._retries}
+        hopeless = {item for item in undone if self._losses[item] > RETRIES}
         self._remaining -= hopeless
         if again := sorted(undone - hopeless):
             self._give([again])
@@ -145,5 +144,5 @@ class Handout:
 
 
 def _work_at(work: Work, folder: Any, name: str, *arguments: Any) -> None:
-    """In a worker: work under a name."""
+    """Work under a name, in a worker."""
     work(Claims(folder, name), *arguments)

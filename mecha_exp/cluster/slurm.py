@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.cluster.task import Outcome, Task, environment_of, variables
+from mecha_exp.cluster.task import Outcome, environment_of, variables
 from mecha_exp.cluster.workers import LostWorker, Workers, require
 from mecha_exp.errors import ClusterError
 
@@ -68,7 +68,6 @@ class SlurmWorkers(Workers):
             )
         self._folder, self._is_local = folder.absolute(), cluster == LOCAL
         self._cancel_left()
-        self._waiting: dict[int, Task] = {}
         self._jobs: dict[int, Any] = {}
         self._gone_since: dict[int, float] = {}
         self._asked_at = float("-inf")
@@ -98,23 +97,18 @@ class SlurmWorkers(Workers):
         while self._is_local and any(job.state == _RUNNING for job in jobs):
             time.sleep(_POLL_SECONDS)
 
-    def _start(self, tasks: dict[int, Task]) -> None:
-        self._waiting |= tasks
-        self._fill()
-
     def _fill(self) -> None:
         """Submit what waits: all of it to Slurm, which has a queue, or as many as have a core here."""
-        free = max(0, self.count - len(self._jobs)) if self._is_local else len(self._waiting)
-        numbers = list(self._waiting)[:free]
-        tasks = [self._waiting.pop(number) for number in numbers]
-        if not tasks:
+        free = self.count - len(self._jobs) if self._is_local else len(self._waiting)
+        taken = dict(self._take(free))
+        if not taken:
             return
         try:
             with variables(environment_of(self.cores)):  # which jobs inherit
-                jobs = self._executor.submit_array(tasks)
+                jobs = self._executor.submit_array(list(taken.values()))
         except Exception as error:  # submitit has no common class for what Slurm refuses
             raise ClusterError(f"the jobs could not be submitted: {error}") from None
-        self._jobs |= dict(zip(numbers, jobs, strict=True))
+        self._jobs |= dict(zip(taken, jobs, strict=True))
         self._asked_at = time.monotonic()
 
     def _ended(self, seconds: float) -> Iterator[tuple[int, Outcome | LostWorker]]:

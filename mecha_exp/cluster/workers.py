@@ -27,6 +27,7 @@ class Workers(ABC):
     def __init__(self, count: int, cores: int = 1) -> None:
         self.count, self.cores = count, cores
         self._started = 0
+        self._waiting: dict[int, Task] = {}
 
     def __enter__(self) -> Workers:
         return self
@@ -38,7 +39,9 @@ class Workers(ABC):
         """Start a task for each tuple of arguments, on Slurm as one array job; returns their numbers."""
         numbers = range(self._started, self._started + len(arguments))
         self._started = numbers.stop
-        self._start({n: Task.of(function, a, self.cores) for n, a in zip(numbers, arguments, strict=True)})
+        tasks = (Task.of(function, values, self.cores) for values in arguments)
+        self._waiting |= zip(numbers, tasks, strict=True)
+        self._fill()
         return numbers
 
     def ended(self, seconds: float = POLL_SECONDS) -> Iterator[tuple[int, Any | Exception]]:
@@ -83,9 +86,14 @@ class Workers(ABC):
     def close(self) -> None:
         """End the tasks that still run, and the workers that were started here. Idempotent."""
 
+    def _take(self, count: int) -> list[tuple[int, Task]]:
+        """Take the next waiting tasks with their numbers, `count` at most."""
+        numbers = list(self._waiting)[: max(0, count)]
+        return [(number, self._waiting.pop(number)) for number in numbers]
+
     @abstractmethod
-    def _start(self, tasks: dict[int, Task]) -> None:
-        """Start tasks by number, or let them wait for a free worker."""
+    def _fill(self) -> None:
+        """Start waiting tasks while workers are free; called after tasks have been added."""
 
     @abstractmethod
     def _ended(self, seconds: float) -> Iterator[tuple[int, Outcome | LostWorker]]:

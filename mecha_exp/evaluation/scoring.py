@@ -16,6 +16,7 @@ from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.identity import key_of
 from mecha_exp.evaluation.isolation.pool import EvaluationPool, evaluation_pool
 from mecha_exp.evaluation.isolation.process import evaluation_process
+from mecha_exp.evaluation.isolation.request import Request
 from mecha_exp.evaluation.measurement import Measurement, measured_by
 from mecha_exp.evaluation.model import Model, load_state_dict
 from mecha_exp.evaluation.racing import Fidelity, RaceSettings
@@ -165,7 +166,7 @@ class Scoring:
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Future[Measurement]:
         """Begin to measure a model by one evaluator in the pool, if it is wanted then; see `measure_one`."""
-        return self.pool.submit(evaluation, model, self.timeout, context, is_wanted)
+        return self.pool.submit(Request(evaluation, model, self.timeout, context), is_wanted)
 
     def measure(self, model: Model, context: Context | None = None) -> dict[str, float]:
         """Measure a model by every evaluator; returns the metrics by their full names; see `measure_one`."""
@@ -193,11 +194,10 @@ class Scoring:
         Raises:
             EvaluationError: the evaluator raised, took too long, or did not return numbers by name.
         """
-        if self.workers:
-            return self.pool.measure(evaluation, model, self.timeout, context)
-        if self.timeout is None:
+        if not self.is_isolated:
             return evaluation.score(load_state_dict(model), context)
-        return evaluation_process(self.plugins).score(evaluation, model, self.timeout, context)
+        request = Request(evaluation, model, self.timeout, context)
+        return self.pool.measure(request) if self.workers else evaluation_process(self.plugins).score(request)
 
 
 def nan_warning(scoring: Scoring, measured: Mapping[str, float]) -> str | None:

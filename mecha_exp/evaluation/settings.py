@@ -45,9 +45,45 @@ def read_scoring(
         if key != "name" and isinstance(settings.get(key), Mapping):  # as of evaluator.timeout.0=3
             problems.add(f"evaluator.{key}: expected a value, got {dict(settings[key])}.")
     problems.raise_as(ConfigError)
+    parameters = {key: value for key, value in settings.items() if key not in SETTINGS}
+    evaluations = _evaluations(_requests(settings, parameters), settings, shapes, context, problems)
+    metrics = _metrics(settings, evaluations, problems)
+    metric, direction = next(iter(metrics.items()), (None, DIRECTIONS[1]))
+    timeout = _timeout(settings, problems)
+    workers, devices = read_workers(settings.get("workers"), settings.get("devices"), problems)
+    main = evaluations[0].evaluator if evaluations else None
+    named = metric if len(metrics) < 2 else ",".join(metrics)
+    fidelity = None if problems else read_fidelity(settings, evaluations, [*metrics], problems)
+    race = None if problems or fidelity else read_race(settings, main, named, problems)
+    if parameters and not evaluations and not problems:
+        name = next(iter(parameters))
+        hint = did_you_mean(name, SETTINGS)
+        problems.add(f"evaluator.{name}: no evaluator takes it.{hint}")
+    _check_split(settings, evaluations, problems)
+    problems.raise_as(ConfigError)
+    stats = wants_weight_stats(settings)
+    measured_in = (timeout, stats, tuple(plugins), workers, devices)
+    objectives = metrics if len(metrics) > 1 else {}
+    scoring = Scoring(tuple(evaluations), metric, direction, *measured_in, fidelity or race, objectives)
+    return _with_split(scoring, settings.get(SPLIT))
+
+
+def wants_weight_stats(settings: Mapping[str, Any]) -> bool:
+    """Whether a configuration asks for the comparison with the inputs."""
+    named = (settings.get("name"), *(settings.get("also") or ()))
+    return bool(settings.get(WEIGHT_STATS)) or WEIGHT_STATS in named
+
+
+def _evaluations(
+    requests: Sequence[dict[str, Any]],
+    settings: Mapping[str, Any],
+    shapes: Shapes,
+    context: Context | None,
+    problems: Problems,
+) -> list[Evaluation]:
+    """The evaluators that are asked for, with their parameters; `problems` receives what is wrong."""
     evaluations: list[Evaluation] = []
-    rest = {key: value for key, value in settings.items() if key not in SETTINGS}
-    for index, request in enumerate(_requests(settings, rest)):
+    for index, request in enumerate(requests):
         try:
             if request["name"] == WEIGHT_STATS:
                 continue
@@ -65,38 +101,21 @@ def read_scoring(
             _ = evaluations[-1].key  # raises if a file that it reads does not exist
         except ConfigError as error:
             problems.add(error)
-    metrics = _metrics(settings, evaluations, problems)
-    metric, direction = next(iter(metrics.items()), (None, DIRECTIONS[1]))
-    timeout = settings.get("timeout")
+    return evaluations
+
+
+def _timeout(settings: Mapping[str, Any], problems: Problems) -> float | None:
+    """The seconds that an evaluator may take for a model; None is unlimited."""
+    timeout: float | None = settings.get("timeout")
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and timeout > 0):
         problems.add(f"evaluator.timeout: expected seconds above 0, or null for any time, got {timeout!r}.")
-    workers, devices = read_workers(settings.get("workers"), settings.get("devices"), problems)
-    main = evaluations[0].evaluator if evaluations else None
-    named = metric if len(metrics) < 2 else ",".join(metrics)
-    fidelity = None if problems else read_fidelity(settings, evaluations, [*metrics], problems)
-    race = None if problems or fidelity else read_race(settings, main, named, problems)
-    if rest and not evaluations and not problems:
-        hint = did_you_mean(next(iter(rest)), SETTINGS)
-        problems.add(f"evaluator.{next(iter(rest))}: no evaluator takes it.{hint}")
-    _check_split(settings, evaluations, problems)
-    problems.raise_as(ConfigError)
-    stats = wants_weight_stats(settings)
-    measured_in = (timeout, stats, tuple(plugins), workers, devices)
-    objectives = metrics if len(metrics) > 1 else {}
-    scoring = Scoring(tuple(evaluations), metric, direction, *measured_in, fidelity or race, objectives)
-    return _with_split(scoring, settings.get(SPLIT))
+    return timeout
 
 
-def wants_weight_stats(settings: Mapping[str, Any]) -> bool:
-    """Whether a configuration asks for the comparison with the inputs."""
-    named = (settings.get("name"), *(settings.get("also") or ()))
-    return bool(settings.get(WEIGHT_STATS)) or WEIGHT_STATS in named
-
-
-def _requests(settings: Mapping[str, Any], rest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _requests(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The main evaluator and the others, as dictionaries of `name` and parameters."""
-    requests = [{"name": settings.get("name"), **rest}]
+    requests = [{"name": settings.get("name"), **parameters}]
     for other in settings.get("also") or ():
         if isinstance(other, Mapping) and "name" not in other:
             raise ConfigError(f"evaluator.also: {dict(other)} does not say which evaluator: give its `name`.")

@@ -18,7 +18,7 @@ from mecha_exp.graph.nodes import MergeNode, Node, walk
 from mecha_exp.method_api.method import Kind, MergeMethod, Reduction
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import BUILTIN_METHODS, resolve_method
-from mecha_exp.terminal import make_table, stdout
+from mecha_exp.terminal import make_table, print_line, stdout
 
 STREAMING = {
     "whole": "needs whole tensors",
@@ -251,7 +251,7 @@ def show(method: dict[str, Any]) -> None:
     )
     for title in titles:
         if method[title]:
-            stdout.print(f"{title:<8} {escape(method[title])}", soft_wrap=True)
+            print_line(f"{title:<8} {method[title]}")
 
 
 def markdown(described: list[dict[str, Any]]) -> str:

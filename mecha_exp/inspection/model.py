@@ -19,7 +19,7 @@ from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.sources.quantised.view import OPTION, DequantisedSource, dequantised, with_plain_keys
 from mecha_exp.sources.source import infos_of
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import as_typed, make_table, stdout
+from mecha_exp.terminal import as_typed, make_table, print_line, stdout
 
 LONGEST_RECIPE = 12
 """The number of lines of a recipe that are shown; the verb `show` prints all."""
@@ -147,26 +147,26 @@ def show_model(data: Mapping[str, Any]) -> None:
     sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
     unknown = "of no known model config: its components and blocks are those of its names"
     what = data["config"] or (sentence(data["adapter"]) if data["adapter"] else unknown)
-    stdout.print(f"{data['path']}: {what}{f' ({sizes})' if sizes else ''}", markup=False, soft_wrap=True)
+    print_line(f"{data['path']}: {what}{f' ({sizes})' if sizes else ''}")
     rows = make_table("component", "keys", "parameters", "size", "dtypes")
     for name, part in data["components"].items():
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in part["dtypes"].items())
         parameters = human_count(part["parameters"])
         rows.add_row(name, f"{part['keys']:,}", parameters, human_bytes(part["bytes"]), dtypes)
     stdout.print(rows)
-    stdout.print(f"blocks: {' '.join(data['blocks'])}", markup=False, soft_wrap=True)
+    print_line(f"blocks: {' '.join(data['blocks'])}")
     if data["stacked"]:
         counts = " or ".join(map(str, sorted(set(data["stacked"].values()))))
         line = f"{len(data['stacked'])} keys hold {counts} experts each: {some(list(data['stacked']), 3)}"
-        stdout.print(f"stacked: {line}", markup=False, soft_wrap=True)
+        print_line(f"stacked: {line}")
     if data["absent"]:
         stdout.print(f"without: {', '.join(data['absent'])}", markup=False)
     if data["recipe"]:
         stdout.print("merged, by this recipe:")
         for line in _recipe_lines(data["recipe"], data["path"]):
-            stdout.print(f"  {line}", markup=False, soft_wrap=True)
+            print_line(f"  {line}")
     for anomaly in data["anomalies"]:
-        stdout.print(f"odd: {anomaly}", markup=False, soft_wrap=True)
+        print_line(f"odd: {anomaly}")
 
 
 def _recipe_lines(text: str, path: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mecha_exp.architectures import DEFAULT_CONVENTION, AdapterConfig, KeyInfo, ModelConfig, targets_of
 from mecha_exp.architectures.lora import ANY_SHAPE
-from mecha_exp.terminal import make_table, stdout
+from mecha_exp.terminal import make_table, print_line, stdout
 
 
 def summary_of(config: ModelConfig) -> dict[str, Any]:
@@ -94,11 +94,11 @@ def show_config(data: Mapping[str, Any]) -> None:
     for name, part in data["components"].items():
         rows.add_row(name, f"{part['keys']:,}", f"{part['optional']:,}", human_count(part["parameters"]))
     stdout.print(rows)
-    stdout.print(f"blocks: {' '.join(data['blocks'][DEFAULT_CONVENTION])}", soft_wrap=True)
+    print_line(f"blocks: {' '.join(data['blocks'][DEFAULT_CONVENTION])}")
     for name, moved in data["moved"].items():
         counts = ", ".join(f"{block} has {count}" for block, count in Counter(moved.values()).items())
-        stdout.print(f"convention {name}: {counts} keys more, such as {next(iter(moved))}", soft_wrap=True)
-    stdout.print(f"converts to: {', '.join(data['converts_to']) or 'nothing else'}", soft_wrap=True)
+        print_line(f"convention {name}: {counts} keys more, such as {next(iter(moved))}")
+    print_line(f"converts to: {', '.join(data['converts_to']) or 'nothing else'}")
     if "all_keys" in data:
         keys = make_table("key", "shape", "dtype", "block", "")
         for key, info in data["all_keys"].items():

@@ -20,7 +20,7 @@ from mecha_exp.graph.literals import model
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import notes_on, require_plain
 from mecha_exp.sources.source import Source, infos_of, same_bytes
-from mecha_exp.terminal import make_table, stdout
+from mecha_exp.terminal import make_table, print_line, stdout
 
 TILE = 1 << 20
 """The number of elements that are compared at once, so that memory does not grow with the models."""
@@ -111,7 +111,7 @@ def _row(keys: int, changed: int, statistics: Statistics | None) -> dict[str, fl
 def show_models(comparison: Mapping[str, Any]) -> None:
     """Print the comparison as a table."""
     for note in comparison["notes"]:
-        stdout.print(note, markup=False, soft_wrap=True)
+        print_line(note)
     table = make_table("block", "keys", "changed", "distance", "relative change", "cosine")
     for name, row in {**comparison["blocks"], "(all)": comparison["all"]}.items():
         numbers = (row["distance"], row["relative_change"], row["cosine"])
@@ -120,8 +120,7 @@ def show_models(comparison: Mapping[str, Any]) -> None:
     stdout.print(table)
     for part, what in (("only_a", "only in a"), ("only_b", "only in b"), ("other_shape", "of another shape")):
         if comparison[part]:
-            line = f"{len(comparison[part])} keys {what}: {some(comparison[part], 4)}"
-            stdout.print(line, markup=False, soft_wrap=True)
+            print_line(f"{len(comparison[part])} keys {what}: {some(comparison[part], 4)}")
     if not any(comparison[part] for part in ("changed", "only_a", "only_b", "other_shape")):
         stdout.print("They do not differ.")
 

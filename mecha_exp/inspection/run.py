@@ -9,8 +9,9 @@ from typing import Any
 from rich.text import Text
 
 from mecha_exp.runs.query import Run, run_id_of
+from mecha_exp.runs.record import INPUT_PREFIX
 from mecha_exp.runs.values import as_text
-from mecha_exp.terminal import PathCell, make_table, print_json, print_table, stdout
+from mecha_exp.terminal import PathCell, make_table, print_json, print_line, print_table, stdout
 
 _ENVIRONMENT = ("git/", "version/", "machine/")
 
@@ -24,27 +25,27 @@ def show_run(run: Run, as_json: bool = False) -> None:
         return
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started / 1000))
     seconds = (record.ended - record.started) / 1000
-    _line(f"{record.name}: {record.status.lower()}, {when}, {seconds:.1f} s")
-    _line(f"signature  {run.signature or 'none: it failed before its inputs were read'}")
-    _line(f"folder     {run.folder}")
+    print_line(f"{record.name}: {record.status.lower()}, {when}, {seconds:.1f} s")
+    print_line(f"signature  {run.signature or 'none: it failed before its inputs were read'}")
+    print_line(f"folder     {run.folder}")
     if run_id := run_id_of(record):
-        _line(f"MLflow     {run_id}")
+        print_line(f"MLflow     {run_id}")
     if run.made_with:
-        _line(f"made with  {', '.join(run.made_with)}: bits may differ from those made here")
+        print_line(f"made with  {', '.join(run.made_with)}: bits may differ from those made here")
     if record.error:
-        _line(f"error      {record.error}")
-    _values("hyperparameter", {k: v for k, v in record.parameters.items() if not k.startswith("input/")})
-    inputs = {k.removeprefix("input/"): v for k, v in record.parameters.items() if k.startswith("input/")}
-    hashes = {name: record.tags.get(f"fingerprint/{name}", "") for name in inputs}
-    if inputs:
+        print_line(f"error      {record.error}")
+    own = {k: v for k, v in record.parameters.items() if not k.startswith(INPUT_PREFIX)}
+    _values("hyperparameter", own)
+    if record.inputs:
         table = make_table("input", "file", "SHA-256")
-        for name, path in inputs.items():
-            table.add_row(Text(name), PathCell(path), Text(hashes[name][:16]))
+        for name, path in record.inputs.items():
+            content = record.tags.get(f"fingerprint/{name}", "")
+            table.add_row(Text(name), PathCell(path), Text(content[:16]))
         print_table(table)
     _values("metric", record.metrics)
     _values("environment", {k: v for k, v in record.tags.items() if k.startswith(_ENVIRONMENT)})
     if recipe := _recipe(run):
-        _line(recipe.rstrip())
+        print_line(recipe.rstrip())
 
 
 def run_data(run: Run) -> dict[str, Any]:
@@ -79,7 +80,3 @@ def _values(heading: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         table.add_row(Text(name), Text(as_text(value)))
     stdout.print(table)
-
-
-def _line(text: str) -> None:
-    stdout.print(text, markup=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from rich.text import Text
 from mecha_exp.report.table import shortened
 from mecha_exp.runs.query import SHORT, Run
 from mecha_exp.runs.values import as_text
-from mecha_exp.terminal import make_table, stdout
+from mecha_exp.terminal import make_table, print_line, stdout
 
 _INPUT, _ENVIRONMENT = "fingerprint/", ("git/", "version/", "machine/")
 _NOISE = ("time/", "io/", "memory/")
@@ -61,15 +61,14 @@ def _with_prefix(tags: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str
 def show_differences(a: Run, b: Run, differing: Mapping[str, Any]) -> None:
     """Print what `differences` returns."""
     for mark, run in (("a", a), ("b", b)):
-        line = f"{mark}  {run.record.name}  {run.signature[:SHORT]}  {run.folder}"
-        stdout.print(line, markup=False, soft_wrap=True)
+        print_line(f"{mark}  {run.record.name}  {run.signature[:SHORT]}  {run.folder}")
     if not any(differing.values()):
         stdout.print("They do not differ.")
         return
     if differing["recipe"]:
         stdout.print("\nrecipe")
         for line in differing["recipe"]:
-            stdout.print(f"  {line}", markup=False, soft_wrap=True)
+            print_line(f"  {line}")
     for part in ("parameters", "inputs", "environment", "metrics"):
         if not differing[part]:
             continue

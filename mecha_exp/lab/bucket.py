@@ -81,7 +81,7 @@ class BucketStore(ResultStore):
         return sorted(listed.union(super().points()))
 
     def fetch(self, signatures: Iterable[str]) -> None:
-        """Have the results of points at hand: what exists is fetched in one go."""
+        """Load the results of points: the files that exist are fetched in one go."""
         self._fetch(f"points/{signature}" for signature in signatures)
 
     def flush(self) -> None:
@@ -201,7 +201,7 @@ class _Bucket:
                 self._error = error
 
     def _next_batch(self) -> dict[str, bytes | None]:
-        """What has come meanwhile; without any the sending ends."""
+        """The files that have come since the last call; without any the sending ends."""
         with self._lock:
             batch, self._waiting = self._waiting, {}
             if not batch:
@@ -220,7 +220,7 @@ class _Bucket:
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Raise what a file system raises, which has errors of its own, as one of ours."""
+        """Turn the error of a file system, which may be of any kind, into one of ours."""
         try:
             yield
         except Exception as error:

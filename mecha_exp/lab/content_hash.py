@@ -44,7 +44,7 @@ def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
     once, and again when its version changes.
 
     Raises:
-        CheckpointError: it cannot be read, or it changes meanwhile.
+        CheckpointError: it cannot be read, or it changes while it is read.
     """
     files = files_of(path)
     if files != (path,):

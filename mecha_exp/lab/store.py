@@ -72,10 +72,10 @@ class ResultStore:
                 yield stored
 
     def fetch(self, signatures: Iterable[str]) -> None:
-        """Have the results of points at hand, in one go. There is nothing to do in a folder."""
+        """Load the results of points in one go. There is nothing to do for a folder."""
 
     def flush(self) -> None:
-        """Wait until everything is where others find it. There is nothing to do in a folder."""
+        """Wait until everything is where others find it. There is nothing to do for a folder."""
 
     def get(self, signature: str) -> StoredMerge | None:
         """The merge with a signature, or None. Does not check the model's file."""

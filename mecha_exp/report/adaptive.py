@@ -17,31 +17,29 @@ FILES = (LOSSES_FILE, WEIGHTS_FILE, CHOICES_FILE)
 
 def losses_by_step(folder: Path) -> dict[str, list[float]]:
     """The loss before each step of each descent, by its name; none where the file is missing."""
-    path = folder / LOSSES_FILE
     losses: dict[str, list[float]] = {}
-    if path.is_file():
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                losses.setdefault(row["learned"], []).append(float(row["loss"]))
+    for row in _rows(folder / LOSSES_FILE):
+        losses.setdefault(row["learned"], []).append(float(row["loss"]))
     return losses
 
 
 def choices(folder: Path) -> list[dict[str, str]]:
     """The rows of a greedy soup's table: `expert`, `alone`, `tried`, `soup`, `p` and `kept`, as texts."""
-    path = folder / CHOICES_FILE
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return _rows(folder / CHOICES_FILE)
 
 
 def weights_at(folder: Path, learned: str, step: int) -> dict[str, dict[str, float]]:
     """The weights of experts by part of the model, as a descent had them after a step; empty if unknown."""
-    path = folder / WEIGHTS_FILE
     weights: dict[str, dict[str, float]] = {}
-    if path.is_file():
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row["learned"] == learned and row["step"] == str(step):
-                    weights.setdefault(row["part"], {})[row["expert"]] = float(row["weight"])
+    for row in _rows(folder / WEIGHTS_FILE):
+        if (row["learned"], row["step"]) == (learned, str(step)):
+            weights.setdefault(row["part"], {})[row["expert"]] = float(row["weight"])
     return weights
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, as texts by column; none where there is no such file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

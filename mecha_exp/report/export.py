@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mecha_exp.report.factors import factor_columns
 from mecha_exp.report.pareto import COLUMN, front_column
 from mecha_exp.report.results import Results
-from mecha_exp.runs.record import Record
+from mecha_exp.runs.record import INPUT_PREFIX, Record
 from mecha_exp.runs.values import is_number, parse_value
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _hyperparameters(records: Sequence[Record], swept: Sequence[str]) -> list[st
     """The hyperparameters that were not swept, the recipe first; no inputs, no labels of points."""
     keys = dict.fromkeys(key for record in records for key in ("recipe", *record.parameters))
     recorded = [key for key in keys if any(record.parameters.get(key) is not None for record in records)]
-    return [key for key in recorded if key not in {*swept, *_LABELS} and not key.startswith("input/")]
+    return [key for key in recorded if key not in {*swept, *_LABELS} and not key.startswith(INPUT_PREFIX)]
 
 
 def _plain(value: Any) -> Any:

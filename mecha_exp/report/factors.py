@@ -13,7 +13,6 @@ from mecha_exp.runs.values import as_text
 
 KEYS = {"subset": "expert", "blocks_merged": "block"}
 """What the members of a point's list are, by the swept key that lists them."""
-_INPUT = "input/"
 
 
 def factor_columns(results: Results) -> dict[str, list[int | None]]:
@@ -91,11 +90,7 @@ def _shares(
 
 def _base(results: Results, settings: Sequence[Setting]) -> float | None:
     """The metric of the base, which is the one input of all points; None if that cannot be told."""
-    inputs = [
-        {name.removeprefix(_INPUT) for name in record.parameters if name.startswith(_INPUT)}
-        for setting in settings
-        for record in setting.finished
-    ]
+    inputs = [{*record.inputs} for setting in settings for record in setting.finished]
     common = set.intersection(*inputs) if inputs else set()
     if len(common) != 1:
         return None
@@ -104,8 +99,7 @@ def _base(results: Results, settings: Sequence[Setting]) -> float | None:
 
 def _experts(record: Record) -> tuple[str, ...] | None:
     """The inputs of a point but its base; None if it did not come to read any."""
-    names = (name.removeprefix(_INPUT) for name in record.parameters if name.startswith(_INPUT))
-    return tuple(name for name in names if name != record.base) or None
+    return tuple(name for name in record.inputs if name != record.base) or None
 
 
 def _members(results: Results, record: Record, key: str) -> tuple[str, ...] | None:

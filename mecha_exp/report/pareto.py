@@ -24,6 +24,11 @@ def objectives(results: Results) -> dict[str, str]:
     return measured if len(measured) > 1 else {}
 
 
+def with_direction(metric: str, direction: str) -> str:
+    """A metric in words, with what is better: `accuracy (more is better)`."""
+    return f"{metric} ({'more' if direction == 'maximize' else 'less'} is better)"
+
+
 def front(results: Results) -> list[str]:
     """The names of the settings on the front; empty where there is no second metric."""
     return [setting.name for setting in front_settings(results)]
@@ -66,7 +71,5 @@ def front_note(results: Results) -> list[str]:
     directions = objectives(results)
     if not directions:
         return []
-    named = ", ".join(
-        f"{m} ({'more' if d == 'maximize' else 'less'} is better)" for m, d in directions.items()
-    )
+    named = ", ".join(with_direction(m, d) for m, d in directions.items())
     return [f"{MARK} on the Pareto front of {named}: no other setting is as good in all and better in one"]

@@ -154,6 +154,19 @@ class Results:
         return len({tuple(self.value(record, key) for key in keys) for record in records}) > 1
 
     @cached_property
+    def measured(self) -> list[Setting]:
+        """The settings whose main metric is a finite number."""
+        return [setting for setting in self.settings if setting.estimate(self.metric).count]
+
+    def values_of(self, key: str) -> list[Value]:
+        """The different values that settings have of a key, in the order of the settings."""
+        return list(dict.fromkeys(setting.values[key] for setting in self.settings))
+
+    def varied_keys(self, settings: Sequence[Setting]) -> list[str]:
+        """The keys whose values differ between settings."""
+        return [key for key in self.keys if len({setting.values[key] for setting in settings}) > 1]
+
+    @cached_property
     def ranked(self) -> list[Setting]:
         """The settings, the best first, then trials, those without a finite value, and those that failed.
 
@@ -240,8 +253,7 @@ class Results:
         for record in self.finished:
             if self.mode in _BY_EXPERT:
                 break  # the table says it
-            names = (n.removeprefix("input/") for n in record.parameters if n.startswith("input/"))
-            groups.setdefault(tuple(names), []).append(record.name)
+            groups.setdefault(tuple(record.inputs), []).append(record.name)
         if len(groups) < 2:
             return []
         lines = [

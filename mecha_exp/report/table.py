@@ -89,10 +89,10 @@ class _Layout:
     rows: Sequence[tuple[Row, Sequence[str]]]
 
     @classmethod
-    def of(cls, results: Results, width: int, limit: int = MAX_ROWS) -> _Layout:
-        """As many metrics as there is room for, at least the main one, of the best settings up to a limit."""
+    def of(cls, results: Results, width: int) -> _Layout:
+        """As many metrics as there is room for, at least the main one, of the best `MAX_ROWS` settings."""
         headings, metrics = _headings(results), results.shown_metrics
-        listed = rows(results, metrics, limit)
+        listed = rows(results, metrics, MAX_ROWS)
         columns = zip(*(row.label for row in listed), strict=True)
         cells = list(zip(*(distinct(column) for column in columns), strict=True))
         label_width = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
@@ -107,9 +107,9 @@ class _Layout:
         return [e for row, _ in self.rows for e in row.estimates[: len(self.metrics)]]
 
 
-def terminal_table(results: Results, width: int, limit: int = MAX_ROWS) -> Table:
+def terminal_table(results: Results, width: int) -> Table:
     """A table that fits a terminal: as many metrics as there is room for, and at least the main one."""
-    return _drawn(results, _Layout.of(results, width, limit))
+    return _drawn(results, _Layout.of(results, width))
 
 
 def _drawn(results: Results, layout: _Layout) -> Table:

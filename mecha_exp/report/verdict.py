@@ -36,7 +36,7 @@ _MIXED = (
 )
 _SEEDS_ALONE = "seeds alone: chance among the examples is not in it"
 _SOURCES = {SET_KEY: "experts"}
-"""What replicates differ in, where it has another name than the key that says so."""
+"""The names of what replicates differ in, where they are not the keys."""
 _IN_WORDS = {"seed": "seeds", SET_KEY: "sets of experts"}
 
 
@@ -135,7 +135,7 @@ def race_notes(results: Results) -> list[str]:
 def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
     """A candidate for each finished point that can be chosen, in the order of the table.
 
-    Not those that a race dropped, nor the trials of a greedy soup.
+    Points that a race dropped and trials of a greedy soup are left out.
     """
     from mecha_exp.verdict import Candidate
 
@@ -210,7 +210,7 @@ def _numbers(results: Results, metrics: Mapping[str, float]) -> dict[str, float]
 
 
 def prefix(results: Results, split: str) -> str:
-    """What the names of metrics on a split begin with."""
+    """The beginning of the names of metrics on a split."""
     return f"{split}/" if split in results.report_splits else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,13 +46,12 @@ class Reasons:
     notes: Sequence[str]
 
 
-def reasons_of(results: Results, models: Sequence[ModelOutcomes], *, seed: int = 0) -> Reasons:
+def reasons_of(results: Results, models: Sequence[ModelOutcomes]) -> Reasons:
     """Decompose the main metric of a sweep, as it was when points were chosen.
 
     Args:
         results: of the sweep.
         models: the outcomes, as `outcomes_of_sweep` reads them.
-        seed: of the random forest that drawn points need.
 
     Raises:
         ConfigError: fewer than two points have a metric, a race dropped points, or nothing was swept.
@@ -63,7 +61,7 @@ def reasons_of(results: Results, models: Sequence[ModelOutcomes], *, seed: int =
             f"{results.title}: what moved the metric needs the numbers of all points, and a race dropped "
             f"{len(results.dropped)} of {len(results.records)}. Run the sweep with evaluator.race=false."
         )
-    settings = [s for s in results.settings if math.isfinite(s.estimate(results.metric).mean)]
+    settings = results.measured
     if len(settings) < 2 or not results.keys:
         raise ConfigError(
             f"{results.title}: what moved the metric needs two points with different settings and a finite "
@@ -76,7 +74,7 @@ def reasons_of(results: Results, models: Sequence[ModelOutcomes], *, seed: int =
     notes: list[str] = []
     shapley, sentences = attributions(results, models)
     notes += sentences
-    effects, importances = (None, None) if shapley else _effects(columns, values, notes, seed)
+    effects, importances = (None, None) if shapley else _effects(columns, values, notes)
     return Reasons(
         str(results.metric),
         splits_of(results)[0],
@@ -93,7 +91,6 @@ def _effects(
     columns: Mapping[str, Sequence[Hashable]],
     values: Sequence[float],
     notes: list[str],
-    seed: int,
 ) -> tuple[Effects | None, Mapping[str, float] | None]:
     """The exact decomposition of a grid, or the importances of other points."""
     from mecha_exp.verdict.why import functional_anova, importances
@@ -103,7 +100,7 @@ def _effects(
     except EvaluationError as error:
         notes.append(f"Exact effects need a full grid: {error}")
     numeric = {key: [_number(text) for text in column] for key, column in columns.items()}
-    shares = importances(numeric, values, seed=seed)
+    shares = importances(numeric, values)
     if isinstance(shares, str):
         notes.append(shares)
         return None, None

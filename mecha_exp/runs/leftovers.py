@@ -26,12 +26,12 @@ _LIVES_SECONDS = {
 
 @dataclass(frozen=True)
 class Leftover:
-    """A temporary file or folder.
+    """A file or folder that may be deleted, such as a temporary one.
 
     Attributes:
         target: its path.
         nbytes: its size on the disk.
-        in_use: whether it was changed so recently that a process may need it.
+        in_use: whether a process may need it: it was changed recently.
     """
 
     target: Path

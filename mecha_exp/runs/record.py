@@ -38,6 +38,8 @@ CHANGES_FILE, CHECKOUT_CHANGES_FILE = "changes.diff", "changes_of_mecha_exp.diff
 BLOCKS_FILE = "block_values.csv"
 BLOCKS_FIGURE = "block_values.png"
 FINISHED, FAILED = "FINISHED", "FAILED"
+INPUT_PREFIX = "input/"
+"""The beginning of the names of parameters that are the paths of inputs."""
 RACE = "race/"
 """The beginning of the names of what a race measured of a point on some of the examples."""
 RACE_EXAMPLES, RACE_FIDELITY = f"{RACE}examples", f"{RACE}fidelity"
@@ -119,6 +121,12 @@ class Record:
     def finished(self) -> bool:
         """Whether the run succeeded."""
         return self.status == FINISHED
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The paths of the inputs by their names."""
+        named = self.parameters.items()
+        return {key.removeprefix(INPUT_PREFIX): path for key, path in named if key.startswith(INPUT_PREFIX)}
 
     @property
     def dropped_where(self) -> str:

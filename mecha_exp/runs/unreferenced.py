@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.checkpoint.transaction.lock import is_in_use
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab.store import STORE_FILE, ResultStore
+from mecha_exp.runs.leftovers import Leftover
 from mecha_exp.runs.query import find_runs, find_sweeps
 from mecha_exp.runs.record import RUN_FILE
 from mecha_exp.runs.sweep import LOCKED
@@ -18,23 +17,8 @@ from mecha_exp.runs.sweep import LOCKED
 _YOUNG_SECONDS = 3600
 
 
-@dataclass(frozen=True)
-class Unreferenced:
-    """A stored result that no run refers to.
-
-    Attributes:
-        target: its folder or file in the store.
-        nbytes: its size on the disk.
-        in_use: whether a sweep is running, which may need it.
-    """
-
-    target: Path
-    nbytes: int
-    in_use: bool = False
-
-    def remove(self) -> None:
-        """Delete it."""
-        shutil.rmtree(self.target) if self.target.is_dir() else self.target.unlink(missing_ok=True)
+class Unreferenced(Leftover):
+    """A stored result that no run refers to; it is in use while a sweep is running, which may need it."""
 
 
 def find_unreferenced(store: Path, folders: Iterable[Path]) -> list[Unreferenced]:

@@ -1,4 +1,4 @@
-"""What a tracking store is reached by: the entries of runs, and the interface of those that write them."""
+"""The interface of tracking stores, and the entries of a run that they write."""
 
 from __future__ import annotations
 

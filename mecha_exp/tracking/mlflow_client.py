@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 TRAINING_VIEW = {"workflowType": "machine_learning"}
-"""What has MLflow show runs rather than traces of language models."""
+"""The tag that makes MLflow show runs rather than traces of language models."""
 ANSWER_SECONDS = 5
 MAX_PARAMS_A_BATCH = 100
 MAX_RUNS = 10_000

@@ -1,4 +1,4 @@
-"""Which process logs a run: it tells the runs that a kill has left half logged."""
+"""Notes which process logs a run, to recognise the runs that a kill has left half logged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def this_process() -> str:
 
 
 def numbering() -> str:
-    """What tells the processes of this container from those of others; empty where the system has none."""
+    """An identifier of this container's processes; empty where the system has none."""
     try:
         return "".join(filter(str.isdecimal, str(Path("/proc/self/ns/pid").readlink())))
     except OSError:

@@ -14,9 +14,9 @@ _ENUMERATED = 12
 _CHUNK = 1 << 21
 _TIE = 1e-9
 _ENOUGH = 100
-"""So many sums beyond the observed one settle a p-value that is not small (Besag and Clifford 1991)."""
+"""The number of sums beyond the observed one that settles a large p-value (Besag and Clifford 1991)."""
 _DRAWS_FOR_A_LEVEL = 20
-"""So many draws beyond the observed sum have to be expected at a level, or the bound decides."""
+"""The number of draws beyond the observed sum to be expected at a level; below it the bound decides."""
 _SPREADS = 64
 """Quantiles by which the spread of replicates is averaged over."""
 _GAUSSIAN_FACTOR = 1 / (4 * 0.0786496035251426)

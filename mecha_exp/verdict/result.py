@@ -146,12 +146,16 @@ class Verdict:
         return tuple(comparison for comparison in self.comparisons if comparison.against == name)
 
     @property
+    def with_chosen(self) -> list[Comparison]:
+        """The comparisons with the chosen setting, the nearest first; none where nothing was chosen."""
+        compared = self.against(self.selected.point) if self.selected else ()
+        return sorted(compared, key=lambda comparison: abs(comparison.difference.value))
+
+    @property
     def tied(self) -> tuple[str, ...]:
         """The settings that the data cannot tell from the chosen one."""
-        if self.selected is None:
-            return ()
-        against = self.against(self.selected.point)
-        return tuple(comparison.point for comparison in against if not comparison.distinguishable)
+        compared = self.against(self.selected.point) if self.selected else ()
+        return tuple(comparison.point for comparison in compared if not comparison.distinguishable)
 
 
 def as_json(verdict: Verdict) -> dict[str, object]:

@@ -77,7 +77,7 @@ def markdown(verdict: Verdict, *, digits: int | None = None) -> str:
 
 
 def caption(verdict: Verdict) -> str:
-    """What a reader has to know of the data, the choice, and the intervals."""
+    """The sentences on the data, the choice and the intervals that a reader needs."""
     same = verdict.selected_on == verdict.reported_on
     data = f"{verdict.metric} on '{verdict.reported_on}'"
     if verdict.examples:

@@ -22,8 +22,8 @@ class InTurn(Workers):
         super().__init__(count)
         self.tasks = {}
 
-    def _start(self, tasks):
-        self.tasks |= tasks
+    def _fill(self):
+        self.tasks |= self._take(len(self._waiting))
 
     def _ended(self, seconds: float) -> Iterator:
         if self.tasks:

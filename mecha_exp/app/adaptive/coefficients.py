@@ -67,7 +67,7 @@ class Coefficients:
 
     @property
     def identity(self) -> list[object]:
-        """What has a weight, for JSON: the kind, the parts, and the part of each key."""
+        """The kind, the parts, and the part of each key, as JSON has them."""
         return [self.kind, list(self.parts), dict(self.of_key)]
 
     def by_key(self, values: Floats) -> dict[str, Floats]:

@@ -87,7 +87,7 @@ class Experiment:
 
     @property
     def identity(self) -> list[str]:
-        """What is merged beside the weights, as texts: methods, settings, and the contents of the models."""
+        """The texts that decide the merge beside the weights: method, settings, contents of the models."""
         contents = [self.point.contents[self.point.files[m]] for m in (self.base, *self.experts)]
         return [self.method, *(f"{k}={v!r}" for k, v in self.settings.items()), *contents]
 
@@ -127,7 +127,7 @@ class Experiment:
         return tuple(ModelNode(str(path.absolute()), "delta") for path in paths)
 
     def coefficients(self, kinds: Sequence[str]) -> dict[str, Coefficients]:
-        """What has weights, for each kind; reads headers only."""
+        """The coefficients of each kind of `sweep.by`; reads headers only."""
         with plan([self.point.job({})], self.point.options) as planned:
             vectors = TaskVectors.of(self.base, self.experts, planned.sources)
             anatomy = Anatomy.of(infos_of(vectors.base))

@@ -20,6 +20,7 @@ from mecha_exp.app.adaptive.progress import Progress, file_of, write_tables
 from mecha_exp.app.adaptive.request import Request
 from mecha_exp.app.adaptive.task_vectors import TaskVectors
 from mecha_exp.app.hydra.compose import Batch
+from mecha_exp.app.sweep.settings import checked_count
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.learning.losses import bound_loss
 from mecha_exp.lab.points import Setting
@@ -53,7 +54,7 @@ class Learning:
 
     @property
     def notes(self) -> list[str]:
-        """What nothing can check of losses of the user's."""
+        """Warnings about losses of the user's, which nothing can check."""
         return list(dict.fromkeys(note for descent in self.descents if (note := descent.loss.note)))
 
     def check_folder(self, folder: Path) -> None:
@@ -106,8 +107,8 @@ def learning_of(request: Request) -> Learning:
             "another that has logits, or one of your own (docs/learned-weights.md)."
         )
     experiment = Experiment.of(request.point)
-    batch = None if settings.batch is None else _count("sweep.batch", settings.batch)
-    seed = _count("sweep.seed", settings.seed, least=0)
+    batch = None if settings.batch is None else checked_count("sweep.batch", settings.batch)
+    seed = checked_count("sweep.seed", settings.seed, least=0)
     evaluation = scoring.evaluations[0]
     losses = {str(name): bound_loss(name, evaluation, batch, seed) for name in as_list(settings.loss)}
     low, high, rate = _numbers(settings)
@@ -165,12 +166,6 @@ def _start(value: Any, experts: int, low: float, high: float) -> Floats:
 
 def _checkpoints(settings: DictConfig) -> list[int]:
     """The steps after which the weights are kept: evenly spread up to the end, each at most once."""
-    steps = _count("sweep.steps", settings.steps)
-    count = min(_count("sweep.checkpoints", settings.checkpoints), steps)
+    steps = checked_count("sweep.steps", settings.steps)
+    count = min(checked_count("sweep.checkpoints", settings.checkpoints), steps)
     return [round(steps * (i + 1) / count) for i in range(count)]
-
-
-def _count(key: str, value: Any, least: int = 1) -> int:
-    if type(value) is not int or value < least:
-        raise ConfigError(f"{key}={value}: expected a whole number, {least} or more.")
-    return value

@@ -62,7 +62,7 @@ class Adam:
         return replace(self, raw=self.raw - self.rate * change, mean=mean, square=square, steps=steps)
 
     def as_lists(self) -> dict[str, Any]:
-        """What changes from step to step, for JSON, which keeps float64 exactly."""
+        """The state that changes from step to step, for JSON, which keeps float64 exactly."""
         arrays = {"raw": self.raw, "mean": self.mean, "square": self.square}
         return {name: array.tolist() for name, array in arrays.items()} | {"steps": self.steps}
 

@@ -15,6 +15,7 @@ from mecha_exp.app.sweep.experts import check_distinct_experts, check_lists, exp
 from mecha_exp.app.sweep.hyperparameters import GROUP, drop_unused
 from mecha_exp.app.sweep.points import CONVENTION, Points, axis_of
 from mecha_exp.app.words.experts import names_of
+from mecha_exp.app.words.plain import resolved
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import LEARNED_KEY, SOUP_KEY, STEP_KEY, SUBSET_KEY, Setting
@@ -30,7 +31,7 @@ class AdaptiveSweep(Protocol):
 
     @property
     def trials(self) -> int:
-        """How many points there are in all."""
+        """The number of all points."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -71,8 +72,7 @@ def gradient_points(overrides: Sequence[Override], config: DictConfig) -> Adapti
     keys = [axis.key for axis in axes]
     _check_recipe(keys, config)
     _check_learning(config.sweep)
-    experts = OmegaConf.to_container(config.models.experts, resolve=True)
-    assert isinstance(experts, list)
+    experts = resolved(config.models.experts)
     check_distinct_experts(experts, GRADIENT)
     labels = {f"++{LEARNED_KEY}": NOTHING, f"++{STEP_KEY}": "0"}
     listed = [{**labels, **setting} for setting in lab.grid(axes, GRADIENT)]
@@ -101,7 +101,7 @@ def _check_learning(settings: DictConfig) -> None:
 
 
 def learned_setting(name: str, step: int, weights: str) -> Setting:
-    """What a point with learned weights sets.
+    """The settings of a point with learned weights.
 
     Args:
         name: of the descent, such as `entropy/block`.
@@ -113,7 +113,7 @@ def learned_setting(name: str, step: int, weights: str) -> Setting:
 
 def as_list(value: Any) -> list[Any]:
     """A setting that is one value or a list, as a list."""
-    plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    plain = resolved(value)
     return list(plain) if isinstance(plain, list) else [plain]
 
 
@@ -162,7 +162,7 @@ def soup_points(overrides: Sequence[Override], config: DictConfig) -> AdaptivePo
 
 
 def soup_setting(kind: str, members: Sequence[int], names: Sequence[str], paths: Sequence[str]) -> Setting:
-    """What a point of a greedy soup sets.
+    """The settings of a point of a greedy soup.
 
     Args:
         kind: `single`, `uniform` (all experts), `trial` (never chosen), or `greedy` (what was chosen).
@@ -184,4 +184,4 @@ def _check_replicates(config: DictConfig) -> None:
 
 Make = Callable[[Sequence[Override], DictConfig], AdaptivePoints]
 MAKERS: Mapping[str, Make] = {GRADIENT: gradient_points, GREEDY_SOUP: soup_points}
-"""What makes the points of each adaptive mode of the group `sweep`."""
+"""The function that makes the points of each adaptive mode of the group `sweep`."""

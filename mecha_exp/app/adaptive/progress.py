@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a descent is.
+    """The progress of a descent.
 
     Attributes:
         adam: the state of the optimiser.

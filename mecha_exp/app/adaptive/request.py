@@ -1,4 +1,4 @@
-"""What an adaptive sweep is made from: a configuration, and what has been prepared of it."""
+"""The request for an adaptive sweep: a configuration, and what has been prepared of it."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from mecha_exp.app.adaptive.points import soup_setting
 from mecha_exp.app.adaptive.request import Request
 from mecha_exp.app.hydra.compose import Batch
+from mecha_exp.app.sweep.settings import require_numbered_folders
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean
 from mecha_exp.evaluation import Outcomes
@@ -26,11 +26,10 @@ from mecha_exp.report.adaptive import CHOICES_FILE
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, models_in, read_outcomes
 from mecha_exp.runs.record import Record
 from mecha_exp.system.atomic_write import atomic_write_text
-from mecha_exp.terminal import stdout
+from mecha_exp.terminal import print_line
 
 NOISE, PAPER = "noise", "paper"
 RULES = (NOISE, PAPER)
-_NUMBERED = "${hydra:job.num}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class GreedySoup:
 
     @property
     def notes(self) -> Sequence[str]:
-        """Nothing."""
+        """Empty: there is nothing to say before the sweep runs."""
         return ()
 
     def check_folder(self, folder: Path) -> None:
@@ -127,12 +126,11 @@ class GreedySoup:
     def _show_soup(self, choices: Sequence[Choice]) -> None:
         """Print what the soup is made of, and what the paper's rule may have kept."""
         members = ", ".join(choice.expert for choice in choices if choice.kept)
-        stdout.print(f"greedy soup of {members}", soft_wrap=True, markup=False)
+        print_line(f"greedy soup of {members}")
         sign = -1 if self.direction == "minimize" else 1
         better = [c.expert for c in choices if not c.kept and sign * (c.tried - c.soup) > 0]
         if better:
-            hint = f"better with {', '.join(better)}, within the noise: sweep.rule=paper keeps such"
-            stdout.print(hint, soft_wrap=True, markup=False)
+            print_line(f"better with {', '.join(better)}, within the noise: sweep.rule=paper keeps such")
 
     def _score(self, folder: Path, number: int, name: str) -> float:
         record = Record.find(folder / str(number))
@@ -198,10 +196,7 @@ def soup_of(request: Request) -> GreedySoup:
     level = settings.level
     if not isinstance(level, int | float) or isinstance(level, bool) or not 0 < level < 1:
         raise ConfigError(f"sweep.level={level}: expected a level of the test between 0 and 1, such as 0.05.")
-    if OmegaConf.to_container(request.config.hydra.sweep, resolve=False)["subdir"] != _NUMBERED:  # type: ignore[call-overload, index]
-        raise ConfigError(
-            "hydra.sweep.subdir: sweep=greedy_soup finds its points by their numbers. Leave it out."
-        )
+    require_numbered_folders(request.config, "sweep=greedy_soup")
     split = scoring.selection_split or WHOLE
     decided_by = (settings.rule, float(level), scoring.metric, scoring.direction, split)
     return GreedySoup(request.known.experts, *decided_by, request.known.begun, request.words)
@@ -210,8 +205,7 @@ def soup_of(request: Request) -> GreedySoup:
 def _show(choice: Choice) -> None:
     test = "" if choice.p is None else f", p = {choice.p:.2g}"
     what = "kept" if choice.kept else "not kept"
-    line = f"greedy soup + {choice.expert}: {choice.tried:.4g} against {choice.soup:.4g}{test}: {what}"
-    stdout.print(line, markup=False, soft_wrap=True)
+    print_line(f"greedy soup + {choice.expert}: {choice.tried:.4g} against {choice.soup:.4g}{test}: {what}")
 
 
 def _write(choices: Sequence[Choice], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which adaptive sweep a configuration asks for."""
+"""Chooses the adaptive sweep that a configuration asks for."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
 
 from mecha_exp.app.grid import Grid, GridPoint, recipe_name, used_by
 from mecha_exp.app.hydra.compose import Composer
 from mecha_exp.app.sweep.hyperparameters import recipes_with
+from mecha_exp.app.words.plain import as_written
 from mecha_exp.app.words.quoting import shell_word
 from mecha_exp.errors import Problems, did_you_mean, nearest, some
 from mecha_exp.graph.by_key import BLOCKS
@@ -20,7 +20,7 @@ from mecha_exp.graph.curves import PRESETS
 from mecha_exp.recipe.yaml_reader import KEYS
 
 _PER_POINT = {"joblib": "processes", "submitit_local": "processes", "submitit_slurm": "slurm"}
-"""What has replaced launchers that ran each point by itself."""
+"""The successors of launchers that ran each point by itself."""
 
 _SINGULAR = {"blocks": "preset of blocks", "models": "set of models"}
 
@@ -72,7 +72,7 @@ def check_names(grid: Grid, problems: Problems) -> None:
     overrides = {
         (id(point.base), o.key_or_group): (point, o) for point in grid.points for o in point.overrides
     }
-    raw = {id(base): OmegaConf.to_container(base, resolve=False) for base in grid.choices}
+    raw = {id(base): as_written(base) for base in grid.choices}
     for point, override in overrides.values():
         key = override.key_or_group
         is_new = override.is_add() or override.is_force_add()
@@ -147,9 +147,9 @@ def check_used(swept: set[str], grid: Grid, problems: Problems) -> None:
 
 def check_distinct_outputs(grid: Grid, problems: Problems) -> None:
     """Whether points would overwrite each other's models."""
-    if not any(OmegaConf.to_container(c.output, resolve=False)["path"] for c in grid.first_of_each):  # type: ignore[index, call-overload]
+    if not any(as_written(config.output)["path"] for config in grid.first_of_each):
         return
-    if "${hydra:" in str(OmegaConf.to_container(grid.first_of_each[0].output, resolve=False)):
+    if "${hydra:" in str(as_written(grid.first_of_each[0].output)):
         return  # the folder or the number of the point, which differ
     paths = [str(config.output.path) for config in grid if config.output.save and config.output.path]
     if len(set(paths)) < len(paths):

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.grid import Grid, GridPoint, recipe_name, references_of
 from mecha_exp.app.templates import MERGEKIT
+from mecha_exp.app.words.plain import as_written
 from mecha_exp.app.words.quoting import shell_word
 from mecha_exp.errors import Problems, did_you_mean, some
 from mecha_exp.graph.by_key import BLOCKS, CONVENTION, PATTERNS, PRESET
@@ -43,7 +44,7 @@ def check_unused(grid: Grid, swept: Sequence[str], own: frozenset[str], problems
         config = point.config()
         references = references_of(config)
         _check_blocks(config, references, problems)
-        if not _RESOLVED.search(str(OmegaConf.to_container(config.recipe, resolve=False))):
+        if not _RESOLVED.search(str(as_written(config.recipe))):
             _check_models(point, config, references | _references_elsewhere(config), taken, problems)
         _check_new_keys(point, config, references, {*swept, *own, *grid.parameters}, problems)
 
@@ -54,7 +55,7 @@ def idle_experts(config: DictConfig) -> list[str]:
     references = references_of(config)
     if MERGEKIT in config.recipe:  # which names its own models
         return []
-    if _EXPERTS in references or _RESOLVED.search(str(OmegaConf.to_container(config.recipe, resolve=False))):
+    if _EXPERTS in references or _RESOLVED.search(str(as_written(config.recipe))):
         return []
     return [Path(str(name)).stem for i, name in enumerate(experts) if f"{_EXPERTS}.{i}" not in references]
 
@@ -68,7 +69,7 @@ def _experts(config: DictConfig) -> list[Any]:
     listed = OmegaConf.select(config, _EXPERTS)  # which may refer to one of models.sets
     if not OmegaConf.is_list(listed):
         return [listed] * (listed is not None)
-    return list(OmegaConf.to_container(listed, resolve=False))  # type: ignore[arg-type]
+    return list(as_written(listed))
 
 
 def _experts_of_any(grid: Grid) -> set[int]:
@@ -86,9 +87,7 @@ def _uses(index: int, references: set[str]) -> bool:
 
 def _references_elsewhere(config: DictConfig) -> set[str]:
     """The keys that other parts of a configuration refer to, such as an evaluator to the base."""
-    raw = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(raw, Mapping)
-    others = [value for key, value in raw.items() if key not in ("hydra", "recipe", _MODELS)]
+    others = [value for key, value in as_written(config).items() if key not in ("hydra", "recipe", _MODELS)]
     return set(_REFERENCE.findall(str(others)))
 
 
@@ -130,8 +129,7 @@ def _check_new_keys(
     point: GridPoint, config: DictConfig, references: set[str], known: set[str], problems: Problems
 ) -> None:
     """Whether each key that was added with a `+` is used."""
-    raw = OmegaConf.to_container(point.base, resolve=False)
-    assert isinstance(raw, Mapping)
+    raw = as_written(point.base)
     everything = references | _references_elsewhere(config)
     for override in point.overrides:
         key = override.key_or_group

@@ -127,7 +127,7 @@ def composer_of(arguments: Sequence[str]) -> Iterator[Composer]:
     """A composer for the arguments of a command line, flags first.
 
     Raises:
-        ConfigError: the user's folder does not exist; or anything that Hydra rejects meanwhile.
+        ConfigError: the user's folder does not exist; or Hydra rejects something in the block.
     """
     flags = _flags_of(arguments)
     with hydra_of(flags) as ours:

@@ -12,22 +12,25 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra._internal.config_loader_impl import get_overrides_dirname
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import JobReturn, JobStatus, configure_log, env_override
+from hydra.errors import ConfigCompositionException
 from hydra.types import HydraContext
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf._utils import get_omega_conf_dumper
 
-SetValues = Callable[[DictConfig, list[Override]], None]
+from mecha_exp.app.words.plain import as_written
+from mecha_exp.errors import ConfigError, brief
 
 
 class Jobs:
@@ -71,19 +74,16 @@ class Jobs:
     def _compose(self, index: int, scratch: Scratch) -> DictConfig:
         parsed = [parse_override(word) for word in self.overrides[index]]
         choices = tuple(str(o.input_line) for o in parsed if decides_files(o, self._groups))
+        values = [o for o in parsed if not decides_files(o, self._groups)]
         if choices not in self._bases:
             base = self._loader.load_sweep_config(self._config, list(choices))
             self._bases[choices] = pickle.dumps(base)
-        values = [o for o in parsed if not decides_files(o, self._groups)]
-        job = scratch.compose(self._bases[choices], values, self._set_values)
+        job = scratch.compose(self._bases[choices], values)
         note_task(job, parsed)
         with open_dict(job):
             job.hydra.job.id = job.hydra.job.num = self.numbers[index]
         OmegaConf.copy_cache(from_config=self._config, to_config=job)
         return job
-
-    def _set_values(self, job: DictConfig, values: list[Override]) -> None:
-        self._loader._apply_overrides_to_config(values, job)  # type: ignore[attr-defined]
 
 
 class Scratch:
@@ -97,19 +97,21 @@ class Scratch:
         self._pickled = b""
         self._values: Sequence[Override] = ()
 
-    def compose(self, pickled: bytes, values: Sequence[Override], set_values: SetValues) -> DictConfig:
+    def compose(self, pickled: bytes, values: Sequence[Override]) -> DictConfig:
         """The configuration of a point: that of the last one where setting what differs makes it.
 
         Args:
             pickled: the configuration without values, which is read six times as fast as it is copied.
             values: of the point.
-            set_values: sets some of them in a configuration.
+
+        Raises:
+            ConfigError: a value cannot be set; see `set_values`.
         """
-        lacking = self._differing(values) if self._pickled == pickled else None
-        if lacking is None:
-            self._config, lacking = pickle.loads(pickled), list(values)
+        to_set = self._differing(values) if self._pickled == pickled else None
+        if to_set is None:
+            self._config, to_set = pickle.loads(pickled), list(values)
         self._pickled = b""  # until all is set
-        set_values(self._config, lacking)
+        set_values(self._config, to_set)
         self._pickled, self._values = pickled, values
         return self._config
 
@@ -128,7 +130,7 @@ class Scratch:
 
 def _is_plain(override: Override) -> bool:
     """Whether an override sets a number or a text, which leaves nothing of an earlier one."""
-    is_set = not override.is_delete() and (not override.is_add() or override.is_force_add())
+    is_set = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
     return is_set and isinstance(override.value(), int | float | str)
 
 
@@ -136,6 +138,29 @@ def _overlap(one: Override, other: Override) -> bool:
     """Whether the keys of two overrides are the same, or one lies in the other."""
     first, second = f"{one.key_or_group}.", f"{other.key_or_group}."
     return first.startswith(second) or second.startswith(first)
+
+
+def set_values(config: DictConfig, overrides: Iterable[Override]) -> None:
+    """Set the values of overrides in a configuration, as Hydra does.
+
+    Raises:
+        ConfigError: a key leads into a value that has no parts, or does not take such a value.
+        ConfigCompositionException: what is to be removed is not there, or what is to be added is.
+    """
+    for override in overrides:
+        try:
+            ConfigLoaderImpl._apply_overrides_to_config([override], config)
+        except (ConfigCompositionException, ValueError, TypeError, AttributeError) as error:
+            reason = error.__cause__ or error
+            if isinstance(reason, ConfigCompositionException):
+                raise
+            message = brief(str(reason).splitlines()[0])
+            raise ConfigError(f"{override.input_line}: {message}.") from None
+
+
+def unchecked(override: Override) -> Override:
+    """An override that Hydra sets under any key, since the names are checked later; `~key` sets None."""
+    return replace(override, type=OverrideType.FORCE_ADD, package=None)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -229,7 +254,7 @@ def decides_files(override: Override, groups: Set[str]) -> bool:
 
 
 def note_task(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Note in Hydra's part which overrides a configuration has, but for those of that part."""
+    """Note in Hydra's part which overrides a configuration has, without those of that part itself."""
     task = [o for o in overrides if not o.is_hydra_override()]
     _replace(config.hydra.overrides.task, [str(o.input_line) for o in task])
     settings = config.hydra.job  # looking it up again takes as long as setting a value
@@ -239,13 +264,12 @@ def note_task(config: DictConfig, overrides: Sequence[Override]) -> None:
     )
 
 
-def _replace(texts: ListConfig, wanted: Sequence[str]) -> None:
-    """Let a list have other texts; those of a point are mostly those of the one before."""
-    before = OmegaConf.to_container(texts)
-    assert isinstance(before, list)
-    for place, (old, new) in enumerate(zip(before, wanted, strict=False)):
+def _replace(texts: ListConfig, new_texts: Sequence[str]) -> None:
+    """Replace the texts of a list where they differ: most are those of the point before."""
+    before = as_written(texts)
+    for index, (old, new) in enumerate(zip(before, new_texts, strict=False)):
         if old != new:
-            texts[place] = new
-    texts.extend(wanted[len(before) :])
-    for _ in before[len(wanted) :]:
+            texts[index] = new
+    texts.extend(new_texts[len(before) :])
+    for _ in before[len(new_texts) :]:
         texts.pop()

@@ -49,7 +49,7 @@ class OnePassLauncher(Launcher):
     _run_point: Callable[..., Any]  # `app.run.run_point`
 
     first_points: int | None = 16
-    """How many new points of a large sweep are run before others are looked at; None: all, 0: in no order."""
+    """How many new points of a large sweep run first; None: all new ones; 0: new and known ones together."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what all jobs have in common."""
@@ -63,21 +63,21 @@ class OnePassLauncher(Launcher):
         bench = workbench(self._config.store, self._config.rerun)
         jobs = self.jobs(job_overrides, initial_job_idx)
         returned: dict[int, JobReturn] = {}
-        known = looked_at = 0
+        finished = looked_up = 0
         is_new = partial(self._is_new, initial_job_idx)
-        for part in _parts(jobs, bench, self.first_points, is_new):
-            waiting = {}
-            for number, point in part.items():
+        for points in _portions(jobs, bench, self.first_points, is_new):
+            unfinished = {}
+            for number, point in points.items():
                 if isinstance(point, Point) and (record := _finished_record(point, bench)):
                     returned[number] = as_returned(job_overrides[number], record)
-                    known += 1
+                    finished += 1
                 else:
-                    waiting[number] = point
-            looked_at += len(part)
-            if known and looked_at == len(jobs):
-                stdout.print(f"{known} of {len(jobs)} points are there already")
+                    unfinished[number] = point
+            looked_up += len(points)
+            if finished and looked_up == len(jobs):
+                stdout.print(f"{finished} of {len(jobs)} points are there already")
             with Tracker(self._config.tracking) as tracker:
-                returned |= self.complete(jobs, waiting, bench, tracker)
+                returned |= self.complete(jobs, unfinished, bench, tracker)
         return [returned[number] for number in range(len(jobs))]
 
     def jobs(self, overrides: Sequence[Sequence[str]], first_number: int) -> Jobs:
@@ -87,7 +87,7 @@ class OnePassLauncher(Launcher):
     def complete(
         self, jobs: Jobs, points: Mapping[int, PointOrError], bench: Workbench, tracker: Tracker
     ) -> Iterator[tuple[int, JobReturn]]:
-        """Merge points and run them as jobs; yields what each returned, by its place among the jobs."""
+        """Merge points and run them as jobs; yields what each returned, by its index among the jobs."""
         for number, result in _merge(points, bench):
             yield number, self.run(jobs[number], points[number], result, tracker)
 
@@ -97,9 +97,9 @@ class OnePassLauncher(Launcher):
         """Run a point with the result of its merge as a job."""
         return self._run(config, partial(self._run_point, point=point, result=result, tracker=tracker))
 
-    def _is_new(self, first: int, place: int) -> bool:
+    def _is_new(self, first: int, index: int) -> bool:
         """Whether nothing was recorded of a job yet; true where its folder has a name of the user's."""
-        return not Path(str(self._config.hydra.sweep.dir), str(first + place), RUN_FILE).is_file()
+        return not Path(str(self._config.hydra.sweep.dir), str(first + index), RUN_FILE).is_file()
 
     def _run(self, config: DictConfig, task: TaskFunction) -> JobReturn:
         returned = run_job(config, task, self._context)
@@ -110,13 +110,13 @@ class OnePassLauncher(Launcher):
         return returned
 
 
-def _parts(
+def _portions(
     jobs: Jobs, bench: Workbench, first_points: int | None, is_new: Callable[[int], bool]
 ) -> Iterator[dict[int, PointOrError]]:
     """Yield the signed points by number: all together, or the first few new ones of many before the others.
 
     Of a thousand points the first ones are merged and shown while the user still looks, and a sweep that goes
-    on begins with what is missing. Where all new points are first, so are all others together: a part has
+    on begins with what is missing. Where all new points are first, all others come together: each portion has
     workers of its own. Where points are saved, all of them are needed to see whether there is room, and those
     that race are compared with each other.
     """
@@ -124,10 +124,12 @@ def _parts(
     def prepared(numbers: Sequence[int]) -> dict[int, PointOrError]:
         return {number: _attempt(_prepare, config) for number, config in jobs.in_turn(numbers)}
 
-    few: Sequence[int] = range(len(jobs))
+    everything = range(len(jobs))
+    first_numbers: Sequence[int] = everything
     if first_points != 0 and len(jobs) > MANY_POINTS:
-        few = [*itertools.islice(filter(is_new, few), first_points)] or few[:first_points]
-    first, others = prepared(few), sorted({*range(len(jobs))} - {*few})
+        new = [*itertools.islice(filter(is_new, everything), first_points)]
+        first_numbers = new or everything[:first_points]
+    first, others = prepared(first_numbers), sorted({*everything} - {*first_numbers})
     if any(isinstance(point, Point) and point.output is not None for point in first.values()):
         first, others = first | prepared(others), []
     signed = _sign(first, bench)
@@ -209,10 +211,10 @@ def _merge(points: Mapping[int, PointOrError], bench: Workbench) -> Iterator[tup
     for number, point in points.items():
         if isinstance(point, Point) and isinstance(result := recalled[number], Merged):
             bench.measurements.start(point, result)
-    bench.measurements.race(_found(points, recalled))
+    bench.measurements.race(_stored_results(points, recalled))
     for number, point in points.items():
-        if (known := recalled[number]) is not None:
-            yield number, known
+        if (result := recalled[number]) is not None:
+            yield number, result
             continue
         assert isinstance(point, Point)  # an error is recalled as itself
         if missing.setdefault(point.digest, (number, point)) != (number, point):
@@ -226,15 +228,15 @@ def _merge(points: Mapping[int, PointOrError], bench: Workbench) -> Iterator[tup
             yield from ((number, result) for _, result in bench.merge([point], progress_bar))
 
 
-def _found(
+def _stored_results(
     points: Mapping[int, PointOrError], recalled: Mapping[int, Merged | Exception | None]
 ) -> dict[Point, Merged | Exception]:
-    """The stored results, of points with one signature the first."""
-    found: dict[str, tuple[Point, Merged | Exception]] = {}
+    """The stored results by point; of points with one signature only the first has one."""
+    by_digest: dict[str, tuple[Point, Merged | Exception]] = {}
     for number, point in points.items():
         if isinstance(point, Point) and (result := recalled[number]) is not None:
-            found.setdefault(point.digest, (point, result))
-    return dict(found.values())
+            by_digest.setdefault(point.digest, (point, result))
+    return dict(by_digest.values())
 
 
 def recall(point: PointOrError, bench: Workbench) -> Merged | Exception | None:

@@ -15,11 +15,12 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
-from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf import Container, DictConfig
 
 from mecha_exp.app.hydra.jobs import decides_files, note_task, parse_override
+from mecha_exp.app.words.plain import as_written
 
-_PLACES = ("hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
+_FOLDERS_AND_MODE = ("hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Settings of Hydra that are only values, which a command sets after its check."""
 
 
@@ -73,7 +74,7 @@ class Loader(ConfigLoaderImpl):
         return base
 
     def _decides_files(self, override: Override) -> bool:
-        if override.is_sweep_override() or override.key_or_group in _PLACES:
+        if override.is_sweep_override() or override.key_or_group in _FOLDERS_AND_MODE:
             return False
         return decides_files(override, self._groups) and not isinstance(override.value(), dict)
 
@@ -105,11 +106,11 @@ class Loader(ConfigLoaderImpl):
 
 
 def _refuse_hydra_settings(config: Container, name: str) -> None:
-    """Raise unless a file of the user's leaves Hydra's own settings alone, but for what it varies."""
+    """Raise if a file of the user's changes Hydra's own settings; it may set the mode and what it varies."""
     settings = config.get("hydra") if isinstance(config, DictConfig) else None
     if settings is None:
         return
-    entries = OmegaConf.to_container(settings) if isinstance(settings, Container) else settings
+    entries = as_written(settings)
     names = [f"hydra.{key!s}" for key in entries] if isinstance(entries, dict) else ["hydra"]
     if isinstance(entries, dict) and isinstance(entries.get("sweeper"), dict):
         names.remove("hydra.sweeper")

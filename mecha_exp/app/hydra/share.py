@@ -32,7 +32,7 @@ _SESSION = "session.pickle"
 
 @dataclass(frozen=True)
 class Session:
-    """What all shares of a sweep have in common, as workers read it from the folder of the claims.
+    """The data that all shares of a sweep have in common; workers read it from the folder of the claims.
 
     Attributes:
         context: what Hydra gave to the launcher.
@@ -114,9 +114,9 @@ class _ShareLauncher(OnePassLauncher):
     ) -> Iterator[tuple[int, JobReturn]]:
         """Merge points and run them. A point that an evaluator's worker begins with is taken then."""
         numbers: dict[str, list[int]] = {}
-        for place, point in points.items():
+        for index, point in points.items():
             if isinstance(point, Point):
-                numbers.setdefault(point.digest, []).append(self._numbers[place])
+                numbers.setdefault(point.digest, []).append(self._numbers[index])
         bench.measurements.is_wanted = lambda point: any(map(self.takes, numbers[point.digest]))
         yield from super().complete(jobs, points, bench, tracker)
 

@@ -73,7 +73,7 @@ class ShareLauncher(OnePassLauncher):
         """The workers that shares run on, until they are closed.
 
         Args:
-            folder: for files of theirs, shared by all machines.
+            folder: for the files of the workers, shared by all machines.
             evaluators: how many workers the evaluator of each share has.
         """
 
@@ -96,11 +96,11 @@ class ShareLauncher(OnePassLauncher):
     ) -> Iterator[tuple[int, JobReturn]]:
         """Run points in shares; yields them as they end."""
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
-        taking = _Results(Sweep.load(folder), bench, tracker, points)
-        places = {jobs.numbers[place]: place for place in points}
+        results = _Results(Sweep.load(folder), bench, tracker, points)
+        indices = {jobs.numbers[index]: index for index in points}
 
         def arguments_of(numbers: Sequence[int]) -> tuple[Any, ...]:
-            return [jobs.overrides[places[number]] for number in numbers], list(numbers)
+            return [jobs.overrides[indices[number]] for number in numbers], list(numbers)
 
         with (
             self.open_workers(folder / FOLDER / "jobs", _evaluators(points.values())) as workers,
@@ -109,13 +109,13 @@ class ShareLauncher(OnePassLauncher):
             claims = Claims.begin(folder / FOLDER)  # after the workers, which end those of a killed process
             self._session(bench).keep(claims.folder)
             shares = cut_shares(points, workers.count * self._shares)
-            numbered = [[jobs.numbers[place] for place in share] for share in shares]
+            numbered = [[jobs.numbers[index] for index in share] for share in shares]
             for number, lost in Handout(workers, claims, run_share, arguments_of).run(numbered):
-                place = places[number]
+                index = indices[number]
                 if lost is not None:
-                    yield place, self.run(jobs[place], lost, None, tracker)
+                    yield index, self.run(jobs[index], lost, None, tracker)
                 else:
-                    yield place, taking.take(place, number, jobs.overrides[place])
+                    yield index, results.take(index, number, jobs.overrides[index])
                 advance(1)
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
@@ -215,25 +215,25 @@ class _Results:
         sweep: the sweep of the points.
         bench: the workbench, which knows the pace.
         tracker: logs the runs.
-        points: the points, by their places.
+        points: the points, by their indices among the jobs.
     """
 
     def __init__(self, sweep: Sweep, bench: Workbench, tracker: Tracker, points: Mapping[int, Point]) -> None:
         self._sweep, self._bench, self._tracker, self._points = sweep, bench, tracker, points
-        self._left = len(points)
-        self._replaced = {place: _run_id_in(point.folder) for place, point in points.items()}
+        self._remaining = len(points)
+        self._replaced = {index: _run_id_in(point.folder) for index, point in points.items()}
 
-    def take(self, place: int, number: int, overrides: Sequence[str]) -> JobReturn:
+    def take(self, index: int, number: int, overrides: Sequence[str]) -> JobReturn:
         """Show and track a point that a worker has run; returns what its job would have returned."""
-        folder = self._points[place].folder
+        folder = self._points[index].folder
         record = Record.load(folder)
-        self._left -= 1
-        left = self._bench.pace.note(self._left)
+        self._remaining -= 1
+        seconds_left = self._bench.pace.note(self._remaining)
         if record.status == FAILED and record.error:
             show_error(f"{record.name}: {record.error.strip().splitlines()[-1]}")
-        show_point(record, number + 1, self._sweep.points, seconds_left=left)
+        show_point(record, number + 1, self._sweep.points, seconds_left=seconds_left)
         if self._sweep.parent_run is not None:
-            self._tracker.add(EndedRun(folder, record, self._sweep.parent_run, self._replaced[place]))
+            self._tracker.add(EndedRun(folder, record, self._sweep.parent_run, self._replaced[index]))
         return as_returned(overrides, record)
 
 

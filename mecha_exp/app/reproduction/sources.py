@@ -71,7 +71,7 @@ def restore_plugins(
 
 
 def _kept(name: str, folder: Path) -> list[str]:
-    """What stands for a plugin that is gone: its kept file, the files of its folder, or its own name."""
+    """The files that stand for a plugin that is gone: its kept file, those of its folder, or its own name."""
     path, module = folder / Path(name).name, folder.joinpath(*name.split("."))
     if path.is_file():
         return [str(path)]

@@ -99,7 +99,7 @@ def _parameters(space: Space, config: Mapping[str, Any], recipe: str) -> Paramet
 
 
 def _below(value: Any, path: Sequence[str]) -> Any:
-    """What a path of keys and places leads to; None where it leads nowhere."""
+    """The value at a path of keys and indices; None where there is none."""
     for part in path:
         if isinstance(value, dict):
             value = value.get(part)

@@ -103,7 +103,7 @@ class DatabaseLocks(ABC):
     """
 
     _preparation = ""
-    """What a new session executes first."""
+    """The first statement of a new session."""
 
     def __init__(self, engine: sqlalchemy.Engine, study: str) -> None:
         self._engine, self._study = engine, study

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.search.space import Space
+from mecha_exp.app.sweep.settings import checked_count
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.system.optuna_log import quiet_optuna
 
@@ -129,8 +130,7 @@ def checked_sampler(
     if name not in SAMPLERS:
         hint = did_you_mean(str(name), SAMPLERS) or f" They are {', '.join(SAMPLERS)}."
         raise ConfigError(f"sweep.sampler={name}: there is no such sampler.{hint}")
-    if type(seed) is not int or seed < 0:
-        raise ConfigError(f"sweep.seed={seed}: expected a whole number, 0 or more.")
+    checked_count("sweep.seed", seed, least=0)
     numbers = [d.key for d in space.dimensions if not d.choices]
     if len(numbers) < _NEEDED_NUMBERS.get(name, 0):
         raise ConfigError(
@@ -176,5 +176,5 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
             raise ConfigError(f"sweep.options.{option}: the sampler {name} has no such option.{hint}")
         if value is not None and not isinstance(value, _SIMPLE):
             raise ConfigError(f"sweep.options.{option}: expected a number, a text, true or false.")
-        if option == _STARTUP.get(name, ("", 0))[0] and (type(value) is not int or value < 0):
-            raise ConfigError(f"sweep.options.{option}={value}: expected a whole number, 0 or more.")
+        if option == _STARTUP.get(name, ("", 0))[0]:
+            checked_count(f"sweep.options.{option}", value, least=0)

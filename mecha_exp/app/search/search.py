@@ -32,7 +32,7 @@ from mecha_exp.runs.record import RACE, RUN_FILE, Record
 from mecha_exp.runs.sweep import Sweep
 
 _MODELS = ("model", "model.safetensors", "*.mecha-*")
-"""What is large in the folder of a run, and stays where it is."""
+"""The large files in the folder of a run, which stay where they are."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Search:
 
     @property
     def notes(self) -> Sequence[str]:
-        """Nothing before it has run."""
+        """Empty: there is nothing to say before the search runs."""
         return ()
 
     def check_folder(self, folder: Path) -> None:
@@ -127,7 +127,7 @@ class Search:
                 return
 
     def _note_total(self, trials: Sequence[Trial], folder: Path) -> int:
-        """How many points there are with those that were known, which the sweep's file says from now on."""
+        """The number of points with the known ones, which is written into the sweep's file."""
         known = sum(KNOWN in trial.state for trial in trials)
         total = int(min(self.trials + known, self.space.size))
         sweep = Sweep.load(folder)
@@ -159,7 +159,7 @@ class Search:
         return values if reached is None else Dropped(reached, *values)
 
     def _untold(self, entry: Entry) -> Outcome:
-        """What a process has measured of a trial before it died, where its folder can be seen."""
+        """The outcome that a process measured before it died; None where its folder cannot be seen."""
         folder = Path(entry.folder) / str(entry.number)
         return self._outcome(folder) if self._is_of(entry, folder) else None
 

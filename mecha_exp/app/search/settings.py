@@ -17,13 +17,14 @@ from mecha_exp.app.search.samplers import checked_sampler, require_optuna
 from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.storage import open_shared
+from mecha_exp.app.sweep.settings import checked_count, require_numbered_folders
+from mecha_exp.app.words.plain import resolved
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.evaluation import Scoring
 from mecha_exp.evaluation.registry import DIRECTIONS
 from mecha_exp.lab.points import Setting
 
-_NUMBERED = "${hydra:job.num}"
 BATCHES = 10
 """How many batches `sweep.batch=auto` makes at least: a sampler learns between batches only."""
 
@@ -52,17 +53,16 @@ def search_of(
         ConfigError: anything that is wrong with it; nothing has been written then.
     """
     settings = config.sweep
-    if OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"] != _NUMBERED:  # type: ignore[call-overload, index]
-        raise ConfigError("hydra.sweep.subdir: a search finds its points by their numbers. Leave it out.")
+    require_numbered_folders(config, "a search")
     objectives = _checked_objectives(settings.direction, scoring)
-    trials = _count("sweep.trials", settings.trials)
+    trials = checked_count("sweep.trials", settings.trials)
     if trials > space.size:
         raise ConfigError(
             f"sweep.trials={trials}, and the space has only {space.size:.0f} points. Run them all with "
             f"sweep=grid -m, or ask for sweep.trials={space.size:.0f} at most."
         )
     require_optuna()
-    options = OmegaConf.to_container(settings.options or OmegaConf.create({}), resolve=True)
+    options = resolved(settings.options) or {}
     if not isinstance(options, dict):
         raise ConfigError("sweep.options: expected a mapping, as in sweep.options={n_startup_trials:20}.")
     named = {str(key): value for key, value in options.items()}
@@ -140,23 +140,17 @@ def checked_reference(value: Any, scoring: Scoring) -> list[float]:
     return [float(number) for number in numbers]
 
 
-def _count(key: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{key}={value}: expected a whole number, 1 or more.")
-    return value
-
-
 def _batch_size(value: Any, trials: int, point: Point) -> int:
     """The number of trials in a batch; `auto` is a tenth of all, and no more than a pass holds."""
     if value != "auto":
-        return _count("sweep.batch", value)
+        return checked_count("sweep.batch", value)
     most = max(1, min(MOST_POINTS, -(-trials // BATCHES)))
     batches, _ = plan_batches([replace(point) for _ in range(most)])
     return len(batches[0].points) if batches else most
 
 
 def _enqueued(value: Any, space: Space, trials: int) -> list[Parameters]:
-    points = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value or []
+    points = resolved(value) or []
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
         raise ConfigError("sweep.enqueue: expected points, as in sweep.enqueue=[{alpha:0.5},{alpha:1}].")
     if len(points) > trials:

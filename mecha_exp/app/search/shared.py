@@ -200,7 +200,7 @@ class SharedStudy:
     def _errors_named(self) -> Iterator[None]:
         try:
             yield
-        except (MechaError, AssertionError):  # of what is done meanwhile
+        except (MechaError, AssertionError):  # of the block itself
             raise
         except Exception as error:  # of a database, of any kind
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -86,7 +86,7 @@ class Dimension:
         """The value that a text stands for.
 
         Raises:
-            ConfigError: it is none of the choices, or outside the bounds.
+            ConfigError: the text is not one of the choices, or outside the bounds.
         """
         if self.choices:
             if normalized(text) in self.choices:
@@ -128,7 +128,7 @@ class Space:
 
     @property
     def description(self) -> list[str]:
-        """Its dimensions and its branches as texts, by which two spaces are compared."""
+        """The dimensions and branches as texts, by which two spaces are compared."""
         return [repr(d) for d in self.dimensions] + [f"{k}: {sorted(v)}" for k, v in self.branches.items()]
 
     def draw(self, suggest: Callable[[Dimension], Any]) -> Parameters:
@@ -142,7 +142,7 @@ class Space:
         return drawn
 
     def setting(self, parameters: Parameters) -> Setting:
-        """What the point of a trial sets, as texts."""
+        """The settings of a trial's point, as texts."""
         branch = self.branches[parameters.get(GROUP, "")]
         own = {d.sign + d.key: d.text(parameters[d.key]) for d in self.dimensions if d.key in parameters}
         return {**branch, **own}

@@ -87,7 +87,7 @@ def _opened(
 
 
 def _differing(known: str | None, described: Mapping[str, object]) -> str:
-    """In what a study differs from a search, in words."""
+    """The differences between a study and a search, in words."""
     before = json.loads(known) if known else {}
     differing = [key for key, value in described.items() if before.get(key) != value]
     return " and another ".join(differing[:2])
@@ -96,7 +96,7 @@ def _differing(known: str | None, described: Mapping[str, object]) -> str:
 def _parts(
     url: str, name: str
 ) -> tuple[Callable[[], optuna.storages.BaseStorage], Locks, Callable[[], None]]:
-    """What makes the storage, its locks, and what mends it after a kill."""
+    """A function that makes the storage, its locks, and a function that mends it after a kill."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 

@@ -91,7 +91,7 @@ def frozen_trial(space: Space, trial: Trial, **attributes: Any) -> optuna.trial.
 
 
 def outcome_of(frozen: optuna.trial.FrozenTrial) -> Outcome:
-    """What a trial of Optuna's gave; the other direction of `frozen_trial`."""
+    """The outcome of a trial of Optuna's; the other direction of `frozen_trial`."""
     import optuna
 
     if frozen.state == optuna.trial.TrialState.PRUNED and frozen.intermediate_values:
@@ -149,7 +149,7 @@ def _identity(space: Space, parameters: Parameters) -> frozenset[tuple[str, str]
 
 
 def _state(study: optuna.Study, number: int, sampler: Sampler) -> dict[str, Any]:
-    """What the sampler has written down of a trial, and its place in a sequence."""
+    """The notes of the sampler on a trial, and the trial's place in a sequence."""
     state = dict(study.get_trials(deepcopy=False)[number].system_attrs)
     if sampler.name == SEQUENCE:
         state[_SEQUENCE_STATE] = study._storage.get_study_system_attrs(study._study_id)

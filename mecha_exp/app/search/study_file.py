@@ -56,7 +56,7 @@ def open_study_file(folder: Path, name: str, space: Space, directions: Sequence[
     path.with_name(f"{STUDY_FILE}.lock").unlink(missing_ok=True)
     try:
         return _open(path, name, space, directions)
-    except Exception:  # of what is left of a file
+    except Exception:  # the file was cut by a kill
         path.unlink(missing_ok=True)
         return _open(path, name, space, directions)
 

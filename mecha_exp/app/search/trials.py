@@ -22,7 +22,7 @@ AT_RANDOM, KNOWN, ENQUEUED = "at_random", "known", "enqueued"
 Values = tuple[float, ...]
 """The values of the objectives, in their order."""
 Outcome = Values | Dropped | None
-"""What a trial gave: values, or what it had when it was dropped; None of one that failed."""
+"""The outcome of a trial: values, or what it had when it was dropped; None if it failed."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Trial:
 
     @property
     def outcome(self) -> Outcome:
-        """What it gave."""
+        """Its values, or what it had when it was dropped; None if it failed or has not run."""
         return self.values if self.dropped is None else self.dropped
 
     def told(self, outcome: Outcome) -> Trial:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.words.experts import names_of
+from mecha_exp.app.words.plain import resolved
 from mecha_exp.app.words.quoting import quoted
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab import points as lab
@@ -52,8 +53,7 @@ def experts_of(config: DictConfig) -> list[str]:
         ConfigError: there are fewer, or one is listed twice.
     """
     listed = config.models.get("experts")
-    paths = OmegaConf.to_container(listed, resolve=True) if OmegaConf.is_list(listed) else []
-    assert isinstance(paths, list)
+    paths = resolved(listed) if OmegaConf.is_list(listed) else []
     if len(paths) < 2:
         raise ConfigError(
             f"sweep={config.sweep.mode} leaves experts out, and models.experts lists {len(paths)}: give two "

@@ -39,36 +39,30 @@ def claimed_folder(line: CommandLine, bench: Workbench) -> Iterator[Path]:
     Raises:
         ConfigError: another process is at work in the folder that was asked for.
     """
-    fresh = Path(line.config.hydra.sweep.dir)
+    folder = Path(line.config.hydra.sweep.dir)
     if any(word.startswith("hydra.sweep.dir=") for word in line.overrides):
-        with _locked(fresh):
-            yield fresh
-        return
-    key = _key(line)
-    before = bench.store.sweep_folder(key) if bench.store and not bench.redoes_everything else None
-    candidates = itertools.chain(filter(None, [before]), _fresh(fresh))
-    folder, lock = _claim(candidates, partial(_keep, bench, key))
+        lock = _lock(folder)
+    else:
+        key = _key(line)
+        before = bench.store.sweep_folder(key) if bench.store and not bench.redoes_everything else None
+        candidates = itertools.chain(filter(None, [before]), _fresh(folder))
+        folder, lock = _claim(candidates, partial(_keep, bench, key))
     try:
         yield folder
     finally:
         lock.release()
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> TargetLock:
     """Keep other processes out of a folder that was asked for."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        lock = TargetLock(folder / LOCKED)
+        return TargetLock(folder / LOCKED)
     except CheckpointError:
         raise ConfigError(
             f"another process runs a sweep in {folder}. Wait for it, or choose another folder with "
             f"hydra.sweep.dir=... If that process is gone, delete {sibling(folder / LOCKED, LOCK)}."
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _claim(folders: Iterator[Path], keep: Callable[[Path], None]) -> tuple[Path, TargetLock]:

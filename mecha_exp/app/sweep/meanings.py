@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from mecha_exp.app.words.plain import as_written
 from mecha_exp.errors import RecipeError
 from mecha_exp.method_api.registry import resolve_method
 
@@ -25,7 +24,7 @@ def different_meanings(keys: Iterable[str], recipes: Mapping[str, Mapping[str, A
     for key in keys:
         by_meaning: dict[str, list[str]] = {}
         for name, values in recipes.items():
-            meaning = " and ".join(dict.fromkeys(_meanings(_plain((values or {}).get("recipe")), key)))
+            meaning = " and ".join(dict.fromkeys(_meanings(as_written((values or {}).get("recipe")), key)))
             if meaning:
                 by_meaning.setdefault(meaning, []).append(name)
         if len(by_meaning) > 1:
@@ -35,10 +34,6 @@ def different_meanings(keys: Iterable[str], recipes: Mapping[str, Mapping[str, A
                 f"not rows of equal {key}."
             )
     return notes
-
-
-def _plain(recipe: Any) -> Any:
-    return OmegaConf.to_container(recipe, resolve=False) if OmegaConf.is_config(recipe) else recipe
 
 
 def _meanings(recipe: Any, key: str) -> Iterator[str]:

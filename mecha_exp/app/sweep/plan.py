@@ -15,7 +15,7 @@ from mecha_exp.app.point import Point, prepare_job
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import make_table, show_error, stdout
+from mecha_exp.terminal import make_table, print_line, show_error, stdout
 
 
 @dataclass
@@ -76,7 +76,7 @@ def show_sweep_plan(plan: SweepPlan, swept: Sequence[str]) -> None:
         passes.add_row(str(number), str(len(batch.points)), *sizes)
     if plan.batches:
         stdout.print(passes)
-    stdout.print(f" points   {plan.points}; swept: {', '.join(swept)}", markup=False, soft_wrap=True)
+    print_line(f" points   {plan.points}; swept: {', '.join(swept)}")
     stdout.print(f" known    {plan.known}: nothing is computed for them")
     if plan.repeated:
         stdout.print(f" repeated {plan.repeated}: the same merge as another point")

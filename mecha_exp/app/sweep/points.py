@@ -14,6 +14,7 @@ from mecha_exp.app.sweep.experts import MODES as EXPERT_MODES
 from mecha_exp.app.sweep.experts import block_coalitions, expert_points
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, drop_unused, recipe_of
 from mecha_exp.app.sweep.replicates import replicate
+from mecha_exp.app.words.plain import as_written, resolved
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import EXPERT, EXPERTS_KEY, SUBSET_KEY, Axis, Setting
@@ -137,10 +138,7 @@ def _listed(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
     file, points = config.sweep.get("file"), config.sweep.get("points")
     if file and points:
         raise ConfigError("sweep.points and sweep.file: give one of them.")
-    if file:
-        listed = lab.read_points(Path(file))
-    else:
-        listed = lab.listed(OmegaConf.to_container(points or OmegaConf.create([]), resolve=True))  # type: ignore[arg-type]
+    listed = lab.read_points(Path(file)) if file else lab.listed(resolved(points) or [])
     return [{**other, **point} for other in lab.grid(axes) for point in listed]
 
 
@@ -150,8 +148,7 @@ def _one_at_a_time(axes: Sequence[Axis], config: DictConfig) -> list[Setting]:
         key = axis.key.lstrip("+")
         chosen = config.hydra.runtime.choices.get(key)
         value = OmegaConf.select(config, key)
-        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        default[axis.key] = lab.as_text(plain) if chosen is None else str(chosen)
+        default[axis.key] = lab.as_text(resolved(value)) if chosen is None else str(chosen)
     return lab.one_at_a_time(axes, default)
 
 
@@ -198,7 +195,7 @@ def _strength(recipe: str, config: DictConfig) -> str:
         ConfigError: it has none that can be another one for each block.
     """
     is_chosen = recipe == str(config.hydra.runtime.choices.recipe)
-    raw = OmegaConf.to_container(config, resolve=False) if is_chosen else RecipeFile.load(recipe).values
+    raw = as_written(config) if is_chosen else RecipeFile.load(recipe).values
     graph = str(raw.get("recipe")) if isinstance(raw, Mapping) else ""
     if "${blocks}" not in graph:
         raise ConfigError(

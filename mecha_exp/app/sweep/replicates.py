@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, recipe_of
 from mecha_exp.app.words.experts import names_of
+from mecha_exp.app.words.plain import resolved
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import EXPERTS_KEY, SUBSET_KEY, Setting
@@ -81,7 +82,7 @@ def _checked_sets(
             "models.sets. Leave one of them out."
         )
     value = config.models.get("sets")
-    sets = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_list(value) else value
+    sets = resolved(value)
     if not sets or not isinstance(sets, list) or not all(isinstance(s, list) and s for s in sets):
         raise ConfigError(
             "sweep.replicate has experts, and models.sets lists no sets: give several lists of experts, as "

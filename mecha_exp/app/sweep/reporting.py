@@ -35,7 +35,7 @@ from mecha_exp.tracking import Store
 log = logging.getLogger(__name__)
 
 REPORTED = (RUN_FILE, METRICS_FILE, OUTCOMES_FILE, FILES)
-"""What changes in a run's folder when its point is reported."""
+"""The files of a run that change when its point is reported."""
 
 
 @dataclass(frozen=True)
@@ -65,30 +65,32 @@ def report_chosen(sweep: Sweep, folder: Path, bench: Workbench, tracking: Tracki
     """
     results = results_of(sweep, folder, ended=True)
     chosen = {id(record) for setting in chosen_settings(results) for record in setting.finished}
-    by_signature = {record.signature for record in results.finished if id(record) in chosen}
-    pending, good = [], True
+    signatures = {record.signature for record in results.finished if id(record) in chosen}
+    pending, all_measured = [], True
     for path, record in sweep.records(folder).items():
         if not record.finished or record.report_split is None:
             continue
-        if record.signature not in by_signature:
+        if record.signature not in signatures:
             _withdraw(path, record)
-        elif (one := _candidate(path, record, bench)) is not None and not _is_reported(one, bench):
-            pending.append(one)
-    for one, merged in _models(pending, bench):
+            continue
+        signed = _candidate(path, record, bench)
+        if signed is not None and not _is_reported(signed, bench):
+            pending.append(signed)
+    for candidate, merged in _models(pending, bench):
         try:
             if isinstance(merged, Exception):
                 raise merged
-            _report(one, merged, bench)
-            _log(one, sweep, tracking)
+            _report(candidate, merged, bench)
+            _log(candidate, sweep, tracking)
             merged.release()
         except MechaError as error:
-            good = False
-            show_error(f"{one.record.name} on {one.record.report_split}: {error}")
-    return good
+            all_measured = False
+            show_error(f"{candidate.record.name} on {candidate.record.report_split}: {error}")
+    return all_measured
 
 
-def _is_reported(one: _Chosen, bench: Workbench) -> bool:
-    return one.record.reported == one.point.scoring.keys and not bench.measures_again
+def _is_reported(candidate: _Chosen, bench: Workbench) -> bool:
+    return candidate.record.reported == candidate.point.scoring.keys and not bench.measures_again
 
 
 def _candidate(path: Path, record: Record, bench: Workbench) -> _Chosen | None:
@@ -109,18 +111,18 @@ def _candidate(path: Path, record: Record, bench: Workbench) -> _Chosen | None:
 def _models(chosen: Sequence[_Chosen], bench: Workbench) -> Iterator[tuple[_Chosen, Merged | Exception]]:
     """The model of each chosen point: stored, in its file, or merged again."""
     missing: dict[Point, _Chosen] = {}
-    for one in chosen:
+    for candidate in chosen:
         try:
-            recalled = bench.recall(one.point)
-            if recalled is None and one.record.has_model:
-                recalled = Merged({}, "", [], _kept(one))
+            recalled = bench.recall(candidate.point)
+            if recalled is None and candidate.record.has_model:
+                recalled = Merged({}, "", [], _kept(candidate))
         except MechaError as error:
-            yield one, error
+            yield candidate, error
             continue
         if recalled is None:
-            missing[one.point] = one
+            missing[candidate.point] = candidate
         else:
-            yield one, recalled
+            yield candidate, recalled
     if missing:
         stdout.print(f"merging the chosen points once more ({len(missing)}), since no model was kept")
     for outcomes in merge_points(list(missing), lambda planned: nullcontext(lambda key, nbytes: None)):
@@ -128,9 +130,9 @@ def _models(chosen: Sequence[_Chosen], bench: Workbench) -> Iterator[tuple[_Chos
             yield missing[point], _with_its_rank(point, result)
 
 
-def _kept(one: _Chosen) -> Model:
-    """What is measured of a point whose output is there."""
-    path, adapter = Path(str(one.record.model)), one.point.adapter
+def _kept(candidate: _Chosen) -> Model:
+    """The model to measure of a point whose output is there."""
+    path, adapter = Path(str(candidate.record.model)), candidate.point.adapter
     return adapter.model(path) if adapter else path
 
 
@@ -145,37 +147,37 @@ def _with_its_rank(point: Point, result: Merged | Exception) -> Merged | Excepti
     return result
 
 
-def _report(one: _Chosen, merged: Merged, bench: Workbench) -> None:
+def _report(candidate: _Chosen, merged: Merged, bench: Workbench) -> None:
     """Measure a chosen point and its inputs, and write the numbers and the outcomes into its folder."""
-    record, point = one.record, one.point
+    record, point = candidate.record, candidate.point
     measured = bench.measurements.of_point(point, merged)
     inputs = bench.measurements.of_inputs_and_experts(point)
     scores, of_inputs = bench.measurements.normalised_scores(point, measured, inputs)
     rows = measured.rows(POINT, record.name, point.expert_set)
     rows += [part for name, m in inputs.items() for part in m.rows(INPUT, name, point.expert_set)]
-    file = one.folder / OUTCOMES_FILE
+    file = candidate.folder / OUTCOMES_FILE
     write_outcomes([*_without(str(record.report_split), file), *rows], file)
-    add_files(measured.files, one.folder / FILES)
+    add_files(measured.files, candidate.folder / FILES)
     for name, m in inputs.items():
-        add_files_of_input(m.files, name, one.folder.parent)
+        add_files_of_input(m.files, name, candidate.folder.parent)
     record.metrics |= measured.numbers | scores
     for name, m in inputs.items():
         record.references.setdefault(name, {}).update(m.numbers | of_inputs[name])
     record.units |= point.scoring.units
     record.reported = point.scoring.keys
-    record.save(one.folder)
+    record.save(candidate.folder)
 
 
-def _log(one: _Chosen, sweep: Sweep, tracking: Tracking) -> None:
-    """Add the numbers to the point's MLflow run, if it has one."""
-    record = one.record
+def _log(candidate: _Chosen, sweep: Sweep, tracking: Tracking) -> None:
+    """Add the numbers to the point's MLflow run, if it has candidate."""
+    record = candidate.record
     if record.run_id is None or sweep.parent_run is None or not tracking.uri:
         return
     prefix = f"{record.report_split}/"
     added = {name: value for name, value in record.metrics.items() if name.startswith(prefix)}
     try:
         store = Store(tracking.uri, tracking.experiment)
-        store.add(record.run_id, added, [one.folder / name for name in REPORTED])
+        store.add(record.run_id, added, [candidate.folder / name for name in REPORTED])
     except TrackingError as error:
         sweep.tracking_error = str(error)
 

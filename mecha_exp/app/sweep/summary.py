@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
-from rich.markup import escape
-
 from mecha_exp.app.outputs.cards import note_results
-from mecha_exp.app.tracking import EndedRun, close_run, log_runs, mend
+from mecha_exp.app.tracking import close_run, log_missing, mend
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.report import (
     CSV_FILE,
@@ -21,15 +18,21 @@ from mecha_exp.report import (
     write_all,
 )
 from mecha_exp.report.adaptive import FILES as ADAPTIVE_FILES
-from mecha_exp.report.factors import factor_notes
-from mecha_exp.report.search.notes import search_notes
-from mecha_exp.report.shapley import shapley_notes
+from mecha_exp.report.notes import notes_of
 from mecha_exp.report.verdict import concluded_results, conclusion
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
-from mecha_exp.runs.record import FAILED, FINISHED, Record
+from mecha_exp.runs.record import FAILED, FINISHED
 from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking, finished_points
-from mecha_exp.terminal import printable, show_error, stdout
+from mecha_exp.terminal import print_line, printable, show_error, stdout
 from mecha_exp.tracking import Store
+
+_SHOWN = {
+    "every metric": CSV_FILE,
+    "the verdict": VERDICT_FILE,
+    "the figure": MAIN_FILE,
+    "the report": REPORT_FILE,
+}
+"""The files of a sweep that its summary names."""
 
 
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
@@ -64,25 +67,25 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
     """Show the table, and write it with the figures and the report; also when points failed.
 
     Returns:
-        whether every point finished, and no outcomes of theirs are damaged.
+        whether every point finished, and all their outcomes can be read.
 
     Raises:
         TrackingError: the sweep's MLflow run could not be opened or closed.
     """
-    sweep.complete = Sweep.load(folder).complete  # no more where a point ran again; see `reopen`
+    sweep.complete = Sweep.load(folder).complete  # not if a point ran again; see `reopen`
     is_collected = _collect(sweep, folder)
     results = concluded_results(sweep, folder, ended=True)
+    stdout.print(*terminal_tables(results, stdout.width), sep="\n")
+    if results.protocol:
+        print_line(results.protocol)
     if sweep.complete and _is_as_before(results, folder):
-        stdout.print(*terminal_tables(results, stdout.width), sep="\n")
-        if results.protocol:
-            stdout.print(results.protocol, markup=False, soft_wrap=True)
-        stdout.print(f"nothing to do: every point is in {folder}", soft_wrap=True)
+        print_line(f"nothing to do: every point is in {folder}")
         return True
     return _summarise(sweep, folder, tracking, results) and is_collected
 
 
 def _collect(sweep: Sweep, folder: Path) -> bool:
-    """Write the outcomes of all points into one file; returns whether none of theirs is damaged."""
+    """Write the outcomes of all points into one file; returns whether all of them could be read."""
     if sweep.complete and (folder / CSV_FILE).is_file():
         return True
     try:
@@ -103,46 +106,32 @@ def _is_as_before(results: Results, folder: Path) -> bool:
 
 
 def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results) -> bool:
-    stdout.print(*terminal_tables(results, stdout.width), sep="\n")
-    if results.protocol:
-        stdout.print(results.protocol, markup=False, soft_wrap=True)
+    """Write the results of a sweep, say where they are, and end its MLflow run; whether no point failed."""
     written = write_all(results, sweep.command, folder)
-    written += [path for path in map(folder.joinpath, ADAPTIVE_FILES) if path.is_file()]
-    if (folder / OUTCOMES_FILE).is_file():
-        written.append(folder / OUTCOMES_FILE)
+    written += filter(Path.is_file, map(folder.joinpath, (*ADAPTIVE_FILES, OUTCOMES_FILE)))
     records = sweep.records(folder)
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
         stdout.print(f"[red]{len(failed)} of {len(results.records)} points failed[/]")
-        for record in failed:
-            reason = printable(_last_line(record.error))
-            stdout.print(f"  {escape(record.name)}: {escape(reason)}", soft_wrap=True)
+    for record in failed:
+        print_line(f"  {record.name}: {printable(_last_line(record.error))}")
     for path, record in records.items():
         if record.model and Path(record.model).is_relative_to(path.absolute()):
             note_results(record, conclusion(results))
-    for note in [*factor_notes(results), *shapley_notes(results), *search_notes(results), *results.notes]:
-        stdout.print(note, markup=False, soft_wrap=True)
-    stdout.print(f"every metric  {folder / CSV_FILE}", soft_wrap=True)
-    if folder / VERDICT_FILE in written:
-        stdout.print(f"the verdict   {folder / VERDICT_FILE}", soft_wrap=True)
-    if folder / MAIN_FILE in written:
-        stdout.print(f"the figure    {folder / MAIN_FILE}", soft_wrap=True)
-    stdout.print(f"the report    {folder / REPORT_FILE}", soft_wrap=True)
+    for note in notes_of(results):
+        print_line(note)
+    for title, name in _SHOWN.items():
+        if folder / name in written:
+            print_line(f"{title:<14}{folder / name}")
     if sweep.tracking_error:
         raise TrackingError(sweep.tracking_error)
     if sweep.parent_run:
         store = Store(str(tracking.uri), tracking.experiment)
-        _log_the_rest(sweep, records, store)
+        log_missing(sweep, records, store)
         close_run(sweep, results, written, store)
     sweep.complete = not failed
     sweep.save(folder)
     return not failed
-
-
-def _log_the_rest(sweep: Sweep, records: Mapping[Path, Record], store: Store) -> None:
-    """Track the points that are not in this store: they were there before, or it did not answer then."""
-    missing = {path: record for path, record in records.items() if record.run_id is None}
-    log_runs([EndedRun(path, record, sweep.parent_run) for path, record in missing.items()], store)
 
 
 def _last_line(text: str | None) -> str:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mecha_exp.app.words.experts import names_of
+from mecha_exp.app.words.plain import as_written
 from mecha_exp.app.words.quoting import parse, quoted, shell_word
 from mecha_exp.errors import ConfigError, did_you_mean
 
@@ -120,7 +121,7 @@ class _Lists:
             return self._lists[key]
         value = OmegaConf.select(self._config, key)
         if isinstance(value, ListConfig):
-            return [_as_text(item) for item in OmegaConf.to_container(value, resolve=False)]  # type: ignore[union-attr]
+            return [_as_text(item) for item in as_written(value)]
         return [_as_text(value)] * len(self._items(_EXPERTS) or ())
 
     def _has_items(self, key: str) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from mecha_exp.app.words.plain import as_written
+
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _ARGUMENT = re.compile(r"\brecipe(?:\.\w+)+")
 
@@ -22,7 +24,7 @@ def in_typed_names(message: str, config: DictConfig) -> str:
     recipe = config.get("recipe")
     if not OmegaConf.is_config(recipe):
         return message
-    references = dict(_references("recipe", OmegaConf.to_container(recipe, resolve=False)))
+    references = dict(_references("recipe", as_written(recipe)))
 
     def typed(match: re.Match[str]) -> str:
         place = match[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +20,10 @@ from mecha_exp.cluster.workers import LostWorker
 from mecha_exp.errors import EvaluationError, MechaError
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.isolation.process import LostProcessError
-from mecha_exp.evaluation.isolation.request import measure
+from mecha_exp.evaluation.isolation.request import Request, measure
 from mecha_exp.evaluation.isolation.shared_model import tensor_in
 from mecha_exp.evaluation.measurement import Measurement
-from mecha_exp.evaluation.model import Model
 from mecha_exp.plugins import load_plugins
-
-if TYPE_CHECKING:
-    from mecha_exp.evaluation.scoring import Evaluation
 
 Headers = Mapping[str, tuple[str, tuple[int, ...]]]
 """The dtype and shape of each tensor."""
@@ -49,26 +45,23 @@ class EvaluationActor:
     def begin(self) -> None:
         """Nothing: the actor starts as soon as the cluster has room for it, with its first call."""
 
-    def score(
-        self, evaluation: Evaluation, model: Model, timeout: float | None, context: Context | None = None
-    ) -> Measurement:
+    def score(self, request: Request) -> Measurement:
         """Measure a model by an evaluator; returns its numbers by name, and its outcomes.
 
         Raises:
-            LostProcessError: the evaluator exceeded `timeout` seconds, or its actor has ended.
+            LostProcessError: the evaluator exceeded its time, or its actor has ended.
             EvaluationError: the evaluator raised, or did not return numbers.
         """
-        name = evaluation.evaluator.name
+        model = request.model
         where, arrays = (model.absolute(), {}) if isinstance(model, Path) else _as_bytes(model)
-        request = (name, dict(evaluation.parameters), context and context.without_report(), where)
         try:
             if not self._actor.is_ready:  # which is not in the evaluator's time
                 self._actor.call(_load, (self._plugins,), {})
-            measured = self._actor.call(_measure, request, arrays, timeout)
+            measured = self._actor.call(_measure, (*request.arguments, where), arrays, request.timeout)
         except TimeoutError:
-            raise LostProcessError.of_time(name, timeout) from None
+            raise LostProcessError.of_time(request) from None
         except LostWorker as error:
-            raise LostProcessError.of_end(name, str(error)) from None
+            raise LostProcessError.of_end(request, str(error)) from None
         except MechaError as error:
             raise EvaluationError(str(error)) from None
         assert isinstance(measured, Measurement)

@@ -8,21 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from threading import Condition, Lock
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mecha_exp.cluster.actors import Actor
 from mecha_exp.errors import ConfigError, EvaluationError, Problems
-from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.isolation.actor import EvaluationActor
 from mecha_exp.evaluation.isolation.process import EvaluationProcess, LostProcessError
+from mecha_exp.evaluation.isolation.request import Request
 from mecha_exp.evaluation.measurement import Measurement
-from mecha_exp.evaluation.model import Model
 from mecha_exp.system.cores import available_cores
-
-if TYPE_CHECKING:
-    from mecha_exp.evaluation.scoring import Evaluation
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +50,7 @@ def close_pools() -> None:
 
 @contextmanager
 def pools_on(make_actor: Callable[[], Actor] | None) -> Iterator[None]:
-    """Have the workers of pools on actors meanwhile, unless that is None; ends all workers at the end."""
+    """Run the workers of pools on actors for the length of a block, unless that is None; then end them."""
     _actors[:] = [make_actor] if make_actor else []
     try:
         yield
@@ -96,37 +91,24 @@ class EvaluationPool:
             for worker in self._idle[-models:]:
                 worker.begin()
 
-    def submit(
-        self,
-        evaluation: Evaluation,
-        model: Model,
-        timeout: float | None,
-        context: Context | None = None,
-        is_wanted: Callable[[], bool] = lambda: True,
-    ) -> Future[Measurement]:
+    def submit(self, request: Request, is_wanted: Callable[[], bool] = lambda: True) -> Future[Measurement]:
         """Measure a model as soon as a worker is idle; the future raises an EvaluationError.
 
-        What is not wanted by then is not measured.
+        A model that is not wanted any more when its turn comes is not measured.
         """
-        future = self._threads.submit(self._measure_wanted, is_wanted, evaluation, model, timeout, context)
+        future = self._threads.submit(self._measure_wanted, request, is_wanted)
         self._unfinished.add(future)
         future.add_done_callback(self._unfinished.discard)
         return future
 
-    def measure(
-        self,
-        evaluation: Evaluation,
-        model: Model,
-        timeout: float | None,
-        context: Context | None = None,
-    ) -> Measurement:
+    def measure(self, request: Request) -> Measurement:
         """Measure a model now, before those that were submitted and have not begun.
 
         Raises:
             EvaluationError: the evaluator failed, or was lost twice.
         """
         with self._idle_worker(is_awaited=True) as worker:
-            return self._score(worker, evaluation, model, timeout, context)
+            return self._score(worker, request)
 
     def close(self) -> None:
         """End the workers; measurements that were not done raise."""
@@ -139,12 +121,12 @@ class EvaluationPool:
         for worker in self._workers:
             worker.close()
 
-    def _measure_wanted(self, is_wanted: Callable[[], bool], *request: Any) -> Measurement:
+    def _measure_wanted(self, request: Request, is_wanted: Callable[[], bool]) -> Measurement:
         with self._idle_worker(is_awaited=False) as worker:
             if not is_wanted():
                 del request  # the error, which is kept, would keep the model
                 raise EvaluationError("another process measures it.")
-            return self._score(worker, *request)
+            return self._score(worker, request)
 
     @contextmanager
     def _idle_worker(self, *, is_awaited: bool) -> Iterator[Worker]:
@@ -164,22 +146,15 @@ class EvaluationPool:
                 self._idle.append(worker)
                 self._change.notify_all()
 
-    def _score(
-        self,
-        worker: Worker,
-        evaluation: Evaluation,
-        model: Model,
-        timeout: float | None,
-        context: Context | None,
-    ) -> Measurement:
+    def _score(self, worker: Worker, request: Request) -> Measurement:
         try:
-            return worker.score(evaluation, model, timeout, context)
+            return worker.score(request)
         except LostProcessError as error:
             if self._is_closed:
                 raise
-            name = context.name if context else evaluation.evaluator.name
+            name = request.context.name if request.context else request.evaluator
             log.warning("%s: %s It is tried once more.", name, error)
-            return worker.score(evaluation, model, timeout, context)
+            return worker.score(request)
 
 
 def read_workers(workers: object, devices: object, problems: Problems) -> tuple[int, tuple[str, ...]]:

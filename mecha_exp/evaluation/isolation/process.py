@@ -19,32 +19,28 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mecha_exp.errors import EvaluationError
-from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.isolation.request import Request
 from mecha_exp.evaluation.isolation.shared_model import shared
 from mecha_exp.evaluation.measurement import Measurement
-from mecha_exp.evaluation.model import Model
-
-if TYPE_CHECKING:
-    from mecha_exp.evaluation.scoring import Evaluation
 
 
 class LostProcessError(EvaluationError):
     """An evaluator that hung or ended its process; another attempt may succeed."""
 
     @classmethod
-    def of_time(cls, name: str, timeout: float | None) -> LostProcessError:
+    def of_time(cls, request: Request) -> LostProcessError:
         """The error of an evaluator that was ended when its time was over."""
         return cls(
-            f"the evaluator '{name}' was not done after {timeout:g} s and was ended. Give it more time with "
-            "evaluator.timeout."
+            f"the evaluator '{request.evaluator}' was not done after {request.timeout:g} s and was ended. "
+            "Give it more time with evaluator.timeout."
         )
 
     @classmethod
-    def of_end(cls, name: str, how: str) -> LostProcessError:
+    def of_end(cls, request: Request, how: str) -> LostProcessError:
         """The error of an evaluator whose process has ended."""
+        name = request.evaluator
         return cls(f"the evaluator '{name}' ended its process ({how}): it crashed, or memory ran out.")
 
 
@@ -84,28 +80,20 @@ class EvaluationProcess:
             start_new_session=True,  # a group of processes, which are ended together
         )
 
-    def score(
-        self,
-        evaluation: Evaluation,
-        model: Model,
-        timeout: float | None,
-        context: Context | None = None,
-    ) -> Measurement:
+    def score(self, request: Request) -> Measurement:
         """Measure a model by an evaluator; returns its numbers by name, and its outcomes.
 
         Raises:
-            LostProcessError: the evaluator exceeded `timeout` seconds, or its process has ended.
+            LostProcessError: the evaluator exceeded its time, or its process has ended.
             EvaluationError: the evaluator raised, or did not return numbers.
         """
-        name = evaluation.evaluator.name
-        process = self._started()
+        process, model, context = self._started(), request.model, request.context
         assert process.stdin is not None and process.stdout is not None
         expired = threading.Event()
         file = nullcontext(model.absolute()) if isinstance(model, Path) else shared(model)
         try:
-            with file as model_there, _time_limit(process, timeout, expired):
-                there = context and context.without_report()
-                pickle.dump((name, dict(evaluation.parameters), there, model_there), process.stdin)
+            with file as model_there, _time_limit(process, request.timeout, expired):
+                pickle.dump((*request.arguments, model_there), process.stdin)
                 process.stdin.flush()
                 while (answer := pickle.load(process.stdout))[0] == "progress":
                     if context and context.report:
@@ -114,8 +102,8 @@ class EvaluationProcess:
         except (EOFError, OSError, pickle.UnpicklingError):
             status = self.close()
             if expired.is_set():
-                raise LostProcessError.of_time(name, timeout) from None
-            raise LostProcessError.of_end(name, f"status {status}") from None
+                raise LostProcessError.of_time(request) from None
+            raise LostProcessError.of_end(request, f"status {status}") from None
         except BaseException:  # such as Ctrl-C: no caller will read the answer
             self.close()
             raise

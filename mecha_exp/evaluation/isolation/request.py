@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation.context import Context
@@ -10,6 +11,37 @@ from mecha_exp.evaluation.isolation.shared_model import SharedModel
 from mecha_exp.evaluation.measurement import Measurement, measured_by
 from mecha_exp.evaluation.model import Model, load_state_dict
 from mecha_exp.evaluation.registry import named_evaluator
+
+if TYPE_CHECKING:
+    from mecha_exp.evaluation.scoring import Evaluation
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A measurement of a model by an evaluator in another process.
+
+    Attributes:
+        evaluation: the evaluator with its parameters.
+        model: in a file, or in memory.
+        timeout: the most seconds that it may take; None is unlimited.
+        context: what the evaluator may know of the point.
+    """
+
+    evaluation: Evaluation
+    model: Model
+    timeout: float | None
+    context: Context | None = None
+
+    @property
+    def evaluator(self) -> str:
+        """The name of the evaluator."""
+        return self.evaluation.evaluator.name
+
+    @property
+    def arguments(self) -> tuple[str, dict[str, Any], Context | None]:
+        """The arguments of `measure` beside the model, for another process."""
+        context = self.context and self.context.without_report()
+        return self.evaluator, dict(self.evaluation.parameters), context
 
 
 def measure(

@@ -24,7 +24,7 @@ from mecha_exp.report.figures.shapley import shapley_values
 from mecha_exp.report.results import Results
 from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.shapley import MODE as SHAPLEY
-from mecha_exp.runs.values import Value, is_numeric
+from mecha_exp.runs.values import is_numeric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +35,8 @@ _DPI = 150
 _MAX_LINES = 12
 
 Draw = Callable[[Results], "Figure | None"]
+Choice = tuple[str, str, Draw]
+"""A figure by its name, its caption and the function that draws it."""
 
 
 @dataclass(frozen=True)
@@ -73,50 +75,14 @@ def draw_block_values(weights: Mapping[str, Mapping[str, float]], name: str, pat
     block_values(weights, name).savefig(path, dpi=_DPI)
 
 
-def _suitable(results: Results, folder: Path) -> list[tuple[str, str, Draw]]:
+def _suitable(results: Results, folder: Path) -> list[Choice]:
     """The name, the caption and the function of each figure, the main one first."""
-    keys = [key for key in results.keys if len(_values(results, key)) > 1]
     metric, ablation = results.metric, has_block_ablation(results)
     if metric is None or (len(results.settings) < 2 and not ablation):
         return []
-    chosen: list[tuple[str, str, Draw]] = []
-    if ablation:
-        chosen.append(("blocks", f"What each block contributes to {metric}", block_importance))
-        keys = []
-    if results.mode == SHAPLEY:
-        chosen.append(
-            ("shapley", f"What each {_players(results)} adds to {metric}: Shapley values", shapley_values)
-        )
-        keys = []
-    if results.mode == GRADIENT:
-        what = f"The loss over the steps, and {metric} with the learned weights"
-        chosen.append(("learning", what, partial(learning_curves, folder=folder)))
-        keys = []
-    if results.mode == GREEDY_SOUP:
-        chosen.append(("soup", "The soup so far, expert by expert", partial(soup_so_far, folder=folder)))
-        keys = []
-    if results.objectives:
-        front = f"{' and '.join(results.objectives)}: filled settings are on the Pareto front"
-        chosen += [("pareto", front, pareto_plot)]
-        chosen.append(("hypervolume", "The volume that settings dominate, one after another", hypervolume))
-    elif results.mode == SEARCH:
-        chosen.append(("search", f"The best {metric} so far, trial by trial", search_progress))
-        chosen.append(("importance", f"How much each key decides {metric}", importance_bars))
-        chosen.append(("slices", f"{metric} over each key", slices))
-        chosen.append(("contours", f"{metric} over the two keys that decide most", contours))
-    first = len(chosen)
-    numeric = [key for key in keys if is_numeric(_values(results, key))]
-    words = [key for key in keys if key not in numeric]
-    if len(keys) == 1 and words:
-        chosen.append(("dots", f"{metric} for each {words[0]}", dots))
-    if numeric and len(keys) <= 2 and _lines(results, numeric, words) <= _MAX_LINES:
-        chosen.append(("curves", f"{metric} against {numeric[0]}", curves))
-    if len(keys) == 2:
-        chosen.append(("heat-map", f"{metric} over {keys[0]} and {keys[1]}", heat_map))
-    if len(keys) > 2:
-        chosen.append(("parallel", f"{metric} over all {len(keys)} swept keys", parallel_coordinates))
-    if len(numeric) == 2 and len(keys) == 2:
-        chosen[first:] = reversed(chosen[first:])  # two numeric keys are clearest on a map
+    of_mode = _of_mode(results, folder, ablation)
+    keys = [] if of_mode else results.varied_keys(results.settings)
+    chosen = [*of_mode, *_of_search(results), *_over_keys(results, keys)]
     chosen.append(("forest", "How far the settings lie from the best, with 95 % intervals", forest))
     if not results.objectives:
         chosen.append(("pareto", "The metrics against each other, with their Pareto front", pareto_plot))
@@ -129,15 +95,55 @@ def _suitable(results: Results, folder: Path) -> list[tuple[str, str, Draw]]:
     return chosen
 
 
-def _players(results: Results) -> str:
-    """What the players of a sweep of coalitions are."""
-    return next((kind for key, kind in KEYS.items() if key in results.swept), "player")
+def _of_mode(results: Results, folder: Path, ablation: bool) -> list[Choice]:
+    """The figures of sweeps that have figures of their own in place of those over the swept keys."""
+    metric = results.metric
+    chosen: list[Choice] = []
+    if ablation:
+        chosen.append(("blocks", f"What each block contributes to {metric}", block_importance))
+    if results.mode == SHAPLEY:
+        players = next((kind for key, kind in KEYS.items() if key in results.swept), "player")
+        chosen.append(("shapley", f"What each {players} adds to {metric}: Shapley values", shapley_values))
+    if results.mode == GRADIENT:
+        what = f"The loss over the steps, and {metric} with the learned weights"
+        chosen.append(("learning", what, partial(learning_curves, folder=folder)))
+    if results.mode == GREEDY_SOUP:
+        chosen.append(("soup", "The soup so far, expert by expert", partial(soup_so_far, folder=folder)))
+    return chosen
 
 
-def _lines(results: Results, numeric: Sequence[str], words: Sequence[str]) -> int:
-    others = [*numeric[1:], *words]
-    return len(_values(results, others[0])) if others else 1
+def _of_search(results: Results) -> list[Choice]:
+    """The figures of several objectives, or of a search by one."""
+    metric = results.metric
+    if results.objectives:
+        front = f"{' and '.join(results.objectives)}: filled settings are on the Pareto front"
+        volume = "The volume that settings dominate, one after another"
+        return [("pareto", front, pareto_plot), ("hypervolume", volume, hypervolume)]
+    if results.mode != SEARCH:
+        return []
+    return [
+        ("search", f"The best {metric} so far, trial by trial", search_progress),
+        ("importance", f"How much each key decides {metric}", importance_bars),
+        ("slices", f"{metric} over each key", slices),
+        ("contours", f"{metric} over the two keys that decide most", contours),
+    ]
 
 
-def _values(results: Results, key: str) -> list[Value]:
-    return list(dict.fromkeys(setting.values[key] for setting in results.settings))
+def _over_keys(results: Results, keys: Sequence[str]) -> list[Choice]:
+    """The figures of the metric over the keys that vary."""
+    metric = results.metric
+    chosen: list[Choice] = []
+    numeric = [key for key in keys if is_numeric(results.values_of(key))]
+    words = [key for key in keys if key not in numeric]
+    lines = [len(results.values_of(key)) for key in (*numeric[1:], *words)]
+    if len(keys) == 1 and words:
+        chosen.append(("dots", f"{metric} for each {words[0]}", dots))
+    if numeric and len(keys) <= 2 and max(lines, default=1) <= _MAX_LINES:
+        chosen.append(("curves", f"{metric} against {numeric[0]}", curves))
+    if len(keys) == 2:
+        chosen.append(("heat-map", f"{metric} over {keys[0]} and {keys[1]}", heat_map))
+    if len(keys) > 2:
+        chosen.append(("parallel", f"{metric} over all {len(keys)} swept keys", parallel_coordinates))
+    if len(numeric) == 2 and len(keys) == 2:
+        chosen.reverse()  # two numeric keys are clearest on a map
+    return chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,20 +27,11 @@ _BAR_GAP = 0.007  # between the intervals of two lines, as a fraction of the axi
 
 def curves(results: Results) -> Figure | None:
     """Draw a line for each value of the second key; bars are 95 % intervals over replicates."""
-    keys = [k for k in results.keys if len({s.values[k] for s in results.settings}) > 1]
-    numeric = [k for k in keys if is_numeric(s.values[k] for s in results.settings)]
-    key = max(numeric, key=lambda k: len({s.values[k] for s in results.settings}))
+    keys = results.varied_keys(results.settings)
+    numeric = [k for k in keys if is_numeric(results.values_of(k))]
+    key = max(numeric, key=lambda k: len(results.values_of(k)))
     others = [k for k in keys if k != key]
-    lines: dict[str, list[tuple[float, Estimate]]] = {}
-    levels: dict[str, float] = {}  # settings without a number, such as a method without alpha
-    for setting in results.settings:
-        label = ", ".join(as_text(setting.values[other]) for other in others)
-        estimate = setting.estimate(results.metric)
-        value = setting.values[key]
-        if isinstance(value, int | float) and not math.isnan(estimate.mean):
-            lines.setdefault(label, []).append((float(value), estimate))
-        elif not math.isnan(estimate.mean):
-            levels[label] = estimate.mean
+    lines, levels = _series(results, key, others)
     if not lines:
         return None
     figure, (axes,) = new_figure(width=7 if len(lines) <= 3 else 8)
@@ -59,10 +49,9 @@ def curves(results: Results) -> Figure | None:
         axes.errorbar(x, y, label=label, **line_style(number), **shown)  # type: ignore[arg-type]
     for number, (label, level) in enumerate(levels.items(), len(lines)):
         axes.axhline(level, label=shortened(label), **{**line_style(number), "marker": ""})
-    ends = [*levels.values()] + [
-        m + s * (e.half_width or 0) for p in lines.values() for _, e in p for m in [e.mean] for s in (-1, 1)
-    ]
-    reference_lines(axes, results, ends)
+    estimates = [estimate for points in lines.values() for _, estimate in points]
+    ends = [e.mean + sign * (e.half_width or 0) for e in estimates for sign in (-1, 1)]
+    reference_lines(axes, results, [*levels.values(), *ends])
     axes.set_xlabel(key)
     axes.set_ylabel(metric_label(results))
     axes.grid(alpha=0.3)
@@ -70,6 +59,25 @@ def curves(results: Results) -> Figure | None:
     if others:
         legend(axes, ", ".join(others), len(lines) + len(levels))
     return figure
+
+
+def _series(
+    results: Results, key: str, others: Sequence[str]
+) -> tuple[dict[str, list[tuple[float, Estimate]]], dict[str, float]]:
+    """The points of each line by its label, and the means of settings without a number of the key.
+
+    Such a setting is a method without alpha, for instance.
+    """
+    lines: dict[str, list[tuple[float, Estimate]]] = {}
+    levels: dict[str, float] = {}
+    for setting in results.measured:
+        label = ", ".join(as_text(setting.values[other]) for other in others)
+        value, estimate = setting.values[key], setting.estimate(results.metric)
+        if isinstance(value, int | float):
+            lines.setdefault(label, []).append((float(value), estimate))
+        else:
+            levels[label] = estimate.mean
+    return lines, levels
 
 
 def _beside(x: Sequence[float], steps: float, tried: Sequence[float], logarithmic: bool) -> list[float]:
@@ -82,7 +90,7 @@ def _beside(x: Sequence[float], steps: float, tried: Sequence[float], logarithmi
 
 def dots(results: Results) -> Figure | None:
     """Draw a dot for each setting, the best on top; whiskers are 95 % intervals over replicates."""
-    ranked = [s for s in results.ranked if not math.isnan(s.estimate(results.metric).mean)]
+    ranked = [s for s in results.ranked if s.estimate(results.metric).count]
     if not ranked:
         return None
     estimates = [setting.estimate(results.metric) for setting in ranked]

@@ -85,7 +85,7 @@ def _grouping(results: Results) -> str | None:
     """The swept key that decides the marks: a key with few values, preferably words such as the method."""
     keys: list[tuple[bool, str]] = []
     for key in results.keys:
-        values = {s.values[key] for s in results.settings}
+        values = results.values_of(key)
         if 1 < len(values) <= _MAX_GROUPS:
             keys.append((is_numeric(values), key))
     return min(keys, key=lambda pair: pair[0])[1] if keys else None

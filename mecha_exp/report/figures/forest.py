@@ -25,7 +25,7 @@ def forest(results: Results) -> Figure | None:
     what a comparison shows with 80 % power.
     """
     verdict = results.verdict
-    compared = _shown(verdict)
+    compared = verdict.with_chosen[:MAX_ROWS] if verdict else []
     if verdict is None or verdict.selected is None or not compared:
         return None
     figure, (axes,) = new_figure(8, 1.9 + 0.28 * len(compared))
@@ -42,17 +42,10 @@ def forest(results: Results) -> Figure | None:
     axes.set_yticks(range(len(compared)), _labels(verdict, compared), fontsize=SMALL)
     axes.set_ylim(-0.7, len(compared) - 0.3)
     better = "left" if results.minimized else "right"
-    axes.set_xlabel(f"difference in {verdict.metric}; better: {better}\n0: {_short(verdict.selected.point)}")
+    [chosen] = distinct([verdict.selected.point], 40)
+    axes.set_xlabel(f"difference in {verdict.metric}; better: {better}\n0: {chosen}")
     title(axes, results, "hollow: not told from the best\ngrey band: differences often missed")
     return figure
-
-
-def _shown(verdict: Verdict | None) -> list[Comparison]:
-    """The comparisons with the chosen setting, the nearest first."""
-    if verdict is None or verdict.selected is None:
-        return []
-    chosen = verdict.against(verdict.selected.point)
-    return sorted(chosen, key=lambda comparison: abs(comparison.difference.value))[:MAX_ROWS]
 
 
 def _labels(verdict: Verdict, compared: Sequence[Comparison]) -> list[str]:
@@ -61,7 +54,3 @@ def _labels(verdict: Verdict, compared: Sequence[Comparison]) -> list[str]:
     differ = len({comparison.split for comparison in compared}) > 1
     splits = [f" ({comparison.split})" if differ else "" for comparison in compared]
     return [f"{name}{split}" for name, split in zip(names, splits, strict=True)][::-1]
-
-
-def _short(name: str) -> str:
-    return distinct([name], 40)[0]

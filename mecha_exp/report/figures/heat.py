@@ -54,8 +54,8 @@ def heat_map(results: Results) -> Figure | None:
 
 def _scattered(results: Results, x_key: str, y_key: str) -> Figure:
     """Draw a point for each setting at its two numbers, lighter and larger for a higher metric."""
-    measured = [(s, s.estimate(results.metric).mean) for s in results.settings]
-    points = [(s.values[x_key], s.values[y_key], mean) for s, mean in measured if not math.isnan(mean)]
+    metric = results.metric
+    points = [(s.values[x_key], s.values[y_key], s.estimate(metric).mean) for s in results.measured]
     xs, ys, means = ([float(v) for v in column] for column in zip(*points, strict=True))
     low, high = min(means), max(means)
     figure, (axes,) = new_figure(8, 5.5)
@@ -103,13 +103,13 @@ def _note(axes: Axes, text: str, position: tuple[float, float], above: float) ->
 
 def _two_keys(results: Results) -> tuple[str, str]:
     """The two keys that vary; if only one is numeric, it comes first, for the x axis."""
-    keys = [k for k in results.keys if len({s.values[k] for s in results.settings}) > 1][:2]
-    keys.sort(key=lambda k: not is_numeric(s.values[k] for s in results.settings))
+    keys = results.varied_keys(results.settings)[:2]
+    keys.sort(key=lambda k: not is_numeric(results.values_of(k)))
     return keys[0], keys[1]
 
 
 def _values(results: Results, key: str) -> list[Value]:
-    values = list(dict.fromkeys(setting.values[key] for setting in results.settings))
+    values = results.values_of(key)
     if not is_numeric(values):
         return values
     numbers = sorted(value for value in values if value is not None)

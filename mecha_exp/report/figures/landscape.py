@@ -51,7 +51,7 @@ def importance_bars(results: Results) -> Figure | None:
 
 def slices(results: Results) -> Figure | None:
     """Draw each setting over each of its keys, the most important first; later settings are darker."""
-    settings, keys = _measured(results), _keys(results)[:MAX_PANELS]
+    settings, keys = results.measured, _keys(results)[:MAX_PANELS]
     if not keys or len(settings) < 2:
         return None
     columns = min(3, len(keys))
@@ -93,7 +93,7 @@ def contours(results: Results) -> Figure | None:
     """
     from matplotlib.tri import Triangulation
 
-    settings = _measured(results)
+    settings = results.measured
     keys = [k for k in _keys(results) if is_numeric(s.values[k] for s in settings)][:2]
     if len(keys) < 2:
         return None
@@ -148,12 +148,7 @@ def _scale(axis: Axis, scale: Callable[[str], None], values: Sequence[float], lo
         value_axis(axis, scale, values)
 
 
-def _measured(results: Results) -> list[Setting]:
-    return [s for s in results.settings if math.isfinite(s.estimate(results.metric).mean)]
-
-
 def _keys(results: Results) -> list[str]:
     """The keys that vary, the most important first."""
     found = importances_of(results)
-    varied = [key for key in results.keys if len({s.values[key] for s in _measured(results)}) > 1]
-    return [*found.shares] if found else varied
+    return [*found.shares] if found else results.varied_keys(results.measured)

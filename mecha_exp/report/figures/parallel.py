@@ -28,8 +28,8 @@ def parallel_coordinates(results: Results) -> Figure | None:
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
-    ranked = [s for s in results.ranked if not math.isnan(s.estimate(results.metric).mean)]
-    keys = [k for k in results.keys if len({s.values[k] for s in ranked}) > 1][:_MAX_AXES]
+    ranked = [s for s in results.ranked if s.estimate(results.metric).count]
+    keys = results.varied_keys(ranked)[:_MAX_AXES]
     if not ranked or len(keys) < 2:
         return None
     ranked, count = ranked[:_MAX_LINES], len(ranked)

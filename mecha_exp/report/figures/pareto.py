@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from mecha_exp.report.figures.style import COLOURS, SMALL, new_figure, title
-from mecha_exp.report.pareto import front, objectives
+from mecha_exp.report.pareto import front, objectives, with_direction
 from mecha_exp.report.results import Results
 from mecha_exp.report.search.front import front_of
 from mecha_exp.report.table import distinct
@@ -41,7 +41,7 @@ def pareto_plot(results: Results) -> Figure | None:
         for point, name in zip(coordinates, distinct([name for _, name in on_front], 24), strict=True):
             axes.annotate(name, point, (4, 4), textcoords="offset points", fontsize=SMALL)
     for metric, label in ((across, axes.set_xlabel), (up, axes.set_ylabel)):
-        label(f"{metric} ({'more' if directions[metric] == 'maximize' else 'less'} is better)")
+        label(with_direction(metric, directions[metric]))
     title(axes, results, f"filled: the Pareto front of {len(directions)} metrics")
     return figure
 

@@ -29,7 +29,7 @@ def page_data(results: Results) -> dict[str, Any] | None:
         without a verdict) and the `inputs`. None where there are not two settings with a value to compare.
     """
     settings = results.ranked
-    if sum(math.isfinite(s.estimate(results.metric).mean) for s in settings) < 2:
+    if len(results.measured) < 2:
         return None
     better = "less" if results.minimized else "more"
     return {
@@ -112,8 +112,7 @@ def _forest(results: Results) -> dict[str, Any] | None:
     if verdict is None or verdict.selected is None:
         return None
     numbers = {setting.name: number for number, setting in enumerate(results.ranked)}
-    compared = [c for c in verdict.against(verdict.selected.point) if c.point in numbers]
-    compared.sort(key=lambda comparison: abs(comparison.difference.value))
+    compared = [c for c in verdict.with_chosen if c.point in numbers]
     if not compared:
         return None
     smallest = verdict.cost.minimum_detectable_difference if verdict.cost else None

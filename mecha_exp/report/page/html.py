@@ -11,14 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.report.factors import factor_notes
 from mecha_exp.report.figures import FOREST_FILE, Picture
+from mecha_exp.report.notes import notes_of
 from mecha_exp.report.page.data import has_curves, page_data, plotly_packed
 from mecha_exp.report.page.links import links_to_files
 from mecha_exp.report.page.verdict import choice, compared, task_table
 from mecha_exp.report.results import Results
-from mecha_exp.report.search.notes import search_notes
-from mecha_exp.report.shapley import shapley_notes
 from mecha_exp.report.table import Row, estimate_text, page_footnotes, rows
 from mecha_exp.report.verdict import conclusion
 from mecha_exp.runs.record import FAILED, Record
@@ -51,7 +49,7 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
         results=results,
         data=data,
         library=library if data else None,
-        notes=[*factor_notes(results), *shapley_notes(results), *search_notes(results), *results.notes],
+        notes=notes_of(results),
         command=shlex.join(command),
         points=len(results.records),
         best=_best_setting(shown),
@@ -161,25 +159,22 @@ def _figures(
     figures = [_embedded(picture) for picture in pictures]
     drawn = {figure["kind"] for figure in figures}
     if data and "curves" not in drawn and has_curves(data):
-        figures.insert(
-            0,
-            {"caption": f"{results.metric} against a swept key", "kind": "curves", "data": "", "address": ""},
-        )
+        figures.insert(0, _drawn_by_script(f"{results.metric} against a swept key", "curves"))
     if data and "parallel" not in drawn:
-        figures.append(
-            {"caption": "The swept keys and the metrics", "kind": "parallel", "data": "", "address": ""}
-        )
+        figures.append(_drawn_by_script("The swept keys and the metrics", "parallel"))
     return figures
+
+
+def _drawn_by_script(caption: str, kind: str) -> dict[str, str]:
+    return {"caption": caption, "data": "", "kind": kind, "address": ""}
 
 
 def _inputs(record: Record) -> dict[str, str]:
     """The inputs with their paths and the hashes of their contents."""
-    inputs = {}
-    for key, path in record.parameters.items():
-        if key.startswith("input/"):
-            name = key.removeprefix("input/")
-            inputs[name] = f"{path}\nSHA-256 {record.tags.get(f'fingerprint/{name}', 'unknown')}"
-    return inputs
+    return {
+        name: f"{path}\nSHA-256 {record.tags.get(f'fingerprint/{name}', 'unknown')}"
+        for name, path in record.inputs.items()
+    }
 
 
 def _environment(record: Record) -> dict[str, str]:

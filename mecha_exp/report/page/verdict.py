@@ -66,10 +66,6 @@ def _estimate_text(estimate: Interval) -> str:
 
 def compared(results: Results) -> list[dict[str, Any]]:
     """Each comparison with the chosen setting as texts: the forest plot as a table, the nearest first."""
-    verdict = results.verdict
-    if verdict is None or verdict.selected is None:
-        return []
-    comparisons = verdict.against(verdict.selected.point)
     return [
         {
             "name": c.point,
@@ -80,7 +76,7 @@ def compared(results: Results) -> list[dict[str, Any]]:
             "p_holm": f"{c.p_holm:.2g}",
             "told": "yes" if c.distinguishable else "no",
         }
-        for c in sorted(comparisons, key=lambda c: abs(c.difference.value))
+        for c in (results.verdict.with_chosen if results.verdict else ())
     ]
 
 

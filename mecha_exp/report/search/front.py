@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mecha_exp.report.pareto import front_settings
+from mecha_exp.report.pareto import front_settings, with_direction
 from mecha_exp.report.results import Results
 from mecha_exp.report.search.hypervolume import hypervolumes, worst_values
 from mecha_exp.report.settings import Setting
@@ -103,9 +103,7 @@ def front_sentences(results: Results) -> list[str]:
     front = front_of(results)
     if front is None:
         return []
-    named = " and ".join(
-        f"{m} ({'more' if d == 'maximize' else 'less'} is better)" for m, d in front.directions.items()
-    )
+    named = " and ".join(with_direction(m, d) for m, d in front.directions.items())
     where = f" on '{front.selected_on}'" if front.selected_on else ""
     lines = [
         f"The Pareto front of {named}{where} has {len(front.members)} of {front.candidates} settings. Single "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Sequence
 
 from mecha_exp.report.results import Results
@@ -17,7 +16,7 @@ def gain_note(results: Results) -> str | None:
 
     The points with which the search began, known or enqueued, are of neither kind.
     """
-    ranked = [s for s in results.ranked if math.isfinite(s.estimate(results.metric).mean)]
+    ranked = [s for s in results.ranked if s.estimate(results.metric).count]
     given = [s for s in ranked if _has_one_of(s, results.given)]
     at_random = [s for s in ranked if _has_one_of(s, results.at_random)]
     chosen = [s for s in ranked if s not in given and s not in at_random]

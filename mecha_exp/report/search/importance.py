@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
@@ -36,8 +35,8 @@ def importances_of(results: Results) -> Importances | None:
     fANOVA (Hutter et al. 2014) needs scikit-learn; PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255) stands
     in for it where that is not installed.
     """
-    settings = [s for s in results.settings if math.isfinite(s.estimate(results.metric).mean)]
-    keys = [key for key in results.keys if len({s.values[key] for s in settings}) > 1]
+    settings = results.measured
+    keys = results.varied_keys(settings)
     if len(settings) < FEWEST or len(keys) < 2 or not results.judged or not _has("optuna"):
         return None
     columns = tuple(tuple(_plain(s.values[key]) for s in settings) for key in keys)
