@@ -64,11 +64,12 @@ def test_what_is_wrong_is_said_at_once_with_its_place(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("\n1 / 0\n")
     Path("worse.py").write_text("import no_such_package\n")
+    Path("ends.py").write_text("import sys\n\nsys.exit('as a script')\n")
 
     with pytest.raises(ConfigError) as missing:
         load_plugins(["brokn.py", "broken.py", "no_such_module"])
     with pytest.raises(ConfigError) as broken:
-        load_plugins(["broken.py", "worse.py"])
+        load_plugins(["broken.py", "worse.py", "ends.py"])
 
     for words in (
         "brokn.py does not exist. Did you mean 'broken.py'?",
@@ -79,6 +80,7 @@ def test_what_is_wrong_is_said_at_once_with_its_place(tmp_path: Path, monkeypatc
         "broken.py cannot be imported: ZeroDivisionError: division by zero",
         "line 2",
         "worse.py cannot be imported: ModuleNotFoundError",
+        "ends.py cannot be imported: SystemExit: as a script",
     ):
         assert words in str(broken.value)
 

@@ -257,6 +257,16 @@ def test_configuration_of_ones_own_is_found_by_config_dir(app, folder):
     assert outcome.status == 0, outcome.err
 
 
+def test_a_file_of_ones_own_that_is_not_yaml_is_named_with_its_line(app, folder):
+    (folder / "mine" / "recipe").mkdir(parents=True)
+    (folder / "mine" / "recipe" / "half.yaml").write_text("# @package _global_\nshare: [0.5\n")
+
+    outcome = app("recipe=half", "--config-dir", "mine")
+
+    assert outcome.status == 1
+    assert "half.yaml, line 3: this is not YAML: expected ',' or ']'" in outcome.err
+
+
 def test_help_shows_how_to_begin_and_what_there_is_to_choose(as_a_user, tmp_path):
     outcome = as_a_user("--help", cwd=tmp_path)
 

@@ -92,6 +92,10 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
             "output.path=m.safetensors is the same for several points",
         ),
         (["alpha=0.1,", "-m"], "'alpha=0.1,' cannot be read"),
+        (
+            ["alpha=range(0.9,0.1,0.2)", "-m"],
+            "alpha=range(0.9,0.1,0.2): the range is empty. It has a start, an end and a step: range(1,9,2).",
+        ),
         (["--config-dir", "no_conf"], "--config-dir no_conf: there is no such folder."),
         (
             ["hydra.run.dir=s3://bucket/run"],

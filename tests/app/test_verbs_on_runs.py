@@ -145,8 +145,9 @@ def test_ls_says_which_name_of_a_condition_no_run_has(verb):
     assert "error: alhpa: no run here has it. Did you mean 'alpha'?" in said
 
 
-def test_a_condition_that_is_none(verb):
-    assert "'alpha' is not a condition. Write it as alpha>0.3" in verb("ls", "alpha")
+@pytest.mark.parametrize("word", ["alpha", "alpha>", "alpha==0.3"])
+def test_a_condition_that_is_none(verb, word: str):
+    assert f"'{word}' is not a condition. Write it as alpha>0.3" in verb("ls", word)
 
 
 def test_ls_where_nothing_was_run(app, folder):

@@ -407,6 +407,19 @@ def test_of_very_many_points_the_best_of_each_recipe_are_in_the_table(monkeypatc
     assert compared == {"ties a=6", "ties a=7", "ties a=8", "slerp a=2"}
 
 
+def test_a_paper_names_the_recipe_of_a_setting_once():
+    swept = [
+        replace(point(name, 0.6, n, ("validation", "test")), recipe=recipe)
+        for n, (name, recipe) in enumerate({"recipe=ties,alpha=0.3": "ties", "recipe=slerp": "slerp"}.items())
+    ]
+
+    text = markdown(conclude(swept, metric="accuracy", inputs=INPUTS, base="base", **QUICK))
+
+    assert "ties (alpha=0.3)" in text
+    assert "slerp |" in text or "**slerp**" in text
+    assert "recipe=" not in text.partition("\n\n")[0]
+
+
 def test_of_very_many_points_all_are_compared_that_were_chosen_elsewhere(monkeypatch):
     many = [point(f"ties a={n}", 0.6 + n / 30, n) for n in range(9)]
     monkeypatch.setattr(sys.modules[conclude.__module__], "MOST_COMPARED", 4)
