@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -151,23 +151,11 @@ def _parsed(words: Sequence[str], problems: Problems) -> list[Override]:
     parsed = []
     for word in words:
         try:
-            override = parse_override(word)
+            parsed.append(parse_override(word))
         except OverrideParseException as error:
             problems.add(explain(error))
-            continue
-        if override.is_range_sweep() and _is_empty(override):
-            problems.add(f"{word}: the range is empty. It has a start, an end and a step: range(1,9,2).")
-        parsed.append(override)
     problems.raise_as(ConfigError)
     return parsed
-
-
-def _is_empty(override: Override) -> bool:
-    """Whether the step of a range does not lead from its start to its end."""
-    value = override.value()
-    assert isinstance(value, RangeSweep)
-    start, stop = value.start or 0, value.stop or 0
-    return (stop - start) * value.step <= 0
 
 
 def _single(parsed: list[Override]) -> Points:

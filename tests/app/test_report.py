@@ -90,7 +90,7 @@ def test_a_table_with_many_columns_has_a_line_for_each_row():
         console = Console(width=width, no_color=True, file=io.StringIO())
         console.print(terminal_tables(results, width)[0])
         lines = [line for line in console.file.getvalue().splitlines() if line.strip()]
-        assert lines[-2].split()[:3] == ["ties", "0.5000", "*"], width
+        assert [line.split()[:3] for line in lines if "ties" in line] == [["ties", "0.5000", "*"]], width
 
 
 def test_where_methods_are_compared_the_best_of_each_has_a_table_of_its_own(tmp_path: Path):
@@ -471,7 +471,7 @@ def test_the_page_has_everything_in_it_and_asks_for_nothing(tmp_path: Path):
     for words in (
         "&lt;b&gt;",
         "python -m mecha_exp alpha=0.3,0.5 -m",
-        "Best: <strong>alpha=0.5</strong> with accuracy <strong>0.8</strong> (fraction)",
+        "Best: <strong>alpha=0.5</strong> with accuracy <strong>0.8000</strong> (fraction)",
         "data:image/png;base64,",
         "9.9",
         "/models/base.safetensors",

@@ -101,12 +101,17 @@ def axis_of(override: Override) -> Axis:
     """The axis of an override with several values.
 
     Raises:
-        ConfigError: a range without two ascending bounds.
+        ConfigError: a range without two ascending bounds, or without a value.
     """
     key = override.get_key_element()
     if override.is_discrete_sweep():
-        texts = tuple(lab.normalized(text) for text in override.sweep_string_iterator())
-        return Axis(key, tuple(text for text in texts if not _is_stop(text, override)))
+        texts = map(lab.normalized, override.sweep_string_iterator())
+        values = tuple(text for text in texts if not _is_stop(text, override))
+        if not values:
+            raise ConfigError(
+                f"{override.input_line}: the range is empty. It has a start, an end and a step: range(1,9,2)."
+            )
+        return Axis(key, values)
     value = override.value()
     assert isinstance(value, IntervalSweep) and value.start is not None and value.end is not None
     is_integer = isinstance(value.start, int) and isinstance(value.end, int)  # int(interval(1,8))
