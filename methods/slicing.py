@@ -69,7 +69,7 @@ def _regions_of_ranks(entries: Tensor, start: int, stop: int, outside: bool) -> 
     Rank 1 is the smallest. What is as large as an end of the region belongs to it; NaN is outside.
     """
     nan = entries.isnan()
-    before = int((nan & entries.signbit()).sum())
+    before = int(nan.cumprod(0, dtype=torch.uint8).sum())  # argsort has those with a sign last, too
     numbers = entries[before : before + int((~nan).sum())]
     least, largest = (_size_of_rank(numbers, rank) for rank in (start, stop))
     ends: list[tuple[float, bool]] = []

@@ -351,3 +351,17 @@ def test_at_its_ends_a_method_gives_an_input_back_bit_for_bit(name, given, index
     models = drawn((5, 7), 13)
 
     assert torch.equal(applied(resolve_method(name), models, **given), models[index])
+
+
+def test_a_region_of_ranks_is_one_of_numbers_where_nan_has_a_sign():
+    nan = math.nan
+    a = torch.tensor([3.0, -nan, 1.0, -4.0, nan, 2.0], dtype=torch.float64)
+    b = torch.arange(6.0, dtype=torch.float64)
+
+    recipe = m.top_k_tensor_sum(m.model({"w": a}), m.model({"w": b}), width=1 / 3)
+    merged: dict[str, Tensor] = {}
+    m.merge_many([m.Job(recipe, merged)], m.EngineOptions(on_nonfinite="keep"))
+
+    # the two smallest magnitudes, 1 and 2, go to the second and the third place in b's order
+    expected = torch.tensor([3.0, 1.0, 2.0, -4.0, nan, 2.0], dtype=torch.float64)
+    assert torch.equal(merged["w"].nan_to_num(99), expected.nan_to_num(99))

@@ -36,6 +36,7 @@ KINDS = {
     "tiny": lambda x: x * 1e-30,
     "denormals": lambda x: x * 1e-40,
     "the largest": lambda x: x / x.abs().max() * 3e38,
+    "the largest and the smallest": lambda x: torch.where(x.abs() > 1, 3e38, 1e-45) * x.sign(),
     "infinities": lambda x: torch.where(x.abs() > 1, torch.inf * x.sign(), x),
 }
 

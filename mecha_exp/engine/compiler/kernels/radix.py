@@ -15,14 +15,17 @@ _JOB = words(RadixJob)
 _PLACE_BITS = 31  # the lower bits of an entry are its place in the row, the upper ones its number
 _PLACE = (1 << _PLACE_BITS) - 1
 _COUNTERS_OF_ENTRY = 4  # to count and move an entry takes as long as to clear and add up so many counters
-_MANTISSA_BITS = 23
+_MANTISSA_BITS, _BIAS = 23, 127  # of float32
 _NEGATIVE_ZERO, _ALL_BUT_SIGN = np.int32(-(2**31)), np.int32(2**31 - 1)
-_SMALLEST, _LARGEST = 29, 254  # exponents of a largest magnitude that a float can scale to just below 2^30
+_SMALLEST, _LARGEST = 29, 156  # exponents of a largest magnitude that a float from 1 on scales to below 2^30
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
 def multiples(values, keys):
-    """Write the entries as multiples of one power of two; returns whether that is what they are."""
+    """Write the entries as multiples of one power of two; returns whether that is what they are.
+
+    From 2^30 on that is left to `patterns`: a factor below 1 would turn tiny entries beside large ones to 0.
+    """
     largest = np.int32(0)
     for i in range(len(values)):
         size = magnitude(values[i])
@@ -30,7 +33,7 @@ def multiples(values, keys):
     exponent = largest >> _MANTISSA_BITS
     if exponent < _SMALLEST or exponent > _LARGEST:
         return False
-    factor = number(np.int32((_LARGEST + _SMALLEST - exponent) << _MANTISSA_BITS))
+    factor = number(np.int32((_LARGEST + _BIAS - exponent) << _MANTISSA_BITS))
     rounded = np.int32(0)
     for i in range(len(values)):
         scaled = np.float32(values[i] * factor)
