@@ -4,6 +4,7 @@ They are what `python -m mecha_exp calibrate` writes, made when a merge first as
 """
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 KINDS: dict[str, tuple[str, ...]] = {
     "statistics": ("kind=fisher,gram", "count=250"),
@@ -18,4 +19,8 @@ def measure(kind: str, seed: int, task: str, path: Path) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     expert = f"made://mini8/seed{seed}/{task}.safetensors"
-    main([expert, "module=mini8", f"data={task}", *KINDS[kind], f"output={path}"])
+    with TemporaryDirectory(prefix=".measured-", dir=path.parent) as folder:  # not that of another process
+        output = Path(folder, path.name)
+        main([expert, "module=mini8", f"data={task}", *KINDS[kind], f"output={output}"])
+        if not path.exists():
+            output.replace(path)

@@ -164,6 +164,25 @@ def test_statistics_of_an_expert_are_measured_on_first_use_only(
     assert measured == [("statistics", 1, "photos"), ("mask", 0, "digits")]
 
 
+def test_two_processes_that_measure_the_same_do_not_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    path, outputs = tmp_path / "seed0" / "photos.mask.safetensors", []
+
+    def calibrate(words: list[str]) -> int:
+        output = Path(words[-1].removeprefix("output="))
+        outputs.append(output)
+        if len(outputs) == 1:  # the other process begins later and ends first
+            measure("mask", 0, "photos", path)
+        output.write_text(f"of process {outputs.index(output) + 1}")
+        return 0
+
+    monkeypatch.setattr("mecha_exp.cli.calibrate.main", calibrate)
+    measure("mask", 0, "photos", path)
+
+    assert outputs[0].parent != outputs[1].parent
+    assert path.read_text() == "of process 2"  # what another merge may be reading stays
+    assert list(path.parent.iterdir()) == [path]
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(("kind", "wanted"), [("statistics", {"fisher", "gram"}), ("mask", {"mask"})])
 def test_what_is_measured_of_an_expert_is_what_merges_need(
