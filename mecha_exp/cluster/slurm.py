@@ -172,7 +172,7 @@ def _end(jobs: Collection[str]) -> None:
         command = ["scancel", *filter(None, [option]), *jobs]
         subprocess.run(command, check=False, capture_output=True)
         until = time.monotonic() + seconds
-        while not (_queued() or set()).isdisjoint(jobs):
+        while (queued := _queued()) is None or not queued.isdisjoint(jobs):  # None: they may still run
             if time.monotonic() >= until:
                 break
             time.sleep(_POLL_SECONDS)

@@ -1,6 +1,7 @@
 """Tasks run on workers of each kind: they end in any order, and lost workers are replaced."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from cluster_tasks import describe, die_at_first, raise_what_cannot_be_pickled, sleep_and_note
 
-from mecha_exp.cluster import LostWorker, ProcessWorkers, RayWorkers, SlurmWorkers, Workers
+from mecha_exp.cluster import LostWorker, ProcessWorkers, RayWorkers, SlurmWorkers, Workers, slurm
 from mecha_exp.cluster.ray import first_line
 from mecha_exp.cluster.task import Task
 from mecha_exp.errors import ConfigError
@@ -73,6 +74,24 @@ def test_slurm_does_not_start_a_job_again(tmp_path, slurm):
         shown = subprocess.run(["scontrol", "show", "job"], capture_output=True, text=True).stdout
 
     assert "Requeue=0" in shown and "Nice=5" in shown
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Slurm runs on Unix")
+def test_jobs_are_killed_where_slurm_does_not_say_which_run(tmp_path, monkeypatch):
+    for name, code in {
+        "squeue": "exit 1",
+        "scancel": f'echo "$@" >> {shlex.quote(str(tmp_path / "log"))}',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(slurm, "_INTERRUPT_SECONDS", 0.0)
+    monkeypatch.setattr(slurm, "_END_SECONDS", 0.0)
+
+    slurm._end(["7_0", "7_1"])
+
+    called = [line.removesuffix("7_0 7_1").strip() for line in (tmp_path / "log").read_text().splitlines()]
+    assert called == ["--state=PENDING", "--signal=INT", "--signal=KILL", ""]
 
 
 @pytest.mark.libraries
