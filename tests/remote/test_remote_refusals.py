@@ -9,6 +9,8 @@ from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint.remote import file_systems, lookup, web
 from mecha_exp.checkpoint.remote.pin import Pin
 from mecha_exp.checkpoint.remote.stores import store_at
+from mecha_exp.checkpoint.shards import pack
+from mecha_exp.checkpoint.upload import writer
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.search import find_model
 
@@ -90,3 +92,39 @@ def test_an_output_in_another_store():
     model = {"w": torch.ones(3)}
     with refused(r"az://bucket/a\.safetensors lies elsewhere\. Outputs are written to this machine's disks"):
         merge(weighted_sum(model, model, alpha=0.3), "az://bucket/a.safetensors")
+
+
+def test_an_upload_that_cannot_be_given_up_does_not_keep_the_others(monkeypatch):
+    import fsspec
+
+    files, given_up = fsspec.filesystem("memory"), []
+
+    class Upload:
+        def __init__(self, address: str, nbytes: int) -> None:
+            self.address = address
+
+        def write(self, start: int, data: memoryview) -> None:
+            """Nothing: the content does not matter here."""
+
+        def complete(self) -> None:
+            if "00002" in self.address:
+                raise CheckpointError("the network is gone")
+            files.pipe(self.address, b"complete")
+
+        def abort(self) -> None:
+            given_up.append(self.address)
+            if "00002" in self.address:
+                raise CheckpointError("it cannot be given up")
+
+    monkeypatch.setattr(writer, "upload_to", Upload)
+    tensors = dict.fromkeys("abc", ("F32", (4,)))
+    made = writer.UploadWriter("memory://half", pack(tensors, [], 16), {}, {})
+
+    with refused("the network is gone"):
+        made.commit()
+    assert files.exists("memory://half/model-00001-of-00003.safetensors")
+    with refused("it cannot be given up"):
+        made.abort()
+
+    assert len(given_up) == 3
+    assert not files.exists("memory://half/model-00001-of-00003.safetensors")

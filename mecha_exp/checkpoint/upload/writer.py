@@ -115,11 +115,17 @@ class UploadWriter:
         Raises:
             CheckpointError: the store refuses to delete them.
         """
+        failures: list[CheckpointError] = []
         for upload in self._uploads.values():
-            upload.abort()
+            try:
+                upload.abort()
+            except CheckpointError as error:  # the others, and the files that are visible, are deleted first
+                failures.append(error)
         visible, self._visible = self._visible, []
         if visible and self._is_folder:
             self._delete(visible)
+        if failures:
+            raise failures[0]
 
     suspend = abort
 
