@@ -68,8 +68,8 @@ class _Console(Console):
         raise SystemExit(141)
 
 
-stdout = _Console(highlight=False)
-stderr = _Console(stderr=True, highlight=False)
+stdout = _Console(highlight=False, emoji=False)
+stderr = _Console(stderr=True, highlight=False, emoji=False)
 
 
 def print_line(text: str) -> None:

@@ -62,6 +62,17 @@ def test_elsewhere_a_path_stands_whole_on_its_line(monkeypatch, width):
     assert sum(PATH in line for line in lines) == 1
 
 
+def test_a_line_is_printed_as_it_is(capsys):
+    text = "/data/[red]/run:on:1/:x:.safetensors"
+
+    terminal.print_line(text)
+    terminal.show_error(text)
+
+    printed = capsys.readouterr()
+    assert printed.out == f"{text}\n"
+    assert printed.err == f"error: {text}\n"
+
+
 @pytest.mark.parametrize("setting", sorted({*SETTINGS, "memory_budget"} - {"device", "compute_dtype"}))
 def test_settings_of_the_engine_are_shown_as_they_are_typed(setting):
     message = f"say {setting}=x, or {setting}=y"
