@@ -169,7 +169,7 @@ def _report(candidate: _Chosen, merged: Merged, bench: Workbench) -> None:
 
 
 def _log(candidate: _Chosen, sweep: Sweep, tracking: Tracking) -> None:
-    """Add the numbers to the point's MLflow run, if it has candidate."""
+    """Add the numbers to the point's MLflow run, if it has one."""
     record = candidate.record
     if record.run_id is None or sweep.parent_run is None or not tracking.uri:
         return
