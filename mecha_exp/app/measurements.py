@@ -135,9 +135,9 @@ class Measurements:
 
     def begin_workers(self, points: Sequence[Point]) -> None:
         """Start the workers that will measure points, while these are merged."""
-        missing = [point.scoring for point in points if point.scoring.workers and not self.are_stored(point)]
-        for scoring, count in Counter(missing).items():
-            scoring.pool.begin(count)
+        missing = [p.scoring.pool for p in points if p.scoring.workers and not self.are_stored(p)]
+        for pool, count in Counter(missing).items():
+            pool.begin(count)
 
     def start(self, point: Point, merged: Merged) -> None:
         """Begin to measure a point where the configuration asks for workers; `of_point` waits for it.

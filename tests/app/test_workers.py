@@ -3,6 +3,8 @@
 import csv
 from pathlib import Path
 
+import pytest
+
 from mecha_exp.app.batch import merge_points
 from mecha_exp.evaluation.isolation import pool
 
@@ -40,7 +42,8 @@ def test_workers_measure_what_one_process_measures_and_a_failing_point_fails_alo
     )
 
 
-def test_workers_start_before_their_models_are_merged(app, folder, no_figures, monkeypatch):
+@pytest.mark.parametrize("swept", [("recipe=weighted_sum", "alpha=0.1,0.3"), ("recipe=weighted_sum,slerp",)])
+def test_workers_start_before_their_models_are_merged(app, folder, no_figures, monkeypatch, swept):
     (folder / "size.py").write_text(PLUGIN.replace("NAME", "test_size_early"))
     begun: list[object] = []
 
@@ -49,8 +52,7 @@ def test_workers_start_before_their_models_are_merged(app, folder, no_figures, m
         return merge_points(points, progress)
 
     monkeypatch.setattr("mecha_exp.app.workbench.merge_points", note_workers)
-    words = (word.replace("0.2,", "") for word in SWEEP)  # all of them can be measured
-    sweep = (*words, "evaluator.name=test_size_early", "evaluator.workers=2")
+    sweep = (*swept, *SWEEP[2:], "evaluator.name=test_size_early", "evaluator.workers=2")
 
     app(*sweep)
     assert len(begun) == 2
