@@ -7,7 +7,6 @@ The tests that compare the two make models and data and note what they saw (`bes
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
-from bench.report import as_for_users, machine, save_section, table
+from bench.report import as_for_users, machine, make_parser, publish, table
 
 REPOSITORY = Path(__file__).parents[1]
 TESTS = {
@@ -40,17 +39,10 @@ TESTS = {
 
 def main() -> None:
     """Run the tests, and print what they saw."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.evaluator_numbers", description=__doc__, formatter_class=layout
-    )
-    parser.add_argument("--save", action="store_true", help="put the table into bench/RESULTS.md")
-    options = parser.parse_args()
+    options = make_parser(__doc__).parse_args()
     head = ["evaluator", "number", "measured", "by the library", "library"]
     text = f"{table([head, *rows()])}\n\n{machine()}."
-    if options.save:
-        save_section("Evaluators beside their libraries", text)
-    sys.stdout.write(text + "\n")
+    publish("Evaluators beside their libraries", text, save=options.save)
 
 
 def rows() -> list[list[str]]:
