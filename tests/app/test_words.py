@@ -208,6 +208,12 @@ REFUSED = [
     ),
     ("recipe=linear models.base=base.safetensors", "merges the experts alone, so the base would not be used"),
     (
+        "recipe=ties models.statistics=[a.safetensors]",
+        "models.statistics: the recipe 'ties' does not read it, so these files would not be used",
+    ),
+    ("recipe=fisher statistics=[a] models.statistics=[b]", "the recipe 'fisher' does not read it"),
+    ("recipe=regmean statistics=[a] models.masks=[b]", "recipe that reads it, such as stitch"),
+    (
         "+models.expert=x.safetensors",
         "nothing uses 'models.expert'. Did you mean 'experts'",
     ),
@@ -234,6 +240,13 @@ def test_it_is_refused_with_the_command_that_is_meant(app, models, command, mess
     assert "Traceback" not in outcome.err + outcome.out
     assert outcome.err.count("error:") == 1 and len(outcome.err) <= 2000
     assert not (models / "outputs").exists()
+
+
+def test_files_beside_the_experts_may_be_for_one_recipe_of_a_sweep(app, models):
+    outcome = app("recipe=ties,fisher", "models.statistics=[base.safetensors]", "output=none", PLAN, "-m")
+
+    assert "would not be used" not in outcome.err
+    assert "base.safetensors" in outcome.out + outcome.err
 
 
 def test_merge_block_weights_are_those_of_stable_diffusion(app, models):

@@ -1,4 +1,4 @@
-"""Refuses what a command line gives and the recipe does not use: experts, strengths of blocks, new keys."""
+"""Refuses what a command line gives and the recipe does not use: models, strengths of blocks, new keys."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from mecha_exp.errors import Problems, did_you_mean, some
 from mecha_exp.graph.by_key import BLOCKS, CONVENTION, PATTERNS, PRESET
 
 _MODELS, _BASE, _EXPERTS = "models", "models.base", "models.experts"
+_FILES_OF = {"models.statistics": "fisher or regmean", "models.masks": "stitch"}
+"""Files beside the experts, and recipes that read them."""
 _RESOLVED = re.compile(r"\$\{[^}]*[^\w.}][^}]*\}")  # what a resolver refers to is not known
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _OPEN = ("hydra", "evaluator", "blocks", "recipe", "debug", "experiment")
@@ -35,6 +37,7 @@ def check_unused(grid: Grid, swept: Sequence[str], own: frozenset[str], problems
     """
     several = len(grid.choices) > 1
     taken = _experts_of_any(grid) if several else set()
+    of_any = set().union(*map(references_of, grid.first_of_each)) if several else set()
     seen: set[tuple[Any, ...]] = set()
     for point in grid.points:
         typed = tuple(str(o.input_line) for o in point.overrides if _is_checked(o))
@@ -46,6 +49,7 @@ def check_unused(grid: Grid, swept: Sequence[str], own: frozenset[str], problems
         _check_blocks(config, references, problems)
         if not _RESOLVED.search(str(as_written(config.recipe))):
             _check_models(point, config, references | _references_elsewhere(config), taken, problems)
+            _check_files(point, config, references | _references_elsewhere(config) | of_any, problems)
         _check_new_keys(point, config, references, {*swept, *own, *grid.parameters}, problems)
 
 
@@ -123,6 +127,18 @@ def _check_models(
             f"{_BASE}: the recipe{recipe_name(config)} merges the experts alone, so the base would not be "
             f"used. Leave it out, or add it to {_EXPERTS}."
         )
+
+
+def _check_files(point: GridPoint, config: DictConfig, references: set[str], problems: Problems) -> None:
+    """Whether files beside the experts are read by the recipe, or by another one of the sweep."""
+    for key, readers in _FILES_OF.items():
+        is_typed = any(f"{o.key_or_group}.".startswith(f"{key}.") for o in point.overrides)
+        is_read = _MODELS in references or any(f"{name}.".startswith(f"{key}.") for name in references)
+        if is_typed and not is_read and OmegaConf.select(config, key):
+            problems.add(
+                f"{key}: the recipe{recipe_name(config)} does not read it, so these files would not be used. "
+                f"Leave it out, or choose a recipe that reads it, such as {readers}."
+            )
 
 
 def _check_new_keys(
