@@ -66,11 +66,13 @@ def _base(verdict: Verdict) -> list[str]:
     assert verdict.selected is not None
     for comparison in verdict.against(verdict.base) if verdict.base is not None else ():
         if comparison.point == verdict.selected.point:
-            difference = _difference(comparison)
             if not comparison.distinguishable:
+                difference = _difference(comparison)
                 return [f"it cannot be told from '{comparison.against}' (difference {difference})"]
-            better = (comparison.difference.value > 0) == (verdict.direction == "maximize")
-            return [f"it is {'better' if better else 'worse'} than '{comparison.against}' by {difference}"]
+            is_above = comparison.difference.value > 0
+            better = is_above == (verdict.direction == "maximize")
+            amount = _difference(comparison, 1 if is_above else -1)
+            return [f"it is {'better' if better else 'worse'} than '{comparison.against}' by {amount}"]
     return []
 
 
@@ -97,11 +99,12 @@ def _resolution(verdict: Verdict) -> list[str]:
     return [] if smallest is None else [f"differences below {_number(smallest)} would often be missed"]
 
 
-def _difference(comparison: Comparison) -> str:
-    """A difference with its interval and its p-value."""
+def _difference(comparison: Comparison, sign: int = 1) -> str:
+    """A difference times a sign, with its interval and its p-value."""
     estimate = comparison.difference
-    bounds = f"{_number(estimate.low)} to {_number(estimate.high)}"
-    return f"{_number(abs(estimate.value))} ({bounds}, p = {comparison.p_holm:.2g} after Holm)"
+    low, high = sorted((sign * estimate.low, sign * estimate.high))
+    bounds = f"{_number(low)} to {_number(high)}"
+    return f"{_number(sign * estimate.value)} ({bounds}, p = {comparison.p_holm:.2g} after Holm)"
 
 
 def limits(panel: Panel, eligible: Integers, direction: Direction, split: str) -> list[str]:

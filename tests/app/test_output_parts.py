@@ -40,6 +40,15 @@ def test_ema_weights_are_left_out(app, folder, models):
     assert torch.equal(out["unet.one.weight"], torch.lerp(*(models[n]["unet.one.weight"] for n in "ab"), 0.5))
 
 
+def test_ema_weights_that_one_model_alone_has_are_left_out(app, folder, models):
+    save_file({k: t for k, t in models["b"].items() if k.startswith("unet.")}, folder / "b.safetensors")
+
+    outcome = app(*GIVEN, "output.prune=true", "output.path=out.safetensors")
+
+    assert outcome.status == 0, outcome.err
+    assert set(load_file(folder / "out.safetensors")) == {"unet.one.weight", "unet.two.weight"}
+
+
 def test_both_kinds_are_points_of_a_sweep_that_reproduce(app, folder, models, no_figures):
     assert app(*GIVEN, "output.prune=true,false", "-m").status == 0
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 
@@ -160,6 +161,28 @@ def test_a_metric_that_is_minimised_has_its_least_as_the_best():
 
     assert result.selected.point == "b" and "it is better than 'base' by 1 " in sentence(result)
     assert any(note.startswith("Scores are not normalised") for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("direction", "mean", "said"),
+    [
+        ("maximize", -1.0, "it is worse than 'base' by"),
+        ("minimize", -1.0, "it is better than 'base' by"),
+        ("maximize", -0.01, "it cannot be told from 'base' (difference"),
+    ],
+)
+def test_a_difference_lies_within_its_interval(direction: str, mean: float, said: str):
+    noise = np.random.default_rng(0).normal(0, 1, (2, 300))
+    point = Candidate("a", "a", outcomes={"test": Outcomes({"t": mean + noise[0] - noise[0].mean()})})
+    base = Candidate("base", outcomes={"test": Outcomes({"t": noise[1] - noise[1].mean()})})
+    settings = {"metric": "m", "direction": direction, "base": "base", "splits": ["test"], **QUICK}
+
+    result = conclude([point], inputs=[base], **settings)
+
+    numbers = re.search(rf"{re.escape(said)} (-?[\d.]+) \((-?[\d.]+) to (-?[\d.]+), p", sentence(result))
+    assert numbers is not None, sentence(result)
+    value, low, high = map(float, numbers.groups())
+    assert low < value < high
 
 
 def test_experts_are_guessed_where_one_input_is_best_by_far():

@@ -14,13 +14,21 @@ from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.method_api.method import Kind
 
 
-class _Missing:
+class Missing:
+    """The fact about an atom at a key for which it has no value."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
     def __repr__(self) -> str:
-        return "missing"
+        return self._why
 
 
-MISSING = _Missing()
-"""The fact about an atom at a key for which it has no value."""
+MISSING = Missing("missing")
+"""It has none: what it reads lacks the key, or a value by key has no default."""
+
+LEFT_OUT = Missing("left out")
+"""A choice leaves the key out on purpose, as `omit_component` does."""
 
 
 def reads_other_keys(node: Node) -> bool:

@@ -14,7 +14,14 @@ from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.ir.program import DeferredCall
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.planner.keys.dependence import MISSING, reads_other_keys, value_at, varies_by_key
+from mecha_exp.engine.planner.keys.dependence import (
+    LEFT_OUT,
+    MISSING,
+    Missing,
+    reads_other_keys,
+    value_at,
+    varies_by_key,
+)
 from mecha_exp.engine.planner.keys.method_calls import ArgumentView
 from mecha_exp.engine.planner.keys.state_dicts import StateDictCalls
 from mecha_exp.engine.planner.resolution import resolve_recipes
@@ -29,7 +36,7 @@ KeyFacts = Mapping[Node, Any]
 """The facts that hold at a key, for every node that depends on the key.
 
 True for a model, the value for a value by key, the chosen argument for a choice such as `a | b`; MISSING
-where there is none.
+where there is none, and LEFT_OUT where a choice leaves the key out on purpose.
 """
 
 
@@ -175,7 +182,7 @@ class PerKeyGraph:
         return MISSING
 
     def _choose(self, node: MergeNode, key: str, facts: KeyFacts) -> Any:
-        """The argument that a choice returns, or MISSING."""
+        """The argument that a choice returns, LEFT_OUT where it skips the key, or MISSING."""
 
         def has(child: Node, asked_key: str) -> bool:
             at_key = asked_key == key
@@ -185,7 +192,7 @@ class PerKeyGraph:
         try:
             result = self.lazy.choose(node, key, views)
         except StateDictKeyError:
-            return MISSING
+            return LEFT_OUT
         chosen = next((child for child, view in views.items() if view is result), None)
         if chosen is None:
             raise RecipeError(
@@ -197,7 +204,7 @@ class PerKeyGraph:
     def missing_below(self, nodes: Sequence[Node], facts: KeyFacts) -> list[Node]:
         """The key-dependent nodes below `nodes` that have no value at this key."""
         below = walk(*nodes, children=lambda node: () if varies_by_key(node) else node.children)
-        return [node for node in below if varies_by_key(node) and facts[node] is MISSING]
+        return [node for node in below if varies_by_key(node) and isinstance(facts[node], Missing)]
 
     def _keys_of_atom(self, atom: Node) -> Collection[str]:
         if isinstance(atom, ModelNode):
@@ -246,6 +253,8 @@ class _Specialiser:
         return node
 
     def _specialised_choice(self, node: MergeNode, chosen: Any) -> Node | None:
+        if chosen is LEFT_OUT:
+            return None
         for child in node.children if chosen is MISSING else (chosen,):
             self._add_lacking(node, self._lacking.get(child, ()))
         return None if chosen is MISSING else self._new[chosen]
