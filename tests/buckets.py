@@ -3,8 +3,11 @@
 import time
 from collections.abc import Iterator
 from threading import Lock, Thread
+from urllib.request import Request, urlopen
 
 import pytest
+
+from mecha_exp.checkpoint.remote import stores
 
 
 class Counted:
@@ -46,23 +49,30 @@ def s3_server() -> Iterator[tuple[str, Counted]]:
 
 
 @pytest.fixture
-def bucket(s3_server, monkeypatch, tmp_path) -> Iterator[Counted]:
-    """An empty bucket `results`; what the server is asked for."""
+def s3_client(s3_server, monkeypatch):
+    """The client of boto3 for a server without a bucket; s3fs asks the same server.
+
+    The servers of moto in a process share what they hold, so what an earlier test left is removed first.
+    """
     import boto3
     import fsspec
 
-    endpoint, counted = s3_server
+    endpoint, _ = s3_server
     for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "us-east-1")):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    urlopen(Request(f"{endpoint}/moto-api/reset", method="POST")).close()
+    stores.store_of.cache_clear()
+    fsspec.filesystem("s3").clear_instance_cache()
+    yield boto3.client("s3", endpoint_url=endpoint)
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def bucket(s3_server, s3_client, monkeypatch, tmp_path) -> Counted:
+    """An empty bucket `results`; what the server is asked for."""
     monkeypatch.chdir(tmp_path)
-    fsspec.filesystem("s3").clear_instance_cache()
-    client = boto3.client("s3", endpoint_url=endpoint)
-    client.create_bucket(Bucket="results")
+    s3_client.create_bucket(Bucket="results")
+    _, counted = s3_server
     counted.clear()
-    yield counted
-    while listed := client.list_objects_v2(Bucket="results").get("Contents"):
-        for entry in listed:
-            client.delete_object(Bucket="results", Key=entry["Key"])
-    client.delete_bucket(Bucket="results")
-    fsspec.filesystem("s3").clear_instance_cache()
+    return counted

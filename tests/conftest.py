@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from buckets import bucket, s3_server  # noqa: F401
+from buckets import bucket, s3_client, s3_server  # noqa: F401
 from hypothesis import settings
 from outcome import Outcome
 from safetensors.torch import save_file

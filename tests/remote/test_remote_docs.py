@@ -11,7 +11,6 @@ from safetensors.torch import save, save_file
 
 from bench.range_server import RangeServer
 from mecha_exp import serialize, weighted_sum
-from mecha_exp.checkpoint.remote import stores
 from mecha_exp.cli import main
 
 pytestmark = pytest.mark.libraries
@@ -29,38 +28,24 @@ COMMANDS = [
 
 
 @pytest.fixture
-def everywhere(server: RangeServer, served: Path, monkeypatch, tmp_path: Path):
+def everywhere(server: RangeServer, served: Path, s3_client, monkeypatch, tmp_path: Path):
     """The stores of the page: a hub, a bucket, and a web server, whose address is returned."""
-    from moto.server import ThreadedMotoServer
-
     folder = served / "lab" / "base"
     folder.mkdir(parents=True)
     tensors = {"layers.0.weight": torch.randn(50, 40)}
     for path in (folder / "model.safetensors", served / "base.safetensors"):
         save_file(tensors, path)
-    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "us-east-1")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    import boto3
-
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="models")
-    client.put_object(
+    s3_client.create_bucket(Bucket="models")
+    s3_client.put_object(
         Bucket="models", Key="expert/model.safetensors", Body=save({k: -t for k, t in tensors.items()})
     )
     with RangeServer(served) as hub:
         hub.fault = Hub(served, server).answer
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        stores.store_of.cache_clear()
-        __import__("fsspec").filesystem("s3").clear_instance_cache()
         monkeypatch.chdir(tmp_path)
         recipe = weighted_sum("hf://lab/base", "s3://models/expert", alpha=0.3)
         Path("recipe.mecha").write_text(serialize(recipe))
         yield server.url
-    moto.stop()
 
 
 def test_the_page_has_commands():

@@ -1,7 +1,6 @@
 """Models in a bucket of S3, on a server of moto on the loopback."""
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,36 +20,13 @@ TENSORS = {"layers.0.weight": torch.arange(600_000.0).reshape(1000, 600), "layer
 ADDRESS = "s3://models/tiny/model.safetensors"
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
-def bucket(endpoint: str, monkeypatch):
-    """The client of boto3 for an empty bucket `models`, with a model in it."""
-    import boto3
-    import fsspec
-
-    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "us-east-1")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    stores.store_of.cache_clear()
-    fsspec.filesystem("s3").clear_instance_cache()
-    client = boto3.client("s3", endpoint_url=endpoint)
-    client.create_bucket(Bucket="models")
-    client.put_object(Bucket="models", Key="tiny/model.safetensors", Body=as_bytes(TENSORS))
-    client.put_object(Bucket="models", Key="tiny/config.json", Body=b"{}")
-    yield client
-    for entry in client.list_objects_v2(Bucket="models").get("Contents", ()):
-        client.delete_object(Bucket="models", Key=entry["Key"])
-    client.delete_bucket(Bucket="models")
+def bucket(s3_client):
+    """The client of boto3 for a bucket `models` with one model in it."""
+    s3_client.create_bucket(Bucket="models")
+    s3_client.put_object(Bucket="models", Key="tiny/model.safetensors", Body=as_bytes(TENSORS))
+    s3_client.put_object(Bucket="models", Key="tiny/config.json", Body=b"{}")
+    return s3_client
 
 
 @pytest.mark.parametrize("address", [ADDRESS, "s3://models/tiny", "s3://models/tiny/"])
