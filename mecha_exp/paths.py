@@ -6,4 +6,5 @@ from pathlib import Path
 
 OUTPUTS = Path("outputs")
 STORE = OUTPUTS / "store"
+STATISTICS = OUTPUTS / "statistics"
 TRACKING_URI = f"sqlite:///{OUTPUTS.as_posix()}/mlflow.db"

@@ -122,6 +122,56 @@ def fisher(
     return by_information(*models, *information, norms=above_zero(*ones), **given)
 
 
+Floor = Parameter(float, gt=0, help="what is added to all information")
+
+
+@merge_method(elementwise=True, register=False)
+def informed(delta: Delta, information: Weight, scale: Parameter(float), floor: Floor) -> Return(
+    Tensor, "delta"
+):
+    """(F + floor) (scale delta), F the information of the scaled model."""
+    return (information + floor) * (scale * delta)
+
+
+@merge_method(elementwise=True, register=False)
+def per_information(total: Delta, *information: Weight, floor: Floor) -> Return(Tensor, "delta"):
+    """N total / sum_i (F_i + floor) for N models."""
+    return len(information) * total / sum(size + floor for size in information)
+
+
+@merge_method(composite=True)
+def df_merge(
+    base: Base,
+    *models: Experts,
+    statistics: Statistics,
+    scales: Parameter(
+        list[float], help="what each task vector is multiplied by: one for all, or a list"
+    ) = 0.3,
+    floor: Floor = 1e-12,
+) -> Return(Tensor, "weight"):
+    """base + N sum_i F_i c_i d_i / sum_i F_i, F_i the diagonal Fisher information of base + c_i d_i.
+
+    d_i are the N task vectors, c_i their scales. The information is that of the scaled models, so it is
+    measured anew for other scales, on the data of each expert's task: recipe=df_merge does it. The paper
+    searches for scales in [0, 1] by Bayesian optimisation: sweep=search. What was not measured gets task
+    arithmetic.
+    Agrees: the official code.
+    Source: DF-Merge, Lee et al. 2025, arXiv:2504.18992.
+    """
+    information = _of_each(statistics, "fisher", len(models))
+    each = spread(scales, len(models))
+
+    def merge(deltas: list[Node]) -> Node:
+        terms = [
+            informed(delta, size, scale=scale, floor=floor)
+            for delta, size, scale in zip(deltas, information, each, strict=True)
+        ]
+        total = weighted_total(*terms, weights=[1.0] * len(terms))
+        return per_information(total, *information, floor=floor)
+
+    return add_merged(base, models, 1.0, merge)
+
+
 @merge_method(elementwise=True, register=False)
 def masked(delta: Delta, mask: Weight) -> Return(Tensor, "delta"):
     """The delta where the mask is 1; 0 elsewhere."""
@@ -233,13 +283,14 @@ def key_of(name: str) -> str:
 
 
 def mean_of(models: tuple[StateDict[Tensor], ...], key: str) -> Tensor:
-    """The mean of the models; of variances of batch norms the pooled one, E[v + m^2] - E[m]^2."""
+    """The mean of the models; of variances of batch norms the pooled one, mean(v) + mean((m - mean(m))^2)."""
     before, dot, name = key.rpartition(".")
     partner = f"{before}{dot}running_mean"
     if name != "running_var" or any(partner not in model for model in models):
         return mean_at(models, key)
-    squares = sum(model[key] + model[partner].square() for model in models) / len(models)
-    return squares - mean_at(models, partner).square()
+    centre = mean_at(models, partner)
+    apart = sum((model[partner] - centre).square() for model in models) / len(models)
+    return mean_at(models, key) + apart
 
 
 def mean_at(models: tuple[StateDict[Tensor], ...], key: str) -> Tensor:
@@ -250,26 +301,19 @@ def mean_at(models: tuple[StateDict[Tensor], ...], key: str) -> Tensor:
     return total / len(models)
 
 
-@merge_method
-def regmean(
-    *models: Parameter(StateDict[Tensor], "weight"),
-    statistics: Parameter(
-        StateDict[Tensor], "param", help="of each model on its data, from files that calibrate wrote"
-    ),
-    alpha: Parameter(
-        float, ge=0, le=1, help="what the off-diagonal entries of Gram matrices are multiplied by"
-    ) = 0.9,
-    **kwargs: object,
-) -> Return(Tensor, "weight"):
-    """sum_i model_i G_i (sum_i G_i)^-1 for layers with Gram matrices G_i of their inputs; else the mean.
+Grams = Parameter(
+    StateDict[Tensor], "param", help="of each model on its data, from files that calibrate wrote"
+)
+Damping = Parameter(
+    float, ge=0, le=1, help="what the off-diagonal entries of Gram matrices are multiplied by"
+)
+Models = Parameter(StateDict[Tensor], "weight")
 
-    The layer whose outputs are nearest to those of each model on its own data, in least squares. alpha damps
-    the entries of G_i beside the diagonal. Convolutions are matrices of filters by patches. Inputs that are 0
-    in all data leave the mean in their columns. Solved key by key in float64: memory is that of one layer.
-    Agrees: the official code, whose alpha is regmean_reduce_nondiag.
-    Source: RegMean, Jin et al. 2022, arXiv:2212.09849.
-    """
-    key = str(kwargs["key"])
+
+def by_grams(
+    models: tuple[StateDict[Tensor], ...], statistics: StateDict[Tensor], alpha: float, key: str
+) -> Tensor:
+    """The layer at a key that RegMean finds by the Gram matrices there, or the mean where there are none."""
     if key.endswith(INPUTS_FIRST):
         skip_key(key)  # no key of a model, but of a Gram matrix
     turned = key + INPUTS_FIRST in statistics
@@ -282,3 +326,32 @@ def regmean(
         tensors = [tensor.mT for tensor in tensors]
     made = solved_layer(tensors, statistics.parts, name, alpha)
     return made.mT.contiguous() if turned else made
+
+
+@merge_method
+def regmean(*models: Models, statistics: Grams, alpha: Damping = 0.9, **kwargs: object) -> Return(
+    Tensor, "weight"
+):
+    """sum_i model_i G_i (sum_i G_i)^-1 for layers with Gram matrices G_i of their inputs; else the mean.
+
+    The layer whose outputs are nearest to those of each model on its own data, in least squares. alpha damps
+    the entries of G_i beside the diagonal. Convolutions are matrices of filters by patches. Inputs that are 0
+    in all data leave the mean in their columns. Solved key by key in float64: memory is that of one layer.
+    Agrees: the official code, whose alpha is regmean_reduce_nondiag.
+    Source: RegMean, Jin et al. 2022, arXiv:2212.09849.
+    """
+    return by_grams(models, statistics, alpha, str(kwargs["key"]))
+
+
+@merge_method
+def regmean_plus_plus(*models: Models, statistics: Grams, alpha: Damping = 0.9, **kwargs: object) -> Return(
+    Tensor, "weight"
+):
+    """`regmean` by Gram matrices of the inputs that each model's blocks receive from the merged ones before.
+
+    They belong to the merge, and to its alpha: recipe=regmean_plus_plus measures them, block by block.
+    Agrees: the official code (reduce_non_diagonal_ratio=alpha), which leaves what lies behind the last block
+    as it is in the base; here it is the mean.
+    Source: RegMean++, Nguyen et al. 2025, arXiv:2508.03121.
+    """
+    return by_grams(models, statistics, alpha, str(kwargs["key"]))

@@ -32,7 +32,16 @@ OF_ADAPTERS = {
 }
 """Of files whose keys are not those of models: tests/lora."""
 
-WITH_DATA = {"fisher", "rebasin_by_activations", "regmean", "statistics", "stitch", "zipit"}
+WITH_DATA = {
+    "df_merge",
+    "fisher",
+    "rebasin_by_activations",
+    "regmean",
+    "regmean_plus_plus",
+    "statistics",
+    "stitch",
+    "zipit",
+}
 """Methods that read statistics from files: their tests are in tests/calibration."""
 
 METHODS = [

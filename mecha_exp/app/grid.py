@@ -130,7 +130,7 @@ def parameters_of(config: DictConfig) -> set[str]:
     if not _TEMPLATE.search(str(raw.get("recipe"))):
         return set()
     from mecha_exp.app.point import resolve
-    from mecha_exp.app.templates import names_in
+    from mecha_exp.app.recipes.templates import names_in
     from mecha_exp.plugins import load_plugins
     from mecha_exp.sources.search import folders_of
 

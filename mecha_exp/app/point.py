@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mecha_exp.app.outputs.adapter import AdapterOutput, adapter_output
 from mecha_exp.app.provenance import input_names
-from mecha_exp.app.templates import build_filled, config_of_mergekit, small_files_of
+from mecha_exp.app.recipes.templates import build_filled, config_of_mergekit, small_files_of
 from mecha_exp.app.words.typed_names import in_typed_names
 from mecha_exp.checkpoint import INDEX, dtype_word, is_file_name, parse_size
 from mecha_exp.checkpoint.remote import address_of, is_address, keep_in

@@ -4,14 +4,19 @@ from mecha_exp.calibration.calibrate import Request, calibrate
 from mecha_exp.calibration.loading import load_subject
 from mecha_exp.calibration.masks import Training, train_mask
 from mecha_exp.calibration.recalibration import recalibrate
+from mecha_exp.calibration.scaled import calibrate_scaled
+from mecha_exp.calibration.sequential import Expert, calibrate_along_merge
 from mecha_exp.calibration.subject import LABELS, Subject
 
 __all__ = [
     "LABELS",
+    "Expert",
     "Request",
     "Subject",
     "Training",
     "calibrate",
+    "calibrate_along_merge",
+    "calibrate_scaled",
     "load_subject",
     "recalibrate",
     "train_mask",

@@ -276,11 +276,11 @@ def header_of(
         kinds=tuple(request.kinds),
         unmeasured=unmeasured,
         settings={**subject.settings, **own},
-        code=f"{_code()} {request.code}".rstrip(),
+        code=f"{code_version()} {request.code}".rstrip(),
     )
 
 
-def _code() -> str:
+def code_version() -> str:
     """The version, and a hash of the modules that measure."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):

@@ -226,6 +226,7 @@ def test_a_recipe_names_every_hyperparameter_of_its_method_and_merges_the_demo(n
 
 LEFT_OUT = {
     "clamp",
+    "df_merge",
     "doge",
     "elected_task_arithmetic",
     "emr",

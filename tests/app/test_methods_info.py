@@ -102,6 +102,7 @@ WHOLE = {
     "rebasin",
     "rebasin_by_activations",
     "regmean",
+    "regmean_plus_plus",
     "rotate",
     "smooth_add",
     "stack",

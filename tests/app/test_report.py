@@ -443,7 +443,7 @@ def test_the_weight_of_a_block_is_the_mean_over_its_keys(tmp_path: Path):
     from safetensors.torch import save_file
 
     from mecha_exp import weighted_sum
-    from mecha_exp.app.block_weights import block_weights
+    from mecha_exp.app.recipes.block_weights import block_weights
 
     path = tmp_path / "a.safetensors"
     save_file({f"layers.{i}.{part}": torch.zeros(2) for i in range(2) for part in ("w", "b")}, path)

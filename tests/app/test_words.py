@@ -209,8 +209,9 @@ REFUSED = [
     ("recipe=linear models.base=base.safetensors", "merges the experts alone, so the base would not be used"),
     (
         "recipe=ties models.statistics=[a.safetensors]",
-        "models.statistics: the recipe 'ties' does not read it, so these files would not be used",
+        "models.statistics: the recipe 'ties' does not read it, so it would not be used",
     ),
+    ("recipe=ties models.data=[a.jsonl]", "such as regmean_plus_plus or df_merge"),
     ("recipe=fisher statistics=[a] models.statistics=[b]", "the recipe 'fisher' does not read it"),
     ("recipe=regmean statistics=[a] models.masks=[b]", "recipe that reads it, such as stitch"),
     (

@@ -264,7 +264,9 @@ def test_a_base_that_is_computed_is_refused(bench):
     trained(density=0.3)
     base = m.n_average("a.safetensors", "b.safetensors")
 
-    with pytest.raises(RecipeError, match=r"stitch: the base is .*Merge to a file first, and train the mask"):
+    with pytest.raises(
+        RecipeError, match=r"stitch: the base is .*Merge to a file first, and measure with that"
+    ):
         m.merge(m.stitch(base, "a.safetensors", statistics=m.statistics("a.mask.safetensors", kind="mask")))
 
 
@@ -275,7 +277,7 @@ def test_a_mask_of_another_model_or_base_is_an_error_that_names_both(bench):
     with pytest.raises(RecipeError, match=r"holds statistics of a\.safetensors, whose content is not"):
         m.merge(m.stitch("b.safetensors", "b.safetensors", statistics=masks))
     with pytest.raises(
-        RecipeError, match=r"the mask of a task vector from b\.safetensors, whose.*the base, a\.safetensors"
+        RecipeError, match=r"belongs to a task vector from b\.safetensors, whose.*the base, a\.safetensors"
     ):
         m.merge(m.stitch("a.safetensors", "a.safetensors", statistics=masks))
     with pytest.raises(CheckpointError, match=r"holds mask of a\.safetensors, and not fisher"):

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mecha_exp import MechaError, from_mergekit, merge
-from mecha_exp.app.templates import merge_of_mergekit
+from mecha_exp.app.recipes.templates import merge_of_mergekit
 from mecha_exp.cli import main
 from parity.mergekit_configs import INNER, LAYERS, WIDTH, model_config
 from parity.mergekit_mixtures import MIXTURE_CONFIGS, PROMPTS, write_mixture_models

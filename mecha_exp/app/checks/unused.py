@@ -11,15 +11,21 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.grid import Grid, GridPoint, recipe_name, references_of
-from mecha_exp.app.templates import MERGEKIT
+from mecha_exp.app.recipes.templates import MERGEKIT
 from mecha_exp.app.words.plain import as_written
 from mecha_exp.app.words.quoting import shell_word
 from mecha_exp.errors import Problems, did_you_mean, some
 from mecha_exp.graph.by_key import BLOCKS, CONVENTION, PATTERNS, PRESET
 
 _MODELS, _BASE, _EXPERTS = "models", "models.base", "models.experts"
-_FILES_OF = {"models.statistics": "fisher or regmean", "models.masks": "stitch"}
-"""Files beside the experts, and recipes that read them."""
+_MEASURED = "regmean_plus_plus or df_merge"
+_FILES_OF = {
+    "models.statistics": "fisher or regmean",
+    "models.masks": "stitch",
+    "models.data": _MEASURED,
+    "models.module": _MEASURED,
+}
+"""What stands beside the experts, and recipes that read it."""
 _RESOLVED = re.compile(r"\$\{[^}]*[^\w.}][^}]*\}")  # what a resolver refers to is not known
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _OPEN = ("hydra", "evaluator", "blocks", "recipe", "debug", "experiment")
@@ -136,7 +142,7 @@ def _check_files(point: GridPoint, config: DictConfig, references: set[str], pro
         is_read = _MODELS in references or any(f"{name}.".startswith(f"{key}.") for name in references)
         if is_typed and not is_read and OmegaConf.select(config, key):
             problems.add(
-                f"{key}: the recipe{recipe_name(config)} does not read it, so these files would not be used. "
+                f"{key}: the recipe{recipe_name(config)} does not read it, so it would not be used. "
                 f"Leave it out, or choose a recipe that reads it, such as {readers}."
             )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mecha_exp.checkpoint.transaction.lock import TargetLock, is_in_use
-from mecha_exp.errors import CheckpointError
+from mecha_exp.checkpoint.transaction.lock import TargetLock, exclusive, is_in_use
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -58,23 +56,9 @@ class FileLocks:
         self._file = file.absolute()
         self._held: TargetLock | None = None
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> AbstractContextManager[None]:
         """Wait until no other process is in here."""
-        noticed = time.monotonic() + _NOTICE_SECONDS
-        while True:
-            try:
-                lock = TargetLock(self._file)
-                break
-            except CheckpointError as error:
-                if time.monotonic() > noticed:
-                    log.warning("waiting: %s", error)
-                    noticed = time.monotonic() + _NOTICE_SECONDS
-                time.sleep(_PAUSE_SECONDS)
-        try:
-            yield
-        finally:
-            lock.release()
+        return exclusive(self._file)
 
     def enter(self, worker: str) -> None:
         """Announce that this process works under a name, until it leaves or dies."""

@@ -8,10 +8,12 @@ next one. A lock file that names another machine is respected, since not every n
 import contextlib
 import errno
 import json
+import logging
 import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,11 @@ if sys.platform == "win32":
 else:
     import fcntl
 
+log = logging.getLogger(__name__)
+
 _EMPTY_SECONDS = 0.2  # a lock file that stays empty for longer belongs to a process that was killed then
 _WAIT_SECONDS, _PAUSE_SECONDS = 0.1, 0.01  # another process may hold the lock only to see whether it is free
+_RETRY_SECONDS, _NOTICE_SECONDS = 0.05, 60.0
 _LOCKED_BYTE = 1 << 30  # where Windows locks: the text before it can be read meanwhile
 
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
@@ -88,6 +93,25 @@ class TargetLock:
             f"{self._target} is being written by {holder}. Wait for it, choose another output, "
             f"or delete {self._path} if that process is gone."
         )
+
+
+@contextlib.contextmanager
+def exclusive(target: Path) -> Iterator[None]:
+    """Hold the lock of an output; wait while another process has it. A minute of waiting is logged."""
+    noticed = time.monotonic() + _NOTICE_SECONDS
+    while True:
+        try:
+            lock = TargetLock(target)
+            break
+        except CheckpointError as error:
+            if time.monotonic() > noticed:
+                log.warning("waiting: %s", error)
+                noticed = time.monotonic() + _NOTICE_SECONDS
+            time.sleep(_RETRY_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def is_in_use(target: Path) -> bool:

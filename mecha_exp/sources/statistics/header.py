@@ -20,7 +20,13 @@ OF_ENTRIES = (FISHER, MASK)
 """The kinds with a value for each entry of the model."""
 
 BASE_FINGERPRINT = "base_fingerprint"
-"""The setting of a mask that tells the model which its expert was fine-tuned from; see `fingerprint`."""
+"""The setting that tells the model which an expert was fine-tuned from; see `fingerprint`."""
+
+EXPERT_FINGERPRINT, SCALE = "expert_fingerprint", "scale"
+"""The settings of statistics of base + scale (expert - base): which expert, and the scale."""
+
+MERGED_FINGERPRINTS, ALPHA = "merged_fingerprints", "alpha"
+"""The settings of Gram matrices along a merge: which models are merged by RegMean++, and its alpha."""
 
 INPUTS_FIRST = " (inputs first)"
 """The end of a key of a Gram matrix whose layer has the inputs on the first axis of its weight."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.app.recipes.measured_statistics import with_measured, without_measured
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import InMemory, Node, models_of
 from mecha_exp.mergekit.documents import by_name, load_documents, paths_in
@@ -38,7 +39,7 @@ def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: S
             raise ConfigError("keys: a configuration of mergekit says itself what each tensor gets: filter.")
         _require_free_names(find_recipe(Path(config["recipe"][MERGEKIT]), folders), reserved)
         return merge_of_mergekit(config, folders).recipe
-    recipe = _built(config.get("recipe"), folders)
+    recipe = _built(with_measured(config.get("recipe"), folders), folders)
     names = sorted({parameter.name for parameter in parameters_of(recipe)} - set(reserved))
     given = {name: config[name] for name in names if config.get(name) is not None}
     return for_keys(fill_from_files(recipe, given, folders), config.get(KEYS))
@@ -94,7 +95,7 @@ def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:
     """
     if _is_of_mergekit(recipe):
         return set(paths_in(find_recipe(Path(recipe[MERGEKIT]), folders)))
-    return {parameter.name for parameter in parameters_of(_built(recipe, folders))}
+    return {parameter.name for parameter in parameters_of(_built(without_measured(recipe), folders))}
 
 
 def _is_of_mergekit(recipe: Any) -> bool:

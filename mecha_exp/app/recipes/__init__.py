@@ -1,0 +1,1 @@
+"""A configured recipe: its parameters, the statistics that it needs, and the weights of its blocks."""
