@@ -35,7 +35,9 @@ def statistics(
         "kind=KIND output=FILE.safetensors",
     ),
     kind: Parameter(
-        str, choices=("fisher", "gram", "activations", "mask"), help="which of the statistics in the files"
+        str,
+        choices=("fisher", "gram", "mean", "norm", "gradient", "activations", "mask"),
+        help="which of the statistics in the files",
     ),
 ) -> Return(Tensor, "param"):
     """One kind of statistics of several models, from files that `calibrate` wrote: for methods with data.

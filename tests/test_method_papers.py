@@ -385,6 +385,22 @@ def test_lines_goes_linearly_over_the_layers_and_is_alpha_outside():
     assert strengths == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.8, 0.2])
 
 
+@pytest.mark.parametrize("method", [m.ties, m.tsv_m, m.iso_c, m.wudi, m.pcb, m.consensus, m.metagpt])
+def test_lines_scales_the_task_vector_of_any_method_by_depth(method):
+    keys = ["model.embed.weight", *LAYERS, "lm_head.weight"]
+    models = drawn(8, shapes=dict.fromkeys(keys, (9, 12)))
+
+    made = merged(method, models, scale={"lm_head.*": 0.2, "default": [0.2, 0.8]})
+
+    whole = merged(method, models, scale=1.0)
+    last = len(LAYERS) - 1
+    depths = {key: index / last for index, key in enumerate(LAYERS)}
+    for key in keys:
+        strength = 0.2 + 0.6 * depths.get(key, 0.0)
+        expected = models[0][key] + strength * (whole[key] - models[0][key])
+        torch.testing.assert_close(made[key], expected, msg=key)
+
+
 def test_lines_without_a_depth_is_refused():
     with pytest.raises(m.RecipeError, match="depth"):
         m.lines("base.safetensors", "expert.safetensors")

@@ -16,6 +16,7 @@ from mecha_exp.plugins import load_model_configs
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.statistics import (
     ACTIVATIONS,
+    FEW_EXAMPLES,
     FISHER,
     GRADIENT,
     GRAM,
@@ -61,8 +62,6 @@ _SETTINGS: dict[str, Callable[[str], Any]] = {
     "data": str, "kind": str, "output": Path, "labels": str, "count": int, "seed": int, "positions": int,
     "memory": int, "chunk": int, "module": str, "base": str, **_OF_TEXTS, **_OF_MASKS,
 }  # fmt: skip
-FEW = 100
-"""Fewer examples than this are worth a warning."""
 
 
 def main(arguments: list[str]) -> int:
@@ -163,5 +162,5 @@ def _report(header: StatisticsHeader, kept: float | None, output: Path, seconds:
     elif header.labels:
         measured = "Fisher information" if FISHER in header.kinds else "gradients"
         stdout.print(f"{measured} of {header.labels} labels", markup=False)
-    if header.count < FEW:
+    if header.count < FEW_EXAMPLES:
         stdout.print(f"warning: only {header.count} examples; a few hundred tell more", markup=False)

@@ -28,7 +28,7 @@ ALL, PAPER = "all", "paper"
 _OWN_RECIPE = "Give a recipe for these keys: {kind:matrix: RECIPE, default: RECIPE}."
 
 _MATRICES = {f"{AXES}2": MERGE, f"{KIND}experts": MERGE, f"{KIND}text_projection": MEAN, DEFAULT: MEAN}
-_OF_PAPERS = dict.fromkeys(("tsv_m", "iso_c", "iso_cts"), _MATRICES)
+_OF_PAPERS = dict.fromkeys(("tsv_m", "iso_c", "iso_cts", "star"), _MATRICES)
 """What the code of the methods' authors merges, and what it gives the other keys."""
 
 

@@ -233,3 +233,20 @@ def test_a_merged_adapter_is_a_folder_like_its_base(base: Base, adapter: Callabl
 
     assert (tmp_path / "whole" / "config.json").exists()
     assert load_file(tmp_path / "whole" / "model.safetensors").keys() == SHAPES.keys()
+
+
+@pytest.mark.parametrize("method", [m.knots, m.tsv_m, m.iso_c])
+def test_adapters_are_merged_in_their_subspaces_like_the_models_that_they_make(
+    method: Callable[..., m.Node], base: Base, adapter: Callable[..., str], tmp_path: Path
+):
+    names = [adapter(f"lora{seed}", lora(Q, O, seed=seed)) for seed in (1, 2, 3)]
+    for name in names:
+        save_file(merged(name), tmp_path / f"{name}.safetensors")
+    options = EngineOptions(compute_dtype=torch.float64)
+
+    of_adapters = m.merge(method("base", *names, scale=0.7), options=options)
+    of_models = m.merge(method("base", *(f"{name}.safetensors" for name in names), scale=0.7), options=options)
+
+    for key in base:
+        torch.testing.assert_close(of_adapters[key], of_models[key], rtol=1e-5, atol=1e-5, msg=key)
+    assert not torch.equal(of_adapters[f"{Q}.weight"], base[f"{Q}.weight"])

@@ -415,10 +415,42 @@ def test_statistics_are_measured_once_for_each_set_of_values(bench, kind, monkey
         with_measured(recipe, [])
 
 
-def test_few_examples_are_worth_a_warning(bench, capsys):
-    with_measured(asked("along_merge", settings={"data": ["a.pt", "b.pt"]}), [])
+def test_few_examples_are_worth_a_warning_with_their_number(models, caplog):
+    m.merge(plus_plus(along_merge()))
+    m.merge(df_merge(scaled((0.5, 0.5, 0.5)), 0.5))
 
-    assert "warning: only 30 examples of a.pt; a few hundred tell more" in capsys.readouterr().out
+    assert "a.along.safetensors: its gram is of only 40 examples. A few hundred tell more." in caplog.text
+    assert "scaled.safetensors: its fisher" not in caplog.text  # few for each of many scales are meant
+
+
+@m.merge_method(register=False)
+def by_norms(
+    *models: m.Parameter(m.StateDict[Tensor]),
+    statistics: m.Parameter(m.StateDict[Tensor], "param"),
+    **kwargs: object,
+) -> m.Return(Tensor):
+    """The mean of the models, of linear layers weighed by the mean size of their inputs."""
+    key = str(kwargs["key"])
+    if key not in statistics:
+        return sum(model[key] for model in models) / len(models)
+    sizes = [part[key].mean() for part in statistics.parts]
+    return sum(size * model[key] for size, model in zip(sizes, models, strict=True)) / sum(sizes)
+
+
+@pytest.mark.parametrize("kind", ["norm", "mean", "gradient"])
+def test_a_method_of_ones_own_reads_other_kinds_of_statistics(models, kind):
+    for name in NAMES:
+        with open_stored(Path(f"{name}.safetensors")) as stored:
+            subject = subject_of({key: stored.read(key) for key in stored.keys()}, name)
+            calibrate(subject, stored, Request((kind,)), Path(f"{name}.own.safetensors"))
+    files = [f"{name}.own.safetensors" for name in NAMES]
+
+    made = m.merge(by_norms(*(f"{n}.safetensors" for n in NAMES), statistics=m.statistics(*files, kind=kind)))
+
+    key = "layers.1.down.weight"
+    sizes = [load_file(file)[f"{kind}/{key}"].mean() for file in files]
+    expected = sum(size * model[key] for size, model in zip(sizes, models, strict=True)) / sum(sizes)
+    torch.testing.assert_close(made[key], expected)
 
 
 def test_regmean_gives_no_negative_variance(tmp_path, monkeypatch):

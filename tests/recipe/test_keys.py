@@ -135,7 +135,7 @@ def test_methods_without_a_base_give_the_others_the_mean_of_their_models():
     torch.testing.assert_close(merged[key], (TENSORS[1][key] + TENSORS[2][key]) / 2)
 
 
-@pytest.mark.parametrize("method", [m.tsv_m, m.iso_c, m.iso_cts])
+@pytest.mark.parametrize("method", [m.tsv_m, m.iso_c, m.iso_cts, m.star])
 def test_keys_of_the_paper_are_those_that_the_authors_decompose(method):
     made = m.merge(for_keys(method(BASE, *EXPERTS, scale=0.7, variant="rows"), "paper"))
 

@@ -22,13 +22,10 @@ from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.paths import STATISTICS
 from mecha_exp.sources.search import find_model
-from mecha_exp.terminal import examples_bar, print_line
+from mecha_exp.terminal import examples_bar
 
 CALIBRATE = "calibrate"
 """The word of a mapping that says how statistics are measured, in the place of their files."""
-
-FEW = 100
-"""Fewer examples than this are worth a warning where Gram matrices or masks are made of them."""
 
 _TEXTS: dict[str, type] = {"length": int, "column": str, "label": str, "device": str, "dtype": str}
 _SETTINGS: dict[str, type] = {
@@ -167,7 +164,6 @@ def _measure_along_merge(measurement: _Measurement, paths: Sequence[Path]) -> No
         blocks = len(blocks_of(experts[0].subject))
         with examples_bar("measuring along the merge", examples * blocks) as advance:
             calibrate_along_merge(experts, measurement.alpha, advance)
-    _note_few([len(expert.subject.examples) for expert in experts], measurement)
 
 
 def _measure_scaled(measurement: _Measurement, paths: Sequence[Path]) -> None:
@@ -175,12 +171,11 @@ def _measure_scaled(measurement: _Measurement, paths: Sequence[Path]) -> None:
     from mecha_exp.calibration import calibrate_scaled
 
     assert measurement.base is not None
-    counts = []
     for index, (model, path) in enumerate(zip(measurement.models, paths, strict=True)):
         if path.exists():
             continue
         with examples_bar(f"measuring {model.stem}", measurement.settings.get("count") or 0) as advance:
-            header = calibrate_scaled(
+            calibrate_scaled(
                 measurement.base,
                 model,
                 measurement.scales[index],
@@ -189,13 +184,6 @@ def _measure_scaled(measurement: _Measurement, paths: Sequence[Path]) -> None:
                 path,
                 advance,
             )
-        counts.append(header.count)
-
-
-def _note_few(counts: Sequence[int], measurement: _Measurement) -> None:
-    if few := [(count, data) for count, data in zip(counts, measurement.data, strict=True) if count < FEW]:
-        count, data = min(few)
-        print_line(f"warning: only {count} examples of {data}; a few hundred tell more")
 
 
 def _read(given: Mapping[str, Any], folders: Sequence[Path]) -> _Measurement:

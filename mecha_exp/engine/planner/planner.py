@@ -227,6 +227,11 @@ class _Planner:
                     f"{source.name}: {len(without)} of {len(keys)} keys have no {source.kind} and "
                     f"{source.without}: {some(without, 3)}"
                 )
+            if source.is_of_few_examples:
+                self._warn(
+                    f"{source.name}: its {source.kind} is of only {source.header.count} examples. A few "
+                    "hundred tell more."
+                )
             if few := source.short_of_rows():
                 key, rows, inputs = few[0]
                 self._warn(

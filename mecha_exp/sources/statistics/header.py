@@ -31,6 +31,9 @@ MERGED_FINGERPRINTS, ALPHA = "merged_fingerprints", "alpha"
 INPUTS_FIRST = " (inputs first)"
 """The end of a key of a Gram matrix whose layer has the inputs on the first axis of its weight."""
 
+FEW_EXAMPLES = 100
+"""Statistics of fewer examples than this are worth a warning."""
+
 _SAMPLED = 1 << 10  # bytes at both ends of each tensor
 
 

@@ -13,11 +13,14 @@ from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.source import Source, SourceView
 from mecha_exp.sources.statistics.header import (
     ACTIVATIONS,
+    FEW_EXAMPLES,
+    FISHER,
     GRADIENT,
     GRAM,
     INPUTS_FIRST,
     MASK,
     OF_ENTRIES,
+    SCALE,
     StatisticsHeader,
 )
 
@@ -137,6 +140,12 @@ class StatisticsSource(SourceView):
             return (1,)
         inputs = shape[0] if key.endswith(INPUTS_FIRST) else math.prod(shape[1:])
         return (inputs, inputs) if self.kind == GRAM else (inputs,)
+
+    @property
+    def is_of_few_examples(self) -> bool:
+        """Whether more examples would tell more; DF-Merge measures few for each of many scales."""
+        of_data = self.kind in (FISHER, GRAM, MASK) and SCALE not in self.header.settings
+        return of_data and self.header.count < FEW_EXAMPLES
 
     def short_of_rows(self) -> list[tuple[str, int, int]]:
         """The Gram matrices of fewer rows than inputs: key, rows and inputs."""
