@@ -245,7 +245,9 @@ def test_adapters_are_merged_in_their_subspaces_like_the_models_that_they_make(
     options = EngineOptions(compute_dtype=torch.float64)
 
     of_adapters = m.merge(method("base", *names, scale=0.7), options=options)
-    of_models = m.merge(method("base", *(f"{name}.safetensors" for name in names), scale=0.7), options=options)
+    of_models = m.merge(
+        method("base", *(f"{name}.safetensors" for name in names), scale=0.7), options=options
+    )
 
     for key in base:
         torch.testing.assert_close(of_adapters[key], of_models[key], rtol=1e-5, atol=1e-5, msg=key)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from tiny_tokenizers import SMALL, write_tokenizer
 
 import mecha_exp as m
+from mecha_exp.app.recipes.measured_statistics import with_measured
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli import calibrate
 from mecha_exp.errors import ConfigError
@@ -153,3 +154,80 @@ def test_a_class_that_the_model_lacks_is_refused(classifier, texts):
 
     with pytest.raises(ConfigError, match="the label '7' of row 0 is not one of the 3 classes"):
         calibrate.main([str(classifier), "data=texts.jsonl", "labels=true", "output=s.safetensors"])
+
+
+def test_regmean_plus_plus_measures_the_layers_of_a_llama_behind_the_merged_ones(llamas, texts):
+    import transformers
+
+    measurement = {
+        "calibrate": "along_merge",
+        "models": [str(folder) for folder in llamas],
+        "alpha": 0.9,
+        "settings": {"data": ["texts.jsonl", "texts.jsonl"], "count": 4},
+    }
+    files = with_measured({"files": measurement}, [])["files"]
+    made = m.merge(m.regmean_plus_plus(*llamas, statistics=m.statistics(*files, kind="gram"), alpha=0.9))
+
+    # the authors' steps, by runs of whole networks whose layers before the measured one are merged
+    experts = [load_file(folder / "model.safetensors") for folder in llamas]
+    merged = {key: sum(expert[key] for expert in experts) / 2 for key in experts[0]}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(llamas[0])
+    examples = [tokenizer(text, return_tensors="pt")["input_ids"] for text in TEXTS[:4]]
+    model = transformers.AutoModelForCausalLM.from_pretrained(llamas[0]).eval()
+    for number in range(2):
+        start = f"model.layers.{number}."
+        grams: list[dict[str, torch.Tensor]] = []
+        for expert in experts:
+            own = {key: x for key, x in expert.items() if key.startswith(start)}
+            model.load_state_dict({**merged, **own}, strict=False)
+            rows: dict[str, list[torch.Tensor]] = {}
+            hooks = [
+                layer.register_forward_pre_hook(
+                    lambda _, given, key=f"{start}{name}.weight", rows=rows: rows.setdefault(key, []).append(
+                        given[0][0].detach().double()
+                    )
+                )
+                for name, layer in model.model.layers[number].named_modules()
+                if isinstance(layer, torch.nn.Linear)
+            ]
+            with torch.no_grad():
+                for ids in examples:
+                    model(ids)
+            for hook in hooks:
+                hook.remove()
+            stacked = {key: torch.cat(parts) for key, parts in rows.items()}
+            grams.append({key: x.T @ x / len(x) for key, x in stacked.items()})
+        for key in grams[0]:
+            damped = [gram[key] * (0.9 + 0.1 * torch.eye(len(gram[key]))) for gram in grams]
+            right = sum(g @ expert[key].double().T for g, expert in zip(damped, experts, strict=True))
+            merged[key] = torch.linalg.solve(sum(damped), right).T.float()
+    assert made.keys() == merged.keys()
+    for key, expected in merged.items():
+        torch.testing.assert_close(made[key], expected, rtol=1e-5, atol=1e-5, msg=key)
+
+
+def test_df_merge_measures_llamas_at_their_scales(llamas, texts):
+    measurement = {
+        "calibrate": "scaled",
+        "base": str(llamas[0]),
+        "models": [str(llamas[1]), str(llamas[1])],
+        "scales": [0.25, 0.5],
+        "settings": {"data": ["texts.jsonl", "texts.jsonl"], "labels": "true", "length": 8},
+    }
+    files = with_measured({"files": measurement}, [])["files"]
+
+    made = m.merge(
+        m.df_merge(
+            *[llamas[0], llamas[1], llamas[1]],
+            statistics=m.statistics(*files, kind="fisher"),
+            scales=[0.25, 0.5],
+        )
+    )
+
+    key = "model.layers.0.mlp.up_proj.weight"
+    base, expert = (load_file(folder / "model.safetensors")[key] for folder in llamas)
+    fisher = [load_file(file)[f"fisher/{key}"] + 1e-12 for file in files]
+    delta = expert - base
+    expected = base + 2 * (fisher[0] * 0.25 * delta + fisher[1] * 0.5 * delta) / sum(fisher)
+    torch.testing.assert_close(made[key], expected, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(*fisher)
