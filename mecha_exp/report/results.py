@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mecha_exp.lab.points import LEARNED_KEY, SET_KEY, SOUP_KEY
+from mecha_exp.report.adaptive import NOTHING
 from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, current, protocol_of
 from mecha_exp.report.settings import Setting
 from mecha_exp.runs.record import FAILED, RACE, RACE_EXAMPLES, RACE_FIDELITY, Record
@@ -228,12 +229,17 @@ class Results:
         """The best setting of each method, the best first; of all where none is compared or points race."""
         if self.best_setting is None:
             return []
-        key = None if self.dropped else next((key for key in METHOD_KEYS if key in self.keys), None)
         best: dict[Value, Setting] = {}
         for setting in self.ranked:
             if setting.estimate(self.metric).count and not setting.is_trial:
-                best.setdefault(setting.values[key] if key else None, setting)
+                best.setdefault(None if self.dropped else self.method_of(setting), setting)
         return list(best.values())
+
+    def method_of(self, setting: Setting) -> Value:
+        """The method of a setting: its recipe, with the name of what learned its weights; None without names."""
+        values = [setting.values[key] for key in METHOD_KEYS if key in self.keys]
+        named = [value for value in values if value not in (None, NOTHING)]
+        return ", ".join(map(as_text, named)) if len(named) > 1 else (named or values or [None])[0]
 
     @property
     def protocol(self) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.lab.points import SET_KEY
-from mecha_exp.report.results import METHOD_KEYS, REPLICATE_KEYS, Results, results_from
+from mecha_exp.report.results import REPLICATE_KEYS, Results, results_from
 from mecha_exp.report.search.front import front_data, front_sentences
 from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.settings import Setting
@@ -141,11 +141,10 @@ def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Can
 
     by_number = {model.point: model for model in models if model.role == POINT}
     numbers = {id(record): number for number, record in enumerate(results.records)}
-    key = next((key for key in METHOD_KEYS if key in results.keys), None)
     return [
         Candidate(
             setting.name,
-            str((setting.values[key] if key else record.parameters.get("method")) or "merge"),
+            str(results.method_of(setting) or record.parameters.get("method") or "merge"),
             dict(setting.values),
             _of_metric(by_number.get(numbers[id(record)]), results),
             label,

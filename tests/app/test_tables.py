@@ -56,3 +56,33 @@ def test_no_two_values_look_alike():
 
     assert len(set(distinct(texts))) == 3
     assert all(len(text) <= MAX_CELL for text in distinct(texts))
+
+
+def test_learned_weights_are_a_method_beside_the_recipe_whose_weights_they_are():
+    records = [
+        Record(
+            name=str(number),
+            metrics={"accuracy": accuracy},
+            parameters={"recipe": recipe, "learned": learned, "alpha": number},
+            metric="accuracy",
+            direction="maximize",
+        )
+        for number, (recipe, learned, accuracy) in enumerate(
+            [
+                ("task_arithmetic", "nothing", 0.5),
+                ("task_arithmetic", "nothing", 0.6),
+                ("task_arithmetic", "entropy/key", 0.8),
+                ("task_arithmetic", "entropy/key", 0.7),
+                ("ties", "nothing", 0.4),
+            ]
+        )
+    ]
+
+    results = Results("t", ["recipe", "learned", "alpha"], records)
+
+    assert [results.method_of(setting) for setting in results.chosen_settings] == [
+        "task_arithmetic, entropy/key",
+        "task_arithmetic",
+        "ties",
+    ]
+    assert [setting.values["alpha"] for setting in results.chosen_settings] == [2, 1, 4]
