@@ -236,7 +236,7 @@ class Results:
         return list(best.values())
 
     def method_of(self, setting: Setting) -> Value:
-        """The method of a setting: its recipe, with the name of what learned its weights; None without names."""
+        """The method of a setting: its recipe, and what learned its weights; None without names."""
         values = [setting.values[key] for key in METHOD_KEYS if key in self.keys]
         named = [value for value in values if value not in (None, NOTHING)]
         return ", ".join(map(as_text, named)) if len(named) > 1 else (named or values or [None])[0]

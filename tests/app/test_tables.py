@@ -63,7 +63,7 @@ def test_learned_weights_are_a_method_beside_the_recipe_whose_weights_they_are()
         Record(
             name=str(number),
             metrics={"accuracy": accuracy},
-            parameters={"recipe": recipe, "learned": learned, "alpha": number},
+            overrides=[f"recipe={recipe}", f"++learned={learned}", f"alpha={number}"],
             metric="accuracy",
             direction="maximize",
         )
