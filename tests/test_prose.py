@@ -13,11 +13,14 @@ PROGRAMS = sorted(
 )
 PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
-OPENING = re.compile(r"(Of|That of|Those|The same|Its own|What became|What becomes)\b")
+OPENING = re.compile(r"(Of|That of|Those|The same|Its|Their|What became|What becomes)\b")
 """How a first line begins that only makes sense with the name above it."""
 
 BARE = re.compile(r"(The|A|An|Its|Their|For|By|As|In|Own)\b")
 """How one or two words begin that are not a sentence."""
+
+PERSONS = re.compile(r"\b([Ww]hoever|[Ss]omebody|[Nn]obody)\b")
+"""Persons in the place of code: a caller, a reader, another process."""
 
 IS_NO = re.compile(r"(?<!\b[Tt]here )\b(?:is|are)\s+no\b(?! longer)")
 """`X is no Y`, where English says `X is not a Y`."""
@@ -57,6 +60,7 @@ def test_docstrings_and_messages_are_plain(path: Path):
         f"line {line}: {fault}" for line, text in docstrings(tree) for fault in faults_of_docstring(text)
     ]
     faults += faults_of_text(source)
+    faults += [f"say who: {match[0]}" for match in PERSONS.finditer(source)]
     if not ast.get_docstring(tree):
         faults.append("line 1: the module has no docstring")
 

@@ -34,7 +34,7 @@ class ShardFile:
     written: int
 
     def finished(self, folder: Path, token: str) -> Mapping[str, Note]:
-        """Its finished keys, by their names in the whole model, while it lies unfinished in a folder."""
+        """The finished keys of a file that lies unfinished in a folder, by their names in the whole model."""
         found = finished_keys(folder / self.name, token)
         return {self.prefix + key: note for key, note in found.items()}
 

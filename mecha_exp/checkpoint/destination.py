@@ -100,7 +100,7 @@ class Destination:
 
     @property
     def foreign_card(self) -> Path | None:
-        """The README.md that lies there and stays, since somebody else wrote it; None where a card may be."""
+        """The README.md that stays there, since another program wrote it; None where a card may be."""
         file = self.path / CARD
         stays = self.card is not None and self.is_folder and file.exists() and not is_own_card(file)
         return file if stays else None

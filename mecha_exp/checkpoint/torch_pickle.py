@@ -111,7 +111,7 @@ class PickledModel(ListedSource):
             )
         return (
             f"{self.path} is refused: besides tensors it holds '{forbidden[1]}', and a pickle can run code "
-            "when it is loaded. Get the model as safetensors; or, if you trust whoever made it, load it with "
+            "when it is loaded. Get the model as safetensors; or, if you trust its author, load it with "
             "torch yourself and save its state dict as safetensors."
         )
 

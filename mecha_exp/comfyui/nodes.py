@@ -229,7 +229,7 @@ def _dtype(word: str) -> str | None:
 
 
 def _within(folder: Path, name: str, suffix: str) -> Path:
-    """A path below a folder, for a name that somebody else's workflow may give."""
+    """A path below a folder, for a name that a workflow from elsewhere may give."""
     path = (folder / f"{name.removesuffix(suffix)}{suffix}").resolve()
     if not name.strip() or not path.is_relative_to(folder.resolve()):
         raise ConfigError(f"name: expected a name below {folder}, got {brief(name)}.")

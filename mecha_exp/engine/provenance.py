@@ -41,7 +41,7 @@ class Origin:
     """Everything that decides a model's bytes beside its recipe.
 
     Attributes:
-        inputs: the SHA-256 of each input, in the order of the recipe's models; none where nobody looked.
+        inputs: the SHA-256 of each input, in the order of the recipe's models; none if not hashed.
         engine: settings that change bits.
         output: settings of the output's tensors.
         methods: the hash of each merge method's code.

@@ -161,6 +161,6 @@ class ReceiverSink(_TensorSink):
         with self._lock:
             if key not in self._begun:
                 dtype, shape = self._layout[key]
-                with torch.inference_mode(False):  # whoever gets it may change it
+                with torch.inference_mode(False):  # the caller may change it
                     self._begun[key] = torch.empty(shape, dtype=torch_dtype(dtype))
             return self._begun[key]

@@ -163,7 +163,7 @@ class InMemory:
     Attributes:
         state_dict: its tensors.
         name: for messages.
-        is_made: whether the reader of a configuration made the tensors, so that they are nobody's model.
+        is_made: whether the reader of a configuration made the tensors, so that they belong to no file.
     """
 
     state_dict: Mapping[str, torch.Tensor]

@@ -91,7 +91,7 @@ def normalized(text: str) -> str:
     if not any(c in text.lower() for c in ".e") or not math.isfinite(number):
         return text
     short = f"{number:.{DIGITS}g}"
-    is_left_over = _digits(short) <= DIGITS - 2  # and not what somebody has typed in full
+    is_left_over = _digits(short) <= DIGITS - 2  # and not what was typed in full
     return str(float(short)) if is_left_over else str(number)
 
 

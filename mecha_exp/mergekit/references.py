@@ -148,7 +148,7 @@ class StoredModel:
 
     @cached_property
     def layers(self) -> Layers:
-        """Its layers; CheckpointError where they cannot be told."""
+        """The layers of the model; CheckpointError where they cannot be told."""
         return Layers.of(self.infos, self.source, None if self.recipe else self.path)
 
 

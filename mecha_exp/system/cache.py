@@ -37,7 +37,7 @@ def cache_folder() -> Path | None:
 def private_folder(name: str) -> Path | None:
     """The sub-folder of the cache for what is run as code; None if there is no safe one.
 
-    It belongs to the user, and nobody else can write in it. Where the cache is shared and another user has
+    It belongs to the user, and no other user can write in it. Where the cache is shared and another user has
     made the sub-folder, it is that of the user's own cache.
     """
     cache = cache_folder()
@@ -56,7 +56,7 @@ def private_folder(name: str) -> Path | None:
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Whether a file or a folder, and no link, belongs to the user and nobody else can write to it."""
+    """Whether a file or a folder, and no link, belongs to the user and no other user can write to it."""
     if not hasattr(os, "geteuid"):
         return True
     kind = stat.S_IFMT(status.st_mode)

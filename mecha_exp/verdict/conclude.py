@@ -110,7 +110,7 @@ def conclude(
         inputs: the base and the experts, measured in the same way.
         base: the input with which all points are compared.
         expert_of: the input that is the expert of each task; guessed where it is not given.
-        splits: on which points are chosen, then reported. With one split, or a second that nobody measured,
+        splits: on which points are chosen, then reported. With one split, or a second that was not measured,
             both are done on the same data.
         resamples: bootstrap draws for intervals.
         flips: sign patterns for permutation tests.

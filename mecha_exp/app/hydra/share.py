@@ -82,7 +82,7 @@ def run_share(claims: Claims, jobs: Sequence[Sequence[str]], numbers: Sequence[i
         finally:
             bench.measurements.end()  # this process may get a point again that it left to a lost worker
     bench.flush()
-    for number in numbers:  # what nobody has taken was finished by a worker that was lost right after
+    for number in numbers:  # what is not taken was finished by a worker that was lost right after
         if launcher.takes(number):
             claims.finish(number)
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 def note_results(record: Record, verdict: Sequence[str] = ()) -> None:
     """Write the numbers of a point into the card of its model, and the verdict of its sweep.
 
-    A model without a card, or with one that somebody else wrote, is left as it is.
+    A model without a card, or with one of another program, is left as it is.
 
     Args:
         record: of the point, with the path of its model.

@@ -215,7 +215,7 @@ def _read(given: Mapping[str, Any], folders: Sequence[Path]) -> _Measurement:
         )
     alpha = given.get("alpha", 0.0)
     if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
-        problems.add(f"alpha: expected one number from 0 to 1 for all layers, got {alpha!r}.")
+        problems.add(f"damping: expected one number from 0 to 1 for all layers, got {alpha!r}.")
     problems.raise_as(ConfigError)
     base = find_model(str(given["base"]), folders) if "base" in given else None
     files = tuple(find_model(model, folders) for model in models)

@@ -165,7 +165,7 @@ class SharedStudy:
         by_number: dict[int, Entry] = {}
         for frozen in self._study.get_trials(deepcopy=False):
             attributes = frozen.user_attrs
-            if POINT in attributes:  # not one that somebody else has added
+            if POINT in attributes:  # not one that another program has added
                 number = attributes[POINT]
                 place = str(attributes.get(FOLDER, "")), str(attributes.get(WORKER, ""))
                 by_number[number] = Entry(number, _trial_of(frozen), *place, frozen._trial_id)

@@ -130,7 +130,7 @@ def _in_a_folder(path: Path) -> Path:
 def _mend_journal(path: Path) -> None:
     """Remove what a kill leaves of a write: Optuna's own lock, and the beginning of a line.
 
-    Whoever calls this holds the lock under which alone we write.
+    The caller holds the lock under which alone this process writes.
     """
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     try:

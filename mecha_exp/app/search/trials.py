@@ -45,7 +45,7 @@ class Trial:
 
     @property
     def outcome(self) -> Outcome:
-        """Its values, or what it had when it was dropped; None if it failed or has not run."""
+        """The values of the trial, also of one that was dropped; None if it failed or has not run."""
         return self.values if self.dropped is None else self.dropped
 
     def told(self, outcome: Outcome) -> Trial:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from mecha_exp.app.recipes.measured_statistics import without_measured
 from mecha_exp.app.words.plain import as_written
 from mecha_exp.errors import RecipeError
 from mecha_exp.method_api.registry import resolve_method
@@ -24,7 +25,8 @@ def different_meanings(keys: Iterable[str], recipes: Mapping[str, Mapping[str, A
     for key in keys:
         by_meaning: dict[str, list[str]] = {}
         for name, values in recipes.items():
-            meaning = " and ".join(dict.fromkeys(_meanings(as_written((values or {}).get("recipe")), key)))
+            recipe = without_measured(as_written((values or {}).get("recipe")))
+            meaning = " and ".join(dict.fromkeys(_meanings(recipe, key)))
             if meaning:
                 by_meaning.setdefault(meaning, []).append(name)
         if len(by_meaning) > 1:

@@ -1,7 +1,7 @@
 """A folder that keeps what was read of remote files, by content, within a number of bytes.
 
 Each range is a file with a checksum, `CONTENT/START-STOP`, written atomically. Processes share the folder:
-whoever finds a range there need not fetch it, and whoever has written much deletes what was used longest ago.
+one that finds a range there need not fetch it, and one that writes much deletes what was used longest ago.
 """
 
 from __future__ import annotations

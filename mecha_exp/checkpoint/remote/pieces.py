@@ -1,6 +1,6 @@
 """The pieces in which a remote file is fetched: several at once, ahead of the reader, within limits.
 
-Extents that will be read are cut into pieces of some MB. Whoever reads a piece has the next ones fetched,
+Extents that will be read are cut into pieces of some MB. A reader of a piece has the next ones fetched,
 so that the link stays busy while tiles are computed. Small tensors have a lane of their own: a merge goes
 through them faster than through the large ones between which they lie.
 """
@@ -148,7 +148,7 @@ class Pieces:
                 self._start(other)
 
     def _make_room(self) -> None:
-        """Let go of the pieces that were read longest ago. Those that nobody has read yet stay."""
+        """Let go of the pieces that were read longest ago. Those that were not read yet stay."""
         excess = sum(piece.nbytes for piece in self._used) - KEPT
         for piece in [piece for piece in self._fetched if piece in self._used]:
             if excess <= 0:

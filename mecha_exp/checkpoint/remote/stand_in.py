@@ -1,4 +1,4 @@
-"""Files of this machine that stand for remote ones, so that whoever has a path needs to know nothing else.
+"""Files of this machine that stand for remote ones, so that code with a path needs to know nothing else.
 
 A stand-in begins with a line that says what it is, then has one line of JSON, the pin, and then the first
 bytes of the remote file: a header is read once. It is followed only in the user's own cache folder. A model
@@ -19,7 +19,7 @@ _MAGIC = b"mecha_exp: a file that lies elsewhere\n"
 ADDRESS = ".address"
 """The file beside a stand-in that has the address which the user named."""
 LEFT_OUT = ".left-out.json"
-"""The pins of small files that were too large to be fetched before somebody needs them."""
+"""The pins of small files that were too large to be fetched before they are needed."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def _bind(job: Job, binder: Binder) -> Job:
 
 
 def _foreign_cards(plan: Plan) -> Iterator[Notice]:
-    """Say which cards are not written, since a README.md of somebody else is there."""
+    """Say which cards are not written, since a README.md of another program is there."""
     destinations = filter(None, map(plan.destination, range(len(plan.jobs))))
     for file in filter(None, (destination.foreign_card for destination in destinations)):
         yield Notice(

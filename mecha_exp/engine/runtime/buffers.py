@@ -23,7 +23,7 @@ class Buffer:
         return cls(tensor, tensor.view(torch.uint8).numpy().data, tensor.data_ptr())
 
     def first(self, count: int) -> Buffer:
-        """Its first `count` elements."""
+        """The first `count` elements of the buffer."""
         return Buffer(self.tensor[:count], self.view[: count * self.tensor.itemsize], self.address)
 
 

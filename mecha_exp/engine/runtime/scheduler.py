@@ -181,7 +181,7 @@ class Scheduler:
     def _advance(self, task: KeyTask, scratch: Scratch) -> None:
         tiles = task.advance()
         while tiles is not None and len(tiles) == 1 and self._error is None:
-            tiles[0](scratch)  # nobody can help with it: no other worker is woken for small keys
+            tiles[0](scratch)  # it cannot be shared: no other worker is woken for small keys
             tiles = task.advance()
         if tiles is None:
             self._finished(task.keys)

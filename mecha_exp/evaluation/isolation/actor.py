@@ -32,7 +32,7 @@ Headers = Mapping[str, tuple[str, tuple[int, ...]]]
 class EvaluationActor:
     """Measures models one after another on an actor, as `EvaluationProcess` does in a process.
 
-    Progress is not shown: nobody looks at the terminal of a share.
+    Progress is not shown: a share has no terminal.
 
     Args:
         plugins: the files that define its evaluators.

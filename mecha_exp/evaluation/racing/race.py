@@ -103,7 +103,7 @@ class Race:
         led: dict[int, str | None] = {}
         start, leader = 0, None
         for end in self._ends:
-            if len(active) <= (0 if self._leaders else 1):  # there is nobody to race against
+            if len(active) <= (0 if self._leaders else 1):  # there is nothing to race against
                 break
             errors |= self._measure(active, measure, start, end)
             for name in self._behind(active, leader, start, end):
