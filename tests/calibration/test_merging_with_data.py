@@ -127,7 +127,7 @@ def test_what_has_no_information_gets_the_mean_and_is_counted(models, caplog):
     torch.testing.assert_close(made[WITHOUT], sum(model[WITHOUT] for model in models) / 3)
     assert made["steps"].item() == 3
     assert (
-        "a.stats.safetensors: 1 of 5 keys have no fisher and get the mean of the models: embed.weight"
+        "a.stats.safetensors and 2 more: 1 of 5 keys have no fisher and get the mean of the models: embed.weight"
         in caplog.text
     )
 
@@ -199,7 +199,10 @@ def test_one_gram_matrix_is_in_memory_at_a_time():
 def test_layers_without_gram_matrices_are_counted(models, caplog):
     merged(m.regmean, "gram")
 
-    assert "a.stats.safetensors: 2 of 5 keys have no gram and get the mean of the models" in caplog.text
+    assert (
+        "a.stats.safetensors and 2 more: 2 of 5 keys have no gram and get the mean of the models"
+        in caplog.text
+    )
 
 
 def test_too_few_rows_are_a_warning_with_the_numbers(models, caplog):

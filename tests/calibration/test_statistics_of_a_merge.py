@@ -378,7 +378,7 @@ def asked(kind: str, **changes: Any) -> Any:
         (asked("along"), "calibrate: along: expected along_merge or scaled.*Did you mean 'along_merge'"),
         (asked("scaled", alhpa=1), "calibrate=scaled: it takes no 'alhpa'"),
         (asked("scaled", scales=[1.0]), "scales: 1 are given for 2 experts"),
-        (asked("along_merge", alpha={"default": 1}), "damping: expected one number from 0 to 1 for all layers"),
+        (asked("along_merge", alpha={"default": 1}), "damping: expected one number from 0 to 1 for all"),
         (asked("along_merge", alpha=1.5), "damping: expected one number from 0 to 1"),
         (asked("scaled", settings={"data": []}), r"models\.data=\[a\.jsonl,b\.jsonl\]"),
         (asked("scaled", settings={"data": ["one"]}), "calibration.data: 1 data are given for 2 experts"),
@@ -419,8 +419,8 @@ def test_few_examples_are_worth_a_warning_with_their_number(models, caplog):
     m.merge(plus_plus(along_merge()))
     m.merge(df_merge(scaled((0.5, 0.5, 0.5)), 0.5))
 
-    assert "a.along.safetensors: its gram is of only 40 examples. A few hundred tell more." in caplog.text
-    assert "scaled.safetensors: its fisher" not in caplog.text  # few for each of many scales are meant
+    assert "a.along.safetensors and 2 more: gram of only 40 examples. A few hundred tell more." in caplog.text
+    assert "fisher of only" not in caplog.text  # few for each of many scales are meant
 
 
 @m.merge_method(register=False)

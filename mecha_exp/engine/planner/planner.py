@@ -217,27 +217,17 @@ class _Planner:
                 )
 
     def _note_statistics(self, keys: Collection[str]) -> None:
-        """Say at how many keys there are no statistics, and where there are too few examples for them."""
+        """Say at how many keys there are no statistics, and where there are too few examples for them.
+
+        Files of which the same is to be said share a sentence.
+        """
+        files: dict[str, list[str]] = {}
         for source in self._sources.values():
-            if not isinstance(source, StatisticsSource):
-                continue
-            without = [key for key in keys if key in source.unmeasured and source.is_arithmetic_at(key)]
-            if without:
-                self._warn(
-                    f"{source.name}: {len(without)} of {len(keys)} keys have no {source.kind} and "
-                    f"{source.without}: {some(without, 3)}"
-                )
-            if source.is_of_few_examples:
-                self._warn(
-                    f"{source.name}: its {source.kind} is of only {source.header.count} examples. A few "
-                    "hundred tell more."
-                )
-            if few := source.short_of_rows():
-                key, rows, inputs = few[0]
-                self._warn(
-                    f"{source.name}: {len(few)} Gram matrices are of fewer rows than their layers have "
-                    f"inputs ('{key}': {rows:,} rows, {inputs:,} inputs). More examples would tell more."
-                )
+            if isinstance(source, StatisticsSource):
+                for note in _notes_on(source, keys):
+                    files.setdefault(note, []).append(source.name)
+        for note, names in files.items():
+            self._warn(f"{some(names, 1)}: {note}")
 
     def _note_quantised(self, plans: Sequence[KeyPlan]) -> None:
         """Say which keys are written as scaled fp8."""
@@ -266,3 +256,22 @@ class _Planner:
     def _warn(self, message: str) -> None:
         if message not in self._warnings:
             self._warnings.append(Notice(message))
+
+
+def _notes_on(source: StatisticsSource, keys: Collection[str]) -> Iterator[str]:
+    """What is worth a warning of a file of statistics."""
+    without = [key for key in keys if key in source.unmeasured and source.is_arithmetic_at(key)]
+    if without:
+        yield (
+            f"{len(without)} of {len(keys)} keys have no {source.kind} and {source.without}: "
+            f"{some(without, 3)}"
+        )
+    if source.is_of_few_examples:
+        count = source.header.count
+        yield f"{source.kind} of only {count} examples. A few hundred tell more."
+    if few := source.short_of_rows():
+        key, rows, inputs = few[0]
+        yield (
+            f"{len(few)} Gram matrices are of fewer rows than their layers have inputs ('{key}': {rows:,} "
+            f"rows, {inputs:,} inputs). More examples would tell more."
+        )
