@@ -21,12 +21,14 @@ from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource
 from mecha_exp.checkpoint.dtypes import number_format
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
+from mecha_exp.engine.provenance import KEY
 from mecha_exp.errors import ConfigError, EvaluationError, MechaError
+from mecha_exp.recipe.files import METADATA_KEY
 
 METADATA = "mecha_exp.recalibrated"
 """The entry of the output's header that tells which model was recalibrated, and on which data."""
 
-_OF_THE_MERGE = ("mecha_recipe", "mecha_origin")  # a recipe would promise other bytes
+_OF_THE_MERGE = (METADATA_KEY, KEY)  # a recipe would promise other bytes
 _COPIED = 1 << 24  # bytes at once
 
 

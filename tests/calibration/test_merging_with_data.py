@@ -127,8 +127,8 @@ def test_what_has_no_information_gets_the_mean_and_is_counted(models, caplog):
     torch.testing.assert_close(made[WITHOUT], sum(model[WITHOUT] for model in models) / 3)
     assert made["steps"].item() == 3
     assert (
-        "a.stats.safetensors and 2 more: 1 of 5 keys have no fisher and get the mean of the models: embed.weight"
-        in caplog.text
+        "a.stats.safetensors and 2 more: 1 of 5 keys have no fisher and get the mean of the models: "
+        "embed.weight" in caplog.text
     )
 
 

@@ -13,13 +13,13 @@ from mecha_exp.checkpoint import Checkpoint
 from mecha_exp.engine.provenance import KEY, Origin
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab.content_hash import content_of
+from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.runs.query import Run, find_run
 from mecha_exp.runs.record import FAILED, RUN_FILE, Record
 from mecha_exp.sources.search import folders_of
 from mecha_exp.tracking import Store
 from mecha_exp.tracking.database import SQLITE
 
-RECIPE_KEY = "mecha_recipe"
 _FORMAT = {"format": "pt"}
 
 
@@ -109,7 +109,7 @@ def _of_run(run: Run, source: str) -> Original:
     return Original(
         name=record.name,
         source=source,
-        recipe=metadata.get(RECIPE_KEY, texts["recipe.mecha"]),
+        recipe=metadata.get(METADATA_KEY, texts["recipe.mecha"]),
         inputs=origin.inputs or [v for k, v in record.tags.items() if k.startswith("fingerprint/")],
         config=yaml.safe_load(texts["recipe.yaml"]),
         metadata=metadata,
@@ -126,18 +126,18 @@ def _of_run(run: Run, source: str) -> Original:
 def _metadata(recipe: str, record: Record) -> dict[str, str]:
     """The header of a model that no longer exists."""
     origin = {KEY: Origin(**record.origin).text()} if record.origin else {}
-    return {**_FORMAT, RECIPE_KEY: recipe, **origin}
+    return {**_FORMAT, METADATA_KEY: recipe, **origin}
 
 
 def _of_model(path: Path) -> Original:
     metadata, origin = _metadata_of(path), Origin.of_file(path)
-    if RECIPE_KEY not in metadata:
-        raise ConfigError(f"{path} does not say how it was made: it has no '{RECIPE_KEY}' in its header.")
+    if METADATA_KEY not in metadata:
+        raise ConfigError(f"{path} does not say how it was made: it has no '{METADATA_KEY}' in its header.")
     settings = origin or Origin([], {}, {}, {}, {})
     return Original(
         name=path.name,
         source="the model's own header" + ("" if origin else f", which has no {KEY}: with default settings"),
-        recipe=metadata[RECIPE_KEY],
+        recipe=metadata[METADATA_KEY],
         inputs=settings.inputs,
         config={"engine": dict(settings.engine), "output": dict(settings.output)},
         metadata=metadata,
