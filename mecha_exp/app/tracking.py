@@ -117,8 +117,11 @@ def log_runs(runs: Sequence[EndedRun], store: Store) -> None:
     if any(run.parent is None for run in runs):
         store.delete_abandoned()
     size = GROUP if store.has_transactions else 1
+    newest = next((run.record for run in reversed(runs) if run.record.metric), None)
     for group in (runs[start : start + size] for start in range(0, len(runs), size)):
         with store.transaction():
+            if newest and group[0] is runs[0]:
+                store.name_main_metric(str(newest.metric), more_is_better=newest.direction == "maximize")
             ids = [log_folder(run.folder, run.record, store, run.parent) for run in group]
             for run in group:
                 if run.replaces:
@@ -138,7 +141,7 @@ def log_folder(folder: Path, record: Record, store: Store, parent: str | None = 
         record.status,
         (record.started, record.ended),
         record.parameters,
-        record.metrics,
+        _main_first(record.metric, record.metrics),
         {
             **source_tags(record),
             **record.tags,
@@ -147,7 +150,7 @@ def log_folder(folder: Path, record: Record, store: Store, parent: str | None = 
         },
         files,
         parent,
-        _datasets(record),
+        _datasets(record, record.metrics),
     )
 
 
@@ -158,11 +161,18 @@ def source_tags(record: Record) -> dict[str, str]:
     return {**tags, **({"mlflow.source.git.commit": commit} if commit else {})}
 
 
-def _datasets(record: Record) -> dict[tuple[str, str], str]:
-    """The digest of each evaluation, by the evaluator's name and the split."""
+def _main_first(metric: str | None, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics with the main one before the others, as MLflow lists them."""
+    return dict(sorted(metrics.items(), key=lambda item: item[0] != metric))
+
+
+def _datasets(record: Record, metrics: Mapping[str, float]) -> dict[tuple[str, str], str]:
+    """The digest of each evaluation that gave some of the metrics, by the evaluator's name and the split."""
     splits = {record.split, record.report_split} - {None}
     named: dict[tuple[str, str], str] = {}
     for prefix, key in {**record.evaluations, **record.reported}.items():
+        if not any(name.startswith(prefix) for name in metrics):
+            continue
         name, _, digest = key.rpartition("-")
         split = next((s for s in splits if prefix.startswith(f"{s}/")), record.split or "all")
         named[name, str(split)] = digest
@@ -240,7 +250,10 @@ def close_run(sweep: Sweep, results: Results, files: Sequence[Path], store: Stor
 
 
 def _log_inputs(sweep: Sweep, results: Results, store: Store) -> None:
-    """Log the inputs as runs of the sweep, beside which its points are compared."""
+    """Log the inputs as runs of the sweep, beside which its points are compared.
+
+    Their source and datasets are those of the points.
+    """
     for name in sweep.input_runs.keys() - results.references.keys():
         store.delete(sweep.input_runs.pop(name))
     times = (min((r.started for r in results.records), default=0),) * 2
@@ -248,9 +261,11 @@ def _log_inputs(sweep: Sweep, results: Results, store: Store) -> None:
         if name in sweep.input_runs:
             store.add(sweep.input_runs[name], metrics, [])
         else:
-            tags = {"role": "input"}
-            logged = store.log(name, FINISHED, times, {}, metrics, tags, [], str(sweep.parent_run))
-            sweep.input_runs[name] = logged
+            measured = [record for record in results.records if name in record.references]
+            datasets = {key: of for record in measured for key, of in _datasets(record, metrics).items()}
+            tags = {**source_tags(measured[0]), "role": "input"}
+            numbers, parent = _main_first(results.metric, metrics), str(sweep.parent_run)
+            sweep.input_runs[name] = store.log(name, FINISHED, times, {}, numbers, tags, [], parent, datasets)
 
 
 def how_to_log_later(folder: Path) -> str:

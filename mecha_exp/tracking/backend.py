@@ -72,6 +72,10 @@ class Backend(ABC):
         """Mark a run as deleted."""
 
     @abstractmethod
+    def describe(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the experiment."""
+
+    @abstractmethod
     def status(self, run_id: str) -> str | None:
         """The status of a run; None if there is no such run, or it is deleted."""
 

@@ -128,6 +128,10 @@ class ClientBackend(Backend):
     def delete(self, run_id: str) -> None:
         self._client.delete_run(run_id)
 
+    def describe(self, tags: Mapping[str, str]) -> None:
+        for name, value in tags.items():
+            self._client.set_experiment_tag(self._experiment, name, value)
+
     def status(self, run_id: str) -> str | None:
         from mlflow.exceptions import MlflowException
 

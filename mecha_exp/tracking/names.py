@@ -14,6 +14,9 @@ LOGGED_BY = "logged_by"
 """The tag with the machine, the process and the time of logging: it tells a run that was abandoned."""
 HYPERPARAMETER = "hp/"
 """The start of the metrics that repeat numeric parameters: MLflow searches and plots metrics as numbers."""
+MAIN_METRIC = "mlflow.experiment.primaryMetric.name"
+MORE_IS_BETTER = "mlflow.experiment.primaryMetric.greaterIsBetter"
+"""The tags of an experiment with the metric that MLflow draws first where runs are compared."""
 MAX_VALUE, MAX_KEY, MAX_TAG, MAX_DIGEST, MAX_EXPERIMENT = 6000, 250, 8000, 36, 500
 
 

@@ -24,6 +24,7 @@ REVISIONS = frozenset({"dc11669786a5"})
 BUSY_SECONDS = 30
 """How long a transaction waits for that of another process."""
 _RUN_NAME = "mlflow.runName"
+_REPLACE = "ON CONFLICT DO UPDATE SET value = excluded.value"
 _NEWER = "(excluded.step, excluded.timestamp, excluded.value) > (step, timestamp, value)"
 
 
@@ -115,6 +116,10 @@ class TablesBackend(Backend):
         gone = "UPDATE runs SET lifecycle_stage = 'deleted', deleted_time = ? WHERE run_uuid = ?"
         self._database.execute(gone, (now(), run_id))
 
+    def describe(self, tags: Mapping[str, str]) -> None:
+        rows = [(name, value, self._experiment) for name, value in tags.items()]
+        self._insert("experiment_tags", "key, value, experiment_id", rows, _REPLACE)
+
     def status(self, run_id: str) -> str | None:
         query = "SELECT status FROM runs WHERE run_uuid = ? AND lifecycle_stage = 'active'"
         row = self._database.execute(query, (run_id,)).fetchone()
@@ -161,9 +166,8 @@ class TablesBackend(Backend):
 timestamp = excluded.timestamp, step = excluded.step WHERE {_NEWER}"
         self._insert("metrics", columns, metrics, "ON CONFLICT DO NOTHING")
         self._insert("latest_metrics", columns, metrics, latest)
-        replace = "ON CONFLICT DO UPDATE SET value = excluded.value"
         for table, texts in (("params", entries.parameters), ("tags", entries.tags)):
-            self._insert(table, "key, value, run_uuid", [(k, v, run_id) for k, v in texts.items()], replace)
+            self._insert(table, "key, value, run_uuid", [(k, v, run_id) for k, v in texts.items()], _REPLACE)
         for (name, split), digest in entries.datasets.items():
             self._write_dataset(run_id, name, digest, split)
 

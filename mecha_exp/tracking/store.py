@@ -52,6 +52,12 @@ class Store:
         with tracking_errors(self.uri):
             return self._backend.start(name, names.tags(tags))
 
+    def name_main_metric(self, name: str, *, more_is_better: bool) -> None:
+        """Say which metric of the experiment counts most: MLflow draws it first where it compares runs."""
+        tags = {names.MAIN_METRIC: names.acceptable(name), names.MORE_IS_BETTER: str(more_is_better)}
+        with tracking_errors(self.uri):
+            self._backend.describe(tags)
+
     def runs_with(self, tag: str, value: str) -> dict[str, str]:
         """The status of each run whose tag has this value, by run id."""
         with tracking_errors(self.uri):
@@ -105,7 +111,7 @@ class Store:
         parent: str | None = None,
         datasets: Mapping[tuple[str, str], str] | None = None,
     ) -> str:
-        """Log a finished run; returns its id. Numeric parameters are logged as metrics `hp/NAME`, too.
+        """Log a finished run; returns its id. Numbers among the parameters are metrics `hp/NAME`, too.
 
         Args:
             name: of the run.
@@ -118,7 +124,7 @@ class Store:
         """
         with tracking_errors(self.uri):
             entries = Entries(
-                names.metrics({**names.hyperparameters(parameters), **metrics}),
+                names.metrics({**metrics, **names.hyperparameters(parameters), **metrics}),
                 times[1],
                 names.parameters(parameters),
                 names.tags({**tags, **({PARENT_TAG: parent} if parent else {LOGGED_BY: this_process()})}),

@@ -2,7 +2,10 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pandas
 import pytest
@@ -124,6 +127,44 @@ def test_the_dashboard_compares_the_points_and_inputs_of_the_last_sweep(demo, ru
     children = {run.info.run_id for run in runs if "mlflow.parentRunId" in run.data.tags}
     assert comparison.startswith("/#/compare-runs?")
     assert {run for run in children if run in comparison} == children
+
+
+def test_the_dashboard_compares_them_by_the_main_metric(client, runs):
+    experiment = client.get_experiment_by_name("mecha_exp")
+
+    assert experiment.tags["mlflow.experiment.primaryMetric.name"] == "accuracy"
+    assert experiment.tags["mlflow.experiment.primaryMetric.greaterIsBetter"] == "True"
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    assert {next(iter(run.data.metrics)) for run in children} == {"accuracy"}
+
+
+def test_an_input_says_what_ran_it_and_by_what_it_was_measured(runs):
+    inputs = [run for run in runs if run.data.tags.get("role") == "input"]
+
+    for run in inputs:
+        assert run.data.tags["mlflow.source.name"] == "python -m mecha_exp"
+        splits = {used.dataset.name: set() for used in run.inputs.dataset_inputs}
+        for used in run.inputs.dataset_inputs:
+            splits[used.dataset.name] |= {tag.value for tag in used.tags}
+        assert splits == {"digits": {"validation", "test"}}
+    points = {used.dataset.digest for run in runs for used in run.inputs.dataset_inputs if run not in inputs}
+    assert points < {used.dataset.digest for used in inputs[0].inputs.dataset_inputs}
+
+
+def test_ui_prints_the_address_of_the_training_view(demo, runs, free_port):
+    command = [sys.executable, "-m", "mecha_exp", "ui", "--port", str(free_port)]
+    with subprocess.Popen(command, cwd=demo[0], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            said = next(line for line in server.stdout if line.startswith("the last sweep"))
+        finally:
+            server.terminate()
+
+    address = said.removeprefix("the last sweep: ").strip()
+    query = parse_qs(urlsplit(urlsplit(address).fragment).query)
+    assert address.startswith(f"http://127.0.0.1:{free_port}/#/compare-runs?")
+    assert query["workflowType"] == ["machine_learning"]
+    children = {run.info.run_id for run in runs if "mlflow.parentRunId" in run.data.tags}
+    assert set(json.loads(query["runs"][0])) == children
 
 
 def test_runs_are_found_by_their_hyperparameters_and_say_by_what_they_were_measured(client, runs):

@@ -292,11 +292,27 @@ def test_metrics_and_artifacts_are_added_to_a_run_that_has_ended(store, client, 
     assert (store.fetch(run_id, tmp_path / "fetched") / "table.csv").read_text() == "new"
 
 
+def test_the_experiment_says_which_metric_counts(store, client):
+    for name, more_is_better in (("acc%", True), ("loss", False)):
+        store.name_main_metric(name, more_is_better=more_is_better)
+
+    tags = client.get_experiment_by_name("lab").tags
+    assert tags["mlflow.experiment.primaryMetric.name"] == "loss"
+    assert tags["mlflow.experiment.primaryMetric.greaterIsBetter"] == "False"
+
+
+def test_hyperparameters_follow_the_metrics(store, client):
+    run_id = store.log("p", "FINISHED", (0, 1), {"alpha": 0.3}, {"loss": 0.5, "acc": 0.2}, {}, [])
+
+    assert [*client.get_run(run_id).data.metrics] == ["loss", "acc", "hp/alpha"]
+
+
 def log_everything(store: Store, folder: Path) -> None:
     """Log a sweep with all that runs can have."""
     (folder / "0/.hydra").mkdir(parents=True, exist_ok=True)
     for name in ("table.csv", "0/.hydra/config.yaml"):
         (folder / name).write_text(name)
+    store.name_main_metric("half", more_is_better=True)
     parent = store.start("sweep", {"command": "x" * 9000, "folder": "it's"})
     splits = {("digits", "validation"): "1" * 40, ("digits", "test"): "2", ("faces", "validation"): "2"}
     numbers = {"nan": float("nan"), "inf": float("inf"), "low": float("-inf"), "half": 0.5, "a/": 1.0}
