@@ -24,6 +24,7 @@ from mecha_exp.evaluation.normalisation import find_experts, normalised
 from mecha_exp.evaluation.outcome_table import decode, encode
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.racing import Dropped
+from mecha_exp.evaluators.common import transfers
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored import StoredEvaluation
@@ -146,6 +147,12 @@ class Measurements:
         """
         if point.scoring.race is None:
             self._start(point, merged)
+
+    def expect(self, point: Point, result: Merged | Exception) -> None:
+        """Begin to copy the model of the next point to a GPU, while the present one is measured there."""
+        model = result.model if isinstance(result, Merged) else None
+        if isinstance(model, Mapping) and not (point.scoring.is_isolated or self.are_stored(point)):
+            transfers.expect(model)
 
     def _start(self, point: Point, merged: Merged) -> None:
         if not point.scoring.workers or merged.model is None:

@@ -156,8 +156,11 @@ class Workbench:
                 ]
                 if any(point.scoring.race for point in outcomes):
                     self.measurements.race({point: future.result() for point, future in finished})
-                for point, future in finished:
+                for number, (point, future) in enumerate(finished, 1):
                     result = future.result()
+                    for following, coming in finished[number : number + 1]:
+                        if coming.done() and not coming.exception():
+                            self.measurements.expect(following, coming.result())
                     yield point, result
                     if isinstance(result, Merged):
                         result.release()

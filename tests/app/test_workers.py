@@ -42,6 +42,22 @@ def test_workers_measure_what_one_process_measures_and_a_failing_point_fails_alo
     )
 
 
+@pytest.mark.parametrize(("setting", "expected"), [("store=null", 2), ("evaluator.workers=1", 0)])
+def test_the_next_model_goes_to_the_gpus_while_a_point_is_measured(
+    app, folder, no_figures, monkeypatch, setting, expected
+):
+    (folder / "size.py").write_text(PLUGIN.replace("NAME", f"test_size_ahead_{expected}"))
+    models = []
+    monkeypatch.setattr("mecha_exp.evaluators.common.transfers.expect", models.append)
+    sweep = ("recipe=weighted_sum", "alpha=0.1,0.3,0.4", "-m", "plugins=[size.py]", "output=none")
+
+    outcome = app(*sweep, f"evaluator.name=test_size_ahead_{expected}", setting)
+
+    assert outcome.status == 0, outcome.err
+    assert len(models) == expected
+    assert all(set(model) == set(models[0]) for model in models)
+
+
 @pytest.mark.parametrize("swept", [("recipe=weighted_sum", "alpha=0.1,0.3"), ("recipe=weighted_sum,slerp",)])
 def test_workers_start_before_their_models_are_merged(app, folder, no_figures, monkeypatch, swept):
     (folder / "size.py").write_text(PLUGIN.replace("NAME", "test_size_early"))

@@ -24,6 +24,7 @@ from mecha_exp.evaluation.registry import Shapes
 from mecha_exp.evaluators.common.devices import AUTO, chosen_device, chosen_dtype
 from mecha_exp.evaluators.common.folders import ModelFolder
 from mecha_exp.evaluators.common.loading import Loader, Weights, check_fit
+from mecha_exp.evaluators.common.transfers import transfers_to
 
 NAN_LOGITS = (
     "the logits are NaN. Merge with a smaller strength or in float32 (engine.compute_dtype), or measure with "
@@ -192,22 +193,30 @@ class _Slot:
     @contextmanager
     def filled(self, load: Load, weights: Weights, device: torch.device) -> Iterator[nn.Module]:
         if self.module is None or self.places is None:
-            module = load(weights)
-            self.places = places_of(module, weights)
-            self.module = module.to(device) if device.type != "cpu" else module
+            self.module = load(weights)
+            self.places = places_of(self.module, weights)
+            if device.type != "cpu":
+                self._put(weights, device)
+                self.module.to(device)
         else:
-            module = self.module
-            current = module.state_dict()
-            tensors = {
-                name: weights[key].to(device, current[name].dtype, non_blocking=True)
-                for name, key in self.places.items()
-            }
-            module.load_state_dict(tensors, strict=False, assign=True)
+            self._put(weights, device)
         try:
             with torch.inference_mode():
                 yield self.module
         finally:
             self._release()
+
+    def _put(self, weights: Weights, device: torch.device) -> None:
+        """Put the tensors of a model where they go: themselves, or their copies on a GPU."""
+        assert self.module is not None
+        current, places = self.module.state_dict(), self.places or {}
+        dtypes = {key: current[name].dtype for name, key in places.items()}
+        if device.type == "cpu":
+            tensors = {key: weights[key].to(dtype) for key, dtype in dtypes.items()}
+        else:
+            tensors = transfers_to(device).moved(weights, dtypes)
+        there = {name: tensors[key] for name, key in places.items()}
+        self.module.load_state_dict(there, strict=False, assign=True)
 
     def _release(self) -> None:
         """Let go of the weights, which would otherwise stay in memory while the next model is merged."""

@@ -1,0 +1,121 @@
+"""Networks on a GPU: each tensor is copied once, and those of the next model while one is measured."""
+
+import gc
+import weakref
+
+import pytest
+import simulated_gpu
+import torch
+from torch import nn
+
+from mecha_exp.evaluators.common import module_network
+from mecha_exp.evaluators.common.networks import _slot
+from mecha_exp.evaluators.common.transfers import Transfers, expect, transfers_to
+
+GPU = simulated_gpu.NAME
+X = torch.linspace(-1, 1, 12).reshape(4, 3)
+
+
+class Counting(Transfers):
+    """Copies that are counted, made at once rather than by a thread: the simulation has none."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.copies = 0
+
+    def _copied(self, tensor, dtype):
+        self.copies += 1
+        return super()._copied(tensor, dtype)
+
+    def expect(self, model):
+        self.fetch({key: model[key] for key in self._dtypes if key in model})
+
+
+@pytest.fixture
+def transfers(monkeypatch):
+    _slot.cache_clear()
+    counting = Counting(torch.device(GPU))
+    monkeypatch.setattr("mecha_exp.evaluators.common.transfers._transfers", {torch.device(GPU): counting})
+    return counting
+
+
+def classifier() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+
+
+def model(seed: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return {key: tensor.detach() for key, tensor in classifier().state_dict().items()}
+
+
+def answers(weights: dict[str, torch.Tensor], device: str) -> torch.Tensor:
+    with module_network(classifier, weights, name=f"classifier on {device}", device=device) as module:
+        return module(X.to(device)).cpu()
+
+
+@pytest.mark.parametrize("is_expected", [False, True])
+def test_points_have_the_answers_of_the_cpu_and_each_tensor_is_copied_once(transfers, is_expected):
+    models = [model(seed) for seed in range(3)]
+    expected = [answers(weights, "cpu") for weights in models]
+    with simulated_gpu.own_stream(GPU):
+        for number, weights in enumerate(models, 1):
+            if is_expected and number < len(models):
+                expect(models[number])
+            copied = transfers.copies
+            assert torch.equal(answers(weights, GPU), expected[number - 1])
+            assert transfers.copies - copied == (0 if is_expected and number > 2 else len(weights))
+
+    assert transfers.copies == sum(map(len, models))
+
+
+def test_heads_of_one_encoder_are_copied_and_the_encoder_is_not_again(transfers):
+    encoder = {key: tensor for key, tensor in model(0).items() if key.startswith("0.")}
+    heads = [{key: tensor for key, tensor in model(seed).items() if key.startswith("2.")} for seed in (1, 2)]
+    expected = [answers({**encoder, **head}, "cpu") for head in heads]
+
+    with simulated_gpu.own_stream(GPU):
+        there = [answers({**encoder, **head}, GPU) for head in heads]
+
+    assert all(map(torch.equal, there, expected))
+
+    assert transfers.copies == len(encoder) + 2 * len(heads[0])
+
+
+def test_a_tensor_that_was_changed_is_copied_again(transfers):
+    weights = model(0)
+    with simulated_gpu.own_stream(GPU):
+        answers(weights, GPU)
+        weights["0.bias"] += 1
+        there = answers(weights, GPU)
+
+    assert torch.equal(there, answers(weights, "cpu"))
+    assert transfers.copies == len(weights) + 1
+
+
+def test_copies_go_with_the_model_and_with_the_one_after_it(transfers):
+    first, second = model(0), model(1)
+    with simulated_gpu.own_stream(GPU):
+        answers(first, GPU)
+        copies = [weakref.ref(copy.tensor) for copy in transfers._present.values()]
+        answers(second, GPU)
+        gc.collect()
+        assert not any(copy() for copy in copies)
+
+        copies = [weakref.ref(copy.tensor) for copy in transfers._present.values()]
+        assert len(copies) == len(second)
+        del second
+        gc.collect()
+        assert not any(copy() for copy in copies)
+
+
+def test_a_model_of_other_keys_is_not_expected(transfers):
+    with simulated_gpu.own_stream(GPU):
+        answers(model(0), GPU)
+        copied = transfers.copies
+        expect({"other": torch.ones(3)})
+
+    assert transfers.copies == copied
+
+
+def test_a_device_has_one_set_of_copies(transfers):
+    assert transfers_to(torch.device(GPU)) is transfers
