@@ -19,13 +19,16 @@ from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.registry import Evaluator
 from mecha_exp.lab.content_hash import content_of
 
+TORCH = "torch"
+
 
 def key_of(evaluator: Evaluator, parameters: Mapping[str, Any], context: Context | None = None) -> str:
     """The key of a stored measurement, valid as a file name: the evaluator's name and a hash.
 
     The hash covers name, version, parameters (a `Path` by the content of its file or folder), the code of the
-    function with all that it reaches by name, the declared data, environment variables and libraries, and
-    what it depends on in `context`, such as a tokenizer beside an input.
+    function with all that it reaches by name, the declared data, environment variables and libraries (with
+    torch, by which they compute), and what it depends on in `context`, such as a tokenizer beside an input
+    (a function counts by its code).
 
     Raises:
         ConfigError: a file that the evaluator declares, or that a parameter names, cannot be read.
@@ -39,7 +42,7 @@ def key_of(evaluator: Evaluator, parameters: Mapping[str, Any], context: Context
         "variables": {name: os.environ.get(name) for name in evaluator.variables},
     }
     if evaluator.libraries:
-        identity["libraries"] = {name: _version(name) for name in evaluator.libraries}
+        identity["libraries"] = {name: _version(name) for name in (TORCH, *evaluator.libraries)}
     if evaluator.depends is not None:
         depends = evaluator.depends(context or Context(), parameters)
         identity["depends"] = _plain(evaluator, depends)
@@ -49,9 +52,11 @@ def key_of(evaluator: Evaluator, parameters: Mapping[str, Any], context: Context
 
 
 def _plain(evaluator: Evaluator, value: Any) -> Any:
-    """A value with the content of files in place of their paths."""
+    """A value with the content of files in place of their paths, and code in place of functions."""
     if isinstance(value, Path):
         return {"content": _content(evaluator, value)}
+    if inspect.isroutine(value) or inspect.isclass(value):
+        return {"code": of_function(inspect.unwrap(value))}
     if isinstance(value, Mapping):
         return {str(name): _plain(evaluator, part) for name, part in value.items()}
     if isinstance(value, str) and _is_file(value):
@@ -69,9 +74,9 @@ def _is_file(text: str) -> bool:
 
 @functools.cache  # to look one up takes 15 ms, and each point has several keys
 def _version(module: str) -> str:
-    """The version of an installed library, by the name of its module."""
+    """The version of an installed library, by the name of its module, without what it was built for."""
     try:
-        return version(module)
+        return version(module).partition("+")[0]
     except PackageNotFoundError:
         names = packages_distributions().get(module, ())  # reads what is installed: a second
         return " ".join(f"{name} {version(name)}" for name in sorted(set(names)))

@@ -209,12 +209,14 @@ def evaluator(
             measured again when their content changes.
         variables: the environment variables that the function reads: the same for their values.
         libraries: the modules that the function imports, as in `("transformers",)`: a missing one is an error
-            before anything is merged, and a stored number is measured again with another version.
+            before anything is merged, and a stored number is measured again with another version of one of
+            them, or of torch.
         extra: of mecha_exp, which brings the libraries.
         check: a function of shapes by key, a `Context` and the parameters by name, which raises a
             `ConfigError` for what headers and configurations tell. It runs before anything is merged.
         depends: a function of a `Context` and the parameters to what else decides the numbers, such as the
-            tokenizer beside an input: anything that JSON holds, and a `Path` by the content of its file.
+            tokenizer beside an input: anything that JSON holds, a `Path` by the content of its file, a
+            function by its code.
         takes_examples: whether it can measure some of its examples alone, so that points can race. The
             function then has the parameter `examples=None`: the positions of those to measure by task, as a
             list in ascending order among all that it measures otherwise; tasks without any are left out.

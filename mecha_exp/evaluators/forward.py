@@ -123,7 +123,7 @@ def _of_input(context: Context, name: str) -> Context:
 def _depends(context: Context, options: Options) -> dict[str, Any]:
     inputs = _references(context, options)
     if options["module"] is not None:
-        return {"inputs": inputs, "module": function_file(options["module"], "module")[0]}
+        return {"inputs": inputs, "module": user_function(options["module"], "module")}
     contents = {name: _folder(_of_input(context, name), options).contents for name in inputs}
     own, library = _folder(context, options).contents, version("transformers")
     return {"inputs": inputs, "contents": contents, "model": own, "transformers": library}
@@ -133,6 +133,7 @@ def _depends(context: Context, options: Options) -> dict[str, Any]:
     "forward",
     metric="agreement",
     units={"agreement": "fraction, mean over inputs", "kl": "nats, mean over inputs"},
+    libraries=("torch",),
     extra="text",
     check=_check,
     depends=_depends,

@@ -108,7 +108,7 @@ def _kind(folder: ModelFolder) -> str:
     "lm_eval",
     metric="score",
     units={"score": "the first metric of each task, mean over tasks"},
-    libraries=("lm_eval", "transformers"),
+    libraries=("lm_eval", "transformers", "datasets"),
     extra="lm",
     check=_check,
     depends=_depends,

@@ -82,7 +82,7 @@ def _depends(context: Context, options: Options) -> dict[str, Any]:
     metric="score",
     units={"score": "mean over tasks"},
     splits=("validation", "test"),
-    libraries=("transformers", "sklearn"),
+    libraries=("transformers", "sklearn", "scipy"),
     extra="text",
     check=_check,
     depends=_depends,

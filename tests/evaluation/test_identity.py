@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.evaluation import all_evaluators, read_scoring
+from mecha_exp.evaluation import all_evaluators, identity, read_scoring
 
 ANY = {"w": (2, 3)}
 EVALUATOR = '''
@@ -16,10 +16,15 @@ EVALUATOR = '''
 from pathlib import Path
 
 from mecha_exp import evaluator
-from scale import FACTOR
+from scale import FACTOR, OTHER
 
 
-@evaluator("test_keyed", metric="m", data=["prompts.txt", "images"], variables=["TEST_KEYED"])
+def helper():
+    return 4 + OTHER
+
+
+@evaluator("test_keyed", metric="m", data=["prompts.txt", "images"], variables=["TEST_KEYED"],
+           libraries=["yaml"], depends=lambda context, options: {"helper": helper})
 def keyed(state_dict, *, stretch: float = 1.0, file: Path = Path("reference.txt")):
     """Measure it."""
     return {"m": FACTOR * stretch}  # a comment
@@ -39,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine.py").write_text(EVALUATOR)
-    (tmp_path / "scale.py").write_text("FACTOR = 2\n")
+    (tmp_path / "scale.py").write_text("FACTOR = 2\nOTHER = 1\n")
     (tmp_path / "prompts.txt").write_text("a cat\n")
     (tmp_path / "reference.txt").write_text("1.0\n")
     (tmp_path / "other.txt").write_text("1.0\n")
@@ -73,13 +78,15 @@ def edit(path: Path, before: str, after: str) -> None:
 
 CHANGES = {
     "its code": lambda f: edit(f / "mine.py", "FACTOR * stretch", "FACTOR + stretch"),
-    "what it imports from its folder": lambda f: edit(f / "scale.py", "2", "3"),
+    "what it imports from its folder": lambda f: edit(f / "scale.py", "FACTOR = 2", "FACTOR = 3"),
     "a data file": lambda f: (f / "prompts.txt").write_text("a dog\n"),
     "a file in a data folder": lambda f: (f / "images/a.png").write_text("another picture"),
     "a file more in a data folder": lambda f: (f / "images/b.png").write_text("a picture"),
     "a file renamed in a data folder": lambda f: (f / "images/a.png").rename(f / "images/b.png"),
     "the file of a parameter": lambda f: (f / "reference.txt").write_text("2.0\n"),
     "a default": lambda f: edit(f / "mine.py", "stretch: float = 1.0", "stretch: float = 2.0"),
+    "a function that it depends on": lambda f: edit(f / "mine.py", "return 4", "return 5"),
+    "what such a function imports": lambda f: edit(f / "scale.py", "OTHER = 1", "OTHER = 2"),
     "its version": lambda f: edit(f / "mine.py", 'metric="m"', 'metric="m", version=2'),
 }
 
@@ -101,6 +108,25 @@ def test_another_environment_variable_is_another_evaluation(key, monkeypatch):
     monkeypatch.setenv("TEST_KEYED", "x")
 
     assert len({unset, empty, key()}) == 3
+
+
+@pytest.mark.parametrize("library", ["yaml", "torch"])
+def test_another_version_of_a_library_is_another_evaluation(key, monkeypatch, library):
+    before, version = key(), identity._version
+    monkeypatch.setattr(identity, "_version", lambda name: "0" if name == library else version(name))
+
+    assert key() != before
+
+
+def test_what_torch_was_built_for_is_not_part_of_it(key, monkeypatch):
+    versions = []
+    for build in ("2.9.0+cpu", "2.9.0+cu130"):
+        identity._version.cache_clear()
+        monkeypatch.setattr(identity, "version", lambda name, build=build: build)
+        versions.append(key())
+    identity._version.cache_clear()
+
+    assert versions[0] == versions[1]
 
 
 def test_another_plugins_evaluator_of_the_same_name_is_another_evaluation(key, folder):

@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import re
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -327,10 +329,28 @@ def test_inputs_count_by_content_in_any_order(folder: Path):
 
     first = key("ab")
     assert key("ba") == first
-    (folder / "net.py").write_text(MODULES + "\n")
+    (folder / "net.py").write_text(MODULES + "\n# a comment\n")
+    assert key("ab") == first
+    (folder / "net.py").write_text(MODULES.replace("return Tiny()", "return Tiny().eval()"))
     second = key("ab")
     save_file({"layer.weight": torch.ones(4, 3), "layer.bias": torch.ones(4)}, folder / "b.safetensors")
     assert len({first, second, key("ab")}) == 3
+
+
+def test_what_the_file_of_a_module_imports_counts(folder: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    shapes = {key: tuple(tensor.shape) for key, tensor in weights_of(folder).items()}
+    keys = []
+    for number, width in enumerate(("4", "4", "2 + 2")):
+        (folder / "sizes_of_net.py").write_text(f"# version {number}\ndef width():\n    return {width}\n")
+        own = MODULES.replace("Linear(3, 4)", "Linear(3, width())")
+        (folder / "net.py").write_text(f"from sizes_of_net import width\n{own}")
+        os.utime(folder / "net.py", (number + 1, number + 1))
+        sys.modules.pop("sizes_of_net", None)
+        asked = {"name": "forward", "data": str(folder / "x.pt"), "module": f"{folder / 'net.py'}:make"}
+        keys.append(read_scoring(asked, shapes, context=context_of(folder)).evaluations[0].key)
+
+    assert keys[0] == keys[1] != keys[2]
 
 
 @pytest.mark.libraries
