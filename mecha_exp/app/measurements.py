@@ -67,9 +67,9 @@ class Measured:
     def rows(self, role: str, name: str, experts: int | None) -> list[MeasuredOutcomes]:
         """The outcomes for a file, under the name of a point or an input, with the number of its set."""
         return [
-            MeasuredOutcomes(role, None, name, e.metric, e.split or WHOLE, m.outcomes, experts)
+            MeasuredOutcomes(role, None, name, e.full_name(metric), e.split or WHOLE, outcomes, experts)
             for e, m in self.parts
-            if m.outcomes is not None
+            for metric, outcomes in m.by_metric(e.evaluator.metric).items()
         ]
 
 
@@ -329,16 +329,17 @@ class Measurements:
         if stored is None:
             return None
         try:
-            outcomes = decode(stored.outcomes) if stored.outcomes is not None else None
+            outcomes = decode(stored.outcomes) if stored.outcomes is not None else {}
         except ValueError:
             return None
-        return Measurement(stored.metrics, outcomes, stored.files)
+        return Measurement(stored.metrics, outcomes.pop("", None), stored.files, outcomes)
 
     def _put(
         self, evaluation: Evaluation, measurement: Measurement, signature: str = "", *, content: str = ""
     ) -> None:
         if self._store:
-            outcomes = encode(measurement.outcomes) if measurement.outcomes is not None else None
+            by_metric = measurement.by_metric("")
+            outcomes = encode(by_metric) if by_metric else None
             stored = StoredEvaluation(measurement.metrics, outcomes, measurement.files)
             self._write(self._store.put_evaluation, evaluation.key, stored, signature, content=content)
 

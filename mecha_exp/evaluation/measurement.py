@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import traceback
@@ -31,7 +32,7 @@ _FILE_NAME = re.compile(r"\w[\w .,=+()@-]{0,119}")
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """What an evaluator measured of a model; it may return one itself, to give files beside its numbers.
+    """What an evaluator measured of a model; it may return one itself, to give more than numbers or outcomes.
 
     The files are stored by signature like the numbers, copied into the run's folder (`files/NAME`), shown
     or linked in the report and logged to MLflow.
@@ -40,6 +41,8 @@ class Measurement:
         metrics: its numbers by name; beside outcomes those that do not follow from them.
         outcomes: its outcomes by example, if it has them.
         files: contents, or paths of files, by plain file names such as `confusion.png`.
+        further: the outcomes of further metrics by name: the mean over tasks is the number of that name, such
+            as `kl`, or `score/cola` of a task whose others have no value for each example.
 
     >>> Measurement({"accuracy": 0.75}, files={"confusion.csv": b"1,0"}).files["confusion.csv"]
     b'1,0'
@@ -48,6 +51,11 @@ class Measurement:
     metrics: Mapping[str, float] = field(default_factory=dict)
     outcomes: Outcomes | None = None
     files: Mapping[str, bytes | Path] = field(default_factory=dict)
+    further: Mapping[str, Outcomes] = field(default_factory=dict)
+
+    def by_metric(self, main: str) -> dict[str, Outcomes]:
+        """All outcomes by the name of the metric that is their mean, given that of the main metric."""
+        return {**({} if self.outcomes is None else {main: self.outcomes}), **self.further}
 
 
 def measured_by(
@@ -120,7 +128,9 @@ def _checked(evaluator: Evaluator, returned: Any) -> Measurement:
     files: Mapping[str, bytes | Path] = {}
     outcomes = returned if isinstance(returned, Outcomes) else None
     more: Any = {}
+    further: Mapping[str, Outcomes] = {}
     if isinstance(returned, Measurement):
+        further = returned.further
         more, outcomes, files = returned.metrics, returned.outcomes, _contents(who, returned.files)
         returned = more
     if outcomes is not None:
@@ -135,7 +145,8 @@ def _checked(evaluator: Evaluator, returned: Any) -> Measurement:
         raise EvaluationError(
             f"{who} did not return its main metric '{evaluator.metric}', only {some(numbers) or 'nothing'}."
         )
-    return Measurement(numbers, outcomes, files)
+    _check_further(evaluator, further, numbers)
+    return Measurement(numbers, outcomes, files, further)
 
 
 def _numbers(who: str, returned: Mapping[Any, Any]) -> dict[str, float]:
@@ -182,3 +193,26 @@ def _check_outcomes(evaluator: Evaluator, outcomes: Outcomes, more: Mapping[str,
     following = {evaluator.metric, *(f"{evaluator.metric}/{task}" for task in outcomes.values)}
     if twice := following & (outcomes.metrics.keys() | set(more)):
         raise EvaluationError(f"{who} returned '{min(twice)}' as a metric and as outcomes.")
+
+
+def _check_further(
+    evaluator: Evaluator, further: Mapping[str, Outcomes], numbers: Mapping[str, float]
+) -> None:
+    """Check that further outcomes are those of numbers that were returned, and not of the main metric."""
+    who = f"the evaluator '{evaluator.name}'"
+    for name, outcomes in further.items():
+        if name == evaluator.metric:
+            raise EvaluationError(f"{who} returned outcomes of '{name}', its main metric, as further ones.")
+        if name not in numbers:
+            raise EvaluationError(f"{who} returned outcomes of '{name}' and no number of that name.")
+        if not is_near(mean := outcomes.means(name)[name], numbers[name]):
+            raise EvaluationError(
+                f"{who} returned {numbers[name]:g} for '{name}', and its outcomes have the mean {mean:g}."
+            )
+
+
+def is_near(mean: float, number: float) -> bool:
+    """Whether a mean of outcomes is the number of a library, but for the order in which it adds."""
+    if math.isnan(number):
+        return math.isnan(mean)
+    return math.isclose(mean, number, rel_tol=1e-9, abs_tol=1e-12)

@@ -8,7 +8,7 @@ pandas, which takes longer than many sweeps.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,22 +20,28 @@ if TYPE_CHECKING:
     import pyarrow
 
 TEXTS = ("task", "example", "cluster")
-VALUE = "value"
+VALUE, METRIC = "value", "metric"
 Label = str | int | None
 Codes = NDArray[np.int32]
 
 
-def encode(outcomes: Outcomes) -> bytes:
-    """Outcomes as the content of a Parquet file; their further metrics are not in it."""
+def encode(by_metric: Mapping[str, Outcomes]) -> bytes:
+    """Outcomes by the metric that is their mean, as a Parquet file; other numbers are not in it.
+
+    The name of the main metric may be empty; its outcomes alone need no column for it.
+    """
+    import pyarrow
     from pyarrow import parquet
 
     buffer = io.BytesIO()
-    parquet.write_table(table_of(outcomes), buffer, compression="zstd")
+    is_named = any(by_metric)
+    tables = [table_of(part, **({METRIC: metric} if is_named else {})) for metric, part in by_metric.items()]
+    parquet.write_table(pyarrow.concat_tables(tables).unify_dictionaries(), buffer, compression="zstd")
     return buffer.getvalue()
 
 
-def decode(content: bytes) -> Outcomes:
-    """The outcomes that `encode` wrote.
+def decode(content: bytes) -> dict[str, Outcomes]:
+    """The outcomes that `encode` wrote, by metric.
 
     Raises:
         ValueError: the content is not that of such a file.
@@ -44,10 +50,10 @@ def decode(content: bytes) -> Outcomes:
 
     try:
         table = parquet.ParquetFile(io.BytesIO(content)).read()
-        ((_, outcomes),) = outcomes_in(table, ())
+        labels = (METRIC,) if METRIC in table.column_names else ()
+        return {str(label[0]) if label else "": part for label, part in outcomes_in(table, labels)}
     except (ArrowException, OSError, KeyError) as error:
         raise ValueError(str(error)) from error
-    return outcomes
 
 
 def table_of(outcomes: Outcomes, **labels: Label) -> pyarrow.Table:

@@ -56,7 +56,11 @@ class Evaluation:
     @property
     def metric(self) -> str:
         """The full name of its main metric, without the split."""
-        return self.prefix.removeprefix(f"{self.split}/") + self.evaluator.metric
+        return self.full_name(self.evaluator.metric)
+
+    def full_name(self, metric: str) -> str:
+        """The full name of one of its metrics, without the split."""
+        return self.prefix.removeprefix(f"{self.split}/") + metric
 
     def on(self, split: str) -> Evaluation:
         """Put the evaluator on another split, whose name comes first in the names of the metrics."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean, some
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.measurement import Measurement
 from mecha_exp.evaluation.model import load_state_dict
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, Shapes, evaluator
@@ -137,6 +138,7 @@ def _depends(context: Context, options: Options) -> dict[str, Any]:
     extra="text",
     check=_check,
     depends=_depends,
+    takes_examples=True,
 )
 def forward(
     state_dict: Mapping[str, Tensor],
@@ -152,7 +154,8 @@ def forward(
     device: str = "auto",
     dtype: str = "auto",
     trust_remote_code: bool = False,
-) -> Outcomes:
+    examples: Mapping[str, list[int]] | None = None,
+) -> Measurement:
     """Measure how a model's answers to a batch differ from those of its inputs; needs no labels.
 
     A position of the logits [rows, ..., classes] agrees where both largest entries are at the same place. Its
@@ -174,10 +177,12 @@ def forward(
         device: `auto`, `cpu`, `cuda:1`.
         dtype: of the network; `auto` is that of the weights.
         trust_remote_code: whether code in the model's folder may be run.
+        examples: the positions of the rows to measure, the same for each input; None is all.
 
     Returns:
-        For each input and row the share of positions that agree; further numbers are `kl/INPUT`, the mean
-        over rows of the mean over positions, and `kl`, the mean over inputs.
+        For each input and row the share of positions that agree, and the mean divergence of its positions;
+        the numbers are `agreement/INPUT` and `kl/INPUT`, means over rows, and `agreement` and `kl`, means
+        over inputs.
 
     Raises:
         ConfigError: batch, module and weights do not fit together.
@@ -188,16 +193,14 @@ def forward(
     inputs = {name: _answers(_input(context, name, options)) for name in _references(context, options)}
     shares: dict[str, list[float]] = {name: [] for name in inputs}
     nats: dict[str, list[float]] = {name: [] for name in inputs}
-    rows, names = (
-        range(len(next(iter(batch.values())))),
-        sorted(inputs),
-    )  # an order for all that asks the same
+    names = sorted(inputs)  # an order for all that asks the same
+    rows = _rows(examples, len(next(iter(batch.values()))))
     with _network(state_dict, context, options) as built:
 
-        def measure(part: range) -> list[float]:
-            chosen = {name: tensor[part.start : part.stop] for name, tensor in batch.items()}
+        def measure(part: list[int]) -> list[float]:
+            chosen = {name: tensor[part] for name, tensor in batch.items()}
             [(ours, counts)] = batch_logits(built, chosen, batch_size, output, data)
-            answers = [inputs[name][part.start // batch_size].to(ours.device) for name in names]
+            answers = [_of_rows(inputs[name], part, batch_size).to(ours.device) for name in names]
             for name, there in zip(names, answers, strict=True):
                 if there.shape != ours.shape:
                     raise ConfigError(
@@ -208,13 +211,31 @@ def forward(
             compared = [compare(there, ours, counts) for there in answers]
             return torch.stack([numbers for pair in compared for numbers in pair]).flatten().tolist()
 
-        parts = [rows[start : start + batch_size] for start in rows[::batch_size]]
+        parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
         for part in context.in_parts("rows", parts, measure):
             for name, pair in zip(names, np.array(part).reshape(len(inputs), 2, -1), strict=True):
                 shares[name] += pair[0].tolist()
                 nats[name] += pair[1].tolist()
-    divergences = {f"kl/{name}": sum(values) / len(values) for name, values in nats.items()}
-    return Outcomes(shares, metrics={"kl": sum(divergences.values()) / len(divergences), **divergences})
+    named = {name: [str(row) for row in rows] for name in inputs}
+    sources = {name: [f"row {row}" for row in rows] for name in inputs}  # of all inputs one
+
+    def outcomes(values: Mapping[str, list[float]]) -> Outcomes:
+        return Outcomes(values, examples=named, clusters=sources)
+
+    divergences = outcomes(nats)
+    return Measurement(divergences.means("kl"), outcomes(shares), further={"kl": divergences})
+
+
+def _rows(examples: Mapping[str, list[int]] | None, count: int) -> list[int]:
+    """The rows to measure, which are the same for each input."""
+    if examples is None:
+        return list(range(count))
+    return sorted(set().union(*examples.values()))
+
+
+def _of_rows(batches: list[Tensor], rows: list[int], size: int) -> Tensor:
+    """The logits of some rows, from those of batches of a size."""
+    return torch.stack([batches[row // size][row % size] for row in rows])
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from mecha_exp.errors import ConfigError, EvaluationError, brief, did_you_mean
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.measurement import Measurement, is_near
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, Shapes, evaluator
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, chosen_device, folder_of, network
 from mecha_exp.evaluators.common.networks import NAN_LOGITS, refuse_nan, write_model
+from mecha_exp.evaluators.common.scores import scored
 from mecha_exp.evaluators.harness_requests import kept_answers, shown_requests
 from mecha_exp.evaluators.harness_tasks import load_tasks, local_files
 
@@ -133,7 +135,7 @@ def lm_eval(
     device: str = "auto",
     dtype: str = "auto",
     trust_remote_code: bool = False,
-) -> Outcomes | dict[str, float]:
+) -> Outcomes | Measurement:
     """Measure a language model on tasks of lm-evaluation-harness, by `lm_eval.simple_evaluate`.
 
     Args:
@@ -225,7 +227,7 @@ def _model(module: Any, folder: ModelFolder, more: Mapping[str, Any]) -> Any:
     return HFLM(pretrained=module, tokenizer=folder.tokenizer(), **settings)
 
 
-def _summary(report: Mapping[str, Any], score: str | None) -> Outcomes | dict[str, float]:
+def _summary(report: Mapping[str, Any], score: str | None) -> Outcomes | Measurement:
     """The library's numbers, and the values by example where their mean is the library's number."""
     numbers: dict[str, float] = {}
     for task, results in report["results"].items():
@@ -245,11 +247,8 @@ def _summary(report: Mapping[str, Any], score: str | None) -> Outcomes | dict[st
         if all(isinstance(value, int | float | np.number) for value in found):
             values[task] = [sign * float(value) for value in found]
             examples[task] = [str(sample["doc_id"]) for sample in chosen]
-    means = {task: float(np.mean(listed)) for task, listed in values.items()}
-    if all(task in means and _is_near(means[task], value) for task, value in scores.items()):
-        return Outcomes(values, examples=examples, metrics=numbers)
-    by_task = {f"score/{task}": value for task, value in scores.items()}
-    return {"score": float(np.mean(list(scores.values()))), **by_task, **numbers}
+    seen = {task: listed for task, listed in values.items() if is_near(float(np.mean(listed)), scores[task])}
+    return scored(scores, seen, examples, numbers)
 
 
 def _metric(task: str, results: Mapping[str, Any], score: str | None) -> tuple[str, str]:
@@ -269,7 +268,3 @@ def _is_nan(answers: Any) -> bool:
     if isinstance(answers, list | tuple):
         return any(map(_is_nan, answers))
     return isinstance(answers, float) and math.isnan(answers)
-
-
-def _is_near(mean: float, value: float) -> bool:
-    return math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12) or (math.isnan(mean) and math.isnan(value))

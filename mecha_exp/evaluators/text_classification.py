@@ -12,10 +12,12 @@ from torch import Tensor
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.measurement import Measurement
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, Shapes, evaluator
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, folder_of, network
 from mecha_exp.evaluators.common.networks import refuse_nan
+from mecha_exp.evaluators.common.scores import scored
 from mecha_exp.evaluators.glue import (
     Rows,
     Task,
@@ -111,7 +113,7 @@ def text_classification(
     dtype: str = "auto",
     trust_remote_code: bool = False,
     examples: Mapping[str, list[int]] | None = None,
-) -> Outcomes | dict[str, float]:
+) -> Outcomes | Measurement:
     """Measure a classifier of texts on one task or many, each with its own head or that of the model.
 
     Args:
@@ -141,7 +143,8 @@ def text_classification(
 
     Returns:
         `score/TASK`, the mean of a task's metrics, `score`, its mean over tasks, and each metric as
-        `TASK/METRIC`. Where all tasks have accuracy alone, it is a hit (1) or a miss (0) for each row.
+        `TASK/METRIC`. The score of a task that has accuracy alone is the mean of a hit (1) or a miss (0) for
+        each row; where all tasks are such ones, `score` is, too.
 
     Raises:
         ConfigError: rows, heads, tokenizer and network do not fit together.
@@ -178,10 +181,7 @@ def text_classification(
         if chosen == ("accuracy",):
             hits[task.name] = (answers == truth).astype(np.float64)
             names[task.name] = [str(place) for place in places]
-    if len(hits) == len(scores):
-        return Outcomes(hits, examples=names, metrics=numbers)
-    by_task = {f"score/{name}": score for name, score in scores.items()}
-    return {"score": float(np.mean(list(scores.values()))), **by_task, **numbers}
+    return scored(scores, hits, names, numbers)
 
 
 def _logits(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mecha_exp import Context, Outcomes, evaluator
 from mecha_exp.cli import why
@@ -254,3 +256,45 @@ def test_sweeps_that_make_their_points_do_not_race(app, folder, mode):
 
     assert outcome.status == 1
     assert f"evaluator.race=true: sweep={mode} needs the number of every point" in outcome.err
+
+
+NET = """
+import torch
+
+def make():
+    return torch.nn.Linear(3, 4)
+"""
+
+
+def test_points_race_by_their_agreement_and_are_judged_by_their_divergence(app, folder):
+    (folder / "net.py").write_text(NET)
+    for seed, name in enumerate("ab"):
+        torch.manual_seed(seed)
+        save_file(torch.nn.Linear(3, 4).state_dict(), folder / f"{name}.safetensors")
+    np.savez(folder / "x.npz", input=np.random.default_rng(3).normal(size=(400, 3)))
+    sweep = (
+        "recipe=weighted_sum",
+        "models.base=a.safetensors",
+        "models.experts=[b.safetensors]",
+        "alpha=0.1,0.4,0.5,5.0,9.0",
+        "evaluator=forward",
+        "evaluator.data=x.npz",
+        "evaluator.module=net.py:make",
+        "evaluator.device=cpu",
+        "output=none",
+        "-m",
+    )
+
+    race = app(*sweep, RACE, "hydra.sweep.dir=race")
+    whole = app(*sweep, "evaluator.metric=kl", "evaluator.direction=minimize", "hydra.sweep.dir=whole")
+
+    assert (race.status, whole.status) == (0, 0), race.err + whole.err
+    said, by_kl = (" ".join(outcome.out.split()) for outcome in (race, whole))
+    assert "A race dropped 4 of 5 points" in said
+    assert rows(folder / "race")["0.1"]["race/examples"] == "800.0"
+    assert "'alpha=0.5' has kl 0.03791 on 'all' (95 % interval" in by_kl
+    assert "over 800 examples, 400 clusters" in by_kl
+    assert {metric for model in outcomes_of_sweep(folder / "whole") for metric in model.by_metric} == {
+        "agreement",
+        "kl",
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mecha_exp import ConfigError, Context, EvaluationError, Outcomes, evaluator
+from mecha_exp import ConfigError, Context, EvaluationError, Measurement, Outcomes, evaluator
 from mecha_exp.evaluation import read_scoring
 from mecha_exp.evaluation.normalisation import find_experts, normalised
 from mecha_exp.plugins import load_plugins
@@ -60,6 +60,23 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
 def measure(score, model, **declared):
     evaluator("test_measured", metric="m", **declared)(score)
     return read_scoring({"name": "test_measured"}, ANY).measure(model)
+
+
+def test_outcomes_of_further_metrics_are_those_of_their_numbers(model):
+    kl, hits = Outcomes({"a": [0.5, 1.5]}), Outcomes({"a": [1, 0]})
+
+    def score(further, **numbers):
+        return lambda state_dict: Measurement(numbers, hits, further=further)
+
+    assert measure(score({"kl": kl}, kl=1.0), model) == {"m": 0.5, "m/a": 0.5, "kl": 1.0}
+    assert measure(score({"kl": Outcomes({"a": [math.nan]})}, kl=math.nan), model)["m"] == 0.5
+    for further, numbers, message in (
+        ({"kl": kl}, {}, "'test_measured' returned outcomes of 'kl' and no number of that name"),
+        ({"kl": kl}, {"kl": 2.0}, "'test_measured' returned 2 for 'kl', and its outcomes have the mean 1"),
+        ({"m": kl}, {}, "'test_measured' returned outcomes of 'm', its main metric, as further ones"),
+    ):
+        with pytest.raises(EvaluationError, match=message):
+            measure(score(further, **numbers), model)
 
 
 @pytest.mark.parametrize("code", [0, 3, None, "done"])

@@ -106,8 +106,17 @@ def outcomes(draw) -> Outcomes:
 
 @given(outcomes())
 def test_outcomes_are_read_as_they_were_written(some):
-    assert decode(encode(some)).equals(some)
+    assert decode(encode({"": some}))[""].equals(some)
     assert pickle.loads(pickle.dumps(some)).equals(some)
+
+
+@given(outcomes(), outcomes())
+def test_outcomes_of_further_metrics_are_read_under_their_names(main, further):
+    for written in ({"": main, "kl": further}, {"score/a": main, "score/b": further}):
+        again = decode(encode(written))
+
+        assert list(again) == list(written)
+        assert all(again[metric].equals(written[metric]) for metric in written)
 
 
 @given(st.lists(outcomes(), min_size=1, max_size=4))
@@ -141,7 +150,7 @@ def test_pandas_reads_them(tmp_path):
 def test_hits_of_719_images_take_few_bytes():
     hits = np.random.default_rng(0).integers(0, 2, 719)
 
-    assert len(encode(Outcomes({"a": hits}))) < 5000
+    assert len(encode({"": Outcomes({"a": hits})})) < 5000
 
 
 def test_models_have_their_outcomes_by_metric_and_split():

@@ -134,6 +134,25 @@ def test_a_module_of_a_factory_is_compared_with_each_input(folder: Path):
     assert result.metrics["kl"] == pytest.approx((result.metrics["kl/a"] + result.metrics["kl/b"]) / 2)
 
 
+def test_some_rows_are_compared_as_among_all(folder: Path):
+    weights, places = weights_of(folder), [0, 3, 4, 9]
+    shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+    asked = {"name": "forward", "data": str(folder / "x.pt"), "module": f"{folder / 'net.py'}:make"}
+    scoring = read_scoring({**asked, "device": "cpu", "batch_size": 3}, shapes, context=context_of(folder))
+    (whole,) = scoring.evaluations
+
+    everything = whole.score(weights, context_of(folder))
+    some = whole.among(dict.fromkeys("ab", places)).score(weights, context_of(folder))
+
+    pairs = ((everything.outcomes, some.outcomes), (everything.further["kl"], some.further["kl"]))
+    for name in "ab":
+        for of_all, of_some in pairs:
+            np.testing.assert_allclose(of_some.values[name], of_all.values[name][places], rtol=1e-6)
+            assert of_some.examples[name].tolist() == ["0", "3", "4", "9"]
+            assert of_some.clusters[name].tolist() == ["row 0", "row 3", "row 4", "row 9"]
+        assert everything.metrics[f"kl/{name}"] == everything.further["kl"].values[name].mean()
+
+
 def test_an_input_agrees_with_itself(folder: Path):
     from safetensors.torch import load_file
 

@@ -17,6 +17,7 @@ from vllm_of_transformers import vllm_there
 
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.evaluation import Context, read_scoring
+from mecha_exp.evaluators.lm_eval import _summary
 
 pytest.importorskip("lm_eval")
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
@@ -81,6 +82,26 @@ def test_the_models_of_a_sweep_give_what_fresh_processes_would(llamas, word_task
         assert ours.outcomes.values["word_choice"].tolist() == [sample["acc_norm"] for sample in samples]
         assert ours.outcomes.examples["word_choice"].tolist() == [str(s["doc_id"]) for s in samples]
         assert ours.metrics["score"] == theirs["results"]["word_choice"]["acc_norm,none"]
+
+
+def test_a_task_without_values_by_example_leaves_those_of_the_others():
+    def samples(metric: str, values: list[object]) -> list[dict[str, object]]:
+        return [{"doc_id": n, "filter": "none", metric: value} for n, value in enumerate(values)]
+
+    report = {
+        "results": {"choice": {"acc,none": 0.5}, "overlap": {"bleu,none": 20.0}},
+        "samples": {"choice": samples("acc", [1.0, 0.0]), "overlap": samples("bleu", [("a", "b")])},
+        "higher_is_better": {"choice": {"acc": True}, "overlap": {"bleu": True}},
+    }
+
+    summary = _summary(report, None)
+
+    assert summary.outcomes is None
+    assert dict(summary.metrics) == {
+        "score": 10.25, "score/choice": 0.5, "score/overlap": 20.0, "choice/acc": 0.5, "overlap/bleu": 20.0,
+    }  # fmt: skip
+    assert list(summary.further) == ["score/choice"]
+    assert summary.further["score/choice"].values["choice"].tolist() == [1.0, 0.0]
 
 
 def test_another_backend_loads_the_model_from_a_folder(llamas, word_task):

@@ -146,6 +146,19 @@ def test_accuracy_has_a_hit_or_a_miss_for_each_row(root: Path):
     assert 0 < result.metrics["score"] < 1
 
 
+def test_tasks_with_accuracy_alone_have_hits_beside_tasks_without(root: Path):
+    settings = {"data": str(root / "validation"), "heads": str(root / "heads")}
+
+    alone = measured(root, **settings, tasks=["rte", "mnli"])
+    mixed = measured(root, **settings, tasks=["rte", "cola", "mnli", "mrpc"])
+
+    assert mixed.outcomes is None
+    assert list(mixed.further) == ["score/rte", "score/mnli"]
+    for task in ("rte", "mnli"):
+        assert mixed.further[f"score/{task}"].equals(alone.outcomes.of_task(task))
+        assert mixed.metrics[f"score/{task}"] == alone.metrics[f"score/{task}"]
+
+
 def test_some_rows_are_classified_as_among_all(root: Path):
     settings = {"data": str(root / "validation"), "heads": str(root / "heads"), "tasks": ["rte", "mnli"]}
     scoring, weights, context = scoring_of(root, **settings)
