@@ -113,6 +113,54 @@ def test_another_backend_loads_the_model_from_a_folder(llamas, word_task):
     assert direct.outcomes.equals(loaded.outcomes)
 
 
+CHAT = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+GENERATE = {
+    "output_type: multiple_choice": "output_type: generate_until",
+    'doc_to_choice: "{{choices}}"\n': "generation_kwargs: {until: [park], max_gen_toks: 4}\n",
+    'doc_to_target: "{{gold}}"': "doc_to_target: yes",
+    "  - {metric: acc, aggregation: mean, higher_is_better: true}\n": "",
+    "metric: acc_norm": "metric: exact_match",
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "settings"),
+    [
+        ({}, {"apply_chat_template": True}),
+        ({}, {"apply_chat_template": True, "system_instruction": "sky is blue"}),
+        ({}, {"system_instruction": "sky is blue"}),
+        (GENERATE, {}),
+        (GENERATE, {"gen_kwargs": {"max_gen_toks": 2, "do_sample": False}}),
+    ],
+    ids=["chat", "chat and system", "system", "generate", "gen_kwargs"],
+)
+def test_chats_and_generation_are_those_of_the_library(llamas, word_task, tmp_path: Path, task, settings):
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    include = word_task(task)
+    folder = shutil.copytree(llamas[1], tmp_path / "chatty")
+    (folder / "chat_template.jinja").write_text(CHAT)
+    theirs = simple_evaluate(
+        "hf",
+        {"pretrained": str(folder)},
+        ["word_choice"],
+        task_manager=TaskManager(include_path=str(include), include_defaults=False),
+        bootstrap_iters=0,
+        device="cpu",
+        **settings,
+    )
+
+    ours = measured(folder, include_path=str(include), **settings)
+
+    (prompt, *_) = theirs["samples"]["word_choice"][0]["arguments"][0]
+    assert ("user " in prompt) == ("apply_chat_template" in settings)
+    assert ("sky is blue" in prompt) == ("system_instruction" in settings)
+    for name, value in theirs["results"]["word_choice"].items():
+        if name.endswith(",none") and "stderr" not in name:
+            assert ours.metrics[f"word_choice/{name.removesuffix(',none')}"] == value
+
+
 def test_a_task_is_found_by_its_file(llamas, word_task):
     file = word_task() / "word_choice.yaml"
 
