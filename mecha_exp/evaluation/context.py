@@ -32,6 +32,8 @@ class Context:
             of the recipe: a saved model has the configuration and the tokenizer of the first. Of an input its
             own comes first, then the others.
         offline: whether nothing may be downloaded.
+        devices: for the check of an evaluator, the device of each worker that measures at the same time: an
+            empty name is the evaluator's own. Empty without workers.
         kept: the file in which `in_parts` keeps what is measured until all of it is; None keeps nothing.
         report: shows progress.
     """
@@ -42,6 +44,7 @@ class Context:
     folder: Path | None = None
     inputs: Mapping[str, Path] = field(default_factory=dict)
     offline: bool = True
+    devices: tuple[str, ...] = ()
     kept: Path | None = None
     report: Report | None = field(default=None, compare=False, repr=False)
     _whole: set[tuple[str, int]] = field(default_factory=set, init=False, compare=False, repr=False)

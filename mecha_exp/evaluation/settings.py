@@ -46,11 +46,14 @@ def read_scoring(
             problems.add(f"evaluator.{key}: expected a value, got {dict(settings[key])}.")
     problems.raise_as(ConfigError)
     parameters = {key: value for key, value in settings.items() if key not in SETTINGS}
-    evaluations = _evaluations(_requests(settings, parameters), settings, shapes, context, problems)
+    workers, devices = read_workers(settings.get("workers"), settings.get("devices"), problems)
+    places = tuple(devices[number % len(devices)] if devices else "" for number in range(workers))
+    checked = replace(context or Context(), devices=places)
+    requests = _requests(settings, parameters)
+    evaluations = _evaluations(requests, settings, shapes, context, checked, problems)
     metrics = _metrics(settings, evaluations, problems)
     metric, direction = next(iter(metrics.items()), (None, DIRECTIONS[1]))
     timeout = _timeout(settings, problems)
-    workers, devices = read_workers(settings.get("workers"), settings.get("devices"), problems)
     main = evaluations[0].evaluator if evaluations else None
     named = metric if len(metrics) < 2 else ",".join(metrics)
     fidelity = None if problems else read_fidelity(settings, evaluations, [*metrics], problems)
@@ -79,9 +82,13 @@ def _evaluations(
     settings: Mapping[str, Any],
     shapes: Shapes,
     context: Context | None,
+    checked: Context,
     problems: Problems,
 ) -> list[Evaluation]:
-    """The evaluators that are asked for, with their parameters; `problems` receives what is wrong."""
+    """The evaluators that are asked for, with their parameters; `problems` receives what is wrong.
+
+    `checked` is the context that their checks receive.
+    """
     evaluations: list[Evaluation] = []
     for index, request in enumerate(requests):
         try:
@@ -96,7 +103,7 @@ def _evaluations(
             _check_label(label, prefix, evaluator, evaluations)
             bound = _bound(evaluator, request, settings)
             if evaluator.check is not None:
-                evaluator.check(shapes, context or Context(), bound)
+                evaluator.check(shapes, checked, bound)
             evaluations.append(Evaluation(evaluator, bound, prefix, context))
             _ = evaluations[-1].key  # raises if a file that it reads does not exist
         except ConfigError as error:

@@ -67,7 +67,8 @@ def _checked(shapes: Shapes, context: Context, options: Options) -> nn.Module:
         return check_module(user_function(options["module"], "module"), shapes, name=options["module"])
     folder = _folder(context, options)
     kind = _kind(folder, options)
-    return check_network(folder, shapes, kind, device=options["device"], dtype=options["dtype"])
+    device, dtype = options["device"], options["dtype"]
+    return check_network(folder, shapes, kind, device=device, dtype=dtype, context=context)
 
 
 def _folder(context: Context, options: Options) -> ModelFolder:

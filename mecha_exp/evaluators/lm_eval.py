@@ -61,7 +61,7 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
     with calm(offline=context.offline):
         _check_backend(backend)
     kind, device, dtype = _kind(folder), parameters["device"], parameters["dtype"]
-    check_network(folder, shapes, kind, device=device, dtype=dtype)
+    check_network(folder, shapes, kind, device=device, dtype=dtype, context=context)
     loaded = load_tasks(_names(parameters["tasks"]), parameters["include_path"], offline=context.offline)
     if (score := parameters["score"]) is not None:
         for name, task in loaded["tasks"].items():

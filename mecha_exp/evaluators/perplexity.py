@@ -41,7 +41,8 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
         if path is not None:
             _documents(path, parameters["column"], parameters["cluster"], parameters["limit"])
     folder.check_vocabulary(shapes)
-    check_network(folder, shapes, KIND, device=parameters["device"], dtype=parameters["dtype"])
+    device, dtype = parameters["device"], parameters["dtype"]
+    check_network(folder, shapes, KIND, device=device, dtype=dtype, context=context)
     _tokenizer(folder, context.offline)
 
 

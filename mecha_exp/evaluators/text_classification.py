@@ -49,16 +49,17 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
     folder.check_vocabulary(shapes)
     _length(folder, _tokenizer(folder, context, options), options)
     for task in read_tasks(options, "validation"):
-        _check_head(task, shapes, folder, options)
+        _check_head(task, shapes, folder, context, options)
 
 
-def _check_head(task: Task, shapes: Shapes, folder: ModelFolder, options: Options) -> None:
+def _check_head(task: Task, shapes: Shapes, folder: ModelFolder, context: Context, options: Options) -> None:
     head = read_head(task)
     whole = {**shapes, **{key: tuple(tensor.shape) for key, tensor in head.items()}}
     settings = {"num_labels": outputs_of(head, folder.config)}
+    device, dtype = options["device"], options["dtype"]
     try:
         built: Any = check_network(
-            folder, whole, KIND, device=options["device"], dtype=options["dtype"], settings=settings
+            folder, whole, KIND, device=device, dtype=dtype, settings=settings, context=context
         )
     except ConfigError as error:
         if task.head is None:

@@ -304,6 +304,34 @@ def test_a_gpu_that_is_too_small_is_an_error_with_both_sizes(folder: Path, dtype
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"workers": 2}, "evaluator.device=cuda:0: the weights of 2 workers need 128 bytes, and 100 are"),
+        ({"devices": ["cuda", "cuda:1"]}, "evaluator.devices=cuda:1: the weights need 64 bytes, and 63 are"),
+        ({"devices": ["cuda", "cuda:0"]}, "cuda:0: the weights of 2 workers need 128 bytes, and 100 are"),
+        ({"workers": 1}, None),
+        ({"devices": ["cuda:0", "cpu"]}, None),
+    ],
+)  # fmt: skip
+def test_each_gpu_must_have_room_for_all_of_its_workers(folder: Path, settings, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((100, 63)[device.index or 0], 80_000))
+    shapes = {key: tuple(tensor.shape) for key, tensor in weights_of(folder).items()}
+    asked = {"name": "forward", "data": str(folder / "x.pt"), "module": f"{folder / 'net.py'}:make"}
+
+    def read():
+        return read_scoring({**asked, "device": "cuda:0", **settings}, shapes, context=context_of(folder))
+
+    if message is None:
+        assert read().workers == len(settings.get("devices", [0]))
+        return
+    with pytest.raises(ConfigError) as error:
+        read()
+    assert message in str(error.value)
+    assert "fewer workers" in str(error.value) or "workers" not in settings
+
+
 def test_an_input_of_another_shape_is_named_before_a_merge(folder: Path):
     save_file({"layer.weight": torch.ones(4, 9), "layer.bias": torch.zeros(4)}, folder / "b.safetensors")
     shapes = {"layer.weight": (4, 3), "layer.bias": (4,)}

@@ -182,6 +182,20 @@ def test_a_gpu_that_is_too_small_is_an_error_with_both_sizes(
     )
 
 
+def test_auto_counts_the_bytes_of_the_weights_where_the_configuration_names_another_dtype(
+    tmp_path: Path, monkeypatch
+):
+    llama(False).save_pretrained(tmp_path)
+    _with(tmp_path, dtype="bfloat16")
+    context = Context(inputs={"a": tmp_path}, devices=("", ""))
+    shapes = {key: tuple(tensor.shape) for key, tensor in weights(tmp_path).items()}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40_000, 80_000_000_000))
+
+    with pytest.raises(ConfigError, match=r"the weights of 2 workers need 51,840 bytes, and 40,000 are free"):
+        check_network(model_folder(context), shapes, "AutoModelForCausalLM", device="cuda:0", context=context)
+
+
 def test_the_network_computes_in_the_dtype_of_the_weights_or_in_another(tmp_path: Path):
     llama(True).to(torch.bfloat16).save_pretrained(tmp_path)
     folder, state_dict = model_folder(Context(inputs={"a": tmp_path})), weights(tmp_path)

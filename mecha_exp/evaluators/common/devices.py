@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +16,7 @@ from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.registry import Shapes
 
-AUTO = "auto"
+AUTO, CUDA = "auto", "cuda"
 DTYPES = (AUTO, "float32", "float16", "bfloat16", "float64")
 
 
@@ -73,40 +74,53 @@ def chosen_dtype(name: str, weights: Mapping[str, Tensor], config: Mapping[str, 
     return getattr(torch, name, torch.float32)
 
 
-def check_memory(device: torch.device, needed: int) -> None:
-    """Check that so many bytes of weights fit a GPU.
+def check_memory(device: torch.device, needed: int, workers: Sequence[str] = ()) -> None:
+    """Check that so many bytes of weights fit a GPU, and those of each worker on its GPU.
+
+    Args:
+        device: the evaluator's own.
+        needed: bytes of one model.
+        workers: the device of each worker, which is the evaluator's own where the name is empty.
 
     Raises:
         ConfigError: they do not.
     """
-    if device.type != "cuda":
+    if device.type != CUDA:
         return
-    free, _ = torch.cuda.mem_get_info(device)
-    if needed > free:
-        raise ConfigError(
-            f"evaluator.device={device}: the weights need {needed:,} bytes, and {free:,} are free there. Use "
-            "evaluator.dtype=bfloat16, another device, or evaluator.device=cpu."
-        )
+    places = Counter({CUDA: f"{CUDA}:0"}.get(name, name) or str(device) for name in workers or ("",))
+    for place, copies in places.items():
+        if not place.startswith(CUDA):
+            continue
+        free, _ = torch.cuda.mem_get_info(torch.device(place))
+        if copies * needed > free:
+            key = "device" if place == str(device) else "devices"
+            these = "the weights" if copies == 1 else f"the weights of {copies} workers"
+            fewer = "" if copies == 1 else "fewer workers (evaluator.workers), "
+            raise ConfigError(
+                f"evaluator.{key}={place}: {these} need {copies * needed:,} bytes, and {free:,} are free "
+                f"there. Use {fewer}evaluator.dtype=bfloat16, another device, or evaluator.device=cpu."
+            )
 
 
 def check_room(name: str, shapes: Shapes, dtype: str, context: Context) -> None:
-    """Check before a merge that weights of these shapes fit a device; reads headers alone.
+    """Check before a merge that weights of these shapes fit the devices; reads headers alone.
 
     Args:
         name: of the device.
         shapes: of the weights by key.
         dtype: of the network; `auto` counts the bytes that the first input has for them.
-        context: the inputs.
+        context: the inputs, and the devices of workers.
 
     Raises:
-        ConfigError: the device is not there, or too small.
+        ConfigError: a device is not there, or too small.
     """
     device = chosen_device(name)
     if device.type == "cpu":
         return
     if dtype != AUTO or not context.inputs:
         each = getattr(torch, dtype, torch.float32).itemsize
-        check_memory(device, sum(math.prod(shape) for shape in shapes.values()) * each)
-        return
-    with open_stored(next(iter(context.inputs.values()))) as model:
-        check_memory(device, sum(model.info(key).nbytes for key in shapes.keys() & set(model.keys())))
+        needed = sum(math.prod(shape) for shape in shapes.values()) * each
+    else:
+        with open_stored(next(iter(context.inputs.values()))) as model:
+            needed = sum(model.info(key).nbytes for key in shapes.keys() & set(model.keys()))
+    check_memory(device, needed, context.devices)

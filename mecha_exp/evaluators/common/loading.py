@@ -11,8 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from mecha_exp.errors import ConfigError, some
+from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.registry import Shapes
-from mecha_exp.evaluators.common.devices import AUTO, check_memory, chosen_device, chosen_dtype
+from mecha_exp.evaluators.common.devices import (
+    AUTO,
+    check_memory,
+    check_room,
+    chosen_device,
+    chosen_dtype,
+)
 from mecha_exp.evaluators.common.folders import EMBEDDINGS, ModelFolder
 from mecha_exp.evaluators.common.libraries import calm, one_line
 
@@ -116,10 +123,12 @@ def check_network(
     settings: Mapping[str, Any] | None = None,
     unused: tuple[str, ...] = (),
     absent: tuple[str, ...] = (),
+    context: Context | None = None,
 ) -> nn.Module:
     """Check before a merge that weights of these shapes fit a model of transformers; reads no weights.
 
-    The arguments are those of `network`, with shapes by key in place of tensors.
+    The arguments are those of `network`, with shapes by key in place of tensors. In a context the bytes of
+    `auto` are those of the first input, and the GPU of each worker must have room for them.
 
     Returns:
         the network, whose weights are zero.
@@ -131,7 +140,10 @@ def check_network(
     # one number for all entries of a tensor: it takes no memory
     weights = {key: torch.zeros((), dtype=number).expand(shape) for key, shape in shapes.items()}
     module = Loader(folder, kind, number, settings or {}, unused, absent).load(weights)
-    check_memory(place, sum(tensor.numel() for tensor in weights.values()) * number.itemsize)
+    if context is None:
+        check_memory(place, sum(tensor.numel() for tensor in weights.values()) * number.itemsize)
+    else:
+        check_room(device, shapes, dtype, context)
     return module
 
 
