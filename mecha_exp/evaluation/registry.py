@@ -60,6 +60,11 @@ SETTINGS = (
 VALIDATION, TEST = "validation", "test"
 PATHS = list
 """What stands for a list of paths among the types of parameters."""
+_NOT_OFFERED = {
+    "batched": " Several points in one forward pass (torch.func.vmap) gain nothing on a CPU, and no GPU has "
+    "measured it. Use evaluator.workers=2 to measure points side by side."
+}
+"""What parameters that a reader may look for would do, and what to use in their place."""
 _EXPECTED: dict[type, str] = {Path: "a path", PATHS: "a list of paths"}
 _METRIC = re.compile(r"[^/]+(/[^/]+)*")
 _DOTS = re.compile(r"(^|/)\.{1,2}(/|$)")
@@ -147,7 +152,7 @@ class Evaluator:
         problems, parameters = Problems(), self.parameters
         for name in arguments:
             if name not in parameters:
-                hint = did_you_mean(name, [*parameters, *SETTINGS])
+                hint = _NOT_OFFERED.get(name) or did_you_mean(name, [*parameters, *SETTINGS])
                 problems.add(f"evaluator.{name}: the evaluator '{self.name}' has no such parameter.{hint}")
         bound: dict[str, Any] = {}
         types = _annotations(self.score)
