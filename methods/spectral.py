@@ -177,36 +177,6 @@ def singular_parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return uh.mT, s, v.mT
 
 
-def is_long(matrix: Tensor) -> bool:
-    """Whether `long_parts` is for it: float32, one side 512 or more and at least four times the other."""
-    most, least = max(matrix.shape), min(matrix.shape)
-    return matrix.dtype == torch.float32 and most >= max(512, 4 * least)
-
-
-def long_parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V^T of a long matrix by the eigenvectors of A^T A in float64.
-
-    As fast as LAPACK in float32, and more exact. Singular values that float32 does not tell from 0, up to
-    max(shape) eps32 of the largest, have zeros as vectors on the longer side. U V^T of the others is off by
-    about n eps64 / (max(shape) eps32)^2 at most, n being the smaller side: less than 1e-5 where `is_long`.
-    `python -m bench.polar` measures such a decomposition beside others, with a cut of its own.
-
-    Raises:
-        LinAlgError: as LAPACK's SVD does, a value is not finite.
-    """
-    if not bool(matrix.isfinite().all()):  # which would count as no singular values, so as zeros
-        raise torch.linalg.LinAlgError("the input matrix contains non-finite values")
-    if matrix.shape[0] < matrix.shape[1]:
-        v, s, uh = long_parts(matrix.mT)
-        return uh.mT, s, v.mT
-    a = matrix.double()
-    squares, v = (part.flip(-1) for part in torch.linalg.eigh(a.mT @ a))
-    s = squares.clamp_min(0).sqrt()
-    known = s > s.max() * len(a) * torch.finfo(matrix.dtype).eps
-    u = a @ torch.where(known, v / s, 0)
-    return u.to(matrix), s.to(matrix), v.mT.to(matrix)
-
-
 @factor(elements=lambda shape: 2 * math.prod(shape))
 def decomposition(a: Model) -> Return(Tensor, "param"):
     """The singular value decomposition of the rows of axis 0: U, S, V^T. Nothing for tensors of one axis."""

@@ -1,16 +1,18 @@
 """Task vectors as subspaces: each is of low rank, and there they get into each other's way."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, Return, factor, merge_method
+from mecha_exp.methods.gram import exact_parts, frame, largest_parts, polar_and_sizes
 from mecha_exp.methods.linear import add_merged, difference, n_average, plus, weighted_total
 from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Small, Task, check_task
 from mecha_exp.methods.reductions import whole_share
-from mecha_exp.methods.spectral import decomposition, is_long, long_parts, reduced, singular_parts
+from mecha_exp.methods.spectral import decomposition, reduced
 
 Decomposed = Parameter(
     str,
@@ -19,29 +21,41 @@ Decomposed = Parameter(
 )
 
 
+def is_decomposed(shape: Sequence[int], variant: str, key: str) -> bool:
+    """Whether a tensor is a matrix: two axes, and not CLIP's `text_projection`; as rows two and more."""
+    return len(shape) > 1 if variant == "rows" else len(shape) == 2 and "text_projection" not in key
+
+
 @factor(elements=lambda shape: 2 * math.prod(shape))
 def known_parts(a: Model, variant: Parameter(str), **kwargs: Any) -> Return(Tensor, "param"):
     """U, S and V^T of a matrix; the vectors of singular values that are rounding errors are zeros.
 
-    Nothing for what is not decomposed: tensors of one axis and, in the paper, of more than two and the
-    `text_projection` of CLIP.
+    Nothing for what is not decomposed; see `is_decomposed`.
     """
-    is_matrix = a.ndim == 2 and "text_projection" not in kwargs["key"]
-    if not (is_matrix if variant == "paper" else a.ndim > 1):
+    if not is_decomposed(a.shape, variant, kwargs["key"]):
         return ()
-    matrix = a.flatten(1)
-    u, s, vh = long_parts(matrix) if is_long(matrix) else singular_parts(matrix)
-    known = s > s.max() * max(len(u), vh.shape[1]) * torch.finfo(s.dtype).eps
-    return u * known, s, vh
+    u, s, v = exact_parts(a.flatten(1))
+    return u * _known(s, a), s, v.mT
+
+
+def _known(sizes: Tensor, a: Tensor) -> Tensor:
+    """Which singular values of a tensor's rows are more than rounding errors of the largest."""
+    return sizes > sizes[:1].sum() * max(a.flatten(1).shape) * torch.finfo(sizes.dtype).eps
+
+
+@factor()
+def flattened(total: Model, variant: Parameter(str), **kwargs: Any) -> Return(Tensor, "param"):
+    """mean(S) U V^T of a matrix; nothing for what is not decomposed, see `is_decomposed`."""
+    if not is_decomposed(total.shape, variant, kwargs["key"]):
+        return ()
+    factor, sizes = polar_and_sizes(total.flatten(1))
+    return (sizes.mean() * factor,)
 
 
 @merge_method(register=False)
-def isotropic(total: Delta, parts: Small, count: Parameter(int)) -> Return(Tensor, "delta"):
-    """mean(S) U V^T; without parts the mean of the `count` deltas that make up the total."""
-    if not parts:
-        return total / count
-    u, s, vh = parts
-    return (s.mean() * (u @ vh)).reshape(total.shape)
+def isotropic(total: Delta, made: Small, count: Parameter(int)) -> Return(Tensor, "delta"):
+    """What was made of the total, or else the mean of the `count` deltas that it is the sum of."""
+    return made[0].reshape(total.shape) if made else total / count
 
 
 @merge_method(composite=True)
@@ -62,7 +76,7 @@ def iso_c(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed 
 
     def merge(deltas: list[Node]) -> Node:
         total = weighted_total(*deltas, weights=[1.0] * len(deltas))
-        return isotropic(total, known_parts(total, variant=variant), count=len(deltas))
+        return isotropic(total, flattened(total, variant=variant), count=len(deltas))
 
     return add_merged(base, models, scale, merge)
 
@@ -71,45 +85,41 @@ def iso_c(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed 
 def leading_parts(delta: Delta, tasks: Parameter(int), variant: Parameter(str), **kwargs: Any) -> Return(
     Tensor, "param"
 ):
-    """U, S and V of the largest singular parts of a task, floor(rank / tasks) of them; see `known_parts`.
+    """U, S and V of the largest singular parts of a task, floor(rank / tasks) of them; see `is_decomposed`.
 
     At least one where variant is rows. Parts of no size are left out, since their directions mean nothing.
     """
-    parts = known_parts.__wrapped__(delta, variant, **kwargs)
-    if not parts:
+    if not is_decomposed(delta.shape, variant, kwargs["key"]):
         return ()
-    u, s, vh = parts
-    known = torch.arange(len(s), device=s.device) < max(len(s) // tasks, int(variant == "rows"))
-    known &= (u != 0).any(0)
-    return u[:, known], s[known], vh[known].mT
+    matrix = delta.flatten(1)
+    u, s, v = largest_parts(matrix, max(min(matrix.shape) // tasks, int(variant == "rows")))
+    known = _known(s, delta)
+    return u[:, known], s[known], v[:, known]
 
 
-@factor(elements=lambda shape: 2 * math.prod(shape))
+@factor()
 def separated(*parts: Small) -> Return(Tensor, "param"):
-    """The leading parts of all tasks, made orthogonal to each other.
+    """sum_i U_i S_i V_i^T of the leading parts of all tasks, made orthogonal to each other.
 
     Of the stacked U, and likewise of the stacked V, the nearest matrix with orthonormal columns is taken.
     """
     if not parts[0]:
         return ()
     left, sizes, right = (torch.cat(stacked, -1) for stacked in zip(*parts, strict=True))
-    return _nearest_frame(left), sizes, _nearest_frame(right.mT)
+    return (_in_frames(left, sizes, right),)
 
 
-def _nearest_frame(matrix: Tensor) -> Tensor:
-    if not matrix.numel():
-        return matrix
-    u, _, vh = singular_parts(matrix)
-    return u @ vh
+def _in_frames(left: Tensor, sizes: Tensor, right: Tensor) -> Tensor:
+    """U S V^T, U and V being the frames nearest to the matrices on the left and right."""
+    (left, first), (right, second) = frame(left), frame(right)
+    turned = right.mT if second is None else second @ right.mT
+    return left * sizes @ turned if first is None else left @ (first * sizes @ turned)
 
 
 @merge_method(register=False)
-def from_parts(mean: Delta, parts: Small) -> Return(Tensor, "delta"):
-    """U S V^T, S a vector or one number for all; where there are no parts the mean."""
-    if not parts:
-        return mean.clone()
-    u, s, vh = parts
-    return (u * s @ vh).reshape(mean.shape)
+def made_or_mean(mean: Delta, made: Small) -> Return(Tensor, "delta"):
+    """What a factor made; the mean where it made nothing."""
+    return made[0].reshape(mean.shape) if made else mean.clone()
 
 
 @merge_method(composite=True)
@@ -132,8 +142,8 @@ def tsv_m(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed 
 
     def merge(deltas: list[Node]) -> Node:
         settings = {"tasks": len(deltas), "variant": variant}
-        parts = separated(*(leading_parts(delta, **settings) for delta in deltas))
-        return from_parts(n_average(*deltas), parts)
+        made = separated(*(leading_parts(delta, **settings) for delta in deltas))
+        return made_or_mean(n_average(*deltas), made)
 
     return add_merged(base, models, scale, merge)
 
@@ -147,9 +157,9 @@ def shared_out(rank: int, tasks: int, share: float) -> tuple[int, int]:
     return rank - own * tasks, own
 
 
-@factor(elements=lambda shape: 2 * math.prod(shape))
+@factor()
 def common_and_own(*deltas: Delta, parts: Small, share: Parameter(float)) -> Return(Tensor, "param"):
-    """U, the mean of all S, and V^T of the directions in common and those of each task, made orthogonal.
+    """mean(S) U V^T of the directions in common and those of each task, made orthogonal.
 
     Args:
         deltas: the task vectors.
@@ -164,13 +174,13 @@ def common_and_own(*deltas: Delta, parts: Small, share: Parameter(float)) -> Ret
     left, sizes, right = [basis], [s[:common]], [vh[:common].mT]
     for delta in deltas if own else ():
         matrix = delta.flatten(1)
-        part = singular_parts(matrix - basis @ (basis.mT @ matrix))
-        for stacked, vectors in zip((left, sizes, right), (part[0], part[1], part[2].mT), strict=True):
-            stacked.append(vectors[..., :own])
+        part = largest_parts(matrix - basis @ (basis.mT @ matrix), own)
+        for stacked, vectors in zip((left, sizes, right), part, strict=True):
+            stacked.append(vectors)
     every = torch.cat(sizes)
     known = every > every.max() * max(u.shape[0], vh.shape[1]) * torch.finfo(s.dtype).eps
-    first, second = (_nearest_frame(torch.cat(side, 1)[:, known]) for side in (left, right))
-    return first, every.mean(), second.mT
+    first, second = (torch.cat(side, 1)[:, known] for side in (left, right))
+    return (_in_frames(first, every.mean(), second),)
 
 
 @merge_method(composite=True)
@@ -197,8 +207,8 @@ def iso_cts(
 
     def merge(deltas: list[Node]) -> Node:
         total = weighted_total(*deltas, weights=[1.0] * len(deltas))
-        parts = common_and_own(*deltas, parts=known_parts(total, variant=variant), share=common)
-        return from_parts(n_average(*deltas), parts)
+        made = common_and_own(*deltas, parts=known_parts(total, variant=variant), share=common)
+        return made_or_mean(n_average(*deltas), made)
 
     return add_merged(base, models, scale, merge)
 
