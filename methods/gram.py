@@ -73,7 +73,7 @@ def largest_parts(matrix: Tensor, count: int) -> Parts:
     squares, v = (part.flip(-1) for part in found)
     near = v[:, max(count - WINDOW, 0) : count + WINDOW]
     basis = torch.linalg.qr(near.double()).Q
-    near.copy_(basis @ own_directions(matrix.double() @ basis))
+    near.copy_(basis @ own_directions((matrix @ basis.to(matrix)).double()))
     kept, others = v[:, :count].contiguous(), v[:, count:]
     if squares[count - 1] < squares[0] * BLURRED:
         turn = others.mT @ (matrix.mT @ (matrix @ kept)) / (squares[:count] - squares[count:, None])
@@ -167,8 +167,8 @@ def turned_parts(a: Tensor, squares: Tensor, vectors: Tensor) -> Parts | None:
     few, made_few = few - (many @ turn).double(), made_few - (made @ turn).double()
     own = own_directions(made_few)
     few, made_few, turn = (few @ own).float(), (made_few @ own).float(), turn @ own.float()
-    v = torch.cat([few, many + few @ turn.mT], 1)
-    parts = orthonormal(torch.cat([made_few, made + made_few @ turn.mT], 1))
+    v = torch.cat([few, torch.addmm(many, few, turn.mT)], 1)
+    parts = orthonormal(torch.cat([made_few, torch.addmm(made, made_few, turn.mT)], 1))
     return (*parts, v) if parts else None
 
 
@@ -189,4 +189,5 @@ def orthonormal(b: Tensor) -> tuple[Tensor, Tensor] | None:
     skew.diagonal().sub_(1)
     if not skew.abs().amax() <= MOST_SKEW:
         return None
-    return y - y @ (skew * (s[:, None] / (s[:, None] + s))), s
+    skew *= s[:, None] / (s[:, None] + s)
+    return torch.addmm(y, y, skew, alpha=-1), s
