@@ -204,3 +204,16 @@ def test_merges_in_float32_are_those_of_float64_or_as_near_as_lapacks(method, ki
 
     exact, lapack = (FORMULAS[method](given) for given in ([d.double() for d in deltas], deltas))
     assert error(made, exact) <= max(1e-5, 2 * error(lapack, exact))
+
+
+@pytest.mark.parametrize("method", [m.iso_c, m.iso_cts, m.tsv_m])
+def test_strengths_of_a_sweep_share_what_is_decomposed_and_give_what_each_gives_alone(method):
+    models = [{"w": drawn(300, 280, seed).float(), "norm": drawn(1, 9, seed)[0].float()} for seed in range(4)]
+    recipes = [method(*models, scale=scale) for scale in (0.3, 0.7, 1.0)]
+    made: list[dict[str, Tensor]] = [{} for _ in recipes]
+
+    m.merge_many([m.Job(recipe, output) for recipe, output in zip(recipes, made, strict=True)])
+
+    for recipe, output in zip(recipes, made, strict=True):
+        alone = m.merge(recipe)
+        assert all(torch.equal(alone[key], output[key]) for key in models[0])
