@@ -27,6 +27,20 @@ def llamas(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return folders
 
 
+@pytest.fixture(scope="session")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two pipelines of diffusers, what is merged of them, and a CLIP."""
+    from tiny_vision import save_clip, save_pipeline
+
+    from mecha_exp import Job, merge_many, weighted_sum
+
+    root = tmp_path_factory.mktemp("images")
+    inputs = [save_pipeline(root / name, seed) for seed, name in enumerate("ab")]
+    merge_many([Job(weighted_sum(*inputs, alpha=0.25), root / "merged")])
+    save_clip(root / "clip", 5)
+    return root
+
+
 @pytest.fixture
 def word_task(tmp_path: Path) -> Callable[..., Path]:
     """Writes a local task of lm_eval with its data; returns its folder."""
