@@ -91,7 +91,7 @@ def clip_zero_shot(
     processor: str | None = None,
     projection: str | None = None,
     batch_size: int = 32,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "auto",
     trust_remote_code: bool = False,
     split: str = "validation",

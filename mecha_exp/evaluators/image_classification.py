@@ -114,7 +114,7 @@ def image_classification(
     processor: str | None = None,
     projection: str | None = None,
     batch_size: int = 32,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "auto",
     trust_remote_code: bool = False,
     split: str = "validation",
@@ -139,7 +139,7 @@ def image_classification(
         processor: a folder with another image processor.
         projection: a CLIP whose projection a `CLIPVisionModel` alone lacks.
         batch_size: pictures in a batch.
-        device: where the network computes: `cpu`, `cuda`, `auto`.
+        device: where the network computes: `cpu`, `cuda`, `cuda:1`; `auto` is a GPU where there is one.
         dtype: of the network: `auto` is that of the weights.
         trust_remote_code: whether code in the model's folder may run.
         split: `validation` or `test`.
