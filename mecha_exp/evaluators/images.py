@@ -13,11 +13,10 @@ from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.measurement import Measurement
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, Shapes, evaluator
-from mecha_exp.evaluators.common import model_folder
 from mecha_exp.evaluators.common.devices import check_room
 from mecha_exp.evaluators.pictures.components import check_components, networks_of
 from mecha_exp.evaluators.pictures.drawing import Drawing, given_of, png
-from mecha_exp.evaluators.pictures.pipelines import check_pipeline, scheduler_class
+from mecha_exp.evaluators.pictures.pipelines import check_pipeline, pipeline_folder, scheduler_class
 from mecha_exp.evaluators.pictures.scores import SCORER, check_scores, distance, score_files, scores_of
 from mecha_exp.evaluators.pictures.shots import shots_of
 
@@ -28,7 +27,7 @@ _DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 def _check(shapes: Shapes, context: Context, options: Options) -> None:
     """Check prompts, pipeline, device and scores before anything is merged."""
-    shots, folder = shots_of(options), model_folder(context, options["model"])
+    shots, folder = shots_of(options), pipeline_folder(context, options["model"])
     if options["dtype"] not in _DTYPES:
         raise ConfigError(f"evaluator.dtype={options['dtype']}: expected one of {', '.join(_DTYPES)}.")
     if options["steps"] < 1:
@@ -38,17 +37,17 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
     check_pipeline(folder, given_of(options))
     check_components(folder, shapes, options["component"])
     check_room(options["device"], shapes, options["dtype"], context)
-    check_scores(options)
+    check_scores(options, context.offline)
 
 
 def _depends(context: Context, options: Options) -> dict[str, Any]:
-    folder = model_folder(context, options["model"])
+    folder = pipeline_folder(context, options["model"])
     component = options["component"]
     rest = [part for part in networks_of(folder) if part.name != component] if component else []
     return {
         "prompts": [shot.prompt for shot in shots_of(options)],
         "pipeline": folder.contents,
-        "files": [*(file for part in rest for file in part.files), *score_files(options)],
+        "files": [*(file for part in rest for file in part.files), *score_files(options, context.offline)],
         "inputs": list(context.inputs.values()) if options["distances"] else [],
     }
 
@@ -120,10 +119,10 @@ def images(
     options = {**locals()}
     from PIL import Image
 
-    shots, drawing = shots_of(options), Drawing.of(options, model_folder(context, model))
+    shots, drawing = shots_of(options), Drawing.of(options, pipeline_folder(context, model))
     arrays = drawing.draw(state_dict, context)
     words = [shot.prompt for shot in shots]
-    scores = scores_of([Image.fromarray(array) for array in arrays], words, options)
+    scores = scores_of([Image.fromarray(array) for array in arrays], words, options, context.offline)
     metrics = {name: float(values.mean()) for name, values in scores.items() if name != SCORER}
     if distances:
         rows = {}

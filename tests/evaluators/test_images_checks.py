@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drawn import FEW, context_of, measured, weights
+from drawn import FEW, context_of, key_of, measured, weights
 from safetensors.torch import save_file
 from tiny_tokenizers import write_tokenizer
 from tiny_vision import save_clip, save_vit
@@ -46,7 +46,7 @@ def said(folder: Path, state_dict: dict[str, torch.Tensor] | None = None, **sett
         ({"steps": 0}, "evaluator.steps=0: expected at least 1"),
         ({"component": "transformer"}, "has the components text_encoder, unet, vae"),
         ({"dtype": "float8"}, "evaluator.dtype=float8: expected one of auto, float32"),
-        ({"clip": "lost"}, "evaluator.clip=lost: there is no config.json"),
+        ({"clip": "lost"}, "evaluator.clip=lost: this folder does not exist"),
         ({"scorer": "lost.py:f"}, "expected FILE.py:function, and there is no file 'lost.py'"),
         ({"distances": False}, "evaluator.distances=false leaves no score"),
     ],
@@ -270,3 +270,25 @@ def test_an_aesthetic_predictor_needs_the_clip_that_it_was_trained_for(folder, t
 
     assert "evaluator.aesthetic reads the features of a CLIP" in text
     assert "evaluator.clip=FOLDER" in text
+
+
+def test_a_pipeline_of_the_hub_is_found_with_its_weights_or_named_with_the_command(folder, tmp_path, cached):
+    shutil.copytree(folder / "a", tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    cached("tiny/whole", folder / "a")
+    cached("tiny/bare", tmp_path / "bare")
+
+    assert key_of(folder, model="tiny/whole", distances=False, clip=str(folder / "clip"))
+    for name in ("tiny/bare", "tiny/none"):
+        text = said(folder, model=name)
+        assert (
+            f"evaluator.model={name}: there is no such folder, and as a model of the hub it is not in" in text
+        )
+        assert text.endswith(f"hf download {name}")
+
+
+@pytest.mark.parametrize("key", ["clip", "preference"])
+def test_a_clip_of_the_hub_is_found_or_named_with_the_command(folder, cached, key):
+    cached("tiny/clip", folder / "clip")
+
+    assert key_of(folder, **{key: "tiny/clip"}) != key_of(folder)
+    assert said(folder, **{key: "tiny/none"}).endswith("hf download tiny/none")

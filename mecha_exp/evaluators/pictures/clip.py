@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from mecha_exp.checkpoint import open_stored
-from mecha_exp.errors import CheckpointError, ConfigError
-from mecha_exp.evaluation.registry import Shapes
-from mecha_exp.evaluators.common import ModelFolder, calm, check_network, chosen_device, one_line
+from mecha_exp.errors import ConfigError
+from mecha_exp.evaluators.common import ModelFolder, calm, chosen_device, one_line
+from mecha_exp.evaluators.vision.frozen import changed_at, check_frozen
 from mecha_exp.evaluators.vision.pixels import PROCESSORS
 from mecha_exp.evaluators.vision.texts import tokenizer_folder
 
@@ -81,7 +80,7 @@ class Clip:
                 "that of the pretrained CLIP there."
             )
         tokenizer_folder([self.folder], self.key)
-        _check_weights(self.folder, _changed(self.folder), named)
+        check_frozen(self.folder, KIND, named)
 
     def look(self, pictures: Sequence[Image], prompts: Sequence[str], device: str) -> Seen:
         """Compare each picture with its prompt.
@@ -89,7 +88,7 @@ class Clip:
         Raises:
             ConfigError: transformers cannot load the CLIP.
         """
-        network, processor, tokenizer = _loaded(self.folder, _changed(self.folder), self.key)
+        network, processor, tokenizer = _loaded(self.folder, changed_at(self.folder), self.key)
         network = network.to(chosen_device(device))
         length = network.config.text_config.max_position_embeddings
         features, texts = [], []
@@ -111,25 +110,6 @@ class Clip:
 def _batches(count: int) -> Iterator[slice]:
     for start in range(0, count, _BATCH):
         yield slice(start, start + _BATCH)
-
-
-def _changed(folder: Path) -> int:
-    return max(file.stat().st_mtime_ns for file in folder.iterdir())
-
-
-@lru_cache(maxsize=4)
-def _check_weights(folder: Path, changed: int, named: str) -> None:
-    """Check by its headers that a folder has the weights of the CLIP that its configuration is of."""
-    try:
-        with open_stored(folder) as model:
-            shapes: Shapes = {key: model.info(key).shape for key in model.keys()}
-    except CheckpointError as error:
-        raise ConfigError(f"{named}: its weights cannot be read: {error}") from None
-    try:
-        ModelFolder(folder).check_vocabulary(shapes)
-        check_network(ModelFolder(folder), shapes, KIND)
-    except ConfigError as error:
-        raise ConfigError(f"{named}: {error}") from None
 
 
 @lru_cache(maxsize=2)

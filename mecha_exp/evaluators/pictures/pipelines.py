@@ -13,11 +13,44 @@ import torch
 from torch import Tensor
 
 from mecha_exp.errors import ConfigError, did_you_mean
-from mecha_exp.evaluators.common import ModelFolder, calm, chosen_device, one_line
+from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluators.common import (
+    ModelFolder,
+    calm,
+    chosen_device,
+    model_folder,
+    named_folder,
+    one_line,
+)
 from mecha_exp.evaluators.pictures.components import INDEX, index_of, networks_of
 
 _TEXT_TO_IMAGE = ("prompt", "num_inference_steps", "generator", "height")
 _OF_FILMS, _OF_PICTURES, _CONTROL = "num_frames", "image", "controlnet"
+
+
+def pipeline_folder(context: Context, model: str | None) -> ModelFolder:
+    """The folder of the pipeline that is named, or of the first input.
+
+    Args:
+        context: the inputs.
+        model: a folder, or the name of a pipeline of the hub, which comes with the weights that it needs.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if model is None:
+        return model_folder(context)
+    folder = named_folder(model, "model", context.offline, _of_hub)
+    return model_folder(context, str(folder))
+
+
+def _of_hub(repository: str, revision: str | None, offline: bool) -> Path:
+    from diffusers import DiffusionPipeline
+
+    make: Any = DiffusionPipeline
+    folder = Path(make.download(repository, revision=revision, local_files_only=offline))
+    networks_of(ModelFolder(folder))  # raises where the cache has the configurations alone
+    return folder
 
 
 def check_pipeline(folder: ModelFolder, settings: Mapping[str, Any]) -> None:

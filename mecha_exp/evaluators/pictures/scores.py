@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.evaluation.registry import Options
+from mecha_exp.evaluators.common import frozen_folder
 from mecha_exp.evaluators.common.functions import function_file, user_function
 from mecha_exp.evaluators.pictures.aesthetics import read_predictor
 from mecha_exp.evaluators.pictures.clip import Clip
@@ -25,7 +26,7 @@ SCORER, CLIP, AESTHETIC, PREFERENCE = "scorer", "clip", "aesthetic", "preference
 _CLIPS = (CLIP, PREFERENCE)
 
 
-def check_scores(options: Options) -> None:
+def check_scores(options: Options, offline: bool) -> None:
     """Check the models and the function that score pictures, and that there is a score.
 
     Raises:
@@ -36,17 +37,17 @@ def check_scores(options: Options) -> None:
             "evaluator.distances=false leaves no score: give evaluator.clip, evaluator.preference or "
             "evaluator.scorer."
         )
-    for clip in _clips(options).values():
+    for clip in _clips(options, offline).values():
         clip.check()
     if options[AESTHETIC] is not None:
-        _check_aesthetic(options)
+        _check_aesthetic(options, offline)
     if options[SCORER] is not None:
         user_function(options[SCORER], SCORER)
 
 
-def _check_aesthetic(options: Options) -> None:
+def _check_aesthetic(options: Options, offline: bool) -> None:
     predictor = read_predictor(Path(options[AESTHETIC]).expanduser())
-    if (clip := _clips(options).get(CLIP)) is None:
+    if (clip := _clips(options, offline).get(CLIP)) is None:
         raise ConfigError(
             f"evaluator.{AESTHETIC} reads the features of a CLIP: name the one that it was trained for with "
             "evaluator.clip=FOLDER."
@@ -58,9 +59,9 @@ def _check_aesthetic(options: Options) -> None:
         )
 
 
-def score_files(options: Options) -> list[Path]:
+def score_files(options: Options, offline: bool) -> list[Path]:
     """The files that decide scores, which count by their content."""
-    folders = [clip.folder for clip in _clips(options).values()]
+    folders = [clip.folder for clip in _clips(options, offline).values()]
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.is_file()]
     if options[AESTHETIC] is not None:
         files.append(Path(options[AESTHETIC]).expanduser())
@@ -69,14 +70,16 @@ def score_files(options: Options) -> list[Path]:
     return files
 
 
-def scores_of(pictures: Sequence[Image], prompts: Sequence[str], options: Options) -> dict[str, Scores]:
+def scores_of(
+    pictures: Sequence[Image], prompts: Sequence[str], options: Options, offline: bool
+) -> dict[str, Scores]:
     """The scores of pictures by name; more is better, and the first one is the main one.
 
     Raises:
         EvaluationError: the user's function does not give a number for each picture.
     """
     scores: dict[str, Scores] = {}
-    clips = _clips(options)
+    clips = _clips(options, offline)
     if options[SCORER] is not None:
         scores[SCORER] = _scored(user_function(options[SCORER], SCORER), pictures, prompts)
     if PREFERENCE in clips:
@@ -95,9 +98,10 @@ def distance(a: Array, b: Array) -> float:
     return float(np.sqrt(np.square(a.astype(np.float64) - b.astype(np.float64)).mean()))
 
 
-def _clips(options: Options) -> dict[str, Clip]:
+def _clips(options: Options, offline: bool) -> dict[str, Clip]:
     """The CLIPs that are named, by the settings for them."""
-    return {key: Clip(Path(options[key]).expanduser(), key) for key in _CLIPS if options[key] is not None}
+    named = {key: options[key] for key in _CLIPS if options[key] is not None}
+    return {key: Clip(frozen_folder(name, key, offline), key) for key, name in named.items()}
 
 
 def _scored(scorer: Scorer, pictures: Sequence[Image], prompts: Sequence[str]) -> Scores:
