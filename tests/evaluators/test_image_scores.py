@@ -21,7 +21,7 @@ def folder(pipelines: Path) -> Path:
     return pipelines
 
 
-def test_clip_scores_are_cosines_and_a_scorer_comes_first(folder, tmp_path):
+def test_clip_scores_are_cosines_and_a_scorer_comes_first(folder, tmp_path, beside):
     (tmp_path / "mine.py").write_text(
         "def red(pictures, prompts):\n    return [p.getpixel((0, 0))[0] for p in pictures]\n"
     )
@@ -41,6 +41,7 @@ def test_clip_scores_are_cosines_and_a_scorer_comes_first(folder, tmp_path):
         scores.append(max(0.0, 100 * float(given.image_embeds[0] @ given.text_embeds[0])))
     assert by_clip.outcomes is not None and by_mine.outcomes is not None
     np.testing.assert_allclose(by_clip.outcomes.values["pictures"], scores, atol=1e-3)
+    beside("images", "clip_score", by_clip.metrics["clip_score"], np.mean(scores))
     assert by_mine.metrics["clip_score"] == pytest.approx(by_clip.metrics["score"])
     red = [int(pixels(content)[0, 0, 0]) for content in by_mine.files.values()]
     assert by_mine.outcomes.values["pictures"].tolist() == red
@@ -56,7 +57,7 @@ def embedded(clip_folder: Path, picture: np.ndarray, prompt: str) -> tuple[torch
         return given.image_embeds[0], given.text_embeds[0], float(clip.logit_scale.exp())
 
 
-def test_a_preference_is_the_cosine_times_the_scale_of_the_model(folder):
+def test_a_preference_is_the_cosine_times_the_scale_of_the_model(folder, beside):
     measurement = measured(folder, preference=str(folder / "clip"), distances=False)
 
     expected = []
@@ -65,13 +66,13 @@ def test_a_preference_is_the_cosine_times_the_scale_of_the_model(folder):
         expected.append(scale * float(image @ text))
     assert measurement.outcomes is not None
     np.testing.assert_allclose(measurement.outcomes.values["pictures"], expected, rtol=1e-4)
-    assert measurement.metrics["preference"] == pytest.approx(np.mean(expected), rel=1e-4)
+    beside("images", "preference", measurement.metrics["preference"], np.mean(expected), within=1e-4)
     assert measurement.metrics["score"] == pytest.approx(measurement.metrics["preference"])
     assert "clip_score" not in measurement.metrics
 
 
 @pytest.mark.parametrize("kind", ["linear", "layers", "relu"])
-def test_aesthetic_scores_are_those_of_layers_over_normalised_features(folder, tmp_path, kind):
+def test_aesthetic_scores_are_those_of_layers_over_normalised_features(folder, tmp_path, kind, beside):
     torch.manual_seed(3)
     linear, deep = (
         torch.nn.Linear(12, 1),
@@ -97,7 +98,7 @@ def test_aesthetic_scores_are_those_of_layers_over_normalised_features(folder, t
             expected.append(module(features).item())
     assert measurement.outcomes is not None
     np.testing.assert_allclose(measurement.outcomes.values["pictures"], expected, rtol=1e-4, atol=1e-5)
-    assert measurement.metrics["aesthetic"] == pytest.approx(np.mean(expected), rel=1e-4)
+    beside("images", f"aesthetic, {kind}", measurement.metrics["aesthetic"], np.mean(expected), within=1e-4)
     assert measurement.metrics["clip_score"] >= 0
 
 

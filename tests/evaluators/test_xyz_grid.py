@@ -1,5 +1,6 @@
 """From the command of the documentation to a contact sheet: as a file, in the report and in MLflow."""
 
+import json
 import re
 import shlex
 import shutil
@@ -90,3 +91,35 @@ def test_rows_columns_and_pages_are_chosen_and_drawn_anew_without_measuring(mode
     with Image.open(sweep / "sweep-xyz-2.png") as sheet:
         assert sheet.tobytes() == draw_page(pages[1]).tobytes()
     assert {path: path.stat().st_mtime_ns for path in models.glob("sweep/*/files/*.png")} == files
+
+
+SCORER = """
+import json
+from pathlib import Path
+
+def interrupted(pictures, prompts):
+    kept = {f.name: f.stat().st_mtime_ns for f in Path("outputs/store").rglob(".evaluation-*.partial.*.png")}
+    with Path("seen.jsonl").open("a") as file:
+        file.write(json.dumps(kept) + "\\n")
+    if len(Path("seen.jsonl").read_text().splitlines()) == 1:
+        raise KeyboardInterrupt
+    return [0.5 for _ in pictures]
+"""
+
+
+def test_the_same_command_after_ctrl_c_draws_no_picture_twice(models, as_a_user):
+    (models / "mine.py").write_text(SCORER)
+    (models / "prompts.txt").write_text("a photo of a cat\na house by the sea\n")
+    words = ["models.base=pipeline", "models.experts=[photos]", "recipe=weighted_sum", "alpha=0.5", "-m"]
+    words += ["output=none", "tracking=none", "evaluator=images", "evaluator.prompts=prompts.txt"]
+    words += ["evaluator.steps=1", "evaluator.device=cpu", "evaluator.scorer=mine.py:interrupted"]
+    words += ["evaluator.distances=false"]
+
+    first = as_a_user(*words, cwd=models)
+    second = as_a_user(*words, cwd=models)
+
+    assert (first.status, second.status) == (130, 0), second.err
+    seen = [json.loads(line) for line in (models / "seen.jsonl").read_text().splitlines()]
+    assert len(seen[0]) == 2
+    assert seen[1] == seen[0]  # the files of the first start, which were read and not written
+    assert not list((models / "outputs/store").rglob("*.partial*"))
