@@ -165,3 +165,16 @@ def test_pixels_that_are_not_numbers_are_an_error_of_that_point(folder):
         EvaluationError, match="the picture '01 a photo of a cat seed 0' has pixels that are not"
     ):
         measured(folder, broken)
+
+
+def test_a_pipeline_holds_no_weights_of_a_point_afterwards(folder):
+    from mecha_exp.evaluators.common import ModelFolder
+    from mecha_exp.evaluators.pictures.pipelines import pipeline
+
+    for _ in range(2):
+        with pipeline(ModelFolder(folder / "a"), weights(folder / "merged"), None, "cpu", "auto") as made:
+            networks = [made.unet, made.vae, made.text_encoder]
+            assert {t.device.type for network in networks for t in network.state_dict().values()} == {"cpu"}
+
+    assert made.text_encoder is None
+    assert {t.device.type for n in (made.unet, made.vae) for t in n.state_dict().values()} == {"meta"}

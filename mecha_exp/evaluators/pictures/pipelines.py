@@ -112,6 +112,8 @@ def pipeline(
             if component in (None, part.name):
                 weights = part.part_of(state_dict, component)
                 filled = part.filled(getattr(made, part.name), weights, device, dtype)
+                if not part.is_of_diffusers:  # where transformers changes tensors, its network keeps them
+                    stack.callback(setattr, made, part.name, None)
                 setattr(made, part.name, stack.enter_context(filled))
         with torch.inference_mode():
             yield made.to(place)
