@@ -41,6 +41,7 @@ def test_clip_scores_are_cosines_and_a_scorer_comes_first(folder, tmp_path, besi
         scores.append(max(0.0, 100 * float(given.image_embeds[0] @ given.text_embeds[0])))
     assert by_clip.outcomes is not None and by_mine.outcomes is not None
     np.testing.assert_allclose(by_clip.outcomes.values["pictures"], scores, atol=1e-3)
+    assert min(scores) == 0 < max(scores)
     beside("images", "clip_score", by_clip.metrics["clip_score"], np.mean(scores))
     assert by_mine.metrics["clip_score"] == pytest.approx(by_clip.metrics["score"])
     red = [int(pixels(content)[0, 0, 0]) for content in by_mine.files.values()]
@@ -76,7 +77,7 @@ def test_aesthetic_scores_are_those_of_layers_over_normalised_features(folder, t
     torch.manual_seed(3)
     linear, deep = (
         torch.nn.Linear(12, 1),
-        torch.nn.Sequential(torch.nn.Linear(12, 5), torch.nn.Dropout(), torch.nn.Linear(5, 1)),
+        torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Dropout(), torch.nn.Linear(16, 1)),
     )
     module = linear if kind == "linear" else deep.eval()
     tensors = {f"{'' if kind == 'linear' else 'layers.'}{k}": t for k, t in module.state_dict().items()}
@@ -94,6 +95,7 @@ def test_aesthetic_scores_are_those_of_layers_over_normalised_features(folder, t
         features = F.normalize(image, dim=0)
         if kind == "relu":
             expected.append(deep[2](F.relu(deep[0](features))).item())
+            assert expected[-1] != pytest.approx(deep(features).item())
         else:
             expected.append(module(features).item())
     assert measurement.outcomes is not None
