@@ -30,6 +30,11 @@ TESTS = {
         "transformers, zero-shot-image-classification"
     ),
     "test_images.py::test_pictures_are_those_of_the_saved_pipeline_and_distances_follow": "diffusers, pixels",
+    "test_image_scores.py::test_clip_scores_are_cosines_and_a_scorer_comes_first": "transformers",
+    "test_image_scores.py::test_a_preference_is_the_cosine_times_the_scale_of_the_model": "transformers",
+    "test_image_scores.py::test_aesthetic_scores_are_those_of_layers_over_normalised_features": (
+        "transformers, torch"
+    ),
     "test_forward.py::test_a_saved_merge_of_language_models_agrees_as_transformers_says": (
         "transformers, scipy"
     ),

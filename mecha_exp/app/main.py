@@ -33,6 +33,7 @@ from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError
 from mecha_exp.evaluation import Scoring
 from mecha_exp.plugins import load_plugins
 from mecha_exp.report import Results, terminal_table
+from mecha_exp.report.figures.contact_sheet import checked_sheet
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep, Tracking
 from mecha_exp.system.folders import make_new_folder
@@ -205,6 +206,7 @@ def _prepare_sweep(line: CommandLine, bench: Workbench) -> tuple[Sweep, Adaptive
     adaptive = _adaptive(line, point, scoring, title, bench)
     sweep.notes += adaptive.notes if adaptive else ()
     sweep.reference = checked_reference(line.config.sweep.get("reference"), scoring)
+    sweep.sheet = checked_sheet(line.config.evaluator.get("sheet"), line.swept)
     sweep.points = adaptive.trials if adaptive else len(line.jobs) if line.lists_points else 0
     return sweep, adaptive
 

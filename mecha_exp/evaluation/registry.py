@@ -51,7 +51,7 @@ SPLIT, CONTEXT, EXAMPLES = "split", "context", "examples"
 """The parameters of an evaluator that no configuration sets: the part of its data, the point, examples."""
 RACE = ("race", "race_alpha", "race_seed", "race_looks", "fidelity")
 SETTINGS = (
-    *("name", "also", "metric", "direction", "timeout", "workers", "devices"),
+    *("name", "also", "metric", "direction", "timeout", "workers", "devices", "sheet"),
     *RACE,
     SPLIT,
     WEIGHT_STATS,

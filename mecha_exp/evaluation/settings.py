@@ -54,6 +54,7 @@ def read_scoring(
     metrics = _metrics(settings, evaluations, problems)
     metric, direction = next(iter(metrics.items()), (None, DIRECTIONS[1]))
     timeout = _timeout(settings, problems)
+    _check_devices(evaluations, devices, problems)
     main = evaluations[0].evaluator if evaluations else None
     named = metric if len(metrics) < 2 else ",".join(metrics)
     fidelity = None if problems else read_fidelity(settings, evaluations, [*metrics], problems)
@@ -194,6 +195,18 @@ def _check_label(label: str, prefix: str, evaluator: Evaluator, others: Sequence
             f"evaluator.also: '{label}' is there twice, and the numbers of both would have one name. Name "
             f"them with `{AS}`: {{name: {evaluator.name}, {AS}: {label}_2, ...}}."
         )
+
+
+def _check_devices(evaluations: Sequence[Evaluation], devices: Sequence[str], problems: Problems) -> None:
+    """Check that no evaluator asks for a GPU that its worker does not see: each sees its own alone."""
+    for evaluation in evaluations if devices else ():
+        device = str(evaluation.parameters.get("device"))
+        has_gpu = all(name.startswith("cuda") for name in devices)
+        if device.startswith("cuda") and not (has_gpu and device == "cuda"):
+            problems.add(
+                f"evaluator.device={device} with evaluator.devices=[{','.join(devices)}]: each worker sees "
+                "its own of these alone. Leave evaluator.device out, or set it to auto."
+            )
 
 
 def _check_split(settings: Mapping[str, Any], evaluations: Sequence[Evaluation], problems: Problems) -> None:

@@ -12,13 +12,16 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, Shapes
-from mecha_exp.evaluators.common import ModelFolder, check_network, folder_of, network
+from mecha_exp.evaluators.common import ModelFolder, check_network, folder_of, frozen_folder, network
 from mecha_exp.evaluators.vision.encoders import encoder_of
+from mecha_exp.evaluators.vision.frozen import changed_at
 from mecha_exp.evaluators.vision.heads import Head, check_width, files_in, output_places
 from mecha_exp.evaluators.vision.hits import check_pictures, hits, image_evaluator, image_sets, what_decides
 from mecha_exp.evaluators.vision.image_data import ImageSet, task_paths
-from mecha_exp.evaluators.vision.pixels import processor_file
+from mecha_exp.evaluators.vision.pixels import check_processor, processor_file
 from mecha_exp.evaluators.vision.texts import (
+    check_lengths,
+    check_text_model,
     class_texts,
     fixed_head,
     read_tokenizer,
@@ -34,8 +37,8 @@ _TEXT = ("text_model.", "text_projection.")
 
 def _text_folder(context: Context, options: Options, folder: ModelFolder) -> Path:
     """The folder with the tokenizer, and with the text tower where that is not merged."""
-    if options["text_model"] is not None:
-        return tokenizer_folder([Path(options["text_model"]).expanduser()], "text_model")
+    if (named := options["text_model"]) is not None:
+        return tokenizer_folder([frozen_folder(named, "text_model", context.offline)], "text_model")
     inputs = [path if path.is_dir() else path.parent for path in context.inputs.values()]
     return tokenizer_folder([folder.path, *inputs], "text_model")
 
@@ -43,11 +46,12 @@ def _text_folder(context: Context, options: Options, folder: ModelFolder) -> Pat
 def _check(shapes: Shapes, context: Context, options: Options) -> None:
     """Check pictures, processor, class names, text tower and network before anything is merged."""
     folder = folder_of(context, options)
-    for task, images in check_pictures(options).items():
-        class_texts(images, options["classes"])
-        templates_of(options["templates"], task)
-    processor_file(folder, context, options["processor"])
+    sets = check_pictures(options)
+    words = {task: class_texts(images, options["classes"]) for task, images in sets.items()}
+    sentences = {task: templates_of(options["templates"], task) for task in sets}
+    file = processor_file(folder, context, options["processor"])
     texts = _text_folder(context, options, folder)
+    encoder = encoder_of(folder, options["projection"], context.offline)
     if options["text_model"] is None:
         if not any(key.startswith(_TEXT) for key in shapes):
             raise ConfigError(
@@ -55,8 +59,13 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
                 "folder of the CLIP that it was fine-tuned from with evaluator.text_model=PATH."
             )
         ModelFolder(texts).check_vocabulary(shapes)
-    kind = encoder_of(folder, options["projection"]).kind
-    check_network(folder, shapes, kind, device=options["device"], dtype=options["dtype"])
+    else:
+        check_text_model(texts, encoder.width, f"{encoder.kind} of {folder.path}")
+    check_network(folder, shapes, encoder.kind, device=options["device"], dtype=options["dtype"])
+    of_texts = folder if options["text_model"] is None else ModelFolder(texts)
+    for task in sets:
+        check_lengths(texts, of_texts, words[task], sentences[task])
+    check_processor(sets.values(), folder.config, file)
 
 
 def _depends(context: Context, options: Options) -> dict[str, Any]:
@@ -67,7 +76,7 @@ def _depends(context: Context, options: Options) -> dict[str, Any]:
     files += files_in(options["classes"], tasks)
     if "{}" not in str(options["templates"]):
         files += files_in(options["templates"], tasks)
-    if encoder := encoder_of(folder, options["projection"]).projection:
+    if encoder := encoder_of(folder, options["projection"], context.offline).projection:
         files.append(encoder)
     if options["text_model"] is not None:
         files += sorted(texts.glob("*.safetensors"))
@@ -91,7 +100,7 @@ def clip_zero_shot(
     processor: str | None = None,
     projection: str | None = None,
     batch_size: int = 32,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "auto",
     trust_remote_code: bool = False,
     split: str = "validation",
@@ -128,7 +137,7 @@ def clip_zero_shot(
     sets = image_sets(options, split)
     file = processor_file(folder, context, processor)
     texts = _text_folder(context, options, folder)
-    encoder = encoder_of(folder, projection)
+    encoder = encoder_of(folder, projection, context.offline)
     with network(folder, state_dict, encoder.kind, device=device, dtype=dtype) as clip:
         heads = {task: _head(clip, images, options, texts) for task, images in sets.items()}
         places = {task: output_places(s, len(s.classes), s.classes, "") for task, s in sets.items()}
@@ -147,5 +156,4 @@ def _head(clip: Any, images: ImageSet, options: Options, texts: Path) -> Head:
     sentences = templates_of(options["templates"], images.task)
     if options["text_model"] is None:
         return text_head(clip, read_tokenizer(texts), words, sentences)
-    changed = max(file.stat().st_mtime_ns for file in texts.iterdir())
-    return fixed_head(texts, changed, words, sentences)
+    return fixed_head(texts, changed_at(texts), words, sentences)

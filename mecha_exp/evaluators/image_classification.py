@@ -25,7 +25,7 @@ from mecha_exp.evaluators.vision.heads import (
 )
 from mecha_exp.evaluators.vision.hits import check_pictures, hits, image_evaluator, image_sets, what_decides
 from mecha_exp.evaluators.vision.image_data import ImageSet, task_paths
-from mecha_exp.evaluators.vision.pixels import processor_file
+from mecha_exp.evaluators.vision.pixels import check_processor, processor_file
 
 __all__ = ["image_classification"]
 
@@ -40,7 +40,7 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
     folder = folder_of(context, options)
     timm_models.check_installed(folder)
     sets = check_pictures(options)
-    processor_file(folder, context, options["processor"])
+    file = processor_file(folder, context, options["processor"])
     kind = CLASSIFIER
     if options["heads"] is None:
         if not (architecture := encoder_of(folder, None).kind).endswith(CLASSIFIES):
@@ -54,13 +54,14 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
             )
         _places(sets, options, lambda task: _outputs(folder.config), folder)
     else:
-        encoder = encoder_of(folder, options["projection"])
+        encoder = encoder_of(folder, options["projection"], context.offline)
         kind, heads = encoder.kind, _heads(options, sets)
         for task, head in heads.items():
             if encoder.width is not None:
                 check_width(task, head, encoder.width, f"{kind} of {folder.path}")
         _places(sets, options, lambda task: len(heads[task].weight), folder)
-    network = check_network(folder, shapes, kind, device=options["device"], dtype=options["dtype"])
+    network = check_network(folder, shapes, kind, device=options["device"], dtype=options["dtype"], context=context)
+    check_processor(sets.values(), folder.config, file)
     if options["heads"] is not None and timm_models.is_timm(folder.config):
         for task, head in heads.items():
             check_width(task, head, timm_models.width_of(network), f"{kind} of {folder.path}")
@@ -94,7 +95,7 @@ def _depends(context: Context, options: Options) -> dict[str, Any]:
     files = [processor_file(folder, context, options["processor"]), *files_in(options["classes"], tasks)]
     if options["heads"] is not None:
         files += head_files(options["heads"], tasks).values()
-        if encoder := encoder_of(folder, options["projection"]).projection:
+        if encoder := encoder_of(folder, options["projection"], context.offline).projection:
             files.append(encoder)
     return what_decides(options, folder, *files)
 
@@ -114,7 +115,7 @@ def image_classification(
     processor: str | None = None,
     projection: str | None = None,
     batch_size: int = 32,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "auto",
     trust_remote_code: bool = False,
     split: str = "validation",
@@ -139,7 +140,7 @@ def image_classification(
         processor: a folder with another image processor.
         projection: a CLIP whose projection a `CLIPVisionModel` alone lacks.
         batch_size: pictures in a batch.
-        device: where the network computes: `cpu`, `cuda`, `auto`.
+        device: where the network computes: `cpu`, `cuda`, `cuda:1`; `auto` is a GPU where there is one.
         dtype: of the network: `auto` is that of the weights.
         trust_remote_code: whether code in the model's folder may run.
         split: `validation` or `test`.
@@ -168,7 +169,7 @@ def image_classification(
                 return logits
 
             return hits(sets, file, folder.config, batch_size, own, places, context)
-    encoder, frozen = encoder_of(folder, projection), _heads(options, sets)
+    encoder, frozen = encoder_of(folder, projection, context.offline), _heads(options, sets)
     places = _places(sets, options, lambda task: len(frozen[task].weight), folder)
     with network(folder, state_dict, encoder.kind, device=device, dtype=dtype) as tower:
 

@@ -63,6 +63,7 @@ class Results:
             empty where it is its place.
         reference: the reference point of the hypervolume of several objectives; empty for the worst values.
         logarithmic: the keys that a search drew by their logarithm; None where that is not known.
+        sheet: the keys of columns, rows and pages of contact sheets; those that it lacks follow.
 
     Raises:
         ConfigError: a metric of one name was measured by two evaluations.
@@ -84,6 +85,7 @@ class Results:
     numbers: Mapping[int, int] = field(default_factory=dict)
     reference: Sequence[float] = ()
     logarithmic: Sequence[str] | None = None
+    sheet: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Check that the points were measured alike."""
@@ -407,4 +409,5 @@ def results_from(sweep: Sweep, by_folder: Mapping[Path, Record]) -> Results:
         numbers=numbers,
         reference=sweep.reference,
         logarithmic=sweep.logarithmic,
+        sheet=sweep.sheet,
     )

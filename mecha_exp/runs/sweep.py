@@ -56,6 +56,7 @@ class Sweep:
         at_random: the numbers of the points that a search drew at random.
         given: the numbers of the points with which a search began: those that were known, or enqueued.
         logarithmic: the keys that a search draws by their logarithm; None of other sweeps.
+        sheet: the keys of columns, rows and pages of contact sheets; empty leaves the choice.
     """
 
     title: str
@@ -73,6 +74,7 @@ class Sweep:
     at_random: list[int] = field(default_factory=list)
     given: list[int] = field(default_factory=list)
     logarithmic: list[str] | None = None
+    sheet: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         """Write `sweep.json`."""

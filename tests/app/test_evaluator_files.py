@@ -149,3 +149,30 @@ def test_a_number_that_follows_from_outcomes_is_not_given_twice():
 
     with pytest.raises(EvaluationError, match="'m/a' as a metric and as outcomes"):
         measured_by(entry, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "[alpah]",
+            "evaluator.sheet: 'alpah' is not swept. Did you mean 'alpha'? 'picture' stands for",
+        ),
+        (
+            "[picture,seed]",
+            "'seed' is not swept. Known: alpha, k, picture. 'picture' stands for the pictures of a",
+        ),
+        (
+            "[alpha,alpha]",
+            "evaluator.sheet=['alpha', 'alpha']: expected the keys of columns, rows and pages, as",
+        ),
+        ("alpha", "evaluator.sheet=alpha: expected the keys of columns, rows and pages, as in [alpha,k]"),
+        ("[]", "evaluator.sheet=[]: expected the keys of columns, rows and pages, as in [alpha,k]"),
+    ],
+)
+def test_a_sheet_of_keys_that_are_not_swept_is_refused_before_a_merge(app, folder, value, message):
+    outcome = app("alpha=0.2,0.6", "k=0.1,0.2", "output=none", f"evaluator.sheet={value}", "-m")
+
+    assert outcome.status == 1
+    assert message in " ".join(outcome.err.split())
+    assert not (folder / "outputs/multiruns").exists()

@@ -1,5 +1,6 @@
 """Workers measure models side by side, and are replaced when they die."""
 
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -8,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mecha_exp import evaluator
 from mecha_exp.errors import ConfigError, EvaluationError, Problems
 from mecha_exp.evaluation import Context, Measurement, read_scoring
 from mecha_exp.evaluation.isolation.pool import _environment, close_pools, evaluation_pool, read_workers
 from mecha_exp.evaluation.isolation.shared_model import shared
+from mecha_exp.evaluation.registry import BUNDLED, all_evaluators
 from mecha_exp.plugins import load_plugins
 
 PLUGIN = '''
@@ -156,6 +159,37 @@ def test_closing_ends_a_measurement_at_once(plugin):
 def test_workers_and_devices_that_cannot_be_are_refused(plugin, settings, message):
     with pytest.raises(ConfigError, match=message):
         read_scoring({"name": "test_pool_hangs", **settings}, SHAPES, [plugin])
+
+
+@pytest.mark.parametrize(
+    ("devices", "device"), [(["cuda:1"], "cuda:1"), (["cuda:0", "cuda:1"], "cuda:0"), (["cpu"], "cuda")]
+)
+def test_a_gpu_that_a_worker_does_not_see_is_refused_before_a_merge(monkeypatch, devices, device):
+    @evaluator("test_pool_on_device", metric="x")
+    def on_device(state_dict, *, device: str = "auto"):
+        return {"x": 0.0}
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    settings = {"name": "test_pool_on_device", "devices": devices}
+
+    message = re.escape(
+        f"evaluator.device={device} with evaluator.devices=[{','.join(devices)}]: each worker sees"
+    )
+    with pytest.raises(ConfigError, match=f"{message} its own of these alone. Leave evaluator.device out"):
+        read_scoring({**settings, "device": device}, SHAPES)
+    assert read_scoring(settings, SHAPES).workers == len(devices)
+
+
+def test_evaluators_follow_the_gpu_of_their_worker():
+    """Each that has a device leaves the choice of it to the process that measures."""
+    defaults = {
+        n: e.parameters["device"].default for n, e in all_evaluators().items() if "device" in e.parameters
+    }
+
+    assert {"image_classification", "clip_zero_shot", "images", "perplexity"} <= set(defaults)
+    assert {
+        name: default for name, default in defaults.items() if name in BUNDLED and default != "auto"
+    } == {}
 
 
 def test_there_is_a_worker_a_device_and_each_sees_its_own_gpu(monkeypatch):

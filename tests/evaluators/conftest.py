@@ -27,6 +27,59 @@ def llamas(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return folders
 
 
+@pytest.fixture(scope="session")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two pipelines of diffusers, what is merged of them, and a CLIP."""
+    from tiny_vision import save_clip, save_pipeline
+
+    from mecha_exp import Job, merge_many, weighted_sum
+
+    root = tmp_path_factory.mktemp("images")
+    inputs = [save_pipeline(root / name, seed) for seed, name in enumerate("ab")]
+    merge_many([Job(weighted_sum(*inputs, alpha=0.25), root / "merged")])
+    save_clip(root / "clip", 9)  # of which some cosines are above 0
+    return root
+
+
+@pytest.fixture(scope="session")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classifiers, two CLIPs, what is merged of each, and pictures of two tasks."""
+    import shutil
+
+    from pictures import write_folders
+    from tiny_vision import CLASSES, save_clip, save_vit
+
+    from mecha_exp import Job, merge_many, weighted_sum
+
+    root = tmp_path_factory.mktemp("vision")
+    for name, save in (("vit", save_vit), ("clip", save_clip)):
+        inputs = [save(root / f"{name}_{seed}", seed) for seed in (1, 2)]
+        merge_many([Job(weighted_sum(*inputs, alpha=0.25), root / name)])
+        (file,) = {"preprocessor_config.json"}
+        shutil.copy(inputs[0] / file, root / name / file)
+    for task in ("pets", "toys"):
+        write_folders(root / "data" / task, CLASSES, 8, splits=("validation", "test"))
+    return root
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], None]:
+    """Puts a folder into a cache of the hub as a model of a name."""
+    import shutil
+
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def put(name: str, folder: Path) -> None:
+        root = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+        shutil.copytree(folder, root / "snapshots" / ("0" * 40))
+        (root / "refs").mkdir()
+        (root / "refs/main").write_text("0" * 40)
+
+    return put
+
+
 @pytest.fixture
 def word_task(tmp_path: Path) -> Callable[..., Path]:
     """Writes a local task of lm_eval with its data; returns its folder."""

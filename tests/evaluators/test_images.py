@@ -1,54 +1,25 @@
 """`evaluator=images`: the pictures are those of diffusers on the saved pipeline, with their scores."""
 
 import io
-import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from drawn import PROMPTS, context_of, measured, weights
 from PIL import Image
 from safetensors.torch import load_file
-from tiny_tokenizers import write_tokenizer
-from tiny_vision import save_clip, save_pipeline
 
-from mecha_exp import Context, EvaluationError, Job, merge_many, weighted_sum
-from mecha_exp.checkpoint import open_stored
-from mecha_exp.errors import ConfigError
-from mecha_exp.evaluation import Measurement, read_scoring
+from mecha_exp import EvaluationError
 
 diffusers = pytest.importorskip("diffusers")
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
 
-PROMPTS = ["a photo of a cat", "a drawing of the dog."]
-FEW = {"prompts": PROMPTS, "seeds": [0, 3], "steps": 2, "guidance": 3.0}
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two pipelines, what is merged of them, and a CLIP."""
-    root = tmp_path_factory.mktemp("images")
-    inputs = [save_pipeline(root / name, seed) for seed, name in enumerate("ab")]
-    merge_many([Job(weighted_sum(*inputs, alpha=0.25), root / "merged")])
-    save_clip(root / "clip", 5)
-    return root
-
-
-def context_of(folder: Path) -> Context:
-    return Context("point", inputs={name: folder / name for name in "ab"})
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    with open_stored(path) as model:
-        return {key: model.read(key) for key in model.keys()}
-
-
-def measured(folder: Path, state_dict=None, **settings) -> Measurement:
-    state_dict = weights(folder / "merged") if state_dict is None else state_dict
-    shapes = {key: tuple(tensor.shape) for key, tensor in state_dict.items()}
-    context = context_of(folder)
-    scoring = read_scoring({"name": "images", **FEW, **settings}, shapes, context=context)
-    return scoring.measure_one(scoring.evaluations[0], state_dict, context)
+@pytest.fixture
+def folder(pipelines: Path) -> Path:
+    return pipelines
 
 
 def pixels(content: bytes | Path) -> np.ndarray:
@@ -108,33 +79,6 @@ def test_schedulers_are_those_of_diffusers(folder):
     np.testing.assert_array_equal(picture, expected[PROMPTS[0], 3])
 
 
-def test_clip_scores_are_cosines_and_a_scorer_comes_first(folder, tmp_path):
-    import transformers
-
-    (tmp_path / "mine.py").write_text(
-        "def red(pictures, prompts):\n    return [p.getpixel((0, 0))[0] for p in pictures]\n"
-    )
-    settings = {"clip": str(folder / "clip"), "distances": False}
-
-    by_clip = measured(folder, **settings)
-    by_mine = measured(folder, **settings, scorer=f"{tmp_path / 'mine.py'}:red")
-
-    clip = transformers.CLIPModel.from_pretrained(folder / "clip").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "clip")
-    processor = transformers.AutoImageProcessor.from_pretrained(folder / "clip", backend="pil")
-    scores = []
-    for (prompt, _), picture in by_the_library(folder / "merged").items():
-        given = clip(
-            **tokenizer(prompt, return_tensors="pt"), **processor(images=[picture], return_tensors="pt")
-        )
-        scores.append(max(0.0, 100 * float(given.image_embeds[0] @ given.text_embeds[0])))
-    assert by_clip.outcomes is not None and by_mine.outcomes is not None
-    np.testing.assert_allclose(by_clip.outcomes.values["pictures"], scores, atol=1e-3)
-    assert by_mine.metrics["clip_score"] == pytest.approx(by_clip.metrics["score"])
-    red = [int(pixels(content)[0, 0, 0]) for content in by_mine.files.values()]
-    assert by_mine.outcomes.values["pictures"].tolist() == red
-
-
 def test_one_component_is_merged_into_the_rest_of_a_pipeline(folder):
     unet = load_file(folder / "merged/unet/diffusion_pytorch_model.safetensors")
 
@@ -167,6 +111,52 @@ def test_weights_under_older_names_are_loaded_by_the_library(folder):
     )
 
 
+class Stopped(Exception):
+    """Stands for Ctrl-C."""
+
+
+def test_the_same_command_goes_on_at_the_picture_where_it_stopped(folder, tmp_path, monkeypatch):
+    from mecha_exp.evaluators.pictures import drawing
+
+    whole = measured(folder)
+    drawn: list[str] = []
+    draw = drawing.Drawing._one
+
+    def counted(self, made, shot):
+        if len(drawn) == stop:
+            raise Stopped
+        drawn.append(shot.name)
+        return draw(self, made, shot)
+
+    monkeypatch.setattr(drawing.Drawing, "_one", counted)
+    drawing._of_input.cache_clear()
+    context = replace(context_of(folder), kept=tmp_path / ".evaluation.partial")
+    names = [name.removesuffix(".png") for name in whole.files]
+    for limit in (3, 6):  # in the middle of the point's pictures, and of those of an input
+        stop = limit
+        with pytest.raises(EvaluationError, match="Stopped"):
+            measured(folder, context=context)
+        context = replace(context)
+    stop = 100
+    again = measured(folder, context=context)
+
+    assert drawn == [*names, *names, *names]
+    assert again.files == whole.files
+    assert again.metrics == whole.metrics
+
+
+def test_a_kept_picture_that_is_damaged_is_drawn_again(folder, tmp_path):
+    context = replace(context_of(folder), kept=tmp_path / ".evaluation.partial")
+    whole = measured(folder, context=context, distances=False, clip=str(folder / "clip"))
+    first, second, *_ = sorted(tmp_path.glob("*.png"))
+    first.write_bytes(second.read_bytes())
+    second.unlink()
+
+    again = measured(folder, context=replace(context), distances=False, clip=str(folder / "clip"))
+
+    assert again.files == whole.files
+
+
 def test_pixels_that_are_not_numbers_are_an_error_of_that_point(folder):
     broken = weights(folder / "merged")
     broken["unet.conv_out.bias"] = torch.full_like(broken["unet.conv_out.bias"], torch.nan)
@@ -177,62 +167,14 @@ def test_pixels_that_are_not_numbers_are_an_error_of_that_point(folder):
         measured(folder, broken)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prompts": None}, "evaluator.prompts: name a file with a prompt on each line"),
-        ({"prompts": "lost.txt"}, "evaluator.prompts: lost.txt cannot be read"),
-        ({"seeds": 3}, "evaluator.seeds=3: expected a list of whole numbers"),
-        (
-            {"schedulers": ["EulerDiscreteSheduler"]},
-            "no scheduler 'EulerDiscreteSheduler'. Did you mean 'EulerDiscreteScheduler'",
-        ),
-        ({"steps": 0}, "evaluator.steps=0: expected at least 1"),
-        ({"component": "transformer"}, "has the components text_encoder, unet, vae"),
-        ({"dtype": "float8"}, "evaluator.dtype=float8: expected one of auto, float32"),
-        ({"clip": "lost"}, "evaluator.clip=lost: there is no config.json"),
-        ({"scorer": "lost.py:f"}, "expected FILE.py:function, and there is no file 'lost.py'"),
-        ({"distances": False}, "evaluator.distances=false leaves no score"),
-    ],
-)
-def test_settings_that_do_not_fit_are_said_before_anything_is_merged(folder, settings, message):
-    with pytest.raises(ConfigError) as error:
-        measured(folder, **settings)
+def test_a_pipeline_holds_no_weights_of_a_point_afterwards(folder):
+    from mecha_exp.evaluators.common import ModelFolder
+    from mecha_exp.evaluators.pictures.pipelines import pipeline
 
-    assert message in str(error.value)
+    for _ in range(2):
+        with pipeline(ModelFolder(folder / "a"), weights(folder / "merged"), None, "cpu", "auto") as made:
+            networks = [made.unet, made.vae, made.text_encoder]
+            assert {t.device.type for network in networks for t in network.state_dict().values()} == {"cpu"}
 
-
-def test_a_gpu_that_is_too_small_is_an_error_with_both_sizes(folder, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5_000, 80_000_000_000))
-    tensors = weights(folder / "merged").values()
-    stored, halves = (sum(t.numel() for t in tensors) * size for size in (4, 2))
-
-    for dtype, needed in (("auto", stored), ("float16", halves)):
-        message = f"evaluator.device=cuda: the weights need {needed:,} bytes, and 5,000 are free there"
-        with pytest.raises(ConfigError, match=message):
-            measured(folder, device="cuda", dtype=dtype)
-
-
-def test_a_tokenizer_with_more_tokens_than_the_text_encoder_has_rows_is_named(folder, tmp_path):
-    shutil.copytree(folder / "a", tmp_path / "a")
-    write_tokenizer(tmp_path / "a/tokenizer", " ".join(f"word{n}" for n in range(20)))
-
-    with pytest.raises(
-        ConfigError,
-        match=r"tokenizer has 23 tokens, and text_encoder.*token_embedding.weight of the .* has 12",
-    ):
-        measured(folder, model=str(tmp_path / "a"))
-
-
-def test_a_pipeline_without_a_component_is_named(folder, tmp_path):
-    shutil.copytree(folder / "a", tmp_path / "a")
-    shutil.rmtree(tmp_path / "a/vae")
-    part = {key: tensor for key, tensor in weights(folder / "merged").items() if not key.startswith("vae.")}
-
-    with pytest.raises(ConfigError, match="the component 'vae' of the pipeline is missing"):
-        measured(folder, model=str(tmp_path / "a"))
-    with pytest.raises(ConfigError, match="the model has no keys of the component 'vae'"):
-        measured(folder, part)
-    with pytest.raises(ConfigError, match="is not the folder of a diffusers pipeline"):
-        measured(folder, model=str(folder / "clip"))
+    assert made.text_encoder is None
+    assert {t.device.type for n in (made.unet, made.vae) for t in n.state_dict().values()} == {"meta"}

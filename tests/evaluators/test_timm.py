@@ -105,7 +105,11 @@ def test_a_head_reads_the_features_that_timm_gives_to_its_last_layer(tmp_path, d
 def test_a_head_of_another_width_is_refused_before_a_merge(tmp_path, data):
     saved("mobilenetv3_small_050", tmp_path / "model")
     save_file({"weight": torch.zeros(3, 5), "bias": torch.zeros(3)}, tmp_path / "data.safetensors")
-    with pytest.raises(ConfigError, match="5"):
+    message = (
+        r"the head of 'data' takes 5 features, and TimmWrapperForImageClassification of .*model gives 1024\. "
+        r"Name heads that were made for this encoder with evaluator\.heads\."
+    )
+    with pytest.raises(ConfigError, match=message):
         measured(tmp_path / "model", data, heads={"data": str(tmp_path / "data.safetensors")})
 
 

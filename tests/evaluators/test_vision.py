@@ -1,6 +1,5 @@
 """The evaluators of pictures give the numbers of the library on the saved model."""
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,55 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pictures import write_folders
 from PIL import Image
-from safetensors.torch import load_file, save_file
-from tiny_tokenizers import write_tokenizer
-from tiny_vision import CLASSES, save_clip, save_vit
+from safetensors.torch import save_file
+from seen import SPLITS, context_of, measured, state_dict
+from tiny_vision import CLASSES
 
-from mecha_exp import Context, EvaluationError, Job, Outcomes, merge_many, weighted_sum
-from mecha_exp.errors import ConfigError
+from mecha_exp import Context, EvaluationError, Outcomes
 from mecha_exp.evaluation import read_scoring
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
 
-SPLITS = ("validation", "test")
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classifiers, two CLIPs, what is merged of each, and pictures of two tasks."""
-    root = tmp_path_factory.mktemp("vision")
-    for name, save in (("vit", save_vit), ("clip", save_clip)):
-        inputs = [save(root / f"{name}_{seed}", seed) for seed in (1, 2)]
-        merge_many([Job(weighted_sum(*inputs, alpha=0.25), root / name)])
-        (file,) = {"preprocessor_config.json"}
-        shutil.copy(inputs[0] / file, root / name / file)
-    for task in ("pets", "toys"):
-        write_folders(root / "data" / task, CLASSES, 8, splits=SPLITS)
-    return root
-
-
-def context_of(model: Path) -> Context:
-    return Context(
-        "point", inputs={"a": model.with_name(f"{model.name}_1"), "b": model.with_name(f"{model.name}_2")}
-    )
-
-
-def state_dict(model: Path) -> dict[str, torch.Tensor]:
-    return load_file(model / "model.safetensors")
-
-
-def measured(name: str, model: Path, weights=None, context=None, **settings) -> dict[str, Outcomes]:
-    """The outcomes on both splits, as a sweep measures them."""
-    weights = state_dict(model) if weights is None else weights
-    context = context or context_of(model)
-    shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
-    scoring = read_scoring({"name": name, **settings}, shapes, context=context)
-    parts = [*scoring.evaluations, *scoring.on("test").evaluations]
-    results = {part.split: scoring.measure_one(part, weights, context) for part in parts}
-    return {str(split): measurement.outcomes for split, measurement in results.items()}
+@pytest.fixture
+def folder(vision: Path) -> Path:
+    return vision
 
 
 def in_the_words_of_the_library(
@@ -262,127 +227,3 @@ def test_logits_that_are_not_numbers_are_an_error_of_that_point(folder, name, mo
 
     with pytest.raises(EvaluationError, match="NaN or infinite logits for 24 of 24 pictures of 'pets'"):
         measured(name, folder / model, weights, data=str(folder / "data/pets"))
-
-
-def large_tokenizer(folder: Path, tmp_path: Path) -> dict[str, object]:
-    shutil.copytree(folder / "clip_1", tmp_path / "large")
-    write_tokenizer(tmp_path / "large", " ".join(f"word{n}" for n in range(20)))
-    return {"model": str(tmp_path / "large")}
-
-
-def heads(tmp_path: Path, shape: tuple[int, ...], name: str = "weight") -> str:
-    save_file({name: torch.zeros(shape)}, tmp_path / "pets.safetensors")
-    return str(tmp_path)
-
-
-def without_processor(folder: Path, tmp_path: Path) -> Context:
-    shutil.copytree(folder / "vit_1", tmp_path / "bare")
-    (tmp_path / "bare/preprocessor_config.json").unlink()
-    return Context(inputs={"a": tmp_path / "bare"})
-
-
-CLASSIFIER, CLIP = "image_classification", "clip_zero_shot"
-
-
-@pytest.mark.parametrize(
-    ("name", "model", "more", "message"),
-    [
-        (
-            CLASSIFIER,
-            "clip",
-            lambda f, t: {"heads": heads(t, (3, 16))},
-            "takes 16 features, and CLIPModel of",
-        ),
-        (
-            CLASSIFIER,
-            "vit",
-            lambda f, t: {"heads": heads(t, (2, 16))},
-            "has 3 classes, and the head of 'pets' has 2",
-        ),
-        (
-            CLASSIFIER,
-            "vit",
-            lambda f, t: {"heads": heads(t, (3, 16), "w")},
-            "has no 'weight' (or 'pets.weight')",
-        ),
-        (
-            CLASSIFIER,
-            "vit",
-            lambda f, t: {"heads": heads(t, (3,))},
-            "has shapes [[3]]: expected [classes, width]",
-        ),
-        (
-            CLASSIFIER,
-            "vit",
-            lambda f, t: {"heads": {"cars": "a"}},
-            "evaluator.heads.cars: there is no such task",
-        ),
-        (CLASSIFIER, "vit", lambda f, t: {"heads": str(t)}, "the head of 'pets', does not exist"),
-        (CLASSIFIER, "vit", lambda f, t: {"classes": ["cat", "dog"]}, "has 3 outputs, and 2 names are given"),
-        (
-            CLASSIFIER,
-            "vit",
-            lambda f, t: {"classes": ["a", "b", "c"]},
-            "the class 'cat' is none of the outputs",
-        ),
-        (CLASSIFIER, "clip", lambda f, t: {}, "holds a CLIPModel, which does not classify"),
-        (
-            CLASSIFIER,
-            "vit",
-            lambda f, t: {"projection": str(f / "clip_1")},
-            "evaluator.projection: without heads",
-        ),
-        (
-            CLASSIFIER,
-            "vit",
-            lambda f, t: {"batch_size": 0},
-            "evaluator.batch_size=0: expected a whole number",
-        ),
-        (CLASSIFIER, "vit", lambda f, t: {"data": None}, "evaluator.data: name the folder"),
-        (CLASSIFIER, "vit", lambda f, t: {"processor": str(t)}, "no preprocessor_config.json lies in"),
-        (CLASSIFIER, "vit", lambda f, t: {"device": "cuda:7"}, "evaluator.device=cuda:7: torch sees"),
-        (
-            CLASSIFIER,
-            "vit",
-            lambda f, t: {"context": without_processor(f, t)},
-            "name its folder with evaluator.pro",
-        ),
-        (CLIP, "vit", lambda f, t: {}, "no tokenizer lies in"),
-        (
-            CLIP,
-            "clip",
-            lambda f, t: {"templates": ["a photo"]},
-            "'a photo' needs {} once, where the class goes",
-        ),
-        (CLIP, "clip", lambda f, t: {"classes": ["cat", "dog"]}, "2 names for the 3 classes of 'pets'"),
-        (
-            CLIP,
-            "clip",
-            lambda f, t: {"classes": {"pets": {"cat": "a cat"}}},
-            "the class 'dog' of 'pets' has no words",
-        ),
-        (CLIP, "clip", large_tokenizer, "has 23 tokens, and text_model.embeddings.token_embedding.weight of"),
-        (CLIP, "clip", lambda f, t: {"text_model": str(f / "vit_1")}, "evaluator.text_model=PATH"),
-    ],
-)
-def test_what_does_not_fit_is_said_before_anything_is_merged(folder, tmp_path, name, model, more, message):
-    settings = {"data": str(folder / "data/pets"), **more(folder, tmp_path)}
-    context = settings.pop("context", context_of(folder / model))
-    shapes = {key: tuple(tensor.shape) for key, tensor in state_dict(folder / model).items()}
-
-    with pytest.raises(ConfigError) as error:
-        read_scoring({"name": name, **settings}, shapes, context=context)
-
-    assert message in str(error.value)
-
-
-def test_a_processor_of_another_size_and_words_that_are_too_long_are_said_when_measured(folder, tmp_path):
-    save_vit(tmp_path / "large", 1, side=24)
-    settings = {"data": str(folder / "data/pets"), "processor": str(tmp_path / "large")}
-    with pytest.raises(
-        ConfigError, match=re.escape("makes pictures of 24 x 24 pixels, and the model takes 16 x 16")
-    ):
-        measured("image_classification", folder / "vit", **settings)
-
-    with pytest.raises(ConfigError, match="has 16 tokens, and the text tower takes 12: shorten it"):
-        measured(CLIP, folder / "clip", data=str(folder / "data/pets"), templates="a " * 12 + "{}.")

@@ -40,7 +40,8 @@ def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
     before = Sweep.find(folder)
     sweep.tracked_in = tracking.place
     is_known = before is not None and before.tracked_in == sweep.tracked_in and not tracking.is_gone
-    if before and before.complete and before.points == sweep.points and is_known:
+    is_alike = before is not None and (before.points, before.sheet) == (sweep.points, sweep.sheet)
+    if before and before.complete and is_alike and is_known:
         sweep.parent_run, sweep.input_runs, sweep.complete = before.parent_run, before.input_runs, True
     elif tracking.uri:
         try:

@@ -1,7 +1,13 @@
 """What evaluators of several worlds share: the folders of models, their networks, quiet libraries."""
 
 from mecha_exp.evaluators.common.devices import chosen_device
-from mecha_exp.evaluators.common.folders import ModelFolder, folder_of, model_folder
+from mecha_exp.evaluators.common.folders import (
+    ModelFolder,
+    folder_of,
+    frozen_folder,
+    model_folder,
+    named_folder,
+)
 from mecha_exp.evaluators.common.libraries import calm, one_line
 from mecha_exp.evaluators.common.loading import check_network
 from mecha_exp.evaluators.common.networks import check_module, module_network, network
@@ -13,8 +19,10 @@ __all__ = [
     "check_network",
     "chosen_device",
     "folder_of",
+    "frozen_folder",
     "model_folder",
     "module_network",
+    "named_folder",
     "network",
     "one_line",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ EMBEDDINGS = (
 )
 """How the keys end whose rows stand for the tokens of a text."""
 _SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
+Fetch = Callable[[str, str | None, bool], str | Path]
 _DECISIVE = (".json", ".txt", ".model", ".jinja")
 _WORDS_ABOUT = ("_name_or_path", "transformers_version", "_diffusers_version")
 """Entries of a configuration that decide nothing."""
@@ -130,9 +131,7 @@ def model_folder(
         ConfigError: there is none, or a model of the hub is not in the cache.
     """
     if model is not None:
-        folder = Path(model).expanduser()
-        if not folder.is_dir():
-            folder = _of_hub(model, context.offline)
+        folder = named_folder(model, "model", context.offline)
         if not _is_model(folder):
             raise ConfigError(f"evaluator.model={model}: there is no {CONFIG} in this folder.")
         return ModelFolder(folder, trust_remote_code)
@@ -156,32 +155,58 @@ def _is_model(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or (folder / PIPELINE).is_file()
 
 
-def _of_hub(name: str, offline: bool) -> Path:
-    """The folder of a hub's model in the cache, without its weights."""
+def named_folder(name: str, key: str, offline: bool, fetch: Fetch | None = None) -> Path:
+    """The folder or the file that a setting names, or the folder of a hub's model in the cache.
+
+    Args:
+        name: a path, or `org/name` or `org/name@revision`.
+        key: of the setting.
+        offline: whether nothing may be downloaded.
+        fetch: brings the model with its weights, by repository, revision and `offline`; None brings its
+            configuration, tokenizer and processor alone.
+
+    Raises:
+        ConfigError: there is no such path, and no such model.
+    """
     from mecha_exp.checkpoint.hub import is_hub_name
 
+    if (path := Path(name).expanduser()).exists():
+        return path
     if not is_hub_name(name):
-        raise ConfigError(f"evaluator.model={name}: this folder does not exist.")
+        raise ConfigError(f"evaluator.{key}={name}: this folder does not exist.")
     repository, _, revision = name.partition("@")
     try:
         with calm(offline=offline):
-            from huggingface_hub import snapshot_download
-
-            return Path(
-                snapshot_download(
-                    repository,
-                    revision=revision or None,
-                    allow_patterns=list(_SMALL),
-                    local_files_only=offline,
-                )
-            )
+            return Path((fetch or _small_files)(repository, revision or None, offline))
     except Exception as error:  # the library also raises errors of its transport
         chosen = f"{repository} --revision {revision}" if revision else repository
+        files = "" if fetch else " --include '*.json' '*.txt' '*.model'"
         cause = "it is not in the cache of the hub" if offline else brief(str(error))
         raise ConfigError(
-            f"evaluator.model={name}: there is no such folder, and as a model of the hub {cause}. Fetch it "
-            f"with hub.offline=false, or: hf download {chosen} --include '*.json' '*.txt' '*.model'"
+            f"evaluator.{key}={name}: there is no such folder, and as a model of the hub {cause}. Fetch it "
+            f"with hub.offline=false, or: hf download {chosen}{files}"
         ) from None
+
+
+def frozen_folder(name: str, key: str, offline: bool) -> Path:
+    """The folder or the file of a model that is not merged, with its weights; see `named_folder`."""
+    return named_folder(name, key, offline, _with_weights)
+
+
+def _small_files(repository: str, revision: str | None, offline: bool) -> str:
+    from huggingface_hub import snapshot_download
+
+    return str(
+        snapshot_download(
+            repository, revision=revision, allow_patterns=list(_SMALL), local_files_only=offline
+        )
+    )
+
+
+def _with_weights(repository: str, revision: str | None, offline: bool) -> Path:
+    from mecha_exp.checkpoint.hub import hub_folder
+
+    return hub_folder(f"{repository}@{revision}" if revision else repository, offline)
 
 
 def _decisive(file: Path) -> Any:

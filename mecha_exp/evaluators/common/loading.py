@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Loader:
 
     Attributes:
         folder: of the configuration.
-        kind: a class of transformers.
+        kind: a class of transformers, or `MODULE:CLASS` of a library that builds on it.
         dtype: of the network.
         settings: entries of the configuration to set.
         unused: starts of keys that may be there without being used.
@@ -103,9 +104,8 @@ class Loader:
         return config
 
     def _class(self, config: Any) -> Any:
-        import transformers
-
-        auto = getattr(transformers, self.kind)
+        module, _, name = self.kind.rpartition(":")
+        auto = getattr(import_module(module or "transformers"), name)
         if not hasattr(auto, "from_config"):
             return auto
         what = f"{self.folder.path} does not hold a model for {self.kind}"

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import CheckpointError, ConfigError
-from mecha_exp.evaluators.common import ModelFolder
+from mecha_exp.evaluators.common import ModelFolder, frozen_folder
 from mecha_exp.evaluators.vision import timm_models
 
 CLASSIFIER = "AutoModelForImageClassification"
@@ -87,15 +87,20 @@ class Encoder:
         return _projection(self.projection, self.projection.stat().st_mtime_ns)
 
 
-def encoder_of(folder: ModelFolder, projection: str | None) -> Encoder:
+def encoder_of(folder: ModelFolder, projection: str | None, offline: bool = True) -> Encoder:
     """The encoder of a folder.
+
+    Args:
+        folder: of its configuration.
+        projection: a folder, a file or a hub's name of a CLIP whose projection it needs; None without.
+        offline: whether nothing may be downloaded.
 
     Raises:
         ConfigError: the projection is not that of a CLIP, or the network has one already.
     """
     if projection is None:
         return Encoder(folder)
-    encoder = Encoder(folder, Path(projection).expanduser())
+    encoder = Encoder(folder, frozen_folder(projection, "projection", offline))
     if encoder.kind != "CLIPVisionModel":
         raise ConfigError(
             f"evaluator.projection: {encoder.kind} of {folder.path} needs none: it is for a "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,7 +15,7 @@ from torch import Tensor
 from mecha_exp.checkpoint.sidecars import CONFIG
 from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluators.common import ModelFolder, calm, one_line
+from mecha_exp.evaluators.common import ModelFolder, calm, named_folder, one_line
 from mecha_exp.evaluators.vision import timm_models
 from mecha_exp.evaluators.vision.image_data import ImageSet
 from mecha_exp.system.cores import available_cores
@@ -34,7 +34,9 @@ def processor_file(folder: ModelFolder, context: Context, processor: str | None)
         ConfigError: there is none.
     """
     inputs = [path if path.is_dir() else path.parent for path in context.inputs.values()]
-    folders = [Path(processor).expanduser()] if processor else [folder.path, *inputs]
+    folders = [folder.path, *inputs]
+    if processor:
+        folders = [named_folder(processor, "processor", context.offline)]
     for candidate in folders:
         for name in PROCESSORS:
             if (candidate / name).is_file():
@@ -134,6 +136,16 @@ def expected_size(config: Mapping[str, Any]) -> int | None:
         return timm_models.size_of(config)
     size = {**config, **(config.get("vision_config") or {})}.get("image_size")
     return size if isinstance(size, int) else None
+
+
+def check_processor(sets: Iterable[ImageSet], config: Mapping[str, Any], file: Path) -> None:
+    """Check by the first picture of each task that a processor makes what a network takes.
+
+    Raises:
+        ConfigError: it makes pictures of another size, or cannot prepare this one.
+    """
+    for images in sets:
+        check_size(pixels_of(images, file, 1).batch(range(1)), config, file)
 
 
 def check_size(tensor: Tensor, config: Mapping[str, Any], file: Path) -> None:

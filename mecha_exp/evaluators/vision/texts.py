@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.evaluators.common import calm, one_line
+from mecha_exp.evaluators.common import ModelFolder, calm, one_line
 from mecha_exp.evaluators.vision.encoders import _pooled
+from mecha_exp.evaluators.vision.frozen import changed_at, check_frozen
 from mecha_exp.evaluators.vision.heads import Head, listed
 from mecha_exp.evaluators.vision.image_data import ImageSet
 
 TEMPLATE = "a photo of a {}."
+_PROJECTED = "TextModelWithProjection"
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "spiece.model", "tokenizer_config.json")
 
 
@@ -79,7 +82,7 @@ def tokenizer_folder(folders: Sequence[Path], key: str) -> Path:
             return folder
     searched = ", ".join(dict.fromkeys(map(str, folders)))
     raise ConfigError(
-        f"no tokenizer lies in {searched}, so class names cannot be read. Name the folder of the pretrained "
+        f"no tokenizer lies in {searched}, so texts cannot be read. Name the folder of the pretrained "
         f"CLIP with evaluator.{key}=PATH."
     )
 
@@ -101,17 +104,89 @@ def text_head(network: Any, tokenizer: Any, texts: Sequence[str], templates: Seq
     for text in texts:
         sentences = [template.format(text) for template in templates]
         tokens = tokenizer(sentences, padding=True, return_tensors="pt").to(network.device)
-        _check_length(network, tokens["input_ids"].shape[1], sentences[0])
+        _check_length(network.config, tokens["input_ids"].shape[1], sentences[0])
         features = F.normalize(_text_features(network, tokens).float(), dim=-1)
         rows.append(F.normalize(features.mean(dim=0), dim=-1))
     return Head(torch.stack(rows))
 
 
-def _check_length(network: Any, length: int, sentence: str) -> None:
-    config = getattr(network.config, "text_config", network.config)
-    limit = getattr(config, "max_position_embeddings", length)
+def _check_length(config: Any, length: int, sentence: str) -> None:
+    limit = getattr(getattr(config, "text_config", config), "max_position_embeddings", length)
     if length > limit:
         raise ConfigError(f"{sentence!r} has {length} tokens, and the text tower takes {limit}: shorten it.")
+
+
+def check_lengths(
+    folder: Path, model: ModelFolder, texts: tuple[str, ...], templates: tuple[str, ...]
+) -> None:
+    """Check that a text tower takes the sentences of all classes.
+
+    Args:
+        folder: with the tokenizer.
+        model: the folder of the text tower, or of the CLIP.
+        texts: words for each class.
+        templates: sentences with `{}`.
+
+    Raises:
+        ConfigError: one is too long, or the tokenizer cannot be read.
+    """
+    _check_length(_config(model), *_longest(folder, changed_at(folder), texts, templates))
+
+
+@lru_cache(maxsize=32)
+def _longest(
+    folder: Path, changed: int, texts: tuple[str, ...], templates: tuple[str, ...]
+) -> tuple[int, str]:
+    """The number of tokens of the longest sentence, and this sentence."""
+    sentences = [template.format(text) for text in texts for template in templates]
+    tokens = read_tokenizer(folder)(sentences)["input_ids"]
+    return max(zip(map(len, tokens), sentences, strict=True))
+
+
+def check_text_model(folder: Path, width: int | None, source: str) -> None:
+    """Check that a folder has a text tower whose features are as wide as those of pictures.
+
+    Args:
+        folder: that `evaluator.text_model` names.
+        width: of the features of pictures; None where it is not known.
+        source: of these features, for errors.
+
+    Raises:
+        ConfigError: it has none, or its features have another width.
+    """
+    named, kind = f"evaluator.text_model={folder}", _kind_of_text_model(folder)
+    check_frozen(folder, kind, named)
+    own = getattr(_config(ModelFolder(folder)), "projection_dim", None)
+    if None not in (own, width) and own != width:
+        raise ConfigError(
+            f"{named}: its features of texts have {own} numbers, and {source} gives {width} for a picture. "
+            "Name the CLIP that the models were fine-tuned from. A vision tower alone lacks CLIP's "
+            "projection: evaluator.projection=PATH names it."
+        )
+
+
+def _config(model: ModelFolder) -> Any:
+    """The configuration in a folder, with what the library fills in."""
+    with calm(offline=True):
+        from transformers import AutoConfig
+
+        with one_line(f"transformers cannot read {model.path / 'config.json'}"):
+            return AutoConfig.from_pretrained(
+                model.path, trust_remote_code=model.runs_code, local_files_only=True
+            )
+
+
+def _kind_of_text_model(folder: Path) -> str:
+    """The class of transformers for a text tower."""
+    kind = str((ModelFolder(folder).config.get("architectures") or ["model"])[0])
+    with calm(offline=True):
+        made = getattr(import_module("transformers"), kind, None)
+    if not (hasattr(made, "get_text_features") or kind.endswith(_PROJECTED)):
+        raise ConfigError(
+            f"evaluator.text_model={folder}: it holds a {kind}, which gives no features of texts. Name the "
+            "folder of a CLIP, or of a CLIPTextModelWithProjection."
+        )
+    return kind
 
 
 def _text_features(network: Any, tokens: Mapping[str, Tensor]) -> Tensor:
@@ -126,7 +201,7 @@ def read_tokenizer(folder: Path) -> Any:
     Raises:
         ConfigError: transformers cannot read it.
     """
-    return _tokenizer(folder, max(file.stat().st_mtime_ns for file in folder.iterdir()))
+    return _tokenizer(folder, changed_at(folder))
 
 
 @lru_cache(maxsize=4)
@@ -142,8 +217,7 @@ def _tokenizer(folder: Path, changed: int) -> Any:
 def fixed_head(folder: Path, changed: int, texts: tuple[str, ...], templates: tuple[str, ...]) -> Head:
     """The head by the text tower of a folder, which is not merged."""
     with calm(offline=True):
-        from transformers import AutoModel
-
+        made: Any = getattr(import_module("transformers"), _kind_of_text_model(folder))
         with one_line(f"evaluator.text_model={folder}: transformers cannot load it"):
-            network = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+            network = made.from_pretrained(folder, local_files_only=True).eval()
     return text_head(network, read_tokenizer(folder), texts, templates)

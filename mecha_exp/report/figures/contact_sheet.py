@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.report.results import MISSING, Results
 from mecha_exp.report.table import shortened
 from mecha_exp.runs.files import FILES, files_of_inputs, files_of_run
+from mecha_exp.runs.outcomes import OUTCOMES_FILE, models_in, read_outcomes
 from mecha_exp.runs.record import Record, load_all
 from mecha_exp.runs.values import as_text
 
@@ -17,13 +19,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SHEET_FILE = "sweep-xyz.png"
+PICTURE = "picture"
+"""What stands among the keys of a sheet for the pictures of one point."""
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _WIDTH = 2400  # pixels that the tiles of a page may take in all, if they stay legible
 _LEAST, _MOST = 96, 512  # pixels of a tile's longer side
 _GAP, _FONT, _LINE, _LABEL = 6, 16, 24, 44  # pixels, the last in characters
+_INPUTS = "the inputs"
 _PAPER, _INK, _EMPTY = "white", "black", "#e4e8ec"
 
 Tiles = dict[tuple[str, str], Path]
+Scores = dict[str, str]
+"""The words below the pictures of a model, by their names."""
 
 
 @dataclass
@@ -33,10 +40,12 @@ class Page:
     Attributes:
         heading: what all its pictures have in common.
         tiles: the files by the labels of their column and row.
+        captions: the words below a picture, by the same.
     """
 
     heading: str
     tiles: Tiles = field(default_factory=dict)
+    captions: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
@@ -53,7 +62,8 @@ def draw_contact_sheets(results: Results, folder: Path) -> list[tuple[Path, str]
     """Draw the pictures that the points of a sweep left; returns the files and their captions.
 
     The swept key with the most values makes the columns, the next one the rows; the pictures of a point and
-    further keys make pages. Of one key, the pictures are the rows and the inputs are columns beside it.
+    further keys make pages, unless the sweep's `sheet` says otherwise. Where the pictures of a point are on
+    an axis and there are no pages, the inputs stand beside the points. A picture's score is below it.
     """
     if not any(folder.glob(f"*/{FILES}")):
         return []
@@ -68,27 +78,84 @@ def draw_contact_sheets(results: Results, folder: Path) -> list[tuple[Path, str]
 def pages_of(results: Results, folder: Path) -> list[Page]:
     """Arrange the pictures of the points, and of the inputs, on pages."""
     records = {path: record for path, record in load_all(folder).items() if record.finished}
-    keys = _axes(results, [*records.values()])
-    inputs = {name: _pictures(files) for name, files in files_of_inputs(folder).items()}
-    inputs = {name: pictures for name, pictures in inputs.items() if pictures}
+    keys = _order(results, [*records.values()])
+    scores = {path: _scores_of(path) for path in records}
     pages: dict[str, Page] = {}
-    if len(keys) < 2 and inputs:
-        _add_inputs(pages.setdefault("", Page("")), inputs)
+    _add_inputs(pages, keys, folder, [*scores.values()])
     for path, record in records.items():
-        labels = [f"{key}={as_text(results.value(record, key)) or MISSING}" for key in keys]
+        labels = {key: f"{key}={as_text(results.value(record, key)) or MISSING}" for key in keys}
         for picture, file in _pictures(files_of_run(path)).items():
-            column, row, *rest = [*(labels or [record.name]), picture]
+            places = {**labels, PICTURE: picture}
+            column, row, *rest = [places[key] for key in keys] if len(keys) > 1 else [record.name, picture]
             page = pages.setdefault(", ".join(rest), Page(", ".join(rest)))
             page.tiles[column, row] = file
-    if len(keys) >= 2 and inputs:
-        _add_inputs(pages.setdefault("inputs", Page("the inputs")), inputs)
+            page.captions[column, row] = scores[path].get("", {}).get(picture, "")
+    if (last := pages.pop(_INPUTS, None)) is not None:
+        pages[_INPUTS] = last
     return list(pages.values())
 
 
-def _add_inputs(page: Page, inputs: Mapping[str, Mapping[str, Path]]) -> None:
-    for name, pictures in inputs.items():
-        for picture, file in pictures.items():
-            page.tiles[name, picture] = file
+def _add_inputs(
+    pages: dict[str, Page], keys: Sequence[str], folder: Path, scores: Sequence[Mapping[str, Scores]]
+) -> None:
+    """Put the inputs beside the points where a picture has one place there; else on a page of their own."""
+    words = {name: of_name for of_point in scores for name, of_name in of_point.items()}
+    are_beside = len(keys) < 3 and PICTURE in keys
+    are_rows = keys[0] == PICTURE and len(keys) == 2
+    for name, files in files_of_inputs(folder).items():
+        for picture, file in _pictures(files).items():
+            page = pages.setdefault("" if are_beside else _INPUTS, Page("" if are_beside else _INPUTS))
+            place = (picture, name) if are_rows else (name, picture)
+            page.tiles[place] = file
+            page.captions[place] = words.get(name, {}).get(picture, "")
+
+
+def _scores_of(run: Path) -> dict[str, Scores]:
+    """The scores of the pictures of a point, by "", and of each input, as words."""
+    path = run / OUTCOMES_FILE
+    scores: dict[str, Scores] = {}
+    for model in models_in(read_outcomes(path)) if path.is_file() else ():
+        words = scores.setdefault(model.name if model.role == "input" else "", {})
+        for metric, by_split in model.by_metric.items():
+            for outcomes in by_split.values():
+                for task, values in outcomes.values.items():
+                    for example, value in zip(outcomes.examples[task], values, strict=True):
+                        words.setdefault(str(example), f"{metric} {value:.4g}")
+    return scores
+
+
+def checked_sheet(value: object, swept: Sequence[str]) -> list[str]:
+    """The keys that a configuration chooses for the columns, the rows and the pages of a sheet, in order.
+
+    Args:
+        value: of the setting; None leaves the choice.
+        swept: the keys that differ between points.
+
+    Raises:
+        ConfigError: they are not different keys that are swept.
+    """
+    if value is None:
+        return []
+    known = [*swept, PICTURE]
+    keys = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if not keys or not all(isinstance(key, str) for key in keys) or len(set(keys)) < len(keys):
+        raise ConfigError(
+            f"evaluator.sheet={value}: expected the keys of columns, rows and pages, as in "
+            f"[{','.join(known[:2])}]."
+        )
+    for key in keys:
+        if key not in known:
+            raise ConfigError(
+                f"evaluator.sheet: '{key}' is not swept.{did_you_mean(key, known)} '{PICTURE}' stands for "
+                "the pictures of a point."
+            )
+    return keys
+
+
+def _order(results: Results, records: Sequence[Record]) -> list[str]:
+    """What makes columns, rows and pages, in this order."""
+    axes = _axes(results, records)
+    return [*results.sheet, *(key for key in (*axes, PICTURE) if key not in results.sheet)]
 
 
 def _axes(results: Results, records: Sequence[Record]) -> list[str]:
@@ -112,7 +179,9 @@ def draw_page(page: Page) -> Image:
     side = min(_MOST, max(_LEAST, _WIDTH // len(page.columns)))
     tiles = {place: _tile(path, side) for place, path in page.tiles.items()}
     width = max(tile.width for tile in tiles.values())
-    heights = [max(tile.height for (_, r), tile in tiles.items() if r == row) for row in page.rows]
+    width = max(width, *(int(font.getlength(text)) + 1 for text in page.captions.values()), 0)
+    below = _LINE if any(page.captions.values()) else 0
+    heights = [max(tile.height for (_, r), tile in tiles.items() if r == row) + below for row in page.rows]
     names = [shortened(row, _LABEL) for row in page.rows]
     labels = [_lines(column, font, width) for column in page.columns]
     left = int(max(font.getlength(name) for name in names)) + 2 * _GAP
@@ -132,6 +201,8 @@ def draw_page(page: Page) -> Image:
                 pen.rectangle((x, y, x + width - 1, y + height - 1), _EMPTY)
             else:
                 sheet.paste(tile, (x + (width - tile.width) // 2, y))
+                caption = page.captions.get((column, row), "")
+                pen.text((x + width // 2, y + tile.height), caption, _INK, font, anchor="ma")
     return sheet
 
 

@@ -1,0 +1,150 @@
+"""Pipelines of diffusers: loaded once, with the tensors of each point put into their components."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluators.common import (
+    ModelFolder,
+    calm,
+    chosen_device,
+    model_folder,
+    named_folder,
+    one_line,
+)
+from mecha_exp.evaluators.pictures.components import INDEX, index_of, networks_of
+
+_TEXT_TO_IMAGE = ("prompt", "num_inference_steps", "generator", "height")
+_OF_FILMS, _OF_PICTURES, _CONTROL = "num_frames", "image", "controlnet"
+
+
+def pipeline_folder(context: Context, model: str | None) -> ModelFolder:
+    """The folder of the pipeline that is named, or of the first input.
+
+    Args:
+        context: the inputs.
+        model: a folder, or the name of a pipeline of the hub, which comes with the weights that it needs.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if model is None:
+        return model_folder(context)
+    folder = named_folder(model, "model", context.offline, _of_hub)
+    return model_folder(context, str(folder))
+
+
+def _of_hub(repository: str, revision: str | None, offline: bool) -> Path:
+    from diffusers import DiffusionPipeline
+
+    make: Any = DiffusionPipeline
+    folder = Path(make.download(repository, revision=revision, local_files_only=offline))
+    networks_of(ModelFolder(folder))  # raises where the cache has the configurations alone
+    return folder
+
+
+def check_pipeline(folder: ModelFolder, settings: Mapping[str, Any]) -> None:
+    """Check that a pipeline makes pictures of prompts alone, with the settings that are given.
+
+    Args:
+        folder: of the pipeline.
+        settings: arguments of its call, by the names of `evaluator`'s settings for them.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    name = index_of(folder).get("_class_name")
+    with calm(offline=True):
+        import diffusers
+        from diffusers.pipelines.auto_pipeline import AUTO_TEXT2IMAGE_PIPELINES_MAPPING
+
+        made = getattr(diffusers, name, None) if isinstance(name, str) else None
+        if made is None:
+            hint = did_you_mean(str(name), [n for n in dir(diffusers) if n.endswith("Pipeline")])
+            raise ConfigError(
+                f"{folder.path / INDEX}: diffusers {diffusers.__version__} has no pipeline '{name}'.{hint} "
+                "Install the version that wrote it; pipelines with code of their own are not run."
+            )
+        accepted = inspect.signature(made.__call__).parameters
+        also_of_texts = made in AUTO_TEXT2IMAGE_PIPELINES_MAPPING.values()
+    if any(parameter not in accepted for parameter in _TEXT_TO_IMAGE) or _OF_FILMS in accepted:
+        raise ConfigError(f"{folder.path} holds a {name}, which does not make pictures of prompts.")
+    if (_OF_PICTURES in accepted and not also_of_texts) or _CONTROL in index_of(folder):
+        raise ConfigError(f"{folder.path} holds a {name}, which needs a picture beside each prompt.")
+    for setting, parameter in settings.items():
+        if parameter not in accepted:
+            raise ConfigError(
+                f"evaluator.{setting}: the {name} of {folder.path} takes no {parameter}. Set "
+                f"evaluator.{setting}=null."
+            )
+
+
+@contextmanager
+def pipeline(
+    folder: ModelFolder, state_dict: Mapping[str, Tensor], component: str | None, device: str, dtype: str
+) -> Iterator[Any]:
+    """A pipeline of diffusers with these weights; it loses them when the block ends.
+
+    Args:
+        folder: of the pipeline.
+        state_dict: keys below the names of the components, or those of one component.
+        component: that one; None for all.
+        device: where it computes.
+        dtype: of its networks, such as `float32`; `auto` is that of the weights.
+
+    Raises:
+        ConfigError: the weights do not fit.
+    """
+    place = chosen_device(device)
+    made = _pipeline(folder.path, (folder.path / INDEX).stat().st_mtime_ns)
+    with ExitStack() as stack:
+        for part in networks_of(folder):
+            if component in (None, part.name):
+                weights = part.part_of(state_dict, component)
+                filled = part.filled(getattr(made, part.name), weights, device, dtype)
+                if not part.is_of_diffusers:  # where transformers changes tensors, its network keeps them
+                    stack.callback(setattr, made, part.name, None)
+                setattr(made, part.name, stack.enter_context(filled))
+        with torch.inference_mode():
+            yield made.to(place)
+
+
+@lru_cache(maxsize=1)
+def _pipeline(folder: Path, changed: int) -> Any:
+    """The pipeline in a folder, as diffusers loads it."""
+    with calm(offline=True):
+        from diffusers import DiffusionPipeline
+
+        make: Any = DiffusionPipeline
+        errors = (OSError, ValueError, TypeError, AttributeError)
+        with one_line(f"diffusers cannot load the pipeline in {folder}", errors):
+            made = make.from_pretrained(folder, local_files_only=True)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def scheduler_class(name: str) -> Any:
+    """A scheduler of diffusers by the name of its class.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    with calm(offline=True):
+        import diffusers
+
+        known = [entry for entry in dir(diffusers) if entry.endswith("Scheduler")]
+        if name not in known:
+            raise ConfigError(
+                f"evaluator.schedulers: diffusers has no scheduler '{name}'.{did_you_mean(name, known)}"
+            )
+        return getattr(diffusers, name)

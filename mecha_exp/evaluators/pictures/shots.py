@@ -1,0 +1,56 @@
+"""The pictures that are to be made: prompts, seeds and schedulers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mecha_exp.errors import ConfigError, brief
+from mecha_exp.evaluation.registry import Options
+from mecha_exp.evaluators.vision.heads import listed
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture to make.
+
+    Attributes:
+        name: of its file, without suffix.
+        prompt: the words.
+        seed: of its noise.
+        scheduler: the name of a class of diffusers; None is the pipeline's own.
+    """
+
+    name: str
+    prompt: str
+    seed: int
+    scheduler: str | None
+
+
+def shots_of(options: Options) -> tuple[Shot, ...]:
+    """The pictures to make: each prompt with each seed and each scheduler.
+
+    Raises:
+        ConfigError: there is no prompt, or a seed is not a whole number.
+    """
+    prompts = listed(options["prompts"], "", "prompts")
+    seeds, schedulers = options["seeds"], options["schedulers"] or [None]
+    if not prompts or isinstance(prompts, dict):
+        raise ConfigError(
+            "evaluator.prompts: name a file with a prompt on each line, as in evaluator.prompts=prompts.txt, "
+            "or list them."
+        )
+    if not isinstance(seeds, list | tuple) or not seeds or not all(type(seed) is int for seed in seeds):
+        raise ConfigError(f"evaluator.seeds={brief(seeds)}: expected a list of whole numbers, as in [0,1].")
+    return tuple(
+        Shot(_name(place, prompt, seed, scheduler), prompt, seed, scheduler)
+        for place, prompt in enumerate(prompts)
+        for seed in seeds
+        for scheduler in schedulers
+    )
+
+
+def _name(place: int, prompt: str, seed: int, scheduler: str | None) -> str:
+    words = re.sub(r"[^\w ,-]", "", prompt)[:48].strip()
+    ending = f" {scheduler.removesuffix('Scheduler')}" if scheduler else ""
+    return f"{place + 1:02} {words} seed {seed}{ending}"
