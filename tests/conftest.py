@@ -88,6 +88,17 @@ def slurm() -> Iterator[None]:
 
 
 @pytest.fixture
+def postgres() -> Iterator[str]:
+    """The address of an empty database on a PostgreSQL of this machine."""
+    from postgres_here import postgres_here, why_not
+
+    if reason := why_not():
+        pytest.skip(reason)
+    with postgres_here() as address:
+        yield address
+
+
+@pytest.fixture
 def free_port() -> int:
     """A port on which nothing listens."""
     with socket.socket() as probe:
