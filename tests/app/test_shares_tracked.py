@@ -1,51 +1,14 @@
 """A sweep in shares is tracked by its head alone, at a server that may be killed in the middle."""
 
 import json
-import os
-import subprocess
-import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 from noted_sweep import EVALUATOR, POINTS, SWEEP, assert_measured_once, await_records, records, started
 from sweep_folders import LIBRARIES
+from tracking_server import TrackingServer
 
 pytestmark = pytest.mark.libraries
-
-
-class TrackingServer:
-    """A server of MLflow that can be killed and started again."""
-
-    def __init__(self, folder: Path, database: str, port: int) -> None:
-        self.uri = f"http://127.0.0.1:{port}"
-        options = f"server --port={port} --backend-store-uri={database} --workers=1"
-        self._command = [
-            sys.executable,
-            "-m",
-            "mlflow",
-            *options.split(),
-            f"--artifacts-destination={folder}",
-        ]
-        self._log = folder / "server.log"
-        self.start()
-
-    def start(self) -> None:
-        with self._log.open("a") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                urllib.request.urlopen(f"{self.uri}/health", timeout=5).close()
-                return
-            except OSError:
-                assert self._process.poll() is None and time.monotonic() < deadline, self._log.read_text()
-                time.sleep(0.2)
-
-    def kill(self) -> None:
-        os.killpg(self._process.pid, 9)
-        self._process.wait()
 
 
 @pytest.mark.parametrize("launcher", LIBRARIES)

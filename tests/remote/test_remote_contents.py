@@ -15,6 +15,7 @@ from mecha_exp.checkpoint.remote import RemoteFile, kept, lookup, pieces
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.lab.content_hash import content_of, unread_bytes
 from mecha_exp.sources.search import find_model
+from mecha_exp.system.cache import MODELS_SIZE_VARIABLE, MODELS_VARIABLE
 
 
 @pytest.fixture
@@ -185,9 +186,9 @@ def test_several_processes_share_the_folder(file, address, tmp_path, monkeypatch
 
 
 def test_a_size_that_is_no_number_is_an_error(file, address, monkeypatch, tmp_path):
-    monkeypatch.setenv(kept.FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setenv(kept.SIZE_VARIABLE, "much")
+    monkeypatch.setenv(MODELS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(MODELS_SIZE_VARIABLE, "much")
 
     with pytest.raises(ConfigError, match="MECHA_MODELS_CACHE_SIZE: expected a number of bytes, got 'much'"):
         RemoteFile(find_model(address, []))
-    assert os.environ[kept.SIZE_VARIABLE] == "much"
+    assert os.environ[MODELS_SIZE_VARIABLE] == "much"
