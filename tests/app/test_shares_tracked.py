@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from noted_sweep import EVALUATOR, POINTS, SWEEP, assert_measured_once, await_records, records, started
 from sweep_folders import LIBRARIES
-from tracking_server import TrackingServer
+
+from bench.tracking_server import TrackingServer
 
 pytestmark = pytest.mark.libraries
 

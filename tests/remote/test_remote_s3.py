@@ -11,7 +11,7 @@ from mecha_exp.checkpoint import load
 from mecha_exp.checkpoint.remote import lookup, stores
 from mecha_exp.checkpoint.upload import multipart, writer
 from mecha_exp.errors import CheckpointError, MergeError
-from mecha_exp.lab.content_hash import content_of, unread_bytes
+from mecha_exp.lab.content_hash import content_of, is_hash, unread_bytes
 from mecha_exp.sources.search import find_model
 
 pytestmark = pytest.mark.libraries
@@ -46,12 +46,35 @@ def test_a_checksum_of_s3_is_the_content_and_nothing_is_read_for_it(bucket, tmp_
     assert content_of(path) == content_of(tmp_path / "here.safetensors")
 
 
-def test_without_a_checksum_the_content_is_read(bucket, tmp_path):
-    (tmp_path / "here.safetensors").write_bytes(as_bytes(TENSORS))
-    path = find_model(ADDRESS, [])
+def test_without_a_checksum_of_the_whole_the_version_stands_for_the_content(bucket):
+    contents = []
+    for tensors in (TENSORS, {key: -tensor for key, tensor in TENSORS.items()}, TENSORS):
+        bucket.put_object(Bucket="models", Key="tiny/model.safetensors", Body=as_bytes(tensors))
+        lookup.forget_lookups()
+        path = find_model(ADDRESS, [])
+        assert unread_bytes([path]) == 0
+        contents.append(content_of(path))
 
-    assert unread_bytes([path]) == len(as_bytes(TENSORS))
-    assert content_of(path) == content_of(tmp_path / "here.safetensors")
+    assert not any(map(is_hash, contents))
+    assert contents[0] == contents[2] != contents[1]
+
+
+def test_an_object_of_several_parts_is_not_read_for_its_content(bucket, s3_server):
+    place = {"Bucket": "models", "Key": "parts/model.safetensors"}
+    content = as_bytes({"layers.0.weight": torch.ones(1_500_000)})
+    upload = bucket.create_multipart_upload(**place)["UploadId"]
+    parts = []
+    for number, start in enumerate(range(0, len(content), 5 << 20), 1):
+        body = content[start : start + (5 << 20)]
+        part = bucket.upload_part(**place, UploadId=upload, PartNumber=number, Body=body)
+        parts.append({"PartNumber": number, "ETag": part["ETag"]})
+    bucket.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
+    path = find_model("s3://models/parts/model.safetensors", [])
+    _, counted = s3_server
+    counted.clear()
+
+    assert content_of(path).startswith("version-")
+    assert counted.requests == []
 
 
 def test_an_object_that_is_replaced_under_a_merge_is_an_error(bucket):

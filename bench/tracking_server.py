@@ -1,4 +1,6 @@
-"""A server of MLflow on the loopback, which tests kill."""
+"""A server of MLflow on the loopback, which may be killed and started again."""
+
+from __future__ import annotations
 
 import os
 import subprocess
@@ -9,7 +11,16 @@ from pathlib import Path
 
 
 class TrackingServer:
-    """A server of MLflow that can be killed and started again."""
+    """A server of MLflow that runs in one process.
+
+    Args:
+        folder: of its artifacts and its log.
+        database: its address.
+        port: on the loopback.
+
+    Attributes:
+        uri: its address.
+    """
 
     def __init__(self, folder: Path, database: str, port: int) -> None:
         self.uri = f"http://127.0.0.1:{port}"
@@ -25,6 +36,7 @@ class TrackingServer:
         self.start()
 
     def start(self) -> None:
+        """Start it, and wait until it answers."""
         with self._log.open("a") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + 120
@@ -37,5 +49,6 @@ class TrackingServer:
                 time.sleep(0.2)
 
     def kill(self) -> None:
+        """End it at once."""
         os.killpg(self._process.pid, 9)
         self._process.wait()
