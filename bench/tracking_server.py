@@ -38,7 +38,13 @@ class TrackingServer:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         with self._log.open("a") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(
+                self._command,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # eight processes fewer
+            )
         deadline = time.monotonic() + 120
         while True:
             try:
