@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from buckets import at_first, busy, cut, short
 from safetensors.torch import save as as_bytes
 
 from mecha_exp import merge, weighted_sum
@@ -254,3 +255,32 @@ def test_an_upload_is_not_made_by_many(bucket, save):
     model = save("model", BIG)
     with pytest.raises(MergeError, match=r"make their files on a disk, and s3://models/many is not one"):
         merge(weighted_sum(model, model, alpha=0.3), "s3://models/many", shard_size="4MB", across=2)
+
+
+@pytest.mark.parametrize("fault", [busy, cut, short])
+def test_an_answer_that_fails_for_a_moment_is_asked_for_again(fault, bucket, s3_server):
+    find_model(ADDRESS, [])
+    _, counted = s3_server
+    counted.fault = at_first(fault, 2, "GET")
+
+    merged = merge(weighted_sum(ADDRESS, {key: -tensor for key, tensor in TENSORS.items()}, alpha=0.0))
+
+    assert all(torch.equal(merged[key], TENSORS[key]) for key in TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (busy, r"Reduce your request rate\.$"),
+        (cut, "Not enough data to satisfy content length header"),
+        (short, "the answer has 1,195,998 bytes of those that it names, bytes 8192-2400187/2400188"),
+    ],
+)
+def test_a_store_that_always_fails_is_an_error(fault, message, bucket, s3_server, monkeypatch):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    find_model(ADDRESS, [])
+    _, counted = s3_server
+    counted.fault = at_first(fault, 10_000, "GET")
+
+    with pytest.raises(CheckpointError, match=f"{ADDRESS} cannot be read, tried 6 times: .*{message}"):
+        merge(weighted_sum(ADDRESS, TENSORS, alpha=0.5))
