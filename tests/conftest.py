@@ -99,6 +99,15 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.fixture
+def fresh_ray() -> Iterator[None]:
+    """A process that is not connected to Ray, whose workers would know the plugins of earlier tests."""
+    ray = pytest.importorskip("ray")
+    ray.shutdown()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
 def free_port() -> int:
     """A port on which nothing listens."""
     with socket.socket() as probe:

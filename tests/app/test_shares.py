@@ -19,8 +19,8 @@ pytestmark = pytest.mark.libraries
 def launcher(request, folder, no_figures) -> tuple[str, ...]:
     """Words for a launcher on this machine: two processes, or four workers of Slurm or Ray."""
     pytest.importorskip(LIBRARIES[request.param])
-    if request.param == "slurm":
-        request.getfixturevalue("slurm")
+    if request.param != "processes":
+        request.getfixturevalue("slurm" if request.param == "slurm" else "fresh_ray")
     (folder / "noted.py").write_text(EVALUATOR)
     workers = 2 if request.param == "processes" else 4
     return f"hydra/launcher={request.param}", f"hydra.launcher.workers={workers}"
@@ -152,8 +152,7 @@ def test_the_table_of_a_sweep_in_shares_is_shown_while_it_runs(launcher, app, fo
     assert rows(while_running).items() < rows(complete).items()
 
 
-def test_the_batches_of_a_search_are_shares(app, folder, no_figures):
-    pytest.importorskip("ray")
+def test_the_batches_of_a_search_are_shares(app, folder, no_figures, fresh_ray):
     (folder / "noted.py").write_text(EVALUATOR)
     words = ("recipe=weighted_sum", "alpha=interval(0,1)", "sweep=search", "sweep.trials=6", "sweep.batch=3")
     more = ("output=none", "plugins=[noted.py]", "evaluator.name=noted", "hydra/launcher=ray")

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.libraries
 @pytest.mark.parametrize("launcher", LIBRARIES)
 def test_a_sweep_in_shares_leaves_what_one_process_leaves_field_by_field(launcher, app, folder, request):
     pytest.importorskip(LIBRARIES[launcher])
-    if launcher == "slurm":
-        request.getfixturevalue("slurm")
+    if launcher != "processes":
+        request.getfixturevalue("slurm" if launcher == "slurm" else "fresh_ray")
     tables, contents = [], []
 
     for name in ("onepass", launcher):

@@ -133,8 +133,7 @@ def test_a_description_names_the_address(command, models, server):
 
 
 @pytest.mark.libraries
-def test_shares_on_one_machine_have_models_downloaded_once(command, served, server, tmp_path):
-    pytest.importorskip("ray")
+def test_shares_on_one_machine_have_models_downloaded_once(command, served, server, tmp_path, fresh_ray):
     for name in ("base", "a", "b"):
         save_file(
             {f"layers.{n}.weight": torch.randn(500, 500) for n in range(4)}, served / f"{name}.safetensors"
