@@ -113,6 +113,7 @@ def main() -> None:
         ".[test,docs,train,hub,evaluators,s3,launchers]",
         "gguf",
         "moto[s3]",
+        "psycopg[binary]",
     ]
     pins = {python: kept(number_of(python)) if options.keep else {} for python in options.pythons}
     first = resolve(options.pythons[0], wanted, [], pins[options.pythons[0]])

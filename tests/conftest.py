@@ -88,6 +88,26 @@ def slurm() -> Iterator[None]:
 
 
 @pytest.fixture
+def postgres() -> Iterator[str]:
+    """The address of an empty database on a PostgreSQL of this machine."""
+    from postgres_here import postgres_here, why_not
+
+    if reason := why_not():
+        pytest.skip(reason)
+    with postgres_here() as address:
+        yield address
+
+
+@pytest.fixture
+def fresh_ray() -> Iterator[None]:
+    """A process that is not connected to Ray, whose workers would know the plugins of earlier tests."""
+    ray = pytest.importorskip("ray")
+    ray.shutdown()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
 def free_port() -> int:
     """A port on which nothing listens."""
     with socket.socket() as probe:

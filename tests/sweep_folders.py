@@ -38,10 +38,14 @@ def mlflow_statuses(folder: Path) -> list[str]:
     return [run.info.status for run in found if run.data.tags.get("role") != "input"]
 
 
+def is_told(metric: str) -> bool:
+    """Whether a number does not depend on when and where a point was made."""
+    return not metric.startswith(("time/", "io/", "memory/", "process"))
+
+
 def result(point: dict) -> dict[str, object]:
     """What does not depend on when and where the point was made."""
-    untold = ("time/", "io/", "memory/", "process")
-    numbers = {name: value for name, value in point["metrics"].items() if not name.startswith(untold)}
+    numbers = {name: value for name, value in point["metrics"].items() if is_told(name)}
     error = (point["error"] or "").strip()
     return {
         "metrics": numbers,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from mecha_exp.across.shares import Share, SharedMerge
 from mecha_exp.across.task import Made, Task, make, make_share
 from mecha_exp.across.workers import workers_for
+from mecha_exp.checkpoint.transaction.heartbeat import free_silent_locks
 from mecha_exp.checkpoint.transaction.paths import sibling
 from mecha_exp.checkpoint.transaction.recovery import require_unused
 from mecha_exp.cluster import LostWorker, Workers
@@ -92,6 +93,8 @@ class _Head:
         has_failed = False
         try:
             with workers_for(self._merge.plan.options, len(waiting), jobs) as workers:
+                for share in waiting:
+                    free_silent_locks(share.paths(self._folder), self._merge.token)
                 require_unused(self._merge.destination.path, self._folder)  # jobs that were left have ended
                 return self._make(waiting, workers)
         except Exception:

@@ -75,10 +75,14 @@ class Share:
             for key in file.keys
         )
 
+    def paths(self, folder: Path) -> list[Path]:
+        """The files while they lie unfinished in a folder."""
+        return [folder / file.name for file in self.files]
+
     def free_locks(self, folder: Path) -> None:
         """Delete the locks of a worker that is known to be gone."""
-        for file in self.files:
-            free_lock(folder / file.name)
+        for path in self.paths(folder):
+            free_lock(path)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.across.shares import Share, SharedMerge
+from mecha_exp.checkpoint.transaction.heartbeat import free_silent_locks, heartbeat
 from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.merge import header_of
 from mecha_exp.engine.planner.by_key import parse_output_dtype
@@ -143,7 +144,10 @@ def make_share(
     (layout,) = merge.plan.layouts
     own = {key.key: layout[key.key] for key in share.keys}
     mine = replace(merge.plan, keys=share.keys, layouts=(own,))
-    return run_plan(mine, progress, open_sink=partial(_open_share, merge, share))
+    paths = share.paths(merge.staged)
+    free_silent_locks(paths, merge.token)
+    with heartbeat(paths):
+        return run_plan(mine, progress, open_sink=partial(_open_share, merge, share))
 
 
 def _open_share(merge: SharedMerge, share: Share, planned: Plan, number: int) -> Sink:

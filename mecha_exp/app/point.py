@@ -148,7 +148,7 @@ class Point:
 
     @cached_property
     def contents(self) -> Mapping[Path, str]:
-        """The SHA-256 of each of its files; a file is read only if its hash is not cached."""
+        """The content of each of its files (see `content_of`), read only where the hash is not cached."""
         files = self.files.values()
         return contents_of(files) if self.hashes_inputs else {path: str(path) for path in files}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,10 @@ class Tracker:
 
 
 def log_runs(runs: Sequence[EndedRun], store: Store) -> None:
-    """Log runs, many in one transaction where the store has them, and write their ids into their records.
+    """Log runs and write their ids into their records.
+
+    Many go into one transaction where the store has them. A server has none, and each run takes a dozen
+    requests: there several are logged at a time.
 
     Raises:
         TrackingError: the store does not answer or cannot be used.
@@ -118,17 +122,36 @@ def log_runs(runs: Sequence[EndedRun], store: Store) -> None:
         store.delete_abandoned()
     size = GROUP if store.has_transactions else 1
     newest = next((run.record for run in reversed(runs) if run.record.metric), None)
-    for group in (runs[start : start + size] for start in range(0, len(runs), size)):
-        with store.transaction():
-            if newest and group[0] is runs[0]:
-                store.name_main_metric(str(newest.metric), more_is_better=newest.direction == "maximize")
-            ids = [log_folder(run.folder, run.record, store, run.parent) for run in group]
-            for run in group:
-                if run.replaces:
-                    store.delete(run.replaces)
-        for run, run_id in zip(group, ids, strict=True):
-            run.record.run_id, run.record.tracking_error = run_id, None
-            run.record.save_run(run.folder)
+    groups = [runs[start : start + size] for start in range(0, len(runs), size)]
+    mains = [newest, *[None] * len(groups)]  # the first group names the main metric
+    if store.writers == 1:
+        for group, main in zip(groups, mains, strict=False):
+            _log_group(group, store, main)
+        return
+    with ThreadPoolExecutor(store.writers) as pool:
+        logged = [
+            pool.submit(_log_group, group, store, main) for group, main in zip(groups, mains, strict=False)
+        ]
+        try:
+            for one in logged:
+                one.result()
+        finally:
+            for one in logged:
+                one.cancel()
+
+
+def _log_group(group: Sequence[EndedRun], store: Store, main: Record | None) -> None:
+    """Log runs in one transaction, and with them the main metric of a record."""
+    with store.transaction():
+        if main is not None:
+            store.name_main_metric(str(main.metric), more_is_better=main.direction == "maximize")
+        ids = [log_folder(run.folder, run.record, store, run.parent) for run in group]
+        for run in group:
+            if run.replaces:
+                store.delete(run.replaces)
+    for run, run_id in zip(group, ids, strict=True):
+        run.record.run_id, run.record.tracking_error = run_id, None
+        run.record.save_run(run.folder)
 
 
 def log_folder(folder: Path, record: Record, store: Store, parent: str | None = None) -> str:

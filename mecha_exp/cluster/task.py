@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ClusterError
+from mecha_exp.system.cache import MODELS_SIZE_VARIABLE, MODELS_VARIABLE
 from mecha_exp.system.cores import CORES
 
 Outcome = tuple[Any, Exception | None]
@@ -65,9 +66,13 @@ class Task:
 
 
 def environment_of(cores: int) -> dict[str, str]:
-    """The variables by which a process uses so many cores, and finds the modules that this one finds."""
+    """The variables by which a process uses so many cores, and is like this one.
+
+    It finds the modules that this one finds, and keeps what it reads of remote models where this one does.
+    """
     threads = dict.fromkeys((CORES, "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(cores))
-    return threads | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    kept = {name: os.environ[name] for name in (MODELS_VARIABLE, MODELS_SIZE_VARIABLE) if name in os.environ}
+    return threads | kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 @contextmanager

@@ -60,7 +60,9 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
             if encoder.width is not None:
                 check_width(task, head, encoder.width, f"{kind} of {folder.path}")
         _places(sets, options, lambda task: len(heads[task].weight), folder)
-    network = check_network(folder, shapes, kind, device=options["device"], dtype=options["dtype"], context=context)
+    network = check_network(
+        folder, shapes, kind, device=options["device"], dtype=options["dtype"], context=context
+    )
     check_processor(sets.values(), folder.config, file)
     if options["heads"] is not None and timm_models.is_timm(folder.config):
         for task, head in heads.items():

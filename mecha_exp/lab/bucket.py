@@ -165,8 +165,12 @@ class _Bucket:
         for start in range(0, len(names), _AT_ONCE):
             paths = {f"{self._root}/{name}": name for name in names[start : start + _AT_ONCE]}
             with self._explained("read"):
-                contents = self._fs.cat([*paths], on_error="omit")
+                contents = self._fs.cat([*paths], on_error="return")
+                if errors := [c for c in contents.values() if isinstance(c, Exception) and not _is_gone(c)]:
+                    raise errors[0]
             for path, content in contents.items():
+                if isinstance(content, Exception):
+                    continue
                 file = folder / paths[path]
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
@@ -245,6 +249,11 @@ def _opened(address: str) -> tuple[Any, str]:
     return fs, str(root).rstrip("/")
 
 
+def _is_gone(error: Exception) -> bool:
+    """Whether an error says that a file is no longer there."""
+    return isinstance(error, FileNotFoundError | KeyError)
+
+
 def _cause(error: Exception) -> str:
     """Why a store cannot be used, and how to mend it."""
     if "Credential" in type(error).__name__:
@@ -258,4 +267,4 @@ def _cause(error: Exception) -> str:
         return (
             f"access is denied ({first_line(error)}). They must allow to list, read, write and delete there."
         )
-    return f"{first_line(error)}."
+    return f"{first_line(error).rstrip('.')}."

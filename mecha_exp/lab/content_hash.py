@@ -18,7 +18,7 @@ from typing import Any
 
 from mecha_exp.checkpoint import INDEX, open_stored
 from mecha_exp.checkpoint.positional import file_changed
-from mecha_exp.checkpoint.remote import RemoteFile, is_stand_in
+from mecha_exp.checkpoint.remote import BY_VERSION, RemoteFile, is_stand_in
 from mecha_exp.errors import CheckpointError
 from mecha_exp.system.cache import cache_folder
 from mecha_exp.system.cores import available_cores
@@ -40,8 +40,8 @@ def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
     """The SHA-256 of a file, in hex; for a model in several files, of their names and contents.
 
     A file counts as unchanged while its path, size, time of change (of the data and of the entry) and inode
-    stay the same. A remote file has the hash that its store gives; where none is given, it is read for it
-    once, and again when its version changes.
+    stay the same. A remote file has the hash that its store gives and is never read for one: where none is
+    given, `version-` and a hash of its address, version and size stand for its content (see `is_hash`).
 
     Raises:
         CheckpointError: it cannot be read, or it changes while it is read.
@@ -49,9 +49,12 @@ def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
     files = files_of(path)
     if files != (path,):
         parts = [(os.path.relpath(file, path), content_of(file, advance)) for file in files]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        mark = "" if all(is_hash(content) for _, content in parts) else BY_VERSION
+        return mark + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     try:
         identity = _identity(path)
+        if is_stand_in(path):
+            return _hashes.setdefault(identity, RemoteFile(path).content)
         digest = _cached(identity)
         if digest is None:
             digest = _hash(path, advance)
@@ -73,6 +76,11 @@ def files_of(path: Path) -> tuple[Path, ...]:
         return (path,)
     with open_stored(path) as model:
         return model.files
+
+
+def is_hash(content: str) -> bool:
+    """Whether a `content_of` a file is the hash of its bytes, and not only a name of their version."""
+    return not content.startswith(BY_VERSION)
 
 
 def size_of(path: Path) -> int:
@@ -114,12 +122,12 @@ def _known(path: Path) -> str | None:
 
 
 def unread_bytes(paths: Iterable[Path]) -> int:
-    """How many bytes `contents_of` would read: none for files whose hashes are cached."""
+    """How many bytes `contents_of` would read: none where hashes are cached, and none of remote files."""
     total = 0
     for path in dict.fromkeys(paths):
         for file in files_of(path):
-            if _cached(_identity(file)) is None:
-                total += _size(file)
+            if not is_stand_in(file) and _cached(_identity(file)) is None:
+                total += file.stat().st_size
     return total
 
 
@@ -131,8 +139,6 @@ def _identity(path: Path) -> _Identity:
 
 
 def _hash(path: Path, advance: Advance) -> str:
-    if is_stand_in(path):
-        return _hash_remote(RemoteFile(path), advance)
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         buffer = memoryview(bytearray(_CHUNK))
@@ -140,31 +146,6 @@ def _hash(path: Path, advance: Advance) -> str:
             digest.update(buffer[:count])
             advance(count)
     return digest.hexdigest()
-
-
-def _hash_remote(file: RemoteFile, advance: Advance) -> str:
-    """The hash that the store gives, else that of all bytes, which are read."""
-    if file.sha256 is not None:
-        return file.sha256
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
-    with contextlib.closing(file):
-        file.expect([(0, file.size)])
-        for start in range(0, file.size, _CHUNK):
-            part = buffer[: min(_CHUNK, file.size - start)]
-            file.read_into(start, part)
-            digest.update(part)
-            advance(len(part))
-        if not file.is_unchanged():
-            raise file_changed(file.name)
-    return digest.hexdigest()
-
-
-def _size(path: Path) -> int:
-    """The bytes that reading a file for its hash moves."""
-    if not is_stand_in(path):
-        return path.stat().st_size
-    file = RemoteFile(path)
-    return 0 if file.sha256 else file.size
 
 
 def _cached(identity: _Identity) -> str | None:

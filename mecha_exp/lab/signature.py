@@ -22,6 +22,7 @@ from mecha_exp.engine.planner.meaning import Meaning
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, models_of
 from mecha_exp.graph.rewrite import rewrite
+from mecha_exp.lab.content_hash import is_hash
 from mecha_exp.recipe import serialize
 
 FORMAT = 2
@@ -34,7 +35,7 @@ class Signature:
 
     Attributes:
         recipe: as text, each input named by its content.
-        inputs: the SHA-256 of each input, in the order of the recipe's arguments.
+        inputs: the content of each input, in the order of the recipe's arguments; see `content_of`.
         methods: the hash of each merge method's code, and of the data that it declares.
         configs: the SHA-256 of each model config that plays a part.
         settings: of the engine and of the output, as text.
@@ -75,7 +76,7 @@ def signature_of(
 
     Args:
         recipe: without models in memory.
-        contents: the SHA-256 of each of its models.
+        contents: of each of its models; see `content_of`.
         options: of the engine.
         output: what is decided about the output's tensors, such as its dtype.
         meaning: what the recipe's names mean, where its models can be opened.
@@ -89,7 +90,8 @@ def signature_of(
 
     def by_content(node: Node) -> Node:
         if isinstance(node, ModelNode):
-            return ModelNode(f"sha256:{contents[node]}", node.space, node.config)
+            content = contents[node]
+            return ModelNode(f"sha256:{content}" if is_hash(content) else content, node.space, node.config)
         return _with_contents(node) if isinstance(node, MergeNode) and node.method.signature.paths else node
 
     settings = {name: str(getattr(options, name)) for name in SETTINGS}

@@ -10,7 +10,7 @@ from mecha_exp.checkpoint import Template
 from mecha_exp.checkpoint.remote import RemoteFile, address_of, fetch_small_files, is_stand_in
 from mecha_exp.checkpoint.remote.address import parse_hub
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
-from mecha_exp.lab.content_hash import contents_of, files_of, unread_bytes
+from mecha_exp.lab.content_hash import contents_of, files_of, is_hash
 from mecha_exp.publishing.licences import Licence, licence_of
 from mecha_exp.sources.search import find_model
 
@@ -47,15 +47,14 @@ def inputs_of(
 
     Args:
         folders: where models are looked for, after the current folder.
-        contents: the SHA-256 by path, where they are known; otherwise the models are read for them, but for
-            those that lie elsewhere.
+        contents: of the files by path, where they are known; see `content_of`.
 
     Raises:
         CheckpointError: a model does not exist or cannot be read.
     """
     models = [model for model in models_of(recipe) if not _is_made(model)]
     paths = {model: find_model(model.source, folders) for model in models if isinstance(model.source, str)}
-    hashes = contents_of(filter(_is_near, paths.values())) if contents is None else contents
+    hashes = contents_of(paths.values()) if contents is None else contents
     inputs = [
         _of_file(paths[model], hashes.get(paths[model], "")) if model in paths else _in_memory(model)
         for model in models
@@ -67,23 +66,19 @@ def _is_made(model: ModelNode) -> bool:
     return isinstance(model.source, InMemory) and model.source.is_made
 
 
-def _is_near(path: Path) -> bool:
-    """Whether the hash of a model is known without moving all of it over a network."""
-    return address_of(path) is None or not unread_bytes([path])
-
-
 def _in_memory(model: ModelNode) -> Input:
     assert isinstance(model.source, InMemory)
     return Input(model.source.name)
 
 
-def _of_file(path: Path, sha256: str) -> Input:
+def _of_file(path: Path, content: str) -> Input:
     template = Template.at(path, dict)
     folder = template.folder if template else None
     if folder:
         fetch_small_files(folder)
     repository, commit = _repository(path)
     licence = licence_of(folder) if folder else None
+    sha256 = content if is_hash(content) else ""
     return Input(repository or path.absolute().name, repository, commit, sha256, licence, folder)
 
 

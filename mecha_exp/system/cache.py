@@ -18,6 +18,10 @@ from mecha_exp.system.atomic_write import atomic_write
 
 CACHE_VARIABLE = "MECHA_EXP_CACHE"
 """The environment variable that names the folder; `off` disables the cache."""
+MODELS_VARIABLE = "MECHA_MODELS_CACHE"
+"""The one that names the folder for what is read of remote models; without it, nothing is kept."""
+MODELS_SIZE_VARIABLE = "MECHA_MODELS_CACHE_SIZE"
+"""The one that bounds that folder, in bytes."""
 
 _CHECKSUM_BYTES = 32
 _log = logging.getLogger(__name__)

@@ -46,6 +46,8 @@ class Backend(ABC):
 
     has_transactions = False
     """Whether all that is written within `transaction` is kept, or nothing of it."""
+    writers = 1
+    """How many runs may be logged at a time, from as many threads."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """Write what follows together, where `has_transactions`; else each thing by itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -33,17 +34,22 @@ if TYPE_CHECKING:
 TRAINING_VIEW = {"workflowType": "machine_learning"}
 """The tag that makes MLflow show runs rather than traces of language models."""
 ANSWER_SECONDS = 5
+SERVER = ("http://", "https://")
+"""How addresses of servers begin."""
+WRITERS = 8
+"""Runs that are logged to a server at a time: MLflow's has four processes unless it is told otherwise."""
 MAX_PARAMS_A_BATCH = 100
 MAX_RUNS = 10_000
 MAX_COMPARED = 100
 """The runs of a sweep that an address of the dashboard names: longer ones are cut by servers."""
 
-# By default MLflow sends telemetry, and retries a dead server for minutes.
+# By default MLflow sends telemetry, retries a dead server for minutes, and prints two lines for each run.
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
@@ -75,7 +81,7 @@ def make_client(uri: str) -> MlflowClient:
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    if uri.startswith(("http://", "https://")):
+    if uri.startswith(SERVER):
         _require_answer(uri)
     for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.utils"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -95,6 +101,8 @@ class ClientBackend(Backend):
 
     def __init__(self, uri: str, experiment: str) -> None:
         self._uri, self._client = uri, make_client(uri)
+        self.writers = WRITERS if uri.startswith(SERVER) else 1
+        self._one_by_one = threading.Lock()
         self._experiment = self._find_experiment(experiment)
 
     def start(self, name: str, tags: Mapping[str, str]) -> str:
@@ -112,7 +120,10 @@ class ClientBackend(Backend):
         while batch := list(islice(params, MAX_PARAMS_A_BATCH)):
             self._client.log_batch(run_id, params=batch)
         if entries.datasets:
-            self._client.log_inputs(run_id, datasets=_datasets(entries.datasets))
+            with (
+                self._one_by_one
+            ):  # MLflow breaks the constraint of a table where two name one data set first
+                self._client.log_inputs(run_id, datasets=_datasets(entries.datasets))
         self._copy(run, artifacts)
         self._client.set_terminated(run_id, status, end_time=times[1])
         return run_id

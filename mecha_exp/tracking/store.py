@@ -41,6 +41,11 @@ class Store:
         """Whether all that is written within `transaction` is kept, or nothing of it."""
         return self._backend.has_transactions
 
+    @property
+    def writers(self) -> int:
+        """How many runs may be logged at a time, from as many threads."""
+        return self._backend.writers
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Write what is logged within together, where the store can."""

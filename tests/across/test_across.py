@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from mecha_exp import CheckpointError, ConfigError, EngineOptions, Job, MergeErr
 from mecha_exp.across import run_plan
 from mecha_exp.across.shares import ShardFile, SharedMerge, distribute
 from mecha_exp.across.task import Task, make
+from mecha_exp.checkpoint.transaction import heartbeat
 from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.checkpoint.transaction.paths import LOCK, sibling
 from mecha_exp.checkpoint.transaction.recovery import find_partial_outputs
@@ -163,6 +165,13 @@ def await_keys(count: int, process: subprocess.Popen) -> None:
         time.sleep(0.05)
 
 
+def await_locks(process: subprocess.Popen) -> None:
+    """Wait until a file is locked, whose journal says for which merge."""
+    while not [*STAGED.glob("*-lock")] or not [*STAGED.glob("*-journal")]:
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def slow(folders) -> None:
     """The file of a recipe whose method is slow, and the folder `one` that it makes."""
@@ -201,6 +210,58 @@ def test_the_error_names_the_locks_of_a_machine_that_is_lost_and_the_merge_goes_
 
     assert hashes("many") == hashes("one")
     assert 1 <= report.resumed_keys < report.keys
+
+
+BEATING = "from mecha_exp.checkpoint.transaction import heartbeat; heartbeat.BEAT_SECONDS = 0.1" + BURNT
+OF_TWO = "engine.across=2", "engine.task=1"
+
+
+@pytest.mark.heavy
+def test_a_machine_that_has_been_silent_for_long_is_taken_for_lost(slow, monkeypatch):
+    lost = start_slowly(*OF_TWO, code=BURNT)
+    await_keys(1, lost)
+    lost.kill()
+    lost.wait()
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 0.5)
+    time.sleep(1)
+
+    with pytest.raises(CheckpointError, match=rf"locked by process {lost.pid} on burnt\."):
+        commit(job(call("n_average", "a", "b")), replace(ONE, across=2))  # another merge does not take over
+    report = commit(job(call("slow_mean", "a", "b")), replace(ONE, across=2))
+
+    assert hashes("many") == hashes("one")
+    assert 1 <= report.resumed_keys < report.keys
+
+
+@pytest.mark.heavy
+def test_a_machine_that_gives_signs_of_life_is_waited_for(slow, monkeypatch):
+    slow_one = start_slowly(*OF_TWO, code=BEATING, seconds=30)
+    await_locks(slow_one)
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 2)
+    time.sleep(4)
+
+    try:
+        with pytest.raises(CheckpointError, match=rf"locked by process {slow_one.pid} on burnt\."):
+            commit(job(call("slow_mean", "a", "b")), replace(ONE, across=2))
+    finally:
+        slow_one.kill()
+        slow_one.wait()
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+def test_a_machine_that_comes_back_after_it_was_taken_for_lost_changes_no_byte(slow, monkeypatch):
+    sleeper = start_slowly(*OF_TWO, code=BEATING)
+    await_keys(1, sleeper)
+    sleeper.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 0.5)
+    time.sleep(1)
+
+    commit(job(call("slow_mean", "a", "b")), replace(ONE, across=2))
+    sleeper.send_signal(signal.SIGCONT)
+    sleeper.wait(timeout=120)
+
+    assert hashes("many") == hashes("one")
 
 
 def test_what_is_missing_at_the_commit_is_made_then(folders):

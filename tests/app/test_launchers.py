@@ -86,23 +86,6 @@ def test_shares_of_other_processes_give_the_same_results(launcher, points, reque
     assert len(processes) == 2
 
 
-@pytest.mark.libraries
-@pytest.mark.parametrize("launcher", LIBRARIES)
-def test_the_table_and_the_verdict_of_shares_are_those_of_one_process(launcher, app, request):
-    pytest.importorskip(LIBRARIES[launcher])
-    if launcher == "slurm":
-        request.getfixturevalue("slurm")
-    tables = []
-
-    for name in ("onepass", launcher):
-        words = (f"hydra/launcher={name}", f"hydra.sweep.dir={name}", "store=null", "tracking=none")
-        assert app("alpha=0.3,0.5", "output=none", *words, "-m").status == 0
-        tables.append(app("table", name).out.replace(name, "FOLDER"))
-
-    assert tables[0] == tables[1]
-    assert "it is better than 'base'" in " ".join(tables[0].split())
-
-
 @pytest.mark.parametrize(
     "words, message",
     [

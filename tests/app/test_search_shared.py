@@ -237,38 +237,7 @@ def test_two_processes_end_with_exactly_the_trials_that_were_asked_for(folder, w
     shared(folder, url, words, kills)
 
 
-@pytest.fixture
-def postgres(tmp_path: Path) -> Iterator[str]:
-    """The address of a database: MECHA_EXP_POSTGRES, or that of a server that runs for the test."""
-    sqlalchemy = pytest.importorskip("sqlalchemy")
-    pytest.importorskip("psycopg")
-    if url := os.environ.get("MECHA_EXP_POSTGRES"):
-        storage = storage_of(url)
-        if "one" in optuna.get_all_study_names(storage):
-            optuna.delete_study(study_name="one", storage=storage)
-        storage.engine.dispose()
-        yield url
-        return
-    initdb = shutil.which("initdb")
-    if initdb is None or os.geteuid() == 0:
-        pytest.skip("needs PostgreSQL's initdb and pg_ctl, and a user that is not root")
-    data, sockets = tmp_path / "data", tmp_path / "sockets"
-    sockets.mkdir()
-    subprocess.run([initdb, "-D", data, "-A", "trust", "-U", "mecha"], check=True, capture_output=True)
-    options = f"-k {sockets} -c listen_addresses=''"
-    subprocess.run(["pg_ctl", "-D", data, "-o", options, "-w", "start"], check=True, capture_output=True)
-    try:
-        yield str(
-            sqlalchemy.URL.create(
-                "postgresql+psycopg", "mecha", database="postgres", query={"host": str(sockets)}
-            ).render_as_string()
-        )
-    finally:
-        subprocess.run(["pg_ctl", "-D", data, "-m", "immediate", "stop"], check=True, capture_output=True)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
-@pytest.mark.heavy
+@pytest.mark.libraries
 @pytest.mark.parametrize("kills", [0, 8])
 def test_two_processes_share_a_study_in_postgresql(folder, words, postgres, kills):
     shared(folder, postgres, words, kills)

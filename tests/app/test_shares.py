@@ -1,7 +1,10 @@
 """Sweeps in shares end complete, with nothing measured twice, whichever process is killed in the middle."""
 
+import gc
 import os
 import signal
+import warnings
+from collections.abc import Iterator
 
 import pytest
 from noted_sweep import EVALUATOR, POINTS, SWEEP, assert_measured_once, await_records, records, started
@@ -16,8 +19,8 @@ pytestmark = pytest.mark.libraries
 def launcher(request, folder, no_figures) -> tuple[str, ...]:
     """Words for a launcher on this machine: two processes, or four workers of Slurm or Ray."""
     pytest.importorskip(LIBRARIES[request.param])
-    if request.param == "slurm":
-        request.getfixturevalue("slurm")
+    if request.param != "processes":
+        request.getfixturevalue("slurm" if request.param == "slurm" else "fresh_ray")
     (folder / "noted.py").write_text(EVALUATOR)
     workers = 2 if request.param == "processes" else 4
     return f"hydra/launcher={request.param}", f"hydra.launcher.workers={workers}"
@@ -95,8 +98,61 @@ def test_a_node_of_a_ray_cluster_that_is_lost_is_done_without(folder):
         cluster.shutdown()
 
 
-def test_the_batches_of_a_search_are_shares(app, folder, no_figures):
+@pytest.fixture
+def ray_cluster(monkeypatch, free_port) -> Iterator[dict[str, str]]:
+    """A cluster of Ray that runs before and after the command; its addresses by their kinds."""
     pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    settings = {"num_cpus": 2, "include_dashboard": False, "ray_client_server_port": free_port}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves two logs of its client's server open
+        cluster = Cluster(initialize_head=True, head_node_args=settings)
+        gc.collect()
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    yield {"auto": "auto", "host:port": cluster.address, "ray://": f"ray://127.0.0.1:{free_port}"}
+    cluster.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["auto", "host:port", "ray://"])
+def test_a_head_that_is_killed_while_it_uses_a_ray_cluster_goes_on_there(kind, folder, ray_cluster):
+    (folder / "noted.py").write_text(EVALUATOR)
+    address = f"hydra.launcher.address={ray_cluster[kind]}"
+    words = (*SWEEP, "hydra/launcher=ray", address, "evaluator.seconds=0.5", "tracking=none")
+    head = started(folder, *words)
+    await_records(folder, head)
+    os.kill(head.pid, signal.SIGKILL)
+    head.wait()
+
+    again = started(folder, *words)
+
+    assert again.wait(timeout=300) == 0, (folder / "output").read_text()
+    assert [r["status"] for r in records(folder)] == ["FINISHED"] * POINTS
+    assert_measured_once(folder, killed=2)
+    assert not (folder / "sweep" / ".shares").exists()
+
+
+def test_the_table_of_a_sweep_in_shares_is_shown_while_it_runs(launcher, app, folder):
+    words = (*SWEEP, *launcher, "evaluator.seconds=1", "tracking=none")
+    head = started(folder, *words)
+    await_records(folder, head, 3)
+
+    while_running = app("table", "sweep")
+    was_running = head.poll() is None
+    assert head.wait(timeout=300) == 0, (folder / "output").read_text()
+    complete = app("table", "sweep")
+
+    def rows(outcome) -> dict[str, str]:
+        lines = (line.split() for line in outcome.out.splitlines() if line.startswith(" 0."))
+        return {alpha: spread for alpha, spread, *_ in lines}
+
+    assert was_running
+    assert (while_running.status, complete.status) == (0, 0)
+    assert 3 <= len(rows(while_running)) < len(rows(complete)) == POINTS
+    assert rows(while_running).items() < rows(complete).items()
+
+
+def test_the_batches_of_a_search_are_shares(app, folder, no_figures, fresh_ray):
     (folder / "noted.py").write_text(EVALUATOR)
     words = ("recipe=weighted_sum", "alpha=interval(0,1)", "sweep=search", "sweep.trials=6", "sweep.batch=3")
     more = ("output=none", "plugins=[noted.py]", "evaluator.name=noted", "hydra/launcher=ray")

@@ -57,15 +57,6 @@ def comparable(point: dict) -> dict[str, object]:
     return {**result(point), "evaluations": point["evaluations"]}
 
 
-@pytest.fixture
-def fresh_ray() -> Iterator[None]:
-    """A process that is not connected to Ray."""
-    ray = pytest.importorskip("ray")
-    ray.shutdown()
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture(params=[*LIBRARIES, "ray on two nodes"])
 def launcher(request) -> Iterator[tuple[str, ...]]:
     """Words for a launcher of one worker; with Ray on a cluster of two GPUs, which are not there.

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 from bench.range_server import RangeServer
-from mecha_exp.checkpoint.remote import kept, lookup, retries
+from mecha_exp.checkpoint.remote import lookup, retries
+from mecha_exp.system.cache import MODELS_SIZE_VARIABLE, MODELS_VARIABLE
 
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder; pauses take no time, and nothing is kept."""
     monkeypatch.setenv("MECHA_EXP_CACHE", str(tmp_path / "cache"))
-    for name in (kept.FOLDER_VARIABLE, kept.SIZE_VARIABLE):
+    for name in (MODELS_VARIABLE, MODELS_SIZE_VARIABLE):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)

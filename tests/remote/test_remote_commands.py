@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mecha_exp import merge, weighted_sum
+from mecha_exp.checkpoint.remote import lookup
 from mecha_exp.cli import main
 
 
@@ -58,21 +59,46 @@ def test_a_point_and_a_sweep_are_merged(command, models, server, tmp_path):
     assert status == 0, shown
 
 
-def test_a_record_names_addresses_and_the_signature_is_that_of_files(
+def test_a_record_names_addresses_and_a_result_is_recalled_while_no_version_changes(
     command, models, server, served, tmp_path
 ):
-    status, shown = command(*words(server, "alpha=0.5", "hydra.run.dir=elsewhere"))
-    assert status == 0, shown
-    status, shown = command(
-        *[w.replace(server.url, str(served)) for w in words(server, "alpha=0.5", "hydra.run.dir=here")]
-    )
-    assert status == 0, shown
+    def run(name: str) -> dict:
+        lookup.forget_lookups()
+        status, shown = command(*words(server, "alpha=0.5", "output=none", f"hydra.run.dir={name}"))
+        assert status == 0, shown
+        return json.loads((tmp_path / name / "run.json").read_text())
 
-    elsewhere, here = (
-        json.loads((tmp_path / name / "run.json").read_text()) for name in ("elsewhere", "here")
-    )
-    assert elsewhere["parameters"]["input/base"] == f"{server.url}/base.safetensors"
-    assert elsewhere["signature"] == here["signature"]
+    first, sent = run("first"), server.sent
+    again = run("again")
+    assert server.sent - sent < 100  # which asks for the versions
+    save_file({key: -tensor for key, tensor in models["a"].items()}, served / "a.safetensors")
+    changed = run("changed")
+
+    assert first["parameters"]["input/base"] == f"{server.url}/base.safetensors"
+    assert first["tags"]["fingerprint/base"].startswith("version-")
+    assert first["signature"] == again["signature"] != changed["signature"]
+    distances = [record["metrics"]["weights/distance/base"] for record in (first, again, changed)]
+    assert distances[0] == distances[1] != distances[2]
+
+
+def test_a_run_that_takes_a_part_of_a_model_moves_that_part(command, server, served, tmp_path):
+    def made(**sizes: int) -> dict[str, torch.Tensor]:
+        return {f"{name}.weight": torch.randn(size, 500) for name, size in sizes.items()}
+
+    base, vae = made(unet=300, vae=2000), made(vae=2000)
+    save_file(base, served / "base.safetensors")
+    save_file(vae, served / "vae.safetensors")
+    places = [f"models.base={server.url}/base.safetensors", f"models.experts=[{server.url}/vae.safetensors]"]
+    more = ["evaluator=none", "tracking=none", "output.path=baked.safetensors"]
+
+    status, shown = command("recipe=bake_vae", *places, *more)
+
+    assert status == 0, shown
+    baked = load_file(tmp_path / "baked.safetensors")
+    assert torch.equal(baked["unet.weight"], base["unet.weight"])
+    assert torch.equal(baked["vae.weight"], vae["vae.weight"])
+    moved = base["unet.weight"].nbytes + vae["vae.weight"].nbytes
+    assert server.sent <= moved + 2 * lookup.FIRST_BYTES + 100
 
 
 def test_a_run_is_reproduced(command, models, server):
@@ -86,6 +112,20 @@ def test_a_run_is_reproduced(command, models, server):
     assert "identical: " in shown
 
 
+def test_an_input_in_another_version_is_told_when_a_run_is_reproduced(command, models, server, served):
+    status, shown = command(*words(server, "alpha=0.5", "hydra.run.dir=run"))
+    assert status == 0, shown
+    save_file({key: -tensor for key, tensor in models["a"].items()}, served / "a.safetensors")
+    lookup.forget_lookups()
+
+    status, shown = command("reproduce", "run")
+
+    assert status == 1
+    told = " ".join(shown.split())
+    assert "has changed: it was version-" in told
+    assert "Its store gives no hash, so only one version at one address is the same" in told
+
+
 def test_a_description_names_the_address(command, models, server):
     _, shown = command("info", f"{server.url}/a.safetensors")
 
@@ -93,8 +133,7 @@ def test_a_description_names_the_address(command, models, server):
 
 
 @pytest.mark.libraries
-def test_shares_on_one_machine_have_models_downloaded_once(command, served, server, tmp_path):
-    pytest.importorskip("ray")
+def test_shares_on_one_machine_have_models_downloaded_once(command, served, server, tmp_path, fresh_ray):
     for name in ("base", "a", "b"):
         save_file(
             {f"layers.{n}.weight": torch.randn(500, 500) for n in range(4)}, served / f"{name}.safetensors"

@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 
 from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint.remote import RemoteFile, kept, lookup, pieces
-from mecha_exp.errors import CheckpointError, ConfigError
-from mecha_exp.lab.content_hash import content_of, unread_bytes
+from mecha_exp.errors import ConfigError
+from mecha_exp.lab.content_hash import content_of, is_hash, unread_bytes
 from mecha_exp.sources.search import find_model
+from mecha_exp.system.cache import MODELS_SIZE_VARIABLE, MODELS_VARIABLE
 
 
 @pytest.fixture
@@ -42,14 +43,30 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_a_file_has_one_content_wherever_it_lies(file, address):
-    assert content_of(find_model(address, [])) == hashlib.sha256(file.read_bytes()).hexdigest()
+def test_a_store_without_hashes_names_a_version_and_nothing_is_read_for_it(file, address, server):
+    path = find_model(address, [])
+    sent = server.sent
+    content = content_of(path)
+
+    assert unread_bytes([path]) == 0
+    assert server.sent == sent
+    assert content.startswith("version-") and not is_hash(content)
+    assert content_of(again(address)) == content
+    assert is_hash(content_of(file))
 
 
-def test_a_folder_has_one_content_wherever_it_lies(file, server, served):
+def test_a_folder_of_such_files_is_named_by_their_versions(file, server, served):
     (served / "config.json").write_text("{}")
+    content = content_of(find_model(server.url, []))
 
-    assert content_of(find_model(server.url, [])) == content_of(served)
+    assert content.startswith("version-")
+    assert content_of(again(server.url)) == content
+
+    (served / "config.json").write_text('{"model_type": "other"}')
+    assert content_of(again(server.url)) == content
+
+    save_file({"other": torch.zeros(9)}, file)
+    assert content_of(again(server.url)) != content
 
 
 def test_contents_that_differ_in_one_byte_have_other_hashes(file, address):
@@ -61,29 +78,10 @@ def test_contents_that_differ_in_one_byte_have_other_hashes(file, address):
     assert content_of(again(address)) != first
 
 
-def test_a_file_is_read_once_for_its_hash(file, address, server):
-    path = find_model(address, [])
-    assert unread_bytes([path]) == file.stat().st_size
-    content_of(path)
-    sent = server.sent
+def test_the_same_bytes_at_another_address_are_another_content(file, address, server, served):
+    (served / "copy.safetensors").write_bytes(file.read_bytes())
 
-    assert content_of(again(address)) == content_of(path)
-    assert unread_bytes([path]) == 0
-    assert server.sent - sent < 10  # its version
-
-
-def test_a_file_that_changes_while_it_is_hashed_is_an_error(file, address, server):
-    path = find_model(address, [])
-
-    def replace(handler, number: int) -> bool:
-        if handler.headers["Range"] == "bytes=0-0":
-            save_file({"other": torch.zeros(9)}, file)
-        return False
-
-    server.fault = replace
-
-    with pytest.raises(CheckpointError, match=r"model\.safetensors changed while it was being read"):
-        content_of(path)
+    assert content_of(find_model(address, [])) != content_of(find_model(f"{server.url}/copy.safetensors", []))
 
 
 def test_what_is_kept_is_not_fetched_again(file, address, server, tmp_path):
@@ -163,16 +161,13 @@ def _read_in(path: Path, together, results) -> None:
         results.put(hashlib.sha256(content).hexdigest())
 
 
-def _hash_in(address: str, results) -> None:
-    results.put(content_of(find_model(address, [])))
-
-
 @pytest.mark.heavy
 def test_several_processes_share_the_folder(file, address, tmp_path, monkeypatch):
     kept.keep_in(str(tmp_path / "kept"), 900_000)
     spawn = multiprocessing.get_context("spawn")
-    results = spawn.Queue()
-    processes = [spawn.Process(target=_hash_in, args=(address, results)) for _ in range(3)]
+    together, results = spawn.Barrier(3), spawn.Queue()
+    path = find_model(address, [])
+    processes = [spawn.Process(target=_read_in, args=(path, together, results)) for _ in range(3)]
 
     for process in processes:
         process.start()
@@ -185,9 +180,9 @@ def test_several_processes_share_the_folder(file, address, tmp_path, monkeypatch
 
 
 def test_a_size_that_is_no_number_is_an_error(file, address, monkeypatch, tmp_path):
-    monkeypatch.setenv(kept.FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setenv(kept.SIZE_VARIABLE, "much")
+    monkeypatch.setenv(MODELS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(MODELS_SIZE_VARIABLE, "much")
 
     with pytest.raises(ConfigError, match="MECHA_MODELS_CACHE_SIZE: expected a number of bytes, got 'much'"):
         RemoteFile(find_model(address, []))
-    assert os.environ[kept.SIZE_VARIABLE] == "much"
+    assert os.environ[MODELS_SIZE_VARIABLE] == "much"

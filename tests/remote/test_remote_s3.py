@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from buckets import at_first, busy, cut, short
 from safetensors.torch import save as as_bytes
 
 from mecha_exp import merge, weighted_sum
@@ -11,7 +12,7 @@ from mecha_exp.checkpoint import load
 from mecha_exp.checkpoint.remote import lookup, stores
 from mecha_exp.checkpoint.upload import multipart, writer
 from mecha_exp.errors import CheckpointError, MergeError
-from mecha_exp.lab.content_hash import content_of, unread_bytes
+from mecha_exp.lab.content_hash import content_of, is_hash, unread_bytes
 from mecha_exp.sources.search import find_model
 
 pytestmark = pytest.mark.libraries
@@ -46,12 +47,35 @@ def test_a_checksum_of_s3_is_the_content_and_nothing_is_read_for_it(bucket, tmp_
     assert content_of(path) == content_of(tmp_path / "here.safetensors")
 
 
-def test_without_a_checksum_the_content_is_read(bucket, tmp_path):
-    (tmp_path / "here.safetensors").write_bytes(as_bytes(TENSORS))
-    path = find_model(ADDRESS, [])
+def test_without_a_checksum_of_the_whole_the_version_stands_for_the_content(bucket):
+    contents = []
+    for tensors in (TENSORS, {key: -tensor for key, tensor in TENSORS.items()}, TENSORS):
+        bucket.put_object(Bucket="models", Key="tiny/model.safetensors", Body=as_bytes(tensors))
+        lookup.forget_lookups()
+        path = find_model(ADDRESS, [])
+        assert unread_bytes([path]) == 0
+        contents.append(content_of(path))
 
-    assert unread_bytes([path]) == len(as_bytes(TENSORS))
-    assert content_of(path) == content_of(tmp_path / "here.safetensors")
+    assert not any(map(is_hash, contents))
+    assert contents[0] == contents[2] != contents[1]
+
+
+def test_an_object_of_several_parts_is_not_read_for_its_content(bucket, s3_server):
+    place = {"Bucket": "models", "Key": "parts/model.safetensors"}
+    content = as_bytes({"layers.0.weight": torch.ones(1_500_000)})
+    upload = bucket.create_multipart_upload(**place)["UploadId"]
+    parts = []
+    for number, start in enumerate(range(0, len(content), 5 << 20), 1):
+        body = content[start : start + (5 << 20)]
+        part = bucket.upload_part(**place, UploadId=upload, PartNumber=number, Body=body)
+        parts.append({"PartNumber": number, "ETag": part["ETag"]})
+    bucket.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
+    path = find_model("s3://models/parts/model.safetensors", [])
+    _, counted = s3_server
+    counted.clear()
+
+    assert content_of(path).startswith("version-")
+    assert counted.requests == []
 
 
 def test_an_object_that_is_replaced_under_a_merge_is_an_error(bucket):
@@ -231,3 +255,32 @@ def test_an_upload_is_not_made_by_many(bucket, save):
     model = save("model", BIG)
     with pytest.raises(MergeError, match=r"make their files on a disk, and s3://models/many is not one"):
         merge(weighted_sum(model, model, alpha=0.3), "s3://models/many", shard_size="4MB", across=2)
+
+
+@pytest.mark.parametrize("fault", [busy, cut, short])
+def test_an_answer_that_fails_for_a_moment_is_asked_for_again(fault, bucket, s3_server):
+    find_model(ADDRESS, [])
+    _, counted = s3_server
+    counted.fault = at_first(fault, 2, "GET")
+
+    merged = merge(weighted_sum(ADDRESS, {key: -tensor for key, tensor in TENSORS.items()}, alpha=0.0))
+
+    assert all(torch.equal(merged[key], TENSORS[key]) for key in TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (busy, r"Reduce your request rate\.$"),
+        (cut, "Not enough data to satisfy content length header"),
+        (short, "the answer has 1,195,998 bytes of those that it names, bytes 8192-2400187/2400188"),
+    ],
+)
+def test_a_store_that_always_fails_is_an_error(fault, message, bucket, s3_server, monkeypatch):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    find_model(ADDRESS, [])
+    _, counted = s3_server
+    counted.fault = at_first(fault, 10_000, "GET")
+
+    with pytest.raises(CheckpointError, match=f"{ADDRESS} cannot be read, tried 6 times: .*{message}"):
+        merge(weighted_sum(ADDRESS, TENSORS, alpha=0.5))

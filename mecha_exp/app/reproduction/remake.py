@@ -22,7 +22,7 @@ from mecha_exp.engine.options import SETTINGS
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.graph.nodes import ModelNode, Node, models_of
 from mecha_exp.graph.rewrite import rewrite
-from mecha_exp.lab.content_hash import content_of
+from mecha_exp.lab.content_hash import content_of, is_hash
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize
 from mecha_exp.runs.record import CHANGES_FILE, CHECKOUT_CHANGES_FILE
@@ -92,11 +92,20 @@ def _find_inputs(
             continue
         now = content_of(path)
         if known and now != known:
-            outcome.differences.append(f"the input {path} has changed: SHA-256 was {known}, is {now}")
+            outcome.differences.append(f"the input {path} has changed: {_change(known, now)}")
         place = address_of(path) or str(path)
         moved = "" if place == model.source else f", found as {place}"
         outcome.inputs.append(f"{model.source}{moved}{', the same content' if now == known else ''}")
     return found
+
+
+def _change(known: str, now: str) -> str:
+    """How contents differ, of which one may be known by the version alone that its store names."""
+    if is_hash(known) and is_hash(now):
+        return f"SHA-256 was {known}, is {now}"
+    return (
+        f"it was {known}, is {now}. Its store gives no hash, so only one version at one address is the same"
+    )
 
 
 def _find_input(source: str, content: str | None, folders: Sequence[Path]) -> Path | None:

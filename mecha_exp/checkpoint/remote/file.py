@@ -20,14 +20,14 @@ class RemoteFile:
 
     Attributes:
         name: its address.
-        sha256: the hash of its content where the store gives one.
+        content: the SHA-256 of its bytes where the store gives it, else a name of its version; see `Pin`.
     """
 
     def __init__(self, path: Path) -> None:
         stand_in = read_stand_in(path)
         self._pin, self._head = stand_in.pin, stand_in.head
-        self.name, self.size, self.sha256 = self._pin.address, self._pin.size, self._pin.sha256
-        self.identity: tuple[str | int, ...] = (self._pin.content, self._pin.size)
+        self.name, self.size, self.content = self._pin.address, self._pin.size, self._pin.content
+        self.identity: tuple[str | int, ...] = (self.content, self.size)
         self._keeper = keeper()
         self._pieces = Pieces(self._fetch)
 

@@ -120,7 +120,7 @@ class S3Store(AnyStore):
         etag, wanted = pin.version.removeprefix("ETag "), f"bytes={start}-{start + len(view) - 1}"
         try:
             answer = fs.call_s3("get_object", **place, Range=wanted, IfMatch=etag)
-            content = sync(fs.loop, answer["Body"].read)
+            content = sync(fs.loop, _body_of, answer)
         except (ClientError, OSError) as error:
             raise _of_s3(pin, error) from None
         except Exception as error:
@@ -158,6 +158,11 @@ def object_at(address: str) -> tuple[Any, dict[str, str]]:
     return fs, {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
 
 
+async def _body_of(answer: Mapping[str, Any]) -> Any:
+    async with answer["Body"] as stream:  # which gives the connection back, also after an error
+        return await stream.read()
+
+
 def _fill(view: memoryview, content: bytes, pin: Pin) -> int:
     if len(content) > len(view):
         raise CheckpointError(f"{pin.address}: the store sends more bytes than it was asked for.")
@@ -182,6 +187,8 @@ def _of_s3(pin: Pin, error: Exception) -> Exception:
 def _require_range(pin: Pin, answer: Mapping[str, Any], start: int, count: int) -> None:
     sent = answer.get("ContentRange") or f"bytes 0-{count - 1}/{pin.size}"
     match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", sent)
+    if match is not None and int(match[1]) == start and int(match[2]) >= start + count:
+        raise Interruption(f"the answer has {count:,} bytes of those that it names, {sent}")
     if match is None or int(match[1]) != start or int(match[2]) != start + count - 1:
         raise CheckpointError(f"{pin.address}: asked for bytes from {start} on, the store sends {sent}.")
     if int(match[3]) != pin.size:

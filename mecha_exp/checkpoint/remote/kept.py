@@ -15,14 +15,16 @@ from pathlib import Path
 
 from mecha_exp.checkpoint.remote.pin import Pin
 from mecha_exp.errors import ConfigError
-from mecha_exp.system.cache import read_checksummed, write_checksummed
+from mecha_exp.system.cache import (
+    MODELS_SIZE_VARIABLE,
+    MODELS_VARIABLE,
+    read_checksummed,
+    write_checksummed,
+)
 
 if sys.platform != "win32":
     import fcntl
 
-FOLDER_VARIABLE = "MECHA_MODELS_CACHE"
-"""The environment variable that names the folder; without it, nothing is kept."""
-SIZE_VARIABLE = "MECHA_MODELS_CACHE_SIZE"
 DEFAULT_SIZE = 50_000_000_000
 
 _CHECKSUM = 32
@@ -107,9 +109,9 @@ class Keeper:
 def keep_in(folder: str | None, size: int | None = None) -> None:
     """Keep what this process and those that it starts read of remote files; None leaves what was set."""
     if folder is not None:
-        os.environ[FOLDER_VARIABLE] = str(Path(folder).expanduser().absolute())
+        os.environ[MODELS_VARIABLE] = str(Path(folder).expanduser().absolute())
     if size is not None:
-        os.environ[SIZE_VARIABLE] = str(size)
+        os.environ[MODELS_SIZE_VARIABLE] = str(size)
 
 
 def keeper() -> Keeper | None:
@@ -118,12 +120,12 @@ def keeper() -> Keeper | None:
     Raises:
         ConfigError: its size is not a number of bytes.
     """
-    folder = os.environ.get(FOLDER_VARIABLE)
+    folder = os.environ.get(MODELS_VARIABLE)
     if not folder:
         return None
-    size = os.environ.get(SIZE_VARIABLE) or str(DEFAULT_SIZE)
+    size = os.environ.get(MODELS_SIZE_VARIABLE) or str(DEFAULT_SIZE)
     if not size.isdigit() or not int(size):
-        raise ConfigError(f"{SIZE_VARIABLE}: expected a number of bytes, got {size!r}")
+        raise ConfigError(f"{MODELS_SIZE_VARIABLE}: expected a number of bytes, got {size!r}")
     return Keeper(Path(folder), int(size))
 
 

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 
 from mecha_exp.errors import CheckpointError
 
+BY_VERSION = "version-"
+"""How the name of a content begins of which only its version is known, and not its hash."""
+
 
 @dataclass(frozen=True)
 class Pin:
@@ -31,11 +34,11 @@ class Pin:
 
     @property
     def content(self) -> str:
-        """A name for its bytes: their SHA-256, or the hash of address and version."""
+        """A name for its bytes: their SHA-256, or `version-` with a hash of address, version and size."""
         if self.sha256:
             return self.sha256
         text = json.dumps([self.source or self.address, self.version, self.size])
-        return f"v-{hashlib.sha256(text.encode()).hexdigest()}"
+        return f"{BY_VERSION}{hashlib.sha256(text.encode()).hexdigest()}"
 
     def entry(self) -> dict[str, Any]:
         """The pin as JSON values."""

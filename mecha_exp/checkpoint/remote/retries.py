@@ -79,6 +79,6 @@ class _Tries:
             raise CheckpointError(f"{self._address} cannot be read now: {interruption.cause}, {asked}.")
         if self._count >= TRIES:
             raise CheckpointError(
-                f"{self._address} cannot be read, tried {TRIES} times: {interruption.cause}."
+                f"{self._address} cannot be read, tried {TRIES} times: {interruption.cause.rstrip('.')}."
             )
         time.sleep(wait)

@@ -110,6 +110,16 @@ def finished_keys(target: Path, signature: str) -> Mapping[str, Note]:
     return read_journal(sibling(target, JOURNAL), signature, inode).keys
 
 
+def belongs_to(target: Path, signature: str) -> bool:
+    """Whether a writer of this signature has begun the partial file of an output."""
+    try:
+        inode = sibling(target, PARTIAL).stat().st_ino
+        of_signature, of_inode, _ = next(_lines(sibling(target, JOURNAL).read_bytes()))
+    except (OSError, ValueError, TypeError, StopIteration):
+        return False
+    return bool((of_signature, of_inode) == (signature, inode))
+
+
 def _entries(notes: Mapping[str, Note]) -> Iterator[bytes]:
     """A line for each finished key: the JSON of [key, note]. A lone text is quick to write, a list is not."""
     for key, note in notes.items():

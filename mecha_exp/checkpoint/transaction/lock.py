@@ -72,7 +72,7 @@ class TargetLock:
     def _acquire(self) -> PositionalFile:
         deadline = time.monotonic() + _WAIT_SECONDS
         _await_text(self._path)
-        while not _is_foreign(self._path):
+        while not is_foreign(self._target):
             try:
                 file = PositionalFile(self._path, os.O_RDWR | os.O_CREAT)
             except PermissionError:
@@ -118,13 +118,19 @@ def is_in_use(target: Path) -> bool:
     """Whether a process holds the lock of an output. A lock of another machine counts as held."""
     path = sibling(target, LOCK)
     _await_text(path)
-    if _is_foreign(path):
+    if is_foreign(target):
         return True
     try:
         with PositionalFile(path, os.O_RDWR) as file:
             return not _try_lock(file)
     except OSError:
         return path.exists()
+
+
+def is_foreign(target: Path) -> bool:
+    """Whether the lock file of an output belongs to another machine."""
+    owner = _owner(text) if (text := _read(sibling(target, LOCK))) else None
+    return owner is not None and (not owner or owner["host"] != platform.node())
 
 
 def holder_of(target: Path) -> str:
@@ -171,12 +177,6 @@ def _await_text(path: Path) -> None:
     deadline = time.monotonic() + _EMPTY_SECONDS
     while _is_new_and_empty(path) and time.monotonic() < deadline:
         time.sleep(_PAUSE_SECONDS)
-
-
-def _is_foreign(path: Path) -> bool:
-    """Whether a lock file belongs to another machine."""
-    owner = _owner(text) if (text := _read(path)) else None
-    return owner is not None and (not owner or owner["host"] != platform.node())
 
 
 def _is_new_and_empty(path: Path) -> bool:
