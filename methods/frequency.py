@@ -9,10 +9,7 @@ from torch import Tensor
 from mecha_exp import Node, Parameter, Return, factor, merge_method
 from mecha_exp.methods.linear import add_merged, difference, plus, weighted_sum, weighted_total
 from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Share, Small, Weight
-from mecha_exp.methods.slicing import ascending
-
-PART = 1 << 18
-"""Elements that are transformed or filtered at a time: as many as stay in the second cache."""
+from mecha_exp.methods.slicing import PART, put_in_order, ranks_of_all
 
 Tilt = Parameter(float, help="slope of the filter: 0 is a sharp cut, 1 a weighted sum; it has the period 4")
 
@@ -115,10 +112,10 @@ def high_frequencies_in_order(
     d: Model, order: Small, alpha: Parameter(float), tilt: Parameter(float)
 ) -> Return(Tensor):
     """The high frequencies of the entries in an order, as if they were samples in time."""
-    waves = torch.fft.rfft(d.flatten().index_select(0, order))
+    waves = torch.fft.rfft(put_in_order(d.flatten(), order))
     distance = torch.arange(len(waves)).to(d) / max(len(waves) - 1, 1)
     high = torch.fft.irfft(waves * high_pass(distance, alpha, tilt), n=d.numel())
-    return torch.empty_like(high).index_copy_(0, order, high).reshape(d.shape)
+    return high.index_select(0, order).reshape(d.shape)
 
 
 @merge_method(composite=True)
@@ -132,7 +129,7 @@ def distribution_crossover(a: Weight, b: Weight, c: Weight, alpha: Share = 0.5, 
     """
     if alpha in (0, 1) or tilt == 1:
         return weighted_sum(a, b, alpha=alpha)
-    high = high_frequencies_in_order(difference(b, a), ascending(c), alpha=alpha, tilt=tilt)
+    high = high_frequencies_in_order(difference(b, a), ranks_of_all(c), alpha=alpha, tilt=tilt)
     return plus(a, high)
 
 

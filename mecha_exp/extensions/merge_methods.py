@@ -8,7 +8,7 @@ from mecha_exp.checkpoint.dtypes import parse_dtype, round_to
 from mecha_exp.conversion.lora import adapter_conversion
 from mecha_exp.engine.compiler.primitives.rows import row_dot, row_length, row_norm, row_sum
 from mecha_exp.engine.compiler.primitives.runs import RunLoop
-from mecha_exp.engine.compiler.primitives.sorting import ascending_order, ranks
+from mecha_exp.engine.compiler.primitives.sorting import ascending_order, ranks, whole_ranks
 from mecha_exp.errors import did_you_mean
 from mecha_exp.graph.literals import value_to_node
 from mecha_exp.method_api.decorators import merge_method
@@ -48,4 +48,5 @@ __all__ = [
     "uniforms",
     "value_to_node",
     "viewed",
+    "whole_ranks",
 ]
