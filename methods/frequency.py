@@ -1,7 +1,7 @@
 """Merging by frequency: the smooth part of a tensor from one model, the fine part from another."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -52,34 +52,43 @@ def _cut(distance: Tensor, alpha: float, tilt: float) -> Tensor:
     return (distance * slope + level).clamp(0, 1)
 
 
-def filtered(waves: Tensor, alpha: float, tilt: float) -> Tensor:
-    """A spectrum times `high_pass`, a part of its first axis at a time.
-
-    The distance from frequency 0 is the root of the mean square over the axes.
-    """
-    first, *others = squared_distances(tuple(waves.shape), waves.real)
-    made, slices = torch.empty_like(waves), max(1, PART * waves.shape[0] // max(waves.numel(), 1))
-    for start in range(0, waves.shape[0], slices):
-        part = slice(start, start + slices)
-        distance = (sum(others, first[part]) / waves.ndim).sqrt()
-        made[part] = waves[part] * high_pass(distance, alpha, tilt)
-    return made
+def parts(whole: Tensor, axis: int) -> list[slice]:
+    """Where the parts of a tensor along an axis lie: whole copies would take much memory."""
+    size = max(1, PART * whole.shape[axis] // whole.numel())
+    return [slice(start, start + size) for start in range(0, whole.shape[axis], size)]
 
 
-def in_place(waves: Tensor, transform: Callable[..., Tensor]) -> Tensor:
-    """A transform along all axes but the last, a part at a time: whole copies would take much memory."""
-    for axis in range(waves.ndim - 1):
-        across = 1 if axis == 0 else 0
-        slices = max(1, PART * waves.shape[across] // waves.numel())
-        for part in waves.split(slices, dim=across):
-            part.copy_(transform(part, dim=axis))
+def along_inner_axes(waves: Tensor, transform: Callable[..., Tensor]) -> Tensor:
+    """A transform along all axes but the first and the last."""
+    for axis in range(1, waves.ndim - 1):
+        waves = transform(waves, dim=axis)
     return waves
+
+
+def filtered(waves: Tensor, squares: Sequence[Tensor], alpha: float, tilt: float) -> Tensor:
+    """A part of a spectrum times `high_pass`.
+
+    The distance from frequency 0 is the root of the mean of `squared_distances` over the axes.
+    """
+    first, *others = squares
+    rows = (square.expand(1, *waves.shape[1:]).contiguous() for square in others)  # added in long runs
+    distance = (sum(rows, first) / waves.ndim).sqrt()
+    return waves * high_pass(distance, alpha, tilt)
 
 
 @factor(elements=lambda shape: 2 * math.prod(spectrum_shape(shape)) if shape else 1)
 def spectrum(a: Model) -> Return(Tensor, "param"):
     """The real Fourier transform over all axes; a number is its own."""
-    return in_place(torch.fft.rfft(a), torch.fft.fft) if a.ndim else a
+    if not a.ndim:
+        return a
+    waves = torch.fft.rfft(a)
+    if a.ndim > 1:
+        for part in parts(waves, 1):
+            waves[:, part] = torch.fft.fft(waves[:, part], dim=0)
+    if a.ndim > 2:
+        for part in parts(waves, 0):
+            waves[part] = along_inner_axes(waves[part], torch.fft.fft)
+    return waves
 
 
 @merge_method(register=False)
@@ -89,7 +98,20 @@ def high_frequencies(d: Model, waves: Small, alpha: Parameter(float), tilt: Para
     """The high frequencies of a tensor with a spectrum; of a number the share alpha."""
     if not d.ndim:
         return alpha * d
-    return torch.fft.irfft(in_place(filtered(waves, alpha, tilt), torch.fft.ifft), n=d.shape[-1])
+    first, *others = squared_distances(tuple(waves.shape), waves.real)
+    if d.ndim == 1:
+        return torch.fft.irfft(filtered(waves, [first], alpha, tilt), n=len(d))
+    second, *inner = others
+    high = torch.empty_like(waves)
+    for part in parts(waves, 1):
+        passed_on = filtered(waves[:, part], [first, second[part], *inner], alpha, tilt)
+        high[:, part] = torch.fft.ifft(passed_on, dim=0)
+    if not inner:
+        return torch.fft.irfft(high, n=d.shape[-1])
+    merged = torch.empty_like(d, memory_format=torch.contiguous_format)
+    for part in parts(high, 0):
+        merged[part] = torch.fft.irfft(along_inner_axes(high[part], torch.fft.ifft), n=d.shape[-1])
+    return merged
 
 
 @merge_method(composite=True)
