@@ -6,6 +6,7 @@ The built-in methods import nothing of mecha_exp beside this, the public names a
 from mecha_exp.architectures.views import viewed
 from mecha_exp.checkpoint.dtypes import parse_dtype, round_to
 from mecha_exp.conversion.lora import adapter_conversion
+from mecha_exp.engine.compiler.primitives.columns import products_of_columns
 from mecha_exp.engine.compiler.primitives.rows import row_dot, row_length, row_norm, row_sum
 from mecha_exp.engine.compiler.primitives.runs import RunLoop
 from mecha_exp.engine.compiler.primitives.sorting import ascending_order, ranks, whole_ranks
@@ -37,6 +38,7 @@ __all__ = [
     "is_constant",
     "merge_method",
     "parse_dtype",
+    "products_of_columns",
     "ranks",
     "resolve",
     "round_to",
