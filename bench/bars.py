@@ -1,9 +1,12 @@
-"""What the engine must reach in a row of the benchmark, and whether it does."""
+"""What the engine must reach in a row of the benchmark, and whether it does.
+
+In every row it must not be slower than a peer that does the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class Bar:
         megabytes: of resident memory at most.
         copies: a sweep takes at most as long as a point and so many times the copying of its outputs.
         milliseconds: a key, at most.
+        seconds: at most, for models of SD1.5's size on two cores.
     """
 
     faster: float | None = None
@@ -23,6 +27,7 @@ class Bar:
     megabytes: int | None = None
     copies: float | None = None
     milliseconds: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Reached:
         floor: reading every input once and copying the outputs.
         copying: the outputs alone.
         point: of mecha_exp with one of the points of a sweep.
-        peer: of sd-mecha.
+        peers: of others, by name.
         keys: of a model.
     """
 
@@ -44,28 +49,28 @@ class Reached:
     floor: float
     copying: float = 0.0
     point: float | None = None
-    peer: float | None = None
+    peers: Mapping[str, float] = field(default_factory=dict)
     keys: int = 1
 
 
-def verdict(bar: Bar | None, reached: Reached) -> str:
-    """Whether a bar is met, and by how much it is missed; `-` where there is none."""
-    if bar is None:
-        return "-"
+def verdict(bar: Bar, reached: Reached) -> str:
+    """Whether a bar is met, and by how much it is missed; `-` where there is nothing to meet."""
     judged = list(_judged(bar, reached))
     missed = [text for text, met in judged if met is False]
     unknown = [text for text, met in judged if met is None]
     words = [f"missed: {', '.join(missed)}"] if missed else ["met"] if len(judged) > len(unknown) else []
-    return "; ".join([*words, *(f"not measured: {text}" for text in unknown)])
+    return "; ".join([*words, *(f"not measured: {text}" for text in unknown)]) or "-"
 
 
 def _judged(bar: Bar, reached: Reached) -> Iterator[tuple[str, bool | None]]:
     """Of each thing that is asked for what was reached in words, and whether that is enough."""
+    for name, seconds in reached.peers.items():
+        yield f"slower than {name}", reached.seconds <= seconds
     if bar.faster is not None:
-        if reached.peer is None:
+        if "sd-mecha" not in reached.peers:
             yield f"{bar.faster:g} times sd-mecha", None
         else:
-            times = reached.peer / reached.seconds
+            times = reached.peers["sd-mecha"] / reached.seconds
             yield f"{times:.1f} of {bar.faster:g} times sd-mecha", times >= bar.faster
     if bar.of_floor is not None:
         share = reached.seconds / reached.floor
@@ -82,3 +87,5 @@ def _judged(bar: Bar, reached: Reached) -> Iterator[tuple[str, bool | None]]:
     if bar.milliseconds is not None:
         taken = 1000 * reached.seconds / reached.keys
         yield f"{taken:.2f} instead of {bar.milliseconds:g} ms a key", taken <= bar.milliseconds
+    if bar.seconds is not None:
+        yield f"{reached.seconds:.1f} instead of {bar.seconds:g} s", reached.seconds <= bar.seconds

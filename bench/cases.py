@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from bench.peer_cases import BY_METHOD, MERGEKIT, SD_MECHA
+
 MEMORY_VARIABLE = "MECHA_EXP_BENCH_MEMORY"
 """Says how many bytes of memory are made ready before a merge."""
 
@@ -47,10 +49,6 @@ def peak_memory() -> int:
     """Bytes that this process had resident at most, mapped pages included."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
     return int(line.split()[1]) * 1024
-
-
-BY_METHOD = "method:"
-"""Before the name of a method, which is called with the inputs and its defaults."""
 
 
 def measured_methods() -> dict[str, int]:
@@ -116,7 +114,7 @@ def ours(case: str, output: Path, inputs: list[str]) -> Work:
         "dare_ties": lambda: me.dare_ties(base, *experts, density=0.5),
         "n_average": lambda: me.n_average(*inputs),
         "statistics": lambda: me.weighted_sum(base, experts[0], alpha=0.3),
-        "deep": lambda: doubled(me.model(base), me.n_average, me.weighted_sum, experts[0]),
+        "deep": lambda: doubled(me.model(base), experts[0]),
         "centres": lambda: me.n_model_stock(base, *experts),
         "difference": lambda: me.train_difference(base, *experts[:2]),
         "dropout": lambda: me.della(base, *experts, density=0.5),
@@ -141,6 +139,11 @@ def ours(case: str, output: Path, inputs: list[str]) -> Work:
         "cosine": lambda: me.add_cosine_b(base, experts[0]),
         "by_depth": lambda: me.lines(base, *experts, depth=0.5),
         "minimiser": lambda: me.wudi(base, *experts, solver="closed"),
+        "decayed": lambda: me.wsm(*inputs, decay=[0.75, 0.5, 0.25]),
+        "masked": lambda: me.apply_mask(
+            base, me.task_arithmetic(base, *experts, weights=0.3), me.tall_mask_of(base, *experts)
+        ),
+        "keys": lambda: me.weighted_sum(base, experts[0], alpha=0.3),
         **{name: partial(with_data, name, inputs) for name in OF_STATISTICS},
     }
     points = POINTS if case == "ties_sweep" else [None]
@@ -162,10 +165,12 @@ def ours(case: str, output: Path, inputs: list[str]) -> Work:
     return lambda: merge_many(jobs, options)
 
 
-def doubled(node: Any, average: Any, weighted_sum: Any, expert: Any) -> Any:
+def doubled(node: Any, expert: Any) -> Any:
     """A graph forty nodes deep, in which every node is used twice."""
+    import mecha_exp as me
+
     for _ in range(20):
-        node = weighted_sum(node, average(node, expert), alpha=0.3)
+        node = me.weighted_sum(node, me.n_average(node, expert), alpha=0.3)
     return node
 
 
@@ -173,25 +178,8 @@ def sd_mecha(case: str, output: Path, inputs: list[str]) -> Work:
     """A case by sd-mecha 1.1.8."""
     import sd_mecha
     import torch
-    from sd_mecha.extensions import merge_methods
 
-    add_delta = merge_methods.resolve("add_difference")  # its wrapper of that name fails on deltas
-    models = [sd_mecha.model(path) for path in inputs]
-    base, *experts = models
-    deltas = [sd_mecha.subtract(expert, base) for expert in experts]
-    recipes = {
-        "weighted_sum": lambda: sd_mecha.weighted_sum(base, experts[0], alpha=0.3),
-        "add_difference": lambda: sd_mecha.add_difference(base, experts[0], experts[1], alpha=0.7),
-        "slerp": lambda: sd_mecha.slerp(base, experts[0], alpha=0.3),
-        "perpendicular": lambda: sd_mecha.perpendicular_component(base, experts[0]),
-        "ties": lambda: add_delta(base, sd_mecha.ties_sum(*deltas, k=0.2), alpha=0.7),
-        "dare_ties": lambda: add_delta(
-            base, sd_mecha.ties_sum_with_dropout(*deltas, probability=0.5, k=1.0, seed=0), alpha=1.0
-        ),
-        "n_average": lambda: sd_mecha.n_average(*models),
-        "deep": lambda: doubled(base, sd_mecha.n_average, sd_mecha.weighted_sum, experts[0]),
-    }
-    recipe = recipes[case]()
+    recipe = SD_MECHA[case](sd_mecha, *map(sd_mecha.model, inputs))
     dtypes = {"merge_dtype": torch.float32, "output_dtype": torch.float16}
     return lambda: sd_mecha.merge(recipe, **dtypes, output=output, threads=2, merge_device="cpu")
 
@@ -202,23 +190,7 @@ def mergekit(case: str, output: Path, inputs: list[str]) -> Work:
     from mergekit.scripts.merge_raw_pytorch import main
 
     base, *experts = inputs
-    half = {"weight": 0.5, "density": 0.5}
-    configs = {
-        "weighted_sum": ("linear", [(base, {"weight": 0.7}), (experts[0], {"weight": 0.3})], None, {}),
-        "add_difference": ("task_arithmetic", [(experts[0], {"weight": 0.7})], base, {}),
-        "ties": ("ties", [(e, {"weight": 0.7, "density": 0.2}) for e in experts], base, {}),
-        "dare_ties": ("dare_ties", [(e, half) for e in experts], base, {}),
-        "n_average": ("linear", [(model, {"weight": 1.0}) for model in inputs], None, {}),
-    }
-    method, models, base_model, parameters = configs[case]
-    config: dict[str, Any] = {
-        "merge_method": method,
-        "models": [{"model": path, "parameters": given} for path, given in models],
-        "parameters": parameters,
-        "dtype": "float16",
-    }
-    if base_model:
-        config["base_model"] = base_model
+    config = {**MERGEKIT[case](base, experts), "dtype": "float16"}
     folder = tempfile.TemporaryDirectory()
     path = Path(folder.name) / "config.yml"
     path.write_text(yaml.safe_dump(config))

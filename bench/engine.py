@@ -26,13 +26,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.bars import Bar, Reached, verdict
 from bench.cases import (
-    BY_METHOD,
     MEMORY_VARIABLE,
     OF_STATISTICS,
     WORKERS_VARIABLE,
@@ -41,6 +40,7 @@ from bench.cases import (
 )
 from bench.measured import make_statistics
 from bench.models import make_models, many_keys
+from bench.peer_cases import BY_METHOD, MERGEKIT, SD_MECHA
 from bench.report import as_for_users, machine, make_parser, save_section, say, table
 
 REPOSITORY = Path(__file__).parents[1]
@@ -48,6 +48,9 @@ CASES_SCRIPT = Path(__file__).with_name("cases.py")
 PEERS = {"sd-mecha": "sd-mecha==1.1.8", "mergekit": "mergekit==0.1.5"}
 MEMORY = {"mecha_exp": 300_000_000, "sd-mecha": 6_000_000_000, "mergekit": 8_000_000_000}
 """Bytes that a tool takes beside its outputs, about; they are made ready before it starts."""
+SIZE_OF_BARS = "sd15"
+"""The size of models that the seconds of a bar are for."""
+
 LONG_SECONDS = 60
 LIMIT_SECONDS = 1800
 """After which a run has failed."""
@@ -56,6 +59,9 @@ NOTE = (
     "The sweep is of 0.5 GB models: with eight outputs of 2.1 GB it takes 26 GB of memory disk. "
     "Workers are as many as there are cores, and fewer."
 )
+
+
+NO_BAR = Bar()
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class Case:
         work: what is done, a name of `cases.py`; the row's own by default.
         size: of the models; None is the size that is asked for, a number so many keys of ten elements each.
         outputs: how many models it writes.
-        tools: who can do it.
+        alone: whether peers that have the work are left out.
         workers: threads of mecha_exp; None is one for each core.
         on_disk: whether the files lie on the disk rather than in memory.
         bar: what mecha_exp must reach.
@@ -82,57 +88,67 @@ class Case:
     work: str = ""
     size: str | int | None = None
     outputs: int = 1
-    tools: tuple[str, ...] = ("mecha_exp", "sd-mecha", "mergekit")
+    alone: bool = False
     workers: int | None = None
     on_disk: bool = False
-    bar: Bar | None = None
+    bar: Bar = NO_BAR
     point: str | None = None
 
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Who does the work."""
+        work = self.work or self.name
+        peers = () if self.alone else (name for name, works in PEER_WORKS.items() if work in works)
+        return ("mecha_exp", *peers)
 
-WITHOUT_MERGEKIT = ("mecha_exp", "sd-mecha")
-ALONE = ("mecha_exp",)
+
+PEER_WORKS: dict[str, Mapping[str, object]] = {"sd-mecha": SD_MECHA, "mergekit": MERGEKIT}
 FAMILIES = {
-    "centres": Case("centres", "model stock by row, 3 experts", 4, tools=ALONE),
-    "difference": Case("difference", "train difference of 3", 3, tools=ALONE),
-    "dropout": Case("dropout", "DELLA, 3 experts", 4, tools=ALONE),
-    "frequency": Case("frequency", "crossover of 2", 2, tools=ALONE),
-    "limiting": Case("limiting", "clamp by 3", 4, tools=ALONE),
-    "linear": Case("linear", "task arithmetic, 3 experts", 4, tools=ALONE),
-    "outliers": Case("outliers", "breadcrumbs, 3 experts", 4, tools=ALONE),
-    "slicing": Case("slicing", "tensor_sum of 2", 2, tools=ALONE),
-    "spectral": Case("spectral", "rotate of 2", 2, tools=ALONE),
-    "spherical": Case("spherical", "Karcher mean of 4", 4, tools=ALONE),
-    "subspaces": Case("subspaces", "TSV-Merge, 3 experts", 4, tools=ALONE),
-    "tasks": Case("tasks", "consensus, 3 experts", 4, tools=ALONE),
-    "trimming": Case("trimming", "weighted TIES, 3 experts", 4, tools=ALONE),
+    "centres": Case("centres", "model stock by row, 3 experts", 4, bar=Bar(of_floor=4)),
+    "difference": Case("difference", "train difference of 3", 3),
+    "dropout": Case("dropout", "DELLA, 3 experts", 4, bar=Bar(of_floor=8)),
+    "frequency": Case("frequency", "crossover of 2", 2, bar=Bar(seconds=20)),
+    "limiting": Case("limiting", "clamp by 3", 4),
+    "linear": Case("linear", "task arithmetic, 3 experts", 4),
+    "outliers": Case("outliers", "breadcrumbs, 3 experts", 4, bar=Bar(of_floor=4)),
+    "slicing": Case("slicing", "tensor_sum of 2", 2),
+    "spectral": Case("spectral", "rotate of 2", 2),
+    "spherical": Case("spherical", "Karcher mean of 4", 4),
+    "subspaces": Case("subspaces", "TSV-Merge, 3 experts", 4, bar=Bar(seconds=90)),
+    "tasks": Case("tasks", "consensus, 3 experts", 4, bar=Bar(of_floor=4)),
+    "trimming": Case("trimming", "weighted TIES, 3 experts", 4, bar=Bar(of_floor=2)),
 }
 """One method of each family, by a name of `cases.py`."""
 SLOW = {
-    "nine_tenths": Case("nine_tenths", "TIES after DARE, nine tenths dropped, 3 experts", 4, tools=ALONE),
-    "importance": Case("importance", "Arcee fusion of 2", 2, tools=ALONE),
-    "by_rank": Case("by_rank", "top_k_tensor_sum of 2", 2, tools=ALONE),
-    "smoothed": Case("smoothed", "smooth_add of 3", 3, tools=ALONE),
-    "isotropic": Case("isotropic", "Iso-C, 3 experts", 4, tools=ALONE),
-    "isotropic_common": Case("isotropic_common", "Iso-CTS, 3 experts", 4, tools=ALONE),
-    "cosine": Case("cosine", "add_cosine_b of 2", 2, tools=ALONE),
+    "nine_tenths": Case(
+        "nine_tenths", "TIES after DARE, nine tenths dropped, 3 experts", 4, bar=Bar(of_floor=4)
+    ),
+    "importance": Case("importance", "Arcee fusion of 2", 2, bar=Bar(of_floor=8)),
+    "by_rank": Case("by_rank", "top_k_tensor_sum of 2", 2, bar=Bar(megabytes=1200, seconds=25)),
+    "smoothed": Case("smoothed", "smooth_add of 3", 3, bar=Bar(seconds=40)),
+    "isotropic": Case("isotropic", "Iso-C, 3 experts", 4, bar=Bar(seconds=40)),
+    "isotropic_common": Case("isotropic_common", "Iso-CTS, 3 experts", 4),
+    "cosine": Case("cosine", "add_cosine_b of 2", 2, bar=Bar(of_floor=4)),
 }
 """Methods that sort, filter, decompose, or go by rows."""
 WHOLE_MODEL = {
-    "trimming_global": Case("trimming_global", "TIES over the whole model, 3 experts", 4, tools=ALONE),
-    "norms": Case("norms", "MetaGPT, 3 experts", 4, tools=ALONE),
+    "trimming_global": Case("trimming_global", "TIES over the whole model, 3 experts", 4),
+    "norms": Case("norms", "MetaGPT, 3 experts", 4),
 }
 """Methods with numbers of the whole model."""
 WITH_DATA = {
-    "fisher": Case("fisher", "Fisher merging of 2", 2, tools=ALONE),
-    "regmean": Case("regmean", "RegMean of 2, Gram matrices of linear layers", 2, tools=ALONE),
-    "stitch": Case("stitch", "masks of 2 experts stitched", 3, tools=ALONE),
+    "fisher": Case("fisher", "Fisher merging of 2", 2),
+    "regmean": Case("regmean", "RegMean of 2, Gram matrices of linear layers", 2),
+    "stitch": Case("stitch", "masks of 2 experts stitched", 3),
 }
 """Methods that read statistics of the models on data."""
 OF_ARGUMENTS = {
-    "by_depth": Case("by_depth", "LiNeS, 3 experts", 4, tools=ALONE),
-    "minimiser": Case("minimiser", "WUDI in closed form, 3 experts", 4, tools=ALONE),
+    "by_depth": Case("by_depth", "LiNeS, 3 experts", 4),
+    "decayed": Case("decayed", "WSM of 4", 4),
+    "masked": Case("masked", "a task of TALL masks by its mask, 3 experts", 4),
+    "minimiser": Case("minimiser", "WUDI in closed form, 3 experts", 4),
 }
-"""Methods of the same years without data, whose defaults are not what is measured."""
+"""Methods of the same years without data, whose arguments have no defaults or others than are measured."""
 RECENT = (
     *("wise_ft", "lawa", "magmax", "emr_unified", "emr", "tall_mask", "pcb", "localize_and_stitch"),
     *("fr_merging", "twin", "star", "knots", "doge"),
@@ -144,18 +160,18 @@ BOUNDED = Bar(megabytes=600)
 CASES = [
     Case("weighted_sum", "weighted sum of 2", 2, bar=SIMPLE),
     Case("add_difference", "add difference of 3", 3, bar=SIMPLE),
-    Case("slerp", "SLERP of 2", 2, tools=WITHOUT_MERGEKIT, bar=GEOMETRIC),
-    Case("perpendicular", "perpendicular of 2", 2, tools=WITHOUT_MERGEKIT, bar=GEOMETRIC),
+    Case("slerp", "SLERP of 2", 2, bar=GEOMETRIC),
+    Case("perpendicular", "perpendicular of 2", 2, bar=GEOMETRIC),
     Case("ties", "TIES, 3 experts, k=0.2", 4, bar=Bar(faster=20, of_floor=3, megabytes=600)),
     Case("dare_ties", "DARE-TIES, 3 experts", 4, bar=Bar(faster=20, of_floor=6, megabytes=600)),
-    Case("statistics", "weighted sum of 2, with statistics", 2, tools=ALONE, bar=BOUNDED),
+    Case("statistics", "weighted sum of 2, with statistics", 2, bar=BOUNDED),
     *(
         Case(
             f"workers_{n}",
             f"TIES, 3 experts, {n} worker{'s' * (n > 1)}",
             4,
             "ties",
-            tools=ALONE,
+            alone=True,
             workers=n,
             bar=BOUNDED,
         )
@@ -169,27 +185,24 @@ CASES = [
         size="half",
         bar=Bar(faster=10, of_floor=1.7, megabytes=600),
     ),
-    Case("n_average_2", "n_average of 2 (0.5 GB each)", 2, "n_average", "half", tools=ALONE, bar=BOUNDED),
-    Case("n_average_4", "n_average of 4 (0.5 GB each)", 4, "n_average", "half", tools=ALONE, bar=BOUNDED),
+    Case("n_average_2", "n_average of 2 (0.5 GB each)", 2, "n_average", "half", alone=True, bar=BOUNDED),
+    Case("n_average_4", "n_average of 4 (0.5 GB each)", 4, "n_average", "half", alone=True, bar=BOUNDED),
     Case(
         "ties_sweep",
         "TIES, 8 alphas, 0.5 GB models",
         4,
         size="half",
         outputs=8,
-        tools=ALONE,
         bar=Bar(megabytes=800, copies=1.5),
         point="ties",
     ),
-    Case("deep", "40 nodes deep, each used twice, 0.1 GB models", 2, size="small", tools=ALONE),
+    Case("deep", "40 nodes deep, each used twice, 0.1 GB models", 2, size="small"),
     Case(
         "keys",
         "weighted sum of 2, 100,000 keys of 10 elements",
         2,
-        "weighted_sum",
-        100_000,
-        tools=WITHOUT_MERGEKIT,
-        bar=Bar(milliseconds=2),
+        size=100_000,
+        bar=Bar(milliseconds=0.03),
     ),
     Case(
         "sdxl",
@@ -197,7 +210,7 @@ CASES = [
         2,
         "weighted_sum",
         "sdxl",
-        tools=ALONE,
+        alone=True,
         on_disk=True,
         bar=BOUNDED,
     ),
@@ -240,7 +253,7 @@ def main() -> None:
     """Measure, print, and save if asked."""
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--size", default="sd15", choices=["small", "half", "sd15", "sdxl"], help="of the models"
+        "--size", default=SIZE_OF_BARS, choices=["small", "half", "sd15", "sdxl"], help="of the models"
     )
     names = [*(case.name for case in CASES), EVERY_FAMILY, EVERYTHING, DATA]
     parser.add_argument(
@@ -307,7 +320,7 @@ def chosen_cases(named: Sequence[str] | None) -> list[Case]:
 def by_method(names: Iterable[str]) -> list[Case]:
     """A row for each method, with its defaults."""
     counts = measured_methods()
-    return [Case(BY_METHOD + name, name, counts[name], tools=ALONE) for name in names]
+    return [Case(BY_METHOD + name, name, counts[name]) for name in names]
 
 
 def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: tuple[int, int]) -> list[str]:
@@ -338,7 +351,7 @@ def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: t
         path.unlink()
     reading, copying = (statistics.median(part) for part in zip(*floors, strict=True))
     best = reading + copying
-    mine, sd_mecha = measured["mecha_exp"], measured.get("sd-mecha")
+    mine = measured["mecha_exp"]
     if not mine.seconds:
         return [case.title, f"{best:.2f} s", "failed", *["-"] * 5, "missed: it failed"]
     times = [
@@ -347,7 +360,7 @@ def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: t
         else "failed"
         if m and m.failed
         else "-"
-        for m in (sd_mecha, measured.get("mergekit"))
+        for m in map(measured.get, PEERS)
     ]
     reached = Reached(
         mine.median,
@@ -355,13 +368,14 @@ def row(case: Case, size: str, folder: Path, pythons: dict[str, Path], repeat: t
         best,
         copying,
         point.median if point.seconds else None,
-        sd_mecha.median if sd_mecha and sd_mecha.seconds else None,
+        {name: m.median for name, m in measured.items() if m is not mine and m.seconds},
         wanted if isinstance(wanted, int) else 1,
     )
+    bar = case.bar if wanted == SIZE_OF_BARS else replace(case.bar, seconds=None)
     taken = f"{mine.median:.2f} s" + (f" (one point {point.median:.2f} s)" if point.seconds else "")
     spent = [f"{mine.median / best:.2f}", f"{statistics.median(mine.processor):.2f} s"]
     peak = f"{mine.peak / 1e6:.0f} MB"
-    return [case.title, f"{best:.2f} s", taken, *spent, peak, *times, verdict(case.bar, reached)]
+    return [case.title, f"{best:.2f} s", taken, *spent, peak, *times, verdict(bar, reached)]
 
 
 def floor(inputs: Sequence[Path], output: Path, outputs: int) -> tuple[float, float]:
@@ -383,9 +397,9 @@ def run(python: Path, tool: str, case: Case, output: Path, inputs: Sequence[Path
     """One run in a process of its own; its seconds and its peak resident size."""
     command = [str(python), str(CASES_SCRIPT), tool, case.work or case.name, str(output), *map(str, inputs)]
     memory = MEMORY[tool] + case.outputs * inputs[0].stat().st_size
-    environment = as_for_users() | {MEMORY_VARIABLE: str(memory)}
+    environment = as_for_users() | {MEMORY_VARIABLE: str(memory), "PYTHONPATH": str(REPOSITORY)}
     if tool == "mecha_exp":
-        environment |= {"PYTHONPATH": str(REPOSITORY), WORKERS_VARIABLE: str(case.workers or "")}
+        environment |= {WORKERS_VARIABLE: str(case.workers or "")}
     started = time.perf_counter()
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors) as process:

@@ -1,13 +1,14 @@
 """Parts of the difference between models, and masks for where to add it."""
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.extensions.merge_methods import is_constant
+from mecha_exp.extensions.merge_methods import RunLoop, is_constant
 from mecha_exp.methods.linear import add_difference, add_scaled, subtract, weighted_sum
 from mecha_exp.methods.parameters import Alpha, Base, Model, Share, Small, Weight
 from mecha_exp.methods.reductions import column_cosines, column_products, dot, slice_size, squared_norm
@@ -160,10 +161,21 @@ Likeness = Parameter(
 )
 
 
+@cache
+def _blending(dtype: torch.dtype) -> RunLoop:
+    """The loop of `blended_columns`: a and b, with the share of b at each entry."""
+    lines = ("d = x1 - x0", "y = x0 + x2 * d if x2 < {t}(0.5) else x1 - ({t}(1) - x2) * d")
+    return RunLoop(lines, 3, ["y"], dtype)
+
+
 @merge_method(rowwise=slice_size, register=False)
 def blended_columns(a: Weight, b: Weight, likeness: Small, alpha: Small) -> Return(Tensor, "weight"):
     """lerp(a, b, 1 - clamp(likeness - alpha, 0, 1)), column by column; no likeness counts as 0."""
     k = 1 - (likeness.nan_to_num(nan=0) - alpha).clamp(0, 1)
+    if type(a) is Tensor:  # and not one that is being recorded
+        merged = torch.empty_like(a)
+        if _blending(a.dtype)((a, b, k.expand_as(a).contiguous()), (merged,)):
+            return merged
     return torch.where(k < 0.5, a + k * (b - a), b - (1 - k) * (b - a))
 
 

@@ -1,7 +1,7 @@
 """Merging by frequency: the smooth part of a tensor from one model, the fine part from another."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,10 +9,7 @@ from torch import Tensor
 from mecha_exp import Node, Parameter, Return, factor, merge_method
 from mecha_exp.methods.linear import add_merged, difference, plus, weighted_sum, weighted_total
 from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Share, Small, Weight
-from mecha_exp.methods.slicing import ascending
-
-PART = 1 << 18
-"""Elements that are transformed or filtered at a time: as many as stay in the second cache."""
+from mecha_exp.methods.slicing import PART, put_in_order, ranks_of_all
 
 Tilt = Parameter(float, help="slope of the filter: 0 is a sharp cut, 1 a weighted sum; it has the period 4")
 
@@ -55,34 +52,43 @@ def _cut(distance: Tensor, alpha: float, tilt: float) -> Tensor:
     return (distance * slope + level).clamp(0, 1)
 
 
-def filtered(waves: Tensor, alpha: float, tilt: float) -> Tensor:
-    """A spectrum times `high_pass`, a part of its first axis at a time.
-
-    The distance from frequency 0 is the root of the mean square over the axes.
-    """
-    first, *others = squared_distances(tuple(waves.shape), waves.real)
-    made, slices = torch.empty_like(waves), max(1, PART * waves.shape[0] // max(waves.numel(), 1))
-    for start in range(0, waves.shape[0], slices):
-        part = slice(start, start + slices)
-        distance = (sum(others, first[part]) / waves.ndim).sqrt()
-        made[part] = waves[part] * high_pass(distance, alpha, tilt)
-    return made
+def parts(whole: Tensor, axis: int) -> list[slice]:
+    """Where the parts of a tensor along an axis lie: whole copies would take much memory."""
+    size = max(1, PART * whole.shape[axis] // whole.numel())
+    return [slice(start, start + size) for start in range(0, whole.shape[axis], size)]
 
 
-def in_place(waves: Tensor, transform: Callable[..., Tensor]) -> Tensor:
-    """A transform along all axes but the last, a part at a time: whole copies would take much memory."""
-    for axis in range(waves.ndim - 1):
-        across = 1 if axis == 0 else 0
-        slices = max(1, PART * waves.shape[across] // waves.numel())
-        for part in waves.split(slices, dim=across):
-            part.copy_(transform(part, dim=axis))
+def along_inner_axes(waves: Tensor, transform: Callable[..., Tensor]) -> Tensor:
+    """A transform along all axes but the first and the last."""
+    for axis in range(1, waves.ndim - 1):
+        waves = transform(waves, dim=axis)
     return waves
+
+
+def filtered(waves: Tensor, squares: Sequence[Tensor], alpha: float, tilt: float) -> Tensor:
+    """A part of a spectrum times `high_pass`.
+
+    The distance from frequency 0 is the root of the mean of `squared_distances` over the axes.
+    """
+    first, *others = squares
+    rows = (square.expand(1, *waves.shape[1:]).contiguous() for square in others)  # added in long runs
+    distance = (sum(rows, first) / waves.ndim).sqrt()
+    return waves * high_pass(distance, alpha, tilt)
 
 
 @factor(elements=lambda shape: 2 * math.prod(spectrum_shape(shape)) if shape else 1)
 def spectrum(a: Model) -> Return(Tensor, "param"):
     """The real Fourier transform over all axes; a number is its own."""
-    return in_place(torch.fft.rfft(a), torch.fft.fft) if a.ndim else a
+    if not a.ndim:
+        return a
+    waves = torch.fft.rfft(a)
+    if a.ndim > 1:
+        for part in parts(waves, 1):
+            waves[:, part] = torch.fft.fft(waves[:, part], dim=0)
+    if a.ndim > 2:
+        for part in parts(waves, 0):
+            waves[part] = along_inner_axes(waves[part], torch.fft.fft)
+    return waves
 
 
 @merge_method(register=False)
@@ -92,7 +98,20 @@ def high_frequencies(d: Model, waves: Small, alpha: Parameter(float), tilt: Para
     """The high frequencies of a tensor with a spectrum; of a number the share alpha."""
     if not d.ndim:
         return alpha * d
-    return torch.fft.irfft(in_place(filtered(waves, alpha, tilt), torch.fft.ifft), n=d.shape[-1])
+    first, *others = squared_distances(tuple(waves.shape), waves.real)
+    if d.ndim == 1:
+        return torch.fft.irfft(filtered(waves, [first], alpha, tilt), n=len(d))
+    second, *inner = others
+    high = torch.empty_like(waves)
+    for part in parts(waves, 1):
+        passed_on = filtered(waves[:, part], [first, second[part], *inner], alpha, tilt)
+        high[:, part] = torch.fft.ifft(passed_on, dim=0)
+    if not inner:
+        return torch.fft.irfft(high, n=d.shape[-1])
+    merged = torch.empty_like(d, memory_format=torch.contiguous_format)
+    for part in parts(high, 0):
+        merged[part] = torch.fft.irfft(along_inner_axes(high[part], torch.fft.ifft), n=d.shape[-1])
+    return merged
 
 
 @merge_method(composite=True)
@@ -115,10 +134,10 @@ def high_frequencies_in_order(
     d: Model, order: Small, alpha: Parameter(float), tilt: Parameter(float)
 ) -> Return(Tensor):
     """The high frequencies of the entries in an order, as if they were samples in time."""
-    waves = torch.fft.rfft(d.flatten().index_select(0, order))
+    waves = torch.fft.rfft(put_in_order(d.flatten(), order))
     distance = torch.arange(len(waves)).to(d) / max(len(waves) - 1, 1)
     high = torch.fft.irfft(waves * high_pass(distance, alpha, tilt), n=d.numel())
-    return torch.empty_like(high).index_copy_(0, order, high).reshape(d.shape)
+    return high.index_select(0, order).reshape(d.shape)
 
 
 @merge_method(composite=True)
@@ -132,7 +151,7 @@ def distribution_crossover(a: Weight, b: Weight, c: Weight, alpha: Share = 0.5, 
     """
     if alpha in (0, 1) or tilt == 1:
         return weighted_sum(a, b, alpha=alpha)
-    high = high_frequencies_in_order(difference(b, a), ascending(c), alpha=alpha, tilt=tilt)
+    high = high_frequencies_in_order(difference(b, a), ranks_of_all(c), alpha=alpha, tilt=tilt)
     return plus(a, high)
 
 

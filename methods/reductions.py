@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, Return, merge_method, reduction, whole_model
+from mecha_exp.extensions.merge_methods import products_of_columns
 from mecha_exp.methods.parameters import Kept, Model, Small
 
 
@@ -52,8 +53,7 @@ def slice_size(shape: tuple[int, ...]) -> int:
 @reduction(rowwise=slice_size, register=False)
 def column_products(a: Model, b: Model) -> Return(Tensor, "param"):
     """|a|^2, |b|^2 and <a, b> of each column (along the first axis), [3, columns], in float64."""
-    first, second = a.double(), b.double()
-    return torch.stack([first.square().sum(0), second.square().sum(0), (first * second).sum(0)])
+    return products_of_columns(a, b)
 
 
 @merge_method(elementwise=True, register=False)

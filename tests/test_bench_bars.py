@@ -8,9 +8,10 @@ from safetensors.torch import save_file
 
 import mecha_exp as mx
 from bench.bars import Bar, Reached, verdict
-from bench.cases import BY_METHOD, OF_STATISTICS, by_name, measured_methods, with_data
+from bench.cases import OF_STATISTICS, by_name, measured_methods, with_data
 from bench.engine import CASES, chosen_cases
 from bench.measured import make_statistics
+from bench.peer_cases import BY_METHOD, MERGEKIT, SD_MECHA
 from bench.report import as_for_users
 
 ONE = Reached(seconds=2.0, peak=300_000_000, floor=1.0)
@@ -19,7 +20,7 @@ ONE = Reached(seconds=2.0, peak=300_000_000, floor=1.0)
 @pytest.mark.parametrize(
     ("bar", "reached", "said"),
     [
-        (None, ONE, "-"),
+        (Bar(), ONE, "-"),
         (Bar(of_floor=2, megabytes=300), ONE, "met"),
         (Bar(of_floor=1.7, megabytes=300), ONE, "missed: 2.00 instead of 1.7 times the floor"),
         (
@@ -29,8 +30,16 @@ ONE = Reached(seconds=2.0, peak=300_000_000, floor=1.0)
         ),
         (Bar(faster=12, megabytes=600), ONE, "met; not measured: 12 times sd-mecha"),
         (Bar(faster=12), ONE, "not measured: 12 times sd-mecha"),
-        (Bar(faster=12), Reached(2.0, 0, 1.0, peer=24.0), "met"),
-        (Bar(faster=12), Reached(2.0, 0, 1.0, peer=23.0), "missed: 11.5 of 12 times sd-mecha"),
+        (Bar(faster=12), Reached(2.0, 0, 1.0, peers={"sd-mecha": 24.0}), "met"),
+        (Bar(faster=12), Reached(2.0, 0, 1.0, peers={"sd-mecha": 23.0}), "missed: 11.5 of 12 times sd-mecha"),
+        (Bar(), Reached(2.0, 0, 1.0, peers={"sd-mecha": 3.0, "mergekit": 2.0}), "met"),
+        (
+            Bar(),
+            Reached(2.0, 0, 1.0, peers={"sd-mecha": 3.0, "mergekit": 1.9}),
+            "missed: slower than mergekit",
+        ),
+        (Bar(seconds=25), Reached(24.0, 0, 1.0), "met"),
+        (Bar(seconds=25), Reached(26.04, 0, 1.0), "missed: 26.0 instead of 25 s"),
         (Bar(copies=1.5), Reached(4.0, 0, 2.5, copying=2.0, point=1.0), "met"),
         (
             Bar(copies=1.5),
@@ -65,6 +74,15 @@ def test_every_row_is_one_that_can_be_asked_for():
     assert {"della", "iso_c", "ties_sum", "rotate"} <= measured_methods().keys()
     assert not {"rebasin", "norm", "fisher", "get_dtype"} & measured_methods().keys()
     assert all(rows[BY_METHOD + name].inputs == count for name, count in measured_methods().items())
+
+
+def test_each_work_of_a_peer_is_that_of_a_row_beside_ours():
+    rows = [case for case in chosen_cases(["all"]) if not case.alone]
+    tools = {case.work or case.name: case.tools for case in rows}
+
+    assert {name for name, who in tools.items() if "sd-mecha" in who} == SD_MECHA.keys()
+    assert {name for name, who in tools.items() if "mergekit" in who} == MERGEKIT.keys()
+    assert all("mecha_exp" in who for who in tools.values())
 
 
 @pytest.mark.parametrize("name", measured_methods())

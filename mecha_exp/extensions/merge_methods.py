@@ -6,9 +6,10 @@ The built-in methods import nothing of mecha_exp beside this, the public names a
 from mecha_exp.architectures.views import viewed
 from mecha_exp.checkpoint.dtypes import parse_dtype, round_to
 from mecha_exp.conversion.lora import adapter_conversion
+from mecha_exp.engine.compiler.primitives.columns import products_of_columns
 from mecha_exp.engine.compiler.primitives.rows import row_dot, row_length, row_norm, row_sum
 from mecha_exp.engine.compiler.primitives.runs import RunLoop
-from mecha_exp.engine.compiler.primitives.sorting import ascending_order, ranks
+from mecha_exp.engine.compiler.primitives.sorting import ascending_order, ranks, whole_ranks
 from mecha_exp.errors import did_you_mean
 from mecha_exp.graph.literals import value_to_node
 from mecha_exp.method_api.decorators import merge_method
@@ -37,6 +38,7 @@ __all__ = [
     "is_constant",
     "merge_method",
     "parse_dtype",
+    "products_of_columns",
     "ranks",
     "resolve",
     "round_to",
@@ -48,4 +50,5 @@ __all__ = [
     "uniforms",
     "value_to_node",
     "viewed",
+    "whole_ranks",
 ]

@@ -1,12 +1,19 @@
 """The radix sort of rows is the stable sort of torch, whatever the entries are."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mecha_exp.engine.compiler.primitives import sorting
-from mecha_exp.engine.compiler.primitives.sorting import SHORT_ROW, ascending_order, ranks
+from mecha_exp.engine.compiler.primitives.sorting import (
+    MOST_COUNTERS,
+    SHORT_ROW,
+    ascending_order,
+    ranks,
+    whole_ranks,
+)
 
 COLUMNS = 3 * SHORT_ROW + 5
 
@@ -38,6 +45,8 @@ KINDS = {
     "the largest": lambda x: x / x.abs().max() * 3e38,
     "the largest and the smallest": lambda x: torch.where(x.abs() > 1, 3e38, 1e-45) * x.sign(),
     "infinities": lambda x: torch.where(x.abs() > 1, torch.inf * x.sign(), x),
+    "float16": lambda x: x.half().float(),
+    "bfloat16": lambda x: x.bfloat16().float(),
 }
 
 ROWS = {
@@ -58,6 +67,7 @@ def test_rows_are_sorted_as_by_a_stable_sort(name):
 
     assert torch.equal(order, rows.argsort(dim=-1, stable=True))
     assert torch.equal(ranks(rows), order.argsort(dim=-1).to(rows))
+    assert torch.equal(whole_ranks(rows), order.argsort(dim=-1).int())
 
 
 @given(
@@ -80,12 +90,36 @@ def test_without_a_compiler_rows_are_sorted_alike(name, monkeypatch):
     rows = ROWS[name]()
     rows[..., ::100] = torch.nan
     rows[..., 1::100] = -torch.nan
-    compiled = ascending_order(rows), ranks(rows)
+    functions = ascending_order, ranks, whole_ranks
+    compiled = [function(rows) for function in functions]
 
     monkeypatch.setattr(sorting, "can_compile", lambda: False)
 
-    assert torch.equal(compiled[0], ascending_order(rows))
-    assert torch.equal(compiled[1], ranks(rows))
+    assert all(map(torch.equal, compiled, [function(rows) for function in functions]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("extra", [0.0, torch.nan])
+def test_long_rows_have_the_ranks_of_a_stable_sort(kind, extra):
+    """Counted where the entries have few values, sorted by digits where they have many."""
+    rows = KINDS[kind](drawn(1, 70_000)[:2])
+    rows[:, 5::9] = extra
+
+    order = rows.argsort(dim=-1, stable=True)
+
+    assert torch.equal(whole_ranks(rows), order.argsort(dim=-1).int())
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted"), [("float16", True), ("bfloat16", True), ("one value", True), ("drawn", False)]
+)
+def test_entries_of_few_values_are_counted(kind, counted):
+    from mecha_exp.engine.compiler.kernels.counting import rank_by_counting
+
+    row = KINDS[kind](drawn(2, 70_000)[0])
+    starts, found = np.empty(MOST_COUNTERS, np.int32), np.empty(len(row), np.int32)
+
+    assert rank_by_counting(row.view(torch.int32).numpy(), MOST_COUNTERS, starts, found) == counted
 
 
 def test_long_rows_are_sorted_by_the_compiled_loop():

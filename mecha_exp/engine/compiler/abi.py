@@ -78,16 +78,17 @@ WIDEST_DIGIT = 11
 class RadixJob(IntEnum):
     """Words of what the radix kernel receives.
 
-    `ROWS` is the address of rows of float32, which become ranks where `ORDER` is 0, and else have their
-    places written there, in int64. `ROOM` has 16 bytes for each entry of a row, `COUNTS` a 32-bit counter for
-    each value of a digit.
+    `ROWS` is the address of rows of float32, which become ranks where `RANKS` is 0, and else have their ranks
+    written there, in int32. `ROOM` has 16 bytes for each entry of a row, `COUNTS` a 32-bit counter for each
+    value of a digit, and `COUNTERS` of them at least.
     """
 
     ROWS = 0
     COLUMNS = 1
-    ORDER = 2
+    RANKS = 2
     ROOM = 3
     COUNTS = 4
+    COUNTERS = 5
 
 
 def words(table: type[IntEnum]) -> Any:

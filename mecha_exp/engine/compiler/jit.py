@@ -54,6 +54,7 @@ _log = logging.getLogger(__name__)
 _compiling = threading.Lock()
 
 
+@functools.cache
 def can_compile() -> bool:
     """Whether numba is installed."""
     return importlib.util.find_spec("numba") is not None

@@ -7,7 +7,8 @@ the same whatever the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 
 from mecha_exp.engine.compiler.jit import compile_ahead
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan
@@ -40,7 +41,7 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         wanted = {structure for structure in used if is_small(structure) is small}
         return (key for key in plan.keys if key.structure in wanted and not resumption.skips(key))
 
-    large = (task for key in keys(small=False) for task in tasks_of(key, context))
+    large = (task for key in _largest_first(plan, keys(small=False)) for task in tasks_of(key, context))
     _expect(plan, resumption)
     Scheduler(large, small_tasks(keys(small=True), context), plan.options, resumption.finish).run()
     for source in plan.sources.values():
@@ -48,13 +49,21 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
     return context.stats
 
 
+def _largest_first(plan: Plan, keys: Iterable[KeyPlan]) -> list[KeyPlan]:
+    """Keys by the memory of their whole tensors: the last ones are short, and no worker has a long one alone.
+
+    Those without whole tensors are short as well, and come first, in the order in which they lie in the files.
+    """
+    sizes = {key: plan.whole_bytes_of(key) for key in keys}
+    return sorted(sizes, key=lambda key: -sizes[key] or -math.inf)
+
+
 def _expect(plan: Plan, resumption: Resumption) -> None:
     """Tell the inputs which of their keys will be read."""
+    keys = _largest_first(plan, plan.keys)
     for model, source in plan.sources.items():
         read = {structure for structure in plan.structures if structure.is_used and structure.reads(model)}
-        source.expect(
-            key.key for key in plan.keys if key.structure in read and not resumption.is_finished(key)
-        )
+        source.expect(key.key for key in keys if key.structure in read and not resumption.is_finished(key))
 
 
 def compile_loops(plan: Plan) -> None:

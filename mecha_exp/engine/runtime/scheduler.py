@@ -71,7 +71,8 @@ class Scheduler:
     small keys came last, as they do in many files, the other workers would have nothing to do then.
 
     Args:
-        large, small: the keys, the small ones apart.
+        large, small: the keys, the small ones apart. Of the large ones the first that fits is taken: one that
+            waits for memory holds up none behind it.
         options: the number of threads, the device, and the bytes of whole tensors that are there at once.
         finished: called with the keys of each task that is done.
     """
@@ -89,7 +90,9 @@ class Scheduler:
         self._budget = options.memory_budget
         self._device = options.device
         self._queues: dict[int, deque[TileTask]] = {}  # the tiles of each worker's current key
-        self._next_large, self._next_small = next(large, None), next(small, None)
+        self._waiting: list[KeyTask] = []  # large keys that did not fit when they were looked at
+        self._has_large = True  # whether some have not been looked at
+        self._next_small = next(small, None)
         self._current_small: KeyTask | None = None  # which one worker computes
         self._active = 0  # keys that have begun and not ended
         self._whole_bytes = 0
@@ -151,9 +154,8 @@ class Scheduler:
                     return self._begin(task)
                 if mine:
                     return mine.popleft()
-                if self._next_large is not None and self._fits_budget(self._next_large):
-                    task, self._next_large = self._next_large, next(self._large, None)
-                    return self._begin(task)
+                if large := self._next_large():
+                    return self._begin(large)
                 longest = max(self._queues.values(), key=len)
                 if longest:
                     return longest.popleft()
@@ -169,7 +171,20 @@ class Scheduler:
 
     @property
     def _is_done(self) -> bool:
-        return self._next_large is None and self._next_small is None and not self._active
+        is_left = self._has_large or self._waiting or self._next_small is not None
+        return not (is_left or self._active)
+
+    def _next_large(self) -> KeyTask | None:
+        """The first large key for which there is memory."""
+        for place, task in enumerate(self._waiting):
+            if self._fits_budget(task):
+                return self._waiting.pop(place)
+        for task in self._large:
+            if self._fits_budget(task):
+                return task
+            self._waiting.append(task)
+        self._has_large = False
+        return None
 
     def _fits_budget(self, task: KeyTask) -> bool:
         return (

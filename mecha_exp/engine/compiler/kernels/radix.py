@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The radix kernel: machine code that finds the order of the entries of each row, or their ranks.
+"""The radix kernel: machine code that finds the ranks of the entries of each row.
 
 A row is sorted by digits of whole numbers that order as its entries do, and are as short as the row allows:
 what differs between halves has some 18 bits as multiples of a power of two, where its floats have 31.
@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit, types
 
 from mecha_exp.engine.compiler.abi import WIDEST_DIGIT, RadixJob, words
+from mecha_exp.engine.compiler.kernels.counting import rank_by_counting
 from mecha_exp.engine.compiler.kernels.intrinsics import array_at, magnitude, number
 
 _JOB = words(RadixJob)
@@ -141,24 +142,27 @@ def rank_rows(rows, count, columns, room, starts):
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
-def order_rows(rows, count, columns, room, starts, orders):
-    """Write the places of the entries of each row, the smallest first, to int64 at the address `orders`."""
-    for row in range(count):
-        place, shift, mask = sorted_but_for_one(rows + 4 * columns * row, columns, room, starts)
-        entries = array_at(place, columns, types.int64)
-        order = array_at(orders + 8 * columns * row, columns, types.int64)
-        for i in range(columns):
-            value = (entries[i] >> shift) & mask
-            order[starts[value]] = entries[i] & _PLACE
-            starts[value] += 1
+def rank_apart(row, columns, room, starts, ranks):
+    """Write the ranks of the entries of a row to int32."""
+    place, shift, mask = sorted_but_for_one(row, columns, room, starts)
+    entries = array_at(place, columns, types.int64)
+    for i in range(columns):
+        value = (entries[i] >> shift) & mask
+        ranks[entries[i] & _PLACE] = starts[value]
+        starts[value] += 1
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
 def sort_rows(count, table):
-    """Find the order of so many rows, or their ranks in place; `table` is the address of a `RadixJob`."""
+    """Find the ranks of the entries of so many rows; `table` is the address of a `RadixJob`."""
     job = array_at(table, len(_JOB), types.int64)
-    starts = array_at(job[_JOB.COUNTS], 1 << WIDEST_DIGIT, types.int32)
-    if job[_JOB.ORDER]:
-        order_rows(job[_JOB.ROWS], count, job[_JOB.COLUMNS], job[_JOB.ROOM], starts, job[_JOB.ORDER])
-    else:
-        rank_rows(job[_JOB.ROWS], count, job[_JOB.COLUMNS], job[_JOB.ROOM], starts)
+    rows, columns, room = job[_JOB.ROWS], job[_JOB.COLUMNS], job[_JOB.ROOM]
+    starts = array_at(job[_JOB.COUNTS], max(1 << WIDEST_DIGIT, job[_JOB.COUNTERS]), types.int32)
+    if job[_JOB.RANKS] == 0:
+        rank_rows(rows, count, columns, room, starts)
+        return
+    for row in range(count):
+        values = array_at(rows + 4 * columns * row, columns, types.int32)
+        ranks = array_at(job[_JOB.RANKS] + 4 * columns * row, columns, types.int32)
+        if not rank_by_counting(values, job[_JOB.COUNTERS], starts, ranks):
+            rank_apart(rows + 4 * columns * row, columns, room, starts, ranks)
