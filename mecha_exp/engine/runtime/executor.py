@@ -52,7 +52,7 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
 def _largest_first(plan: Plan, keys: Iterable[KeyPlan]) -> list[KeyPlan]:
     """Keys by the memory of their whole tensors: the last ones are short, and no worker has a long one alone.
 
-    Those without whole tensors are short as well, and come first, in the order in which they lie in the files.
+    Those without whole tensors are short as well, and come first, in the order of the files.
     """
     sizes = {key: plan.whole_bytes_of(key) for key in keys}
     return sorted(sizes, key=lambda key: -sizes[key] or -math.inf)

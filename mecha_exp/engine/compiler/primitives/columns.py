@@ -21,7 +21,7 @@ WIDE_ROW, GROUP = 1 << 10, 8
 
 
 def products_of_columns(a: Tensor, b: Tensor) -> Tensor:
-    """|a|^2, |b|^2 and <a, b> of each column of two matrices, [3, columns], with products and sums in float64."""
+    """|a|^2, |b|^2 and <a, b> of each column of two matrices, [3, columns], summed in float64."""
     columns = a.shape[-1]
     parts = 1 << max(0, (WIDE_ROW // columns).bit_length() - 1)
     sums = a.new_zeros(3, parts, columns, dtype=torch.float64)
