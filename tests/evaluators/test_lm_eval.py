@@ -63,6 +63,14 @@ def test_the_numbers_are_those_of_the_command_line(settings, llamas, word_task, 
         beside("lm_eval", f"word_choice/{metric}{said}", number, theirs[f"{metric},none"], within=0)
 
 
+def test_git_does_not_complain_outside_of_a_repository(llamas, word_task, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+
+    measured(llamas[0], include_path=str(word_task()), limit=2)
+
+    assert "not a git repository" not in capfd.readouterr().err
+
+
 def test_the_models_of_a_sweep_give_what_fresh_processes_would(llamas, word_task):
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

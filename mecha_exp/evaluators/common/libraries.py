@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from mecha_exp.errors import ConfigError
@@ -13,7 +13,8 @@ from mecha_exp.errors import ConfigError
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
-
+_OFFLINE_PLACES = (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE"))
+_COMMIT = ("lm_eval.evaluator", "get_git_commit_hash")  # git complains outside of a repository, at each point
 _TRUE = ("1", "ON", "YES", "TRUE")
 
 
@@ -39,7 +40,8 @@ def calm(*, offline: bool) -> Iterator[None]:
     settings = {**(_OFFLINE if offline else {}), **{k: v for k, v in _QUIET.items() if k not in os.environ}}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
-    attributes = _set_offline(offline or os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE)
+    is_offline = offline or os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE
+    attributes = _set_attributes(dict.fromkeys(_OFFLINE_PLACES, is_offline) | {_COMMIT: lambda: None})
     verbosity = _be_quiet()
     harness = logging.getLogger("lm_eval")
     level = harness.level
@@ -59,14 +61,13 @@ def calm(*, offline: bool) -> Iterator[None]:
             setattr(sys.modules[module], attribute, was)
 
 
-def _set_offline(offline: bool) -> list[tuple[str, str, object]]:
-    """Set the offline mode of libraries that are imported; returns what it was."""
-    places = (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE"))
+def _set_attributes(values: Mapping[tuple[str, str], object]) -> list[tuple[str, str, object]]:
+    """Set attributes of modules that are imported, by module and name; returns what they were."""
     before = []
-    for module, attribute in places:
+    for (module, attribute), value in values.items():
         if module in sys.modules and hasattr(sys.modules[module], attribute):
             before.append((module, attribute, getattr(sys.modules[module], attribute)))
-            setattr(sys.modules[module], attribute, offline)
+            setattr(sys.modules[module], attribute, value)
     return before
 
 
