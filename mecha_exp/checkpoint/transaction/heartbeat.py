@@ -1,8 +1,8 @@
 """Signs of life of writers on other machines, where nothing else tells whether they are gone.
 
 A writer touches its lock files again and again. One of another machine that has not been touched for a long
-time belongs to a writer that is gone, or stopped. Whoever takes over may only do what the writer itself would
-do, should it come back: `belongs_to` says whether both write the same bytes to the same places.
+time belongs to a writer that is gone, or stopped. A process that takes over may only do what the writer
+itself would do, should it come back: `belongs_to` says whether both write the same bytes to the same places.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def heartbeat(targets: Sequence[Path]) -> Iterator[None]:
 def free_silent_locks(targets: Sequence[Path], signature: str) -> None:
     """Free the locks of writers on other machines that have given no sign of life for `SILENT_SECONDS`.
 
-    Only those whose journal says that they make what the caller makes: the bytes are the same whoever writes.
+    Only those whose journal says that they make what the caller makes: both write the same bytes.
 
     Args:
         targets: in one folder.

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Copies of models on a GPU: one for each tensor, whoever asks for it, and of the next model beforehand.
+"""Copies of models on a GPU: one for each tensor and evaluation, and of the next model beforehand.
 
 A tensor is copied through pinned memory, so that the copies need not wait for each other. While a model is
 measured, a thread copies the next one on a stream of its own. No GPU has run this yet: tests run it on a
