@@ -233,18 +233,21 @@ def _rows_of(module: nn.Module) -> Rows | None:
     """How the rows of a layer's input are found; None for what is not a matrix of its inputs."""
     if type(module) is nn.Linear or is_turned(module):
         return lambda x: x.reshape(-1, x.shape[-1])
-    if type(module) is nn.Conv2d and module.groups == 1 and isinstance(module.padding, tuple):
-        if module.padding_mode != "zeros":
-            return None
+    if type(module) in (nn.Conv1d, nn.Conv2d) and module.groups == 1:
         return lambda x: _patches(module, x)
     return None
 
 
-def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:
-    """The patches that the filters of a convolution see, [positions, channels * height * width]."""
-    assert not isinstance(module.padding, str)
-    batch = images if images.ndim == 4 else images[None]
-    columns = F.unfold(batch, module.kernel_size, module.dilation, module.padding, module.stride)
+def _patches(module: Any, x: Tensor) -> Tensor:
+    """The patches that the filters of a convolution see, [positions, channels * kernel]."""
+    axes = len(module.kernel_size)
+    batch = x if x.ndim == axes + 2 else x[None]
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    batch = F.pad(batch, module._reversed_padding_repeated_twice, mode)
+    kernel, dilation, stride = module.kernel_size, module.dilation, module.stride
+    if axes == 1:
+        batch, kernel, dilation, stride = batch[:, :, None], (1, *kernel), (1, *dilation), (1, *stride)
+    columns = F.unfold(batch, kernel, dilation, stride=stride)
     return columns.transpose(1, 2).reshape(-1, columns.shape[1])
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from mecha_exp.calibration import LABELS, Request, calibrate, load_subject
-from mecha_exp.calibration.collectors import FisherCollector, collectors_of
+from mecha_exp.calibration import LABELS, Request, Subject, calibrate, load_subject
+from mecha_exp.calibration.collectors import FisherCollector, collectors_of, looking
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli import calibrate as verb
 from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError
@@ -117,6 +117,32 @@ def test_sampled_labels_are_a_function_of_the_seed_and_nothing_else(bench):
 
     assert torch.equal(first["fisher/head.weight"], again["fisher/head.weight"])
     assert not torch.equal(first["fisher/head.weight"], other["fisher/head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (torch.nn.Conv1d(3, 5, 4, padding="same", dilation=2), (2, 3, 9)),
+        (torch.nn.Conv1d(3, 5, 3, stride=2, padding=1), (3, 9)),
+        (torch.nn.Conv2d(2, 4, (1, 3), padding="same"), (2, 2, 5, 6)),
+        (torch.nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect", stride=2), (1, 2, 5, 6)),
+    ],
+    ids=repr,
+)
+def test_a_convolution_is_its_weight_times_the_patches_that_are_collected(layer, shape):
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    subject = Subject(layer.eval(), [images], layer)
+    (collector,) = collectors_of(subject, ("gram",))
+    collector.start()
+    rows: list[Tensor] = []
+    collector.add = rows.append  # type: ignore[method-assign]
+
+    with torch.no_grad(), looking([collector]):
+        expected = layer(images)
+
+    made = rows[0].float() @ layer.weight.flatten(1).T + layer.bias
+    batch = expected if expected.ndim == layer.weight.ndim else expected[None]
+    torch.testing.assert_close(made, batch.flatten(2).transpose(1, 2).flatten(0, 1))
 
 
 def test_gram_matrices_are_those_of_the_inputs_of_layers(bench):
