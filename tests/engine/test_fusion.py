@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import mecha_exp as mx
 from mecha_exp import Parameter, Return, merge_method
-from mecha_exp.engine.compiler import object_file
+from mecha_exp.engine.compiler import jit, object_file
 from mecha_exp.engine.compiler.ops import OPERATIONS, Operation
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 3.0, 1e-40, -1e-45, 1.17549435e-38, 3.4e38, -3.4e38, 1e-7, 255.0]
@@ -367,9 +368,17 @@ def test_tiny_merges_are_not_compiled():
         assert set(plan.fused) == {"eager: too small to be worth compiling"}
 
 
-def test_without_numba_torch_gives_the_same_bytes(monkeypatch):
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What a test finds of numba is not remembered after it."""
+    yield
+    jit.can_compile.cache_clear()
+
+
+def test_without_numba_torch_gives_the_same_bytes(monkeypatch, forgotten):
     expected = digest(RECIPES["ties"], statistics=True, fuse="always")
     monkeypatch.setitem(sys.modules, "numba", None)
+    jit.can_compile.cache_clear()
     with mx.plan([mx.Job(RECIPES["ties"][0], {})], mx.EngineOptions(fuse="always")) as plan:
         assert set(plan.fused) == {"eager: numba is not installed"}
     assert digest(RECIPES["ties"], statistics=True, fuse="always") == expected
@@ -379,7 +388,7 @@ def test_without_numba_torch_gives_the_same_bytes(monkeypatch):
 
 PROGRAM = """
 import hashlib, sys, torch, mecha_exp as mx
-from mecha_exp.engine.compiler import object_file
+from mecha_exp.engine.compiler import jit, object_file
 tensors = [{"w": torch.linspace(-1, 1, 1001) * m} for m in (1, 3)]
 job = mx.Job(mx.weighted_sum(*map(mx.model, tensors), alpha=0.3), {})
 if "{way}" == "numba":

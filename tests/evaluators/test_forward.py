@@ -322,7 +322,8 @@ def test_each_gpu_must_have_room_for_all_of_its_workers(folder: Path, settings, 
     asked = {"name": "forward", "data": str(folder / "x.pt"), "module": f"{folder / 'net.py'}:make"}
 
     def read():
-        return read_scoring({**asked, "device": "cuda:0", **settings}, shapes, context=context_of(folder))
+        place = {} if "devices" in settings else {"device": "cuda:0"}
+        return read_scoring({**asked, **place, **settings}, shapes, context=context_of(folder))
 
     if message is None:
         assert read().workers == len(settings.get("devices", [0]))

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from drawn import key_of, measured
 from PIL import Image
 from safetensors.torch import save_file
@@ -13,6 +12,7 @@ from test_images import by_the_library, pixels
 from torch.nn import functional as F
 
 pytest.importorskip("diffusers")
+transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
 
 
