@@ -317,6 +317,7 @@ def test_a_gpu_that_is_too_small_is_an_error_with_both_sizes(folder: Path, dtype
 )  # fmt: skip
 def test_each_gpu_must_have_room_for_all_of_its_workers(folder: Path, settings, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((100, 63)[device.index or 0], 80_000))
     shapes = {key: tuple(tensor.shape) for key, tensor in weights_of(folder).items()}
     asked = {"name": "forward", "data": str(folder / "x.pt"), "module": f"{folder / 'net.py'}:make"}
