@@ -126,3 +126,12 @@ def as_a_user() -> Callable[..., Outcome]:
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def plain_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This interpreter by a path without spaces, from which Ray's client cannot start its servers."""
+    if " " in sys.executable:
+        environment = tmp_path / "environment"
+        environment.symlink_to(sys.prefix)
+        monkeypatch.setattr(sys, "executable", str(environment / "bin" / Path(sys.executable).name))

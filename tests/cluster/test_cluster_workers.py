@@ -96,7 +96,7 @@ def test_jobs_are_killed_where_slurm_does_not_say_which_run(tmp_path, monkeypatc
 
 @pytest.mark.libraries
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ray leaves its logs open
-def test_a_cluster_of_ray_is_reached_through_its_client(tmp_path, monkeypatch, free_port):
+def test_a_cluster_of_ray_is_reached_through_its_client(tmp_path, monkeypatch, free_port, plain_interpreter):
     pytest.importorskip("ray")
     pytest.importorskip("grpc")
     from ray.cluster_utils import Cluster
