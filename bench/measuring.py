@@ -159,7 +159,7 @@ def workers(repeat: int) -> Iterator[list[str]]:
                 (Path(folder) / "slow.py").write_text(SLOW.replace("SECONDS", str(SECONDS)))
                 more = [
                     "plugins=[slow.py]",
-                    "evaluator.name=bench_slow_points",
+                    "evaluator.name=bench_slow",
                     f"evaluator.workers={workers}",
                 ]
                 alphas = ",".join(f"{number / 10:g}" for number in range(1, 9))
