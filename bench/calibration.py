@@ -8,16 +8,12 @@ Each row is a process of its own. What a process takes before it measures is in 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 from bench.models import write_model
+from bench.programs import run_program
 from bench.report import machine, make_parser, publish, table
 
-REPOSITORY = Path(__file__).parents[1]
 LAYERS, WIDTH = 8, 2048
 SUM = 8 * WIDTH**2
 """Bytes of one layer's sums in float64."""
@@ -86,7 +82,7 @@ def main() -> None:
         "Gram matrices of two along their merge": ALONG,
     }
     rows = [["work", "seconds", "CPU time", "peak memory"]]
-    rows += [[work, *_run(options.folder, NETWORK + code)] for work, code in works.items()]
+    rows += [[work, *run_program(options.folder, NETWORK + code)] for work, code in works.items()]
     size = 4 * LAYERS * WIDTH**2 / 1e9
     text = (
         f"A network of {LAYERS} layers, {size:.2f} GB in float32; the sums of a layer take "
@@ -97,19 +93,6 @@ def main() -> None:
 
 def _alone(kind: str, memory: int) -> str:
     return ALONE.replace("KIND", repr(kind)).replace("MEMORY", str(memory))
-
-
-def _run(folder: Path, code: str) -> list[str]:
-    """Run a program in a process of its own; returns its seconds, CPU seconds and peak memory."""
-    began = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=environment)
-    _, status, used = os.wait4(process.pid, 0)
-    seconds = time.monotonic() - began
-    if status:
-        sys.exit("the measurement failed")
-    peak = used.ru_maxrss / 1e6 * 1.024
-    return [f"{seconds:.1f} s", f"{used.ru_utime + used.ru_stime:.1f} s", f"{peak:.2f} GB"]
 
 
 if __name__ == "__main__":

@@ -8,17 +8,13 @@ Gram matrix. The merge runs as a user's would, in a process of its own that read
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 from bench.measured import make_statistics
 from bench.models import write_model
+from bench.programs import run_program
 from bench.report import machine, make_parser, publish, table
 
-REPOSITORY = Path(__file__).parents[1]
 SHAPES: dict[tuple[int, ...], int] = {(1280, 5120): 3, (5120, 1280): 28, (40960, 1280): 1}
 MERGE = """\
 import sys
@@ -44,24 +40,13 @@ def main() -> None:
     sizes = [sum(path.stat().st_size for path in paths) / 2e9 for paths in (models, statistics)]
     rows = [["workers", "seconds", "CPU time", "peak memory"]]
     for workers in options.workers:
-        rows.append([str(workers), *_merged(options.folder, [str(workers), *map(str, models + statistics)])])
+        rows.append(
+            [str(workers), *run_program(options.folder, MERGE, str(workers), *map(str, models + statistics))]
+        )
     text = (
         f"Models of {sizes[0]:.2f} GB, Gram matrices of {sizes[1]:.2f} GB.\n\n{table(rows)}\n\n{machine()}."
     )
     publish("RegMean of two models (0.5 GB)", text, save=options.save)
-
-
-def _merged(folder: Path, words: list[str]) -> list[str]:
-    """Merge in a process of its own; returns its seconds, CPU seconds and peak memory."""
-    began = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen([sys.executable, "-c", MERGE, *words], cwd=folder, env=environment)
-    _, status, used = os.wait4(process.pid, 0)
-    seconds = time.monotonic() - began
-    if status:
-        sys.exit("the merge failed")
-    peak = used.ru_maxrss / 1e6 * 1.024
-    return [f"{seconds:.1f} s", f"{used.ru_utime + used.ru_stime:.1f} s", f"{peak:.2f} GB"]
 
 
 if __name__ == "__main__":
