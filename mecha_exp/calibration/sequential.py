@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,11 @@ def calibrate_along_merge(
         )
         for e in experts
     ]
-    collectors = [_collectors(expert) for expert in experts]
+    blocks = blocks_of(experts[0].subject)
+    collectors = [[_collectors(expert, block) for block in blocks] for expert in experts]
     headers = [
-        header_of(e.subject, e.stored, e.request, each) for e, each in zip(experts, collectors, strict=True)
+        header_of(e.subject, e.stored, e.request, [*chain(*by_block)])
+        for e, by_block in zip(experts, collectors, strict=True)
     ]
     merge = _Merge(experts, alpha)
     with ExitStack() as stack:
@@ -103,16 +106,15 @@ def calibrate_along_merge(
             stack.enter_context(Partial(expert.output, json.dumps(asdict(header), sort_keys=True)))
             for expert, header in zip(experts, headers, strict=True)
         ]
-        for group, block in enumerate(blocks_of(experts[0].subject)):
-            for expert, each, partial in zip(experts, collectors, partials, strict=True):
-                of_block = [c for c in each if c.module in merge.layers(expert, block)]
+        for group, block in enumerate(blocks):
+            for expert, by_block, partial in zip(experts, collectors, partials, strict=True):
                 if partial.has(group):
                     advance(len(expert.subject.examples))
                     continue
                 merge.show(block, expert.weights)
-                _measure(expert, merge.module(expert, block), of_block, advance)
-                partial.finish(group, of_block, len(expert.subject.examples))
-                for collector in of_block:
+                _measure(expert, expert.subject.module.get_submodule(block), by_block[group], advance)
+                partial.finish(group, by_block[group], len(expert.subject.examples))
+                for collector in by_block[group]:
                     collector.free()
             merge.merge(block, partials)
         headers = [
@@ -180,10 +182,11 @@ def _check(experts: Sequence[Expert]) -> None:
             )
 
 
-def _collectors(expert: Expert) -> list[InputCollector]:
-    """What adds up the Gram matrices of the layers that the expert's file has."""
-    found = [c for c in collectors_of(expert.subject, (GRAM,)) if c.model_key in expert.stored]
-    return [c for c in found if isinstance(c, InputCollector)]
+def _collectors(expert: Expert, block: str) -> list[InputCollector]:
+    """What adds up the Gram matrices of a block's layers that the expert's file has."""
+    layers = set(expert.subject.module.get_submodule(block).modules())
+    found = [c for c in collectors_of(expert.subject, (GRAM,)) if isinstance(c, InputCollector)]
+    return [c for c in found if c.module in layers and c.model_key in expert.stored]
 
 
 class _Merge:
@@ -208,14 +211,6 @@ class _Merge:
                 mean = self._merged(key, [])
                 for expert in experts:
                     expert.subject.module.get_buffer(name).copy_(mean)
-
-    def module(self, expert: Expert, block: str) -> nn.Module:
-        """A block in the network of an expert's subject."""
-        return expert.subject.module.get_submodule(block)
-
-    def layers(self, expert: Expert, block: str) -> set[nn.Module]:
-        """The modules in a block."""
-        return set(self.module(expert, block).modules())
 
     def show(self, block: str, weights: Mapping[str, Tensor]) -> None:
         """Give a block the weights of an expert."""
@@ -271,6 +266,9 @@ class _Grams(Mapping[str, Tensor]):
     def __getitem__(self, key: str) -> Tensor:
         return self._partial.read(f"{GRAM}/{key}")
 
+    def __contains__(self, key: object) -> bool:
+        return f"{GRAM}/{key}" in self._partial.places
+
     def __iter__(self) -> Iterator[str]:
         return (name.removeprefix(f"{GRAM}/") for name in self._partial.places)
 
@@ -285,7 +283,7 @@ class _Files:
     parts: Sequence[_Grams]
 
     def __contains__(self, key: object) -> bool:
-        return bool(self.parts) and all(key in [*part] for part in self.parts)
+        return bool(self.parts) and all(key in part for part in self.parts)
 
 
 class _ReachedError(Exception):

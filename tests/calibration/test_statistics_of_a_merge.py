@@ -256,6 +256,15 @@ def test_an_example_that_fails_is_named(models):
         along_merge(network=Failing)
 
 
+def test_what_lies_outside_the_blocks_is_counted_as_not_measured(models, caplog):
+    m.merge(plus_plus(along_merge()))
+
+    outside = 2 * ["embed"] + 2 * ["head"]  # with their biases
+    inside = BLOCKS * ["norm", "norm", "up bias", "down bias"]
+    count, keys = len(outside + inside), len(models[0])
+    assert f"{count} of {keys} keys have no gram and get the mean of the models" in caplog.text
+
+
 def test_gram_matrices_of_another_merge_are_refused(models):
     files = along_merge(0.9)
 
@@ -377,6 +386,8 @@ def asked(kind: str, **changes: Any) -> Any:
     [
         (asked("along"), "calibrate: along: expected along_merge or scaled.*Did you mean 'along_merge'"),
         (asked("scaled", alhpa=1), "calibrate=scaled: it takes no 'alhpa'"),
+        ({**asked("scaled")["statistics"]["files"], "settings": 3}, "calibration.count=100, got 3"),
+        (asked("scaled", base=None), "models.base: the method scales task vectors from a base"),
         (asked("scaled", scales=[1.0]), "scales: 1 are given for 2 experts"),
         (asked("along_merge", alpha={"default": 1}), "damping: expected one number from 0 to 1 for all"),
         (asked("along_merge", alpha=1.5), "damping: expected one number from 0 to 1"),

@@ -202,7 +202,13 @@ def _read(given: Mapping[str, Any], folders: Sequence[Path]) -> _Measurement:
         if name not in given:
             problems.add(f"{CALIBRATE}={kind}: '{name}' is missing.")
     problems.raise_as(ConfigError)
-    settings = {name: value for name, value in (given["settings"] or {}).items() if value is not None}
+    if not isinstance(given["settings"], Mapping):
+        raise ConfigError(
+            f"calibration: expected settings such as calibration.count=100, got {given['settings']!r}."
+        )
+    if given.get("base", "") is None:
+        raise ConfigError("models.base: the method scales task vectors from a base, and there is none.")
+    settings = {name: value for name, value in given["settings"].items() if value is not None}
     models = [str(model) for model in given["models"]]
     data = settings.pop("data", ())
     _check_settings(settings, data, models, problems)
