@@ -108,6 +108,16 @@ def along_merge(alpha: float = 0.9, names: Sequence[str] = NAMES, **changes: Any
     return [f"{name}.along.safetensors" for name in names]
 
 
+def of_each_alone(kind: str) -> list[str]:
+    """Measure each expert by itself, as `calibrate` does; the names of the files."""
+    for name in NAMES:
+        with open_stored(Path(f"{name}.safetensors")) as stored:
+            subject = subject_of({key: stored.read(key) for key in stored.keys()}, name)
+            request = Request((kind,), labels="true")
+            calibrate(subject, stored, request, Path(f"{name}.own.safetensors"))
+    return [f"{name}.own.safetensors" for name in NAMES]
+
+
 def plus_plus(files: Sequence[str], alpha: float = 0.9, names: Sequence[str] = NAMES) -> m.Node:
     given = m.statistics(*files, kind="gram")
     return m.regmean_plus_plus(*(f"{name}.safetensors" for name in names), statistics=given, alpha=alpha)
@@ -281,12 +291,7 @@ def test_gram_matrices_of_another_merge_are_refused(models):
 
 
 def test_gram_matrices_of_each_expert_by_itself_are_refused(models):
-    files = []
-    for name in NAMES:
-        with open_stored(Path(f"{name}.safetensors")) as stored:
-            subject = subject_of({key: stored.read(key) for key in stored.keys()}, name)
-            calibrate(subject, stored, Request(("gram",)), Path(f"{name}.own.safetensors"))
-        files.append(f"{name}.own.safetensors")
+    files = of_each_alone("gram")
 
     with pytest.raises(RecipeError, match=r"recipe=regmean_plus_plus measures them"):
         m.merge(plus_plus(files))
@@ -360,12 +365,7 @@ def test_information_of_another_scale_or_base_is_refused(models):
 
 
 def test_information_of_the_experts_themselves_is_refused(models):
-    files = []
-    for name in NAMES:
-        with open_stored(Path(f"{name}.safetensors")) as stored:
-            subject = subject_of({key: stored.read(key) for key in stored.keys()}, name)
-            calibrate(subject, stored, Request(("fisher",), labels="true"), Path(f"{name}.own.safetensors"))
-        files.append(f"{name}.own.safetensors")
+    files = of_each_alone("fisher")
 
     with pytest.raises(RecipeError, match="by itself, and df_merge needs those that belong to the merge"):
         m.merge(df_merge(files, 0.5))
@@ -450,11 +450,7 @@ def by_norms(
 
 @pytest.mark.parametrize("kind", ["norm", "mean", "gradient"])
 def test_a_method_of_ones_own_reads_other_kinds_of_statistics(models, kind):
-    for name in NAMES:
-        with open_stored(Path(f"{name}.safetensors")) as stored:
-            subject = subject_of({key: stored.read(key) for key in stored.keys()}, name)
-            calibrate(subject, stored, Request((kind,)), Path(f"{name}.own.safetensors"))
-    files = [f"{name}.own.safetensors" for name in NAMES]
+    files = of_each_alone(kind)
 
     made = m.merge(by_norms(*(f"{n}.safetensors" for n in NAMES), statistics=m.statistics(*files, kind=kind)))
 
