@@ -65,6 +65,9 @@ def calibrate_scaled(
                 EXPERT_FINGERPRINT: fingerprint(of_expert),
             }
             named = replace(
-                request, kinds=(FISHER,), model=f"{base} + {scale} ({expert} - base)", settings=settings
+                request,
+                kinds=(FISHER,),
+                model=f"{base.name} + {scale} ({expert.name} - base)",
+                settings=settings,
             )
             return calibrate(make_subject(scaled), scaled, named, output, advance)

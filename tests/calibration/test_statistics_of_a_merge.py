@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mecha_exp as m
+from mecha_exp.app.recipes import measured_statistics
 from mecha_exp.app.recipes.measured_statistics import with_measured
 from mecha_exp.calibration import (
     Expert,
@@ -424,6 +425,26 @@ def test_statistics_are_measured_once_for_each_set_of_values(bench, kind, monkey
     torch.save({**content, "images": content["images"] + 1}, "a.pt")
     with pytest.raises(TypeError):  # other data
         with_measured(recipe, [])
+
+
+@pytest.mark.parametrize("kind", ["along_merge", "scaled"])
+def test_statistics_have_the_same_bytes_wherever_the_models_lie(bench, kind, monkeypatch):
+    settings = {"data": ["a.pt", "b.pt"], "module": f"{bench / 'net.py'}:subject", "count": 20}
+    made = []
+    for folder in ("here", "there"):
+        (bench / folder).mkdir()
+        for name, source in (("a", "a"), ("b", "b"), ("base", "a")):
+            save_file(load_file(f"{source}.safetensors"), bench / folder / f"{name}.safetensors")
+        monkeypatch.setattr(measured_statistics, "STATISTICS", bench / folder / "statistics")
+        recipe = asked(kind, settings=settings)
+        given = recipe["statistics"]["files"]
+        given["models"] = [f"{folder}/{name}.safetensors" for name in "ab"]
+        if kind == "scaled":
+            given["base"] = f"{folder}/base.safetensors"
+        files = with_measured(recipe, [])["statistics"]["files"]
+        made.append([Path(file).read_bytes() for file in files])
+
+    assert made[0] == made[1]
 
 
 def test_few_examples_are_worth_a_warning_with_their_number(models, caplog):

@@ -108,8 +108,8 @@ class _Measurement:
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
         return STATISTICS.absolute() / digest / f"{self.models[index].stem}.statistics.safetensors"
 
-    def request(self, index: int, model: str) -> Any:
-        """What is measured of an expert."""
+    def request(self, index: int) -> Any:
+        """What is measured of an expert. Models are named without folders: files are alike wherever they lie."""
         from mecha_exp.calibration import Request
         from mecha_exp.calibration.loading import hash_of_code, hash_of_data
 
@@ -117,7 +117,7 @@ class _Measurement:
         module = self.settings.get("module")
         return Request(
             (),
-            model=model,
+            model=self.models[index].name,
             model_sha256=content_of(self.models[index]),
             data=self.data[index],
             data_sha256=hash_of_data(self.data[index]),
@@ -158,7 +158,7 @@ def _measure_along_merge(measurement: _Measurement, paths: Sequence[Path]) -> No
         experts = []
         for index, (model, path) in enumerate(zip(measurement.models, paths, strict=True)):
             stored = stack.enter_context(open_stored(model))
-            request = measurement.request(index, str(model))
+            request = measurement.request(index)
             experts.append(Expert(measurement.subject(index, stored), stored, request, path))
         examples = sum(len(expert.subject.examples) for expert in experts)
         blocks = len(blocks_of(experts[0].subject))
@@ -180,7 +180,7 @@ def _measure_scaled(measurement: _Measurement, paths: Sequence[Path]) -> None:
                 model,
                 measurement.scales[index],
                 partial(measurement.subject, index),
-                measurement.request(index, str(model)),
+                measurement.request(index),
                 path,
                 advance,
             )
