@@ -109,7 +109,7 @@ class _Measurement:
         return STATISTICS.absolute() / digest / f"{self.models[index].stem}.statistics.safetensors"
 
     def request(self, index: int) -> Any:
-        """What is measured of an expert. Models are named without folders: files are alike wherever they lie."""
+        """What is measured of an expert. Models are named without folders, so files are alike anywhere."""
         from mecha_exp.calibration import Request
         from mecha_exp.calibration.loading import hash_of_code, hash_of_data
 
