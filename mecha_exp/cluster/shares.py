@@ -55,20 +55,29 @@ class Handout:
         self._losses: Counter[int] = Counter()
         self._names = 0
 
-    def run(self, shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, LostWorker | None]]:
-        """Do the items of all shares.
+    def give(self, shares: Sequence[Sequence[int]]) -> None:
+        """Start a task for each share; its items are new ones, or those of a lost worker."""
+        given = []
+        for items in shares:
+            given.append(_Share(f"share-{self._names}", list(items)))
+            self._names += 1
+            self._remaining.update(items)
+        arguments = [(self._claims.folder, share.name, *self._arguments_of(share.items)) for share in given]
+        tasks = self._workers.start(_work_at, [(self._work, *of_share) for of_share in arguments])
+        self._running |= dict(zip(tasks, given, strict=True))
 
-        Yields:
-            each item once, as soon as it is done; with an error if its workers were lost too often.
+    def ended(self, *, so_far: bool = False) -> Iterator[tuple[int, LostWorker | None]]:
+        """Yield each item once, as soon as it is done; with an error if its workers were lost too often.
+
+        Args:
+            so_far: whether to stop at those that are not done yet, rather than wait for them.
 
         Raises:
             Exception: what the work raised.
             ClusterError: workers ended and left items.
         """
-        self._remaining = {item for share in shares for item in share}
-        self._give(shares)
         while self._remaining:
-            ended = list(self._workers.ended(POLL_SECONDS))
+            ended = list(self._workers.ended(0 if so_far else POLL_SECONDS))
             yield from self._newly_done()
             for task, result in ended:
                 share = self._running.pop(task)
@@ -79,16 +88,8 @@ class Handout:
             if self._remaining and not self._running:
                 yield from self._await_the_last()
             self._split_slow_shares()
-
-    def _give(self, shares: Sequence[Sequence[int]]) -> None:
-        """Start a task for each share."""
-        given = []
-        for items in shares:
-            given.append(_Share(f"share-{self._names}", list(items)))
-            self._names += 1
-        arguments = [(self._claims.folder, share.name, *self._arguments_of(share.items)) for share in given]
-        tasks = self._workers.start(_work_at, [(self._work, *of_share) for of_share in arguments])
-        self._running |= dict(zip(tasks, given, strict=True))
+            if so_far:
+                return
 
     def _newly_done(self) -> Iterator[tuple[int, None]]:
         """The items that were done since the last call, in their order."""
@@ -105,7 +106,7 @@ class Handout:
         hopeless = {item for item in undone if self._losses[item] > RETRIES}
         self._remaining -= hopeless
         if again := sorted(undone - hopeless):
-            self._give([again])
+            self.give([again])
         for item in sorted(hopeless):
             yield item, LostWorker(f"{self._losses[item]} workers were lost at it, the last one so: {lost}")
 
@@ -140,7 +141,7 @@ class Handout:
                 return
             half = items[len(items) // 2 :]
             share.items = [item for item in share.items if item not in half]
-            self._give([half])
+            self.give([half])
 
 
 def _work_at(work: Work, folder: Any, name: str, *arguments: Any) -> None:

@@ -12,6 +12,7 @@ from noted_sweep import EVALUATOR, POINTS, SWEEP, assert_measured_once, await_re
 from sweep_folders import LIBRARIES, result
 
 from mecha_exp.app.hydra import launcher as launcher_module
+from mecha_exp.cluster.shares import Handout
 
 pytestmark = pytest.mark.libraries
 
@@ -58,23 +59,30 @@ def test_the_same_command_goes_on_after_its_process_was_killed(launcher, folder)
 
 def test_a_large_sweep_in_shares_goes_on_with_what_is_missing(app, folder, monkeypatch):
     pytest.importorskip("submitit")
-    monkeypatch.setattr("mecha_exp.app.hydra.launcher.MANY_POINTS", 4)
+    places = {"MANY_POINTS": 4, "POINTS_AT_ONCE": 3, "OnePassLauncher.first_points": 2}
+    for name, count in places.items():
+        monkeypatch.setattr(f"mecha_exp.app.hydra.launcher.{name}", count)
     command = ("alpha=0.1,0.2,0.3,0.4,0.5,0.6", "output=none", "evaluator=none", "tracking=none", "-m")
     app(*command, "hydra.sweep.dir=sweep")
     for number in (3, 5):
         (folder / "sweep" / str(number) / "run.json").unlink()
-    prepared: list[int] = []
-    prepare = launcher_module._prepare
+    steps: list[object] = []
+    prepare, give = launcher_module._prepare, Handout.give
 
-    def noted(config):
-        prepared.append(config.hydra.job.num)
+    def prepare_noted(config):
+        steps.append(config.hydra.job.num)
         return prepare(config)
 
-    monkeypatch.setattr(launcher_module, "_prepare", noted)
+    def give_noted(handout, shares):
+        steps.append(("given", sorted(number for share in shares for number in share)))
+        give(handout, shares)
+
+    monkeypatch.setattr(launcher_module, "_prepare", prepare_noted)
+    monkeypatch.setattr(Handout, "give", give_noted)
     outcome = app(*command, "hydra.sweep.dir=sweep", "hydra/launcher=processes", "rerun=always")
 
     assert outcome.status == 0
-    assert prepared == [3, 5, 0, 1, 2, 4]
+    assert steps == [3, 5, ("given", [3, 5]), 0, 1, 2, ("given", [0, 1, 2]), 4, ("given", [4])]
     assert len([*(folder / "sweep").glob("*/run.json")]) == 6
 
 

@@ -75,8 +75,8 @@ def test_a_large_sweep_that_goes_on_begins_with_what_is_missing(app, folder, mon
     assert [line.partition("]")[0] for line in lines] == [
         "[5/8",
         "[6/8",
-        "5 of 8 points are there already",
         "[8/8",
+        "5 of 8 points are there already",
     ]
     assert len(records(sweep_of(folder))) == 8
 

@@ -56,7 +56,8 @@ def work(claims: Claims, items: Sequence[int], lost_at: dict[int, int]) -> None:
 def hand_out(folder: Path, shares: Sequence[Sequence[int]], lost_at: dict[int, int], task=work):
     """The items as they end, and those that were done, in order."""
     handout = Handout(InTurn(), Claims.begin(folder), task, lambda items: (list(items), lost_at))
-    results = list(handout.run(shares))
+    handout.give(shares)
+    results = list(handout.ended())
     notes = (folder / NOTES).read_text().split()
     return results, [int(note.removeprefix("done-")) for note in notes if note.startswith("done-")]
 
@@ -84,7 +85,8 @@ def test_a_free_worker_takes_the_untouched_half_of_a_slow_share(tmp_path, monkey
     start = workers.start
     monkeypatch.setattr(workers, "start", lambda f, a: given.extend(x[3] for x in a) or start(f, a))
 
-    results = list(handout.run([[0], [1, 2, 3, 4]]))
+    handout.give([[0], [1, 2, 3, 4]])
+    results = list(handout.ended())
 
     assert given == [[0], [1, 2, 3, 4], [3, 4]]
     assert [item for item, _ in results] == [0, 1, 2, 3, 4]

@@ -7,8 +7,7 @@ return value; there they are measured and tracked.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -39,6 +38,8 @@ POINTS_AT_ONCE = 1024
 Source = TypeVar("Source")
 PointOrError = Point | MechaError
 """A point, or the error of a job that has none."""
+Portion = Mapping[int, PointOrError]
+"""Signed points that are in memory at a time, by their indices among the jobs."""
 
 
 class OnePassLauncher(Launcher):
@@ -49,7 +50,7 @@ class OnePassLauncher(Launcher):
     _run_point: Callable[..., Any]  # `app.run.run_point`
 
     first_points: int | None = 16
-    """How many new points of a large sweep run first; None: all new ones; 0: new and known ones together."""
+    """How many points of a large sweep run before the others; None: all points run together."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what all jobs have in common."""
@@ -62,22 +63,13 @@ class OnePassLauncher(Launcher):
         Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         bench = workbench(self._config.store, self._config.rerun)
         jobs = self.jobs(job_overrides, initial_job_idx)
-        returned: dict[int, JobReturn] = {}
-        finished = looked_up = 0
-        is_new = partial(self._is_new, initial_job_idx)
-        for points in _portions(jobs, bench, self.first_points, is_new):
-            unfinished = {}
-            for number, point in points.items():
-                if isinstance(point, Point) and (record := _finished_record(point, bench)):
-                    returned[number] = as_returned(job_overrides[number], record)
-                    finished += 1
-                else:
-                    unfinished[number] = point
-            looked_up += len(points)
-            if finished and looked_up == len(jobs):
-                stdout.print(f"{finished} of {len(jobs)} points are there already")
-            with Tracker(self._config.tracking) as tracker:
-                returned |= self.complete(jobs, unfinished, bench, tracker)
+        is_new = partial(self.is_new, jobs)
+        portions = _portions(jobs, bench, self.first_points, is_new)
+        finished: dict[int, JobReturn] = {}
+        with Tracker(self._config.tracking) as tracker:
+            unfinished = _leave_out_finished(portions, jobs, bench, finished)
+            completed = dict(self.complete(jobs, unfinished, bench, tracker))
+        returned = finished | completed
         return [returned[number] for number in range(len(jobs))]
 
     def jobs(self, overrides: Sequence[Sequence[str]], first_number: int) -> Jobs:
@@ -85,11 +77,12 @@ class OnePassLauncher(Launcher):
         return Jobs(self._context.config_loader, self._config, overrides, first_number)
 
     def complete(
-        self, jobs: Jobs, points: Mapping[int, PointOrError], bench: Workbench, tracker: Tracker
+        self, jobs: Jobs, portions: Iterable[Portion], bench: Workbench, tracker: Tracker
     ) -> Iterator[tuple[int, JobReturn]]:
         """Merge points and run them as jobs; yields what each returned, by its index among the jobs."""
-        for number, result in _merge(points, bench):
-            yield number, self.run(jobs[number], points[number], result, tracker)
+        for points in portions:
+            for number, result in _merge(points, bench):
+                yield number, self.run(jobs[number], points[number], result, tracker)
 
     def run(
         self, config: DictConfig, point: PointOrError, result: Merged | Exception | None, tracker: Tracker
@@ -97,9 +90,9 @@ class OnePassLauncher(Launcher):
         """Run a point with the result of its merge as a job."""
         return self._run(config, partial(self._run_point, point=point, result=result, tracker=tracker))
 
-    def _is_new(self, first: int, index: int) -> bool:
+    def is_new(self, jobs: Jobs, index: int) -> bool:
         """Whether nothing was recorded of a job yet; true where its folder has a name of the user's."""
-        return not Path(str(self._config.hydra.sweep.dir), str(first + index), RUN_FILE).is_file()
+        return not Path(str(self._config.hydra.sweep.dir), str(jobs.numbers[index]), RUN_FILE).is_file()
 
     def _run(self, config: DictConfig, task: TaskFunction) -> JobReturn:
         returned = run_job(config, task, self._context)
@@ -112,32 +105,47 @@ class OnePassLauncher(Launcher):
 
 def _portions(
     jobs: Jobs, bench: Workbench, first_points: int | None, is_new: Callable[[int], bool]
-) -> Iterator[dict[int, PointOrError]]:
-    """Yield the signed points by number: all together, or the first few new ones of many before the others.
+) -> Iterator[Portion]:
+    """Yield the signed points: all together, or those of a large sweep in portions, the new ones first.
 
     Of a thousand points the first ones are merged and shown while the user still looks, and a sweep that goes
-    on begins with what is missing. Where all new points are first, all others come together: each portion has
-    workers of its own. Where points are saved, all of them are needed to see whether there is room, and those
-    that race are compared with each other.
+    on begins with what is missing. Where points are saved, all of them are needed to see whether there is
+    room, and those that race are compared with each other.
     """
 
     def prepared(numbers: Sequence[int]) -> dict[int, PointOrError]:
         return {number: _attempt(_prepare, config) for number, config in jobs.in_turn(numbers)}
 
-    everything = range(len(jobs))
-    first_numbers: Sequence[int] = everything
-    if first_points != 0 and len(jobs) > MANY_POINTS:
-        new = [*itertools.islice(filter(is_new, everything), first_points)]
-        first_numbers = new or everything[:first_points]
-    first, others = prepared(first_numbers), sorted({*everything} - {*first_numbers})
-    if any(isinstance(point, Point) and point.output is not None for point in first.values()):
+    numbers = list(range(len(jobs)))
+    if first_points is None or len(jobs) <= MANY_POINTS:
+        yield _sign(prepared(numbers), bench)
+        return
+    numbers.sort(key=lambda number: not is_new(number))
+    first, others = prepared(numbers[:first_points]), numbers[first_points:]
+    points = [point for point in first.values() if isinstance(point, Point)]
+    if any(point.output is not None or point.scoring.race for point in points):
         first, others = first | prepared(others), []
-    signed = _sign(first, bench)
-    races = any(isinstance(point, Point) and point.scoring.race for point in signed.values())
-    yield signed
-    step = len(jobs) if races or first_points is None else POINTS_AT_ONCE
-    for start in range(0, len(others), step):
-        yield _sign(prepared(others[start : start + step]), bench)
+    yield _sign(first, bench)
+    for start in range(0, len(others), POINTS_AT_ONCE):
+        yield _sign(prepared(others[start : start + POINTS_AT_ONCE]), bench)
+
+
+def _leave_out_finished(
+    portions: Iterable[Portion], jobs: Jobs, bench: Workbench, finished: dict[int, JobReturn]
+) -> Iterator[Portion]:
+    """Yield portions without the points that have nothing left to do, whose returns go into `finished`."""
+    looked_up = 0
+    for points in portions:
+        unfinished = {}
+        for number, point in points.items():
+            if isinstance(point, Point) and (record := _finished_record(point, bench)):
+                finished[number] = as_returned(jobs.overrides[number], record)
+            else:
+                unfinished[number] = point
+        looked_up += len(points)
+        if finished and looked_up == len(jobs):
+            stdout.print(f"{len(finished)} of {len(jobs)} points are there already")
+        yield unfinished
 
 
 def _sign(points: Mapping[int, PointOrError], bench: Workbench) -> dict[int, PointOrError]:

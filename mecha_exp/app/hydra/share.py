@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.hydra.jobs import Jobs
-from mecha_exp.app.hydra.launcher import OnePassLauncher, PointOrError
+from mecha_exp.app.hydra.launcher import OnePassLauncher, PointOrError, Portion
 from mecha_exp.app.point import Point
 from mecha_exp.app.tracking import EndedRun, Tracker
 from mecha_exp.app.workbench import Workbench, workbench
@@ -90,7 +90,7 @@ def run_share(claims: Claims, jobs: Sequence[Sequence[str]], numbers: Sequence[i
 class _ShareLauncher(OnePassLauncher):
     """Runs those of its points that it can take. The head tracks them, so that one process alone does."""
 
-    first_points = 0
+    first_points = None
 
     def __init__(self, session: Session, claims: Claims, numbers: Sequence[int]) -> None:
         self.setup(hydra_context=session.context, task_function=session.run_point, config=session.config)
@@ -110,15 +110,16 @@ class _ShareLauncher(OnePassLauncher):
         return Jobs(self._context.config_loader, self._config, overrides, first_number, self._numbers)
 
     def complete(
-        self, jobs: Jobs, points: Mapping[int, PointOrError], bench: Workbench, tracker: Tracker
+        self, jobs: Jobs, portions: Iterable[Portion], bench: Workbench, tracker: Tracker
     ) -> Iterator[tuple[int, JobReturn]]:
         """Merge points and run them. A point that an evaluator's worker begins with is taken then."""
         numbers: dict[str, list[int]] = {}
-        for index, point in points.items():
-            if isinstance(point, Point):
-                numbers.setdefault(point.digest, []).append(self._numbers[index])
         bench.measurements.is_wanted = lambda point: any(map(self.takes, numbers[point.digest]))
-        yield from super().complete(jobs, points, bench, tracker)
+        for points in portions:
+            for index, point in points.items():
+                if isinstance(point, Point):
+                    numbers.setdefault(point.digest, []).append(self._numbers[index])
+            yield from super().complete(jobs, [points], bench, tracker)
 
     def run(
         self, config: DictConfig, point: PointOrError, result: Merged | Exception | None, tracker: Tracker

@@ -10,8 +10,8 @@ from __future__ import annotations
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from mecha_exp.app.batch import Merged, group_by_options
+from mecha_exp.app.batch import Merged
 from mecha_exp.app.hydra.jobs import Jobs
-from mecha_exp.app.hydra.launcher import OnePassLauncher, PointOrError, as_returned, recall
+from mecha_exp.app.hydra.launcher import OnePassLauncher, Portion, recall
 from mecha_exp.app.hydra.share import Session, run_share
+from mecha_exp.app.hydra.shared_points import SharedPoints
 from mecha_exp.app.point import Point
-from mecha_exp.app.tracking import EndedRun, Tracker
+from mecha_exp.app.tracking import Tracker
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.cluster import RayWorkers, SlurmWorkers, Workers
 from mecha_exp.cluster.actors import Actor
@@ -34,10 +35,10 @@ from mecha_exp.cluster.claims import Claims
 from mecha_exp.cluster.ray import connect
 from mecha_exp.cluster.shares import Handout
 from mecha_exp.cluster.slurm import LOCAL, SLURM
+from mecha_exp.cluster.workers import LostWorker
 from mecha_exp.errors import ConfigError
-from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep
-from mecha_exp.terminal import examples_bar, show_error, show_point
+from mecha_exp.terminal import examples_bar
 
 FOLDER = ".shares"
 """The folder of a sweep in which shares are handed out while it runs."""
@@ -52,8 +53,6 @@ class ShareLauncher(OnePassLauncher):
         gpus: of each worker.
         shares: how many shares there are for each worker.
     """
-
-    first_points = None
 
     def __init__(self, workers: int | None, cores: int, gpus: float, shares: int) -> None:
         self._count, self._cores, self._gpus, self._shares = workers, cores, gpus, shares
@@ -82,41 +81,60 @@ class ShareLauncher(OnePassLauncher):
         return None
 
     def complete(
-        self, jobs: Jobs, points: Mapping[int, PointOrError], bench: Workbench, tracker: Tracker
+        self, jobs: Jobs, portions: Iterable[Portion], bench: Workbench, tracker: Tracker
     ) -> Iterator[tuple[int, JobReturn]]:
-        """Run known and wrong points here and the others in shares."""
-        missing = {n: p for n, p in points.items() if isinstance(p, Point) and _is_missing(p, bench)}
-        here = {number: point for number, point in points.items() if number not in missing}
-        yield from super().complete(jobs, here, bench, tracker)
-        if missing:
-            yield from self._hand_out(jobs, missing, bench, tracker)
+        """Run known and wrong points here, and the others in shares while the next ones are prepared."""
 
-    def _hand_out(
-        self, jobs: Jobs, points: Mapping[int, Point], bench: Workbench, tracker: Tracker
-    ) -> Iterator[tuple[int, JobReturn]]:
-        """Run points in shares; yields them as they end."""
+        def lose(index: int, error: LostWorker) -> JobReturn:
+            return self.run(jobs[index], error, None, tracker)
+
+        shared: SharedPoints | None = None
+        reserved = 0
+        with ExitStack() as stack:
+            for points in portions:
+                missing = {n: p for n, p in points.items() if isinstance(p, Point) and _is_missing(p, bench)}
+                here = {number: point for number, point in points.items() if number not in missing}
+                yield from super().complete(jobs, [here], bench, tracker)
+                if not missing:
+                    continue
+                if shared is None or reserved < _evaluators(missing.values()):
+                    if shared is not None:
+                        yield from shared.ended(lose)
+                        stack.close()
+                    reserved = _evaluators(missing.values())
+                    shared = stack.enter_context(self._share(jobs, bench, tracker, reserved))
+                shared.give(missing)
+                yield from shared.ended(lose, so_far=True)
+            if shared is not None:
+                yield from shared.ended(lose)
+
+    @contextmanager
+    def _share(
+        self, jobs: Jobs, bench: Workbench, tracker: Tracker, evaluators: int
+    ) -> Iterator[SharedPoints]:
+        """Open workers, to which points can be given."""
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
-        results = _Results(Sweep.load(folder), bench, tracker, points)
-        indices = {jobs.numbers[index]: index for index in points}
+        index_of = dict(zip(jobs.numbers, range(len(jobs)), strict=True))
 
         def arguments_of(numbers: Sequence[int]) -> tuple[Any, ...]:
-            return [jobs.overrides[indices[number]] for number in numbers], list(numbers)
+            return [jobs.overrides[index_of[number]] for number in numbers], list(numbers)
+
+        remaining = new = sum(self.is_new(jobs, index) for index in range(len(jobs)))
+
+        def note(given: int) -> float:
+            nonlocal remaining
+            remaining = max(remaining - 1, given)
+            advance(1)
+            return bench.pace.note(remaining)
 
         with (
-            self.open_workers(folder / FOLDER / "jobs", _evaluators(points.values())) as workers,
-            examples_bar("points of all shares", len(points)) as advance,
+            self.open_workers(folder / FOLDER / "jobs", evaluators) as workers,
+            examples_bar("points of all shares", new) as advance,
         ):
             claims = Claims.begin(folder / FOLDER)  # after the workers, which end those of a killed process
             self._session(bench).keep(claims.folder)
-            shares = cut_shares(points, workers.count * self._shares)
-            numbered = [[jobs.numbers[index] for index in share] for share in shares]
-            for number, lost in Handout(workers, claims, run_share, arguments_of).run(numbered):
-                index = indices[number]
-                if lost is not None:
-                    yield index, self.run(jobs[index], lost, None, tracker)
-                else:
-                    yield index, results.take(index, number, jobs.overrides[index])
-                advance(1)
+            handout, count = Handout(workers, claims, run_share, arguments_of), workers.count * self._shares
+            yield SharedPoints(jobs, handout, count, Sweep.load(folder), tracker, note)
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
     def _session(self, bench: Workbench) -> Session:
@@ -153,20 +171,14 @@ class RayLauncher(ShareLauncher):
             )
 
     def complete(
-        self, jobs: Jobs, points: Mapping[int, PointOrError], bench: Workbench, tracker: Tracker
+        self, jobs: Jobs, portions: Iterable[Portion], bench: Workbench, tracker: Tracker
     ) -> Iterator[tuple[int, JobReturn]]:
         """Run points in shares.
 
         Raises:
             ConfigError: they name the devices of their evaluator, which Ray chooses.
         """
-        for point in points.values():
-            if isinstance(point, Point) and point.scoring.devices:
-                raise ConfigError(
-                    f"evaluator.devices={list(point.scoring.devices)} with hydra/launcher=ray: Ray gives a "
-                    "worker its GPU. Use evaluator.workers=2 hydra.launcher.gpus=0.5, for example."
-                )
-        yield from super().complete(jobs, points, bench, tracker)
+        yield from super().complete(jobs, map(_without_devices, portions), bench, tracker)
 
     def open_workers(self, folder: Path, evaluators: int) -> Workers:
         """Workers of Ray, which stays connected: a search has many batches of points."""
@@ -184,6 +196,8 @@ class SlurmLauncher(ShareLauncher):
     def __init__(self, cluster: str, parameters: Mapping[str, Any] | None, **settings: Any) -> None:
         super().__init__(**settings)
         self._cluster, self._parameters = cluster, parameters or {}
+        if cluster == SLURM:
+            self.first_points = None  # one array job, of which Slurm runs so many elements at a time
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what all jobs have in common."""
@@ -208,43 +222,6 @@ class SlurmLauncher(ShareLauncher):
         return SlurmWorkers(self._count, folder, self._cores, gpus, self._cluster, more)
 
 
-class _Results:
-    """Takes over the records that workers have written: shows and tracks them.
-
-    Args:
-        sweep: the sweep of the points.
-        bench: the workbench, which knows the pace.
-        tracker: logs the runs.
-        points: the points, by their indices among the jobs.
-    """
-
-    def __init__(self, sweep: Sweep, bench: Workbench, tracker: Tracker, points: Mapping[int, Point]) -> None:
-        self._sweep, self._bench, self._tracker, self._points = sweep, bench, tracker, points
-        self._remaining = len(points)
-        self._replaced = {index: _run_id_in(point.folder) for index, point in points.items()}
-
-    def take(self, index: int, number: int, overrides: Sequence[str]) -> JobReturn:
-        """Show and track a point that a worker has run; returns what its job would have returned."""
-        folder = self._points[index].folder
-        record = Record.load(folder)
-        self._remaining -= 1
-        seconds_left = self._bench.pace.note(self._remaining)
-        if record.status == FAILED and record.error:
-            show_error(f"{record.name}: {record.error.strip().splitlines()[-1]}")
-        show_point(record, number + 1, self._sweep.points, seconds_left=seconds_left)
-        if self._sweep.parent_run is not None:
-            self._tracker.add(EndedRun(folder, record, self._sweep.parent_run, self._replaced[index]))
-        return as_returned(overrides, record)
-
-
-def _run_id_in(folder: Path) -> str | None:
-    """The MLflow run of the record that is in a folder already."""
-    try:
-        return Record.load(folder).run_id
-    except ConfigError:
-        return None
-
-
 def _evaluators(points: Iterable[Point]) -> int:
     """How many workers of evaluators a share has: where points ask for different pools, those of all."""
     pools = {(point.scoring.plugins, point.scoring.workers) for point in points}
@@ -257,24 +234,16 @@ def _is_missing(point: Point, bench: Workbench) -> bool:
     return result is None or (isinstance(result, Merged) and not bench.measurements.are_stored(point))
 
 
-def cut_shares(points: Mapping[int, Point], count: int) -> list[list[int]]:
-    """Cut points into about so many shares that are alike: of points that share passes and models.
+def _without_devices(points: Portion) -> Portion:
+    """Points whose evaluators leave it to Ray which devices they get.
 
-    Points with one signature are in one share, which merges them once.
-
-    Args:
-        points: signed points, by number.
-        count: how many shares there are, unless there are fewer points or more kinds of passes.
+    Raises:
+        ConfigError: one of them names its devices.
     """
-    alike: dict[str, list[int]] = {}
-    for number, point in points.items():
-        alike.setdefault(point.digest, []).append(number)
-    firsts = {points[numbers[0]]: numbers for numbers in alike.values()}
-    shares: list[list[int]] = []
-    for group in group_by_options(list(firsts)):
-        ordered = sorted(group, key=lambda point: [str(path) for path in point.files.values()])
-        pieces = min(len(ordered), max(1, round(count * len(ordered) / len(firsts))))
-        cuts = [len(ordered) * piece // pieces for piece in range(pieces + 1)]
-        for start, stop in pairwise(cuts):
-            shares.append([number for point in ordered[start:stop] for number in firsts[point]])
-    return sorted(shares)
+    for point in points.values():
+        if isinstance(point, Point) and point.scoring.devices:
+            raise ConfigError(
+                f"evaluator.devices={list(point.scoring.devices)} with hydra/launcher=ray: Ray gives a "
+                "worker its GPU. Use evaluator.workers=2 hydra.launcher.gpus=0.5, for example."
+            )
+    return points
