@@ -7,7 +7,7 @@ from pathlib import Path
 NONE = ("output=none", "evaluator=none", "-m")
 """Points that are merged and no more."""
 
-LIBRARIES = {"processes": "submitit", "slurm": "submitit", "ray": "ray"}
+LIBRARIES = {"processes": "cloudpickle", "slurm": "submitit", "ray": "ray"}
 """Launchers of other processes: the library of each."""
 
 

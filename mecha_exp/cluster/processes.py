@@ -1,7 +1,8 @@
-"""Workers that are processes of this machine, one for each task; they need no library."""
+"""Workers that are processes of this machine, and take one task after the other; they need no library."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -11,47 +12,60 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 from mecha_exp.cluster.task import Outcome, Task, environment_of
 from mecha_exp.cluster.workers import LostWorker, Workers
 
 _POLL_SECONDS = 0.02
-_CODE = (
-    "import pathlib, sys; from mecha_exp.cluster.processes import carry_out; "
-    "carry_out(*map(pathlib.Path, sys.argv[1:]))"
-)
+_CODE = "import sys; from mecha_exp.cluster.processes import carry_out; carry_out(sys.argv[1])"
 
 
 class ProcessWorkers(Workers):
-    """Runs each task in a process of its own, which ends with its sender.
+    """Runs tasks in processes, which end with their sender.
 
     Args:
         count: how many tasks run at a time.
         cores: of each task.
+        log: takes what the processes say; None is where this process says it.
     """
 
-    def __init__(self, count: int, cores: int = 1) -> None:
+    def __init__(self, count: int, cores: int = 1, log: Path | None = None) -> None:
         super().__init__(count, cores)
         self._folder = tempfile.TemporaryDirectory(prefix="mecha-tasks-")
+        self._log = log
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._idle: list[subprocess.Popen[bytes]] = []
 
     def close(self) -> None:
-        """Kill the processes that still run."""
-        running, self._running, self._waiting = self._running, {}, {}
-        for process in running.values():
+        """Kill the processes."""
+        processes = [*self._running.values(), *self._idle]
+        self._running, self._idle, self._waiting = {}, [], {}
+        for process in processes:
             process.kill()
+        for process in processes:
             _reap(process)
         self._folder.cleanup()
 
     def _fill(self) -> None:
         for number, task in self._take(self.count - len(self._running)):
-            call, result = self._call(number), self._result(number)
-            call.write_bytes(pickle.dumps(task))
-            paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            self._running[number] = subprocess.Popen(
-                [sys.executable, "-c", _CODE, str(call), str(result)],
-                stdin=subprocess.PIPE,  # which the process reads to learn that this one has ended
+            self._file(number, "call").write_bytes(pickle.dumps(task))
+            process = self._running[number] = self._idle.pop() if self._idle else self._started_process()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it was killed, so that its task is lost
+                process.stdin.write(f"{number}\n".encode())
+                process.stdin.flush()
+
+    def _started_process(self) -> subprocess.Popen[bytes]:
+        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with contextlib.ExitStack() as stack:
+            if self._log is not None:
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+            return subprocess.Popen(
+                [sys.executable, "-c", _CODE, self._folder.name],
+                stdin=subprocess.PIPE,  # tells it the numbers of its tasks, and that this one has ended
                 stdout=subprocess.DEVNULL,
+                stderr=None if self._log is None else stack.enter_context(self._log.open("ab")),
                 env={**os.environ, **environment_of(self.cores), **paths},
                 start_new_session=True,  # so that Ctrl-C interrupts the sender alone, which ends this one
             )
@@ -59,47 +73,59 @@ class ProcessWorkers(Workers):
     def _ended(self, seconds: float) -> Iterator[tuple[int, Outcome | LostWorker]]:
         until = time.monotonic() + seconds
         while self._running:
-            ended = [number for number, process in self._running.items() if process.poll() is not None]
-            outcomes = {number: self._outcome(number) for number in ended}
+            outcomes = {n: outcome for n in list(self._running) if (outcome := self._outcome(n))}
             self._fill()
             yield from outcomes.items()
-            if ended or time.monotonic() >= until:
+            if outcomes or time.monotonic() >= until:
                 return
             time.sleep(_POLL_SECONDS)
 
-    def _outcome(self, number: int) -> Outcome | LostWorker:
-        process = self._running.pop(number)
-        _reap(process)
+    def _outcome(self, number: int) -> Outcome | LostWorker | None:
+        """The outcome of a task; None while it runs."""
+        process = self._running[number]
+        has_ended = process.poll() is not None  # asked first: it may end after its result is there
         try:
-            outcome: Outcome = pickle.loads(self._result(number).read_bytes())
-        except OSError:
-            return LostWorker(f"process {process.pid} ended with status {process.returncode} and no result")
-        return outcome
+            outcome: Outcome = pickle.loads(self._file(number, "result").read_bytes())
+        except FileNotFoundError:
+            if not has_ended:
+                return None
+        else:
+            self._idle.append(self._running.pop(number))
+            return outcome
+        _reap(self._running.pop(number))
+        where = "" if self._log is None else f". Its log: {self._log}"
+        status = process.returncode
+        return LostWorker(f"process {process.pid} ended with status {status} and no result{where}")
 
-    def _call(self, number: int) -> Path:
-        return Path(self._folder.name, f"{number}.call")
-
-    def _result(self, number: int) -> Path:
-        return Path(self._folder.name, f"{number}.result")
+    def _file(self, number: int, suffix: str) -> Path:
+        return Path(self._folder.name, f"{number}.{suffix}")
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     if process.stdin is not None:
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
 
 
-def _end_with_the_sender() -> None:
-    """End this process when the one that started it has ended: its end of the pipe is closed then."""
-    sys.stdin.buffer.read()
+def carry_out(folder: str) -> None:
+    """Carry out the pickled tasks whose numbers come by standard input, until that is closed.
+
+    Args:
+        folder: where `NUMBER.call` has a task, and `NUMBER.result` gets its outcome.
+    """
+    numbers: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_receive, args=(numbers,), daemon=True).start()
+    while True:
+        number = numbers.get()
+        task: Task = pickle.loads(Path(folder, f"{number}.call").read_bytes())
+        new = Path(folder, f"{number}.new")
+        new.write_bytes(pickle.dumps(task()))
+        new.replace(new.with_suffix(".result"))  # complete, or not there
+
+
+def _receive(numbers: SimpleQueue[str]) -> None:
+    """Receive numbers, and end this process when its sender has ended."""
+    for line in sys.stdin.buffer:
+        numbers.put(line.decode().strip())
     os._exit(1)
-
-
-def carry_out(call: Path, result: Path) -> None:
-    """Carry out a pickled task in this process, write its outcome to a file, and end."""
-    threading.Thread(target=_end_with_the_sender, daemon=True).start()
-    task: Task = pickle.loads(call.read_bytes())
-    new = result.with_suffix(".new")
-    new.write_bytes(pickle.dumps(task()))
-    new.replace(result)  # complete, or not there
-    os._exit(0)  # the thread reads for ever, and the interpreter would wait for it

@@ -58,7 +58,6 @@ def test_the_same_command_goes_on_after_its_process_was_killed(launcher, folder)
 
 
 def test_a_large_sweep_in_shares_goes_on_with_what_is_missing(app, folder, monkeypatch):
-    pytest.importorskip("submitit")
     places = {"MANY_POINTS": 4, "POINTS_AT_ONCE": 3, "OnePassLauncher.first_points": 2}
     for name, count in places.items():
         monkeypatch.setattr(f"mecha_exp.app.hydra.launcher.{name}", count)

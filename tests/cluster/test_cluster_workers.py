@@ -2,12 +2,13 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cluster_tasks import describe, die_at_first, raise_what_cannot_be_pickled, sleep_and_note
+from cluster_tasks import describe, die_at_first, raise_what_cannot_be_pickled, say_and_die, sleep_and_note
 
 from mecha_exp.cluster import LostWorker, ProcessWorkers, RayWorkers, SlurmWorkers, Workers, slurm
 from mecha_exp.cluster.ray import first_line
@@ -16,15 +17,21 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.system.cores import CORES, available_cores
 
 
-@pytest.fixture(params=["ray", "processes", "slurm"])
+@pytest.fixture(params=["ray", "processes", "rehearsal", "slurm"])
 def workers(request, tmp_path, monkeypatch):
     """Two workers of a kind."""
     monkeypatch.chdir(tmp_path)
-    pytest.importorskip("ray" if request.param == "ray" else "submitit")
-    if request.param == "slurm":
+    kind = request.param
+    if kind != "processes":
+        pytest.importorskip("ray" if kind == "ray" else "submitit")
+    if kind == "slurm":
         request.getfixturevalue("slurm")
-    cluster = "slurm" if request.param == "slurm" else "local"
-    with RayWorkers(2) if request.param == "ray" else SlurmWorkers(2, Path("jobs"), cluster=cluster) as made:
+    with {
+        "ray": lambda: RayWorkers(2),
+        "processes": lambda: ProcessWorkers(2),
+        "rehearsal": lambda: SlurmWorkers(2, Path("jobs"), cluster="local"),
+        "slurm": lambda: SlurmWorkers(2, Path("jobs")),
+    }[kind]() as made:
         yield made
 
 
@@ -155,6 +162,35 @@ def test_ctrl_c_reaches_the_sender_of_a_task_alone():
         [(_, group)] = workers.run(os.getpgid, [(0,)])
 
     assert group != os.getpgid(0)
+
+
+def test_a_process_takes_one_task_after_the_other_until_its_sender_closes_it(tmp_path):
+    with ProcessWorkers(1) as workers:
+        processes = {result for _, result in workers.run(os.getpid, [(), (), ()])}
+
+    (process,) = processes
+    assert process != os.getpid()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_an_idle_process_that_was_killed_costs_a_try(tmp_path):
+    with ProcessWorkers(1) as workers:
+        [(_, first)] = workers.run(os.getpid, [()])
+        os.kill(first, signal.SIGKILL)
+
+        [(_, second)] = workers.run(os.getpid, [()])
+
+    assert second != first
+
+
+def test_a_lost_process_names_the_log_of_what_it_said(tmp_path):
+    log = tmp_path / "jobs" / "workers.log"
+    with ProcessWorkers(1, log=log) as workers:
+        [(_, lost)] = workers.run(say_and_die, [("the last words",)], retries=0)
+
+    assert f"ended with status 3 and no result. Its log: {log}" in str(lost)
+    assert log.read_text() == "the last words"
 
 
 def test_a_worker_s_cores_are_limited(monkeypatch):

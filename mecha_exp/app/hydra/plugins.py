@@ -13,7 +13,7 @@ from types import ModuleType
 from hydra.core.plugins import Plugins
 
 from mecha_exp.app.hydra.launcher import OnePassLauncher
-from mecha_exp.app.hydra.share_launchers import RayLauncher, SlurmLauncher
+from mecha_exp.app.hydra.share_launchers import ProcessLauncher, RayLauncher, SlurmLauncher
 
 PACKAGE, MODULE = "hydra_plugins", "hydra_plugins.mecha_exp"
 
@@ -26,7 +26,7 @@ def register_with_hydra() -> None:
     from mecha_exp.app.hydra.sweeper import LabSweeper
 
     module = ModuleType(MODULE)
-    for plugin in (OnePassLauncher, RayLauncher, SlurmLauncher, LabSweeper):
+    for plugin in (OnePassLauncher, ProcessLauncher, RayLauncher, SlurmLauncher, LabSweeper):
         plugin.__module__ = MODULE
         setattr(module, plugin.__name__, plugin)
         plugins.register(plugin)

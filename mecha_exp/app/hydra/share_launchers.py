@@ -1,4 +1,4 @@
-"""`hydra/launcher=ray`, `slurm` and `processes`: the points of a sweep in shares, each one pass of a worker.
+"""`hydra/launcher=processes`, `ray` and `slurm`: the points of a sweep in shares, each one pass of a worker.
 
 The head looks points up and cuts what is missing into shares (`cut_shares`). Each is a task that does what
 `onepass` does (`mecha_exp/app/hydra/share.py`); results come through the sweep's folder and the store. The
@@ -29,7 +29,7 @@ from mecha_exp.app.hydra.shared_points import SharedPoints
 from mecha_exp.app.point import Point
 from mecha_exp.app.tracking import Tracker
 from mecha_exp.app.workbench import Workbench
-from mecha_exp.cluster import RayWorkers, SlurmWorkers, Workers
+from mecha_exp.cluster import ProcessWorkers, RayWorkers, SlurmWorkers, Workers
 from mecha_exp.cluster.actors import Actor
 from mecha_exp.cluster.claims import Claims
 from mecha_exp.cluster.ray import connect
@@ -38,6 +38,7 @@ from mecha_exp.cluster.slurm import LOCAL, SLURM
 from mecha_exp.cluster.workers import LostWorker
 from mecha_exp.errors import ConfigError
 from mecha_exp.runs.sweep import Sweep
+from mecha_exp.system.cores import available_cores
 from mecha_exp.terminal import examples_bar
 
 FOLDER = ".shares"
@@ -50,19 +51,20 @@ class ShareLauncher(OnePassLauncher):
     Args:
         workers: how many shares are worked at, at a time.
         cores: of each worker.
-        gpus: of each worker.
         shares: how many shares there are for each worker.
+        gpus: of each worker.
     """
 
-    def __init__(self, workers: int | None, cores: int, gpus: float, shares: int) -> None:
+    def __init__(self, workers: int | None, cores: int, shares: int, gpus: float = 0) -> None:
         self._count, self._cores, self._gpus, self._shares = workers, cores, gpus, shares
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what all jobs have in common."""
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        settings = config.hydra.launcher
         for name, least in {"workers": 1, "cores": 1, "gpus": 0, "shares": 1}.items():
-            value = config.hydra.launcher[name]
-            is_left_out = value is None and name == "workers"
+            value = settings.get(name)
+            is_left_out = name not in settings or (value is None and name == "workers")
             is_number = isinstance(value, int) or (isinstance(value, float) and name == "gpus")
             if not is_left_out and not (is_number and least <= value < inf):
                 raise ConfigError(f"hydra.launcher.{name}={value}: expected a number from {least} up.")
@@ -149,6 +151,14 @@ class ShareLauncher(OnePassLauncher):
             store,
             self.actor_maker(),
         )
+
+
+class ProcessLauncher(ShareLauncher):
+    """Runs shares in processes of this machine."""
+
+    def open_workers(self, folder: Path, evaluators: int) -> Workers:
+        """Processes, which end with this one."""
+        return ProcessWorkers(self._count or available_cores(), self._cores, folder / "workers.log")
 
 
 class RayLauncher(ShareLauncher):
