@@ -91,6 +91,7 @@ class Evaluator:
         depends: what decides its numbers beside code, parameters and data.
         takes_examples: whether it can measure some of its examples alone.
         fidelities: parameters of which less costs less and says less.
+        check_examples: raises a `ConfigError` where its examples cannot be measured alone after all.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Evaluator:
     depends: Depends | None = None
     takes_examples: bool = False
     fidelities: tuple[str, ...] = ()
+    check_examples: Check | None = None
 
     @property
     def accepted(self) -> dict[str, inspect.Parameter]:
@@ -195,6 +197,7 @@ def evaluator(
     depends: Depends | None = None,
     takes_examples: bool = False,
     fidelities: Sequence[str] = (),
+    check_examples: Check | None = None,
 ) -> Callable[[Score], Score]:
     """Register a function of a state dict, and parameters, to a dictionary of numbers or to `Outcomes`.
 
@@ -228,6 +231,8 @@ def evaluator(
             It returns their outcomes under the names that they have when all are measured.
         fidelities: parameters that are whole numbers, of which less costs less and says less, as in
             `("limit",)`: a search can stop bad trials at a ninth or a third of one (`sweep.fidelity=limit`).
+        check_examples: a function like `check` that runs where points race, and raises a `ConfigError` where
+            with these parameters an example has no value, or another one in a part than in the whole.
 
     The function's first parameter is the state dict (key to tensor), which it must not change. The others are
     set by the keys of the configuration's `evaluator`, are checked against their annotations (`int`, `float`,
@@ -255,7 +260,7 @@ def evaluator(
         folder = Path(getattr(inspect.unwrap(score), "__code__", register.__code__).co_filename).parent
         files = tuple(folder / path for path in data)
         described = (name, score, metric, direction, fits, version, dict(units or {}))
-        hooks = (tuple(libraries), extra, check, depends, takes_examples, tuple(fidelities))
+        hooks = (tuple(libraries), extra, check, depends, takes_examples, tuple(fidelities), check_examples)
         entry = Evaluator(*described, tuple(splits), files, tuple(variables), *hooks)
         _check_parameters(entry)
         _check_name(entry)

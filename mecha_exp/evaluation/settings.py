@@ -59,6 +59,8 @@ def read_scoring(
     named = metric if len(metrics) < 2 else ",".join(metrics)
     fidelity = None if problems else read_fidelity(settings, evaluations, [*metrics], problems)
     race = None if problems or fidelity else read_race(settings, main, named, problems)
+    if race is not None and not problems:
+        _check_examples(evaluations[0], shapes, checked, settings["race"], problems)
     if parameters and not evaluations and not problems:
         name = next(iter(parameters))
         hint = did_you_mean(name, SETTINGS)
@@ -110,6 +112,18 @@ def _evaluations(
         except ConfigError as error:
             problems.add(error)
     return evaluations
+
+
+def _check_examples(
+    main: Evaluation, shapes: Shapes, checked: Context, race: Any, problems: Problems
+) -> None:
+    """Check that the main evaluator can measure its examples in parts, as a race does."""
+    if main.evaluator.check_examples is None:
+        return
+    try:
+        main.evaluator.check_examples(shapes, checked, main.parameters)
+    except ConfigError as error:
+        problems.add(f"evaluator.race={str(race).lower()}: {error}")
 
 
 def _timeout(settings: Mapping[str, Any], problems: Problems) -> float | None:

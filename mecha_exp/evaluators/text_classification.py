@@ -74,6 +74,19 @@ def _check_head(task: Task, shapes: Shapes, folder: ModelFolder, context: Contex
             )
 
 
+def _check_examples(shapes: Shapes, context: Context, options: Options) -> None:
+    """Check that all tasks are measured by accuracy alone, which is the mean of a hit or a miss a row."""
+    folder = folder_of(context, options)
+    for task in read_tasks(options, "validation"):
+        metrics = metrics_of(task, outputs_of(read_head(task), folder.config))
+        if others := [metric for metric in metrics if metric != "accuracy"]:
+            raise ConfigError(
+                f"the task '{task.name}' is measured by {others[0]}, which is computed of all rows together: "
+                "points race by the mean of a value for each row. Choose accuracy with evaluator.metrics, or "
+                "leave evaluator.race out."
+            )
+
+
 def _depends(context: Context, options: Options) -> dict[str, Any]:
     tasks = read_tasks(options, "validation")
     files = {task.name: {"data": task.data, "head": task.head} for task in tasks}
@@ -91,6 +104,7 @@ def _depends(context: Context, options: Options) -> dict[str, Any]:
     depends=_depends,
     fidelities=("limit",),
     takes_examples=True,
+    check_examples=_check_examples,
 )
 def text_classification(
     state_dict: Mapping[str, Tensor],

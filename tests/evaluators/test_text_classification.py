@@ -172,6 +172,20 @@ def test_some_rows_are_classified_as_among_all(root: Path):
     assert some.examples["mnli"].tolist() == everything.examples["mnli"][places].tolist() == ["0", "7", "23"]
 
 
+def test_tasks_that_are_measured_of_all_rows_together_do_not_race(root: Path):
+    settings = {"data": str(root / "validation"), "heads": str(root / "heads"), "race": True}
+
+    with pytest.raises(ConfigError) as refused:
+        scoring_of(root, **settings, tasks=["rte", "mrpc"])
+
+    assert str(refused.value) == (
+        "evaluator.race=true: the task 'mrpc' is measured by f1, which is computed of all rows together: "
+        "points race by the mean of a value for each row. Choose accuracy with evaluator.metrics, or leave "
+        "evaluator.race out."
+    )
+    assert scoring_of(root, **settings, tasks=["rte", "mrpc"], metrics=["accuracy"])[0].race is not None
+
+
 def test_the_own_head_of_a_model_and_labels_that_are_words(root: Path, tmp_path: Path):
     rows = list(map(json.loads, (root / "validation/rte.jsonl").read_text().splitlines()))
     words = [{**row, "label": f"LABEL_{row['label']}"} for row in rows]
