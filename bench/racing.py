@@ -10,9 +10,10 @@ What is left in a race is measured whole afterwards, and that is counted, too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +51,24 @@ class Replay:
     Attributes:
         points: the outcomes on all examples, by name.
         measured: examples so far.
+        complete: the points that were measured on all of them.
     """
 
     points: Mapping[str, Outcomes]
     measured: int = 0
+    complete: set[str] = field(default_factory=set)
 
     def measure(self, names: Sequence[str], part: Part) -> dict[str, Outcomes]:
         """What an evaluator returns for a part of the examples."""
         self.measured += len(names) * sum(map(len, part.values()))
         return {name: _some(self.points[name], part) for name in names}
+
+    def whole(self, name: str) -> Outcomes:
+        """What an evaluator returns for all examples."""
+        if name not in self.complete:
+            self.complete.add(name)
+            self.measured += sum(map(len, self.points[name].values.values()))
+        return self.points[name]
 
 
 @dataclass(frozen=True)
@@ -76,29 +86,32 @@ class Result:
     lost: float
 
 
-def raced(points: Mapping[str, Outcomes], settings: RaceSettings) -> Result:
+def raced(points: Mapping[str, Outcomes], settings: RaceSettings, *, minimized: bool) -> Result:
     """Race points pass by pass, as a sweep does."""
     names = list(points)
     replay = Replay(points)
     order = Order.of(points[names[0]], settings.seed)
-    race = Race(order, settings, minimized=False)
+    race = Race(order, settings, minimized=minimized)
     left: list[str] = []
     for start in range(0, len(names), MOST_POINTS):
         batch = names[start : start + MOST_POINTS]
-        dropped, _ = race.run(batch, replay.measure)
+        dropped, _ = race.run(batch, replay.measure, replay.whole)
         for name in [name for name in batch if name not in dropped]:
             left.append(name)
-            race.complete(name, points[name])
-            replay.measured += order.examples
-    scores = {name: outcomes.means("score")["score"] for name, outcomes in points.items()}
+            race.complete(name, replay.whole(name))
+    sign = -1 if minimized else 1
+    scores = {name: sign * outcomes.means("score")["score"] for name, outcomes in points.items()}
     return Result(replay.measured, len(left), max(scores.values()) - max(scores[name] for name in left))
 
 
-def rows(name: str, points: Mapping[str, Outcomes], races: int, alpha: float) -> Iterator[list[str]]:
+def rows(
+    name: str, points: Mapping[str, Outcomes], races: int, alpha: float, *, minimized: bool
+) -> Iterator[list[str]]:
     """A row for each rule, over many orders of the examples."""
     examples = sum(map(len, next(iter(points.values())).values.values()))
     for label, rule, looks in RULES:
-        results = [raced(points, RaceSettings(rule, alpha, seed, looks)) for seed in range(races)]
+        settings = [RaceSettings(rule, alpha, seed, looks) for seed in range(races)]
+        results = [raced(points, chosen, minimized=minimized) for chosen in settings]
         saved = len(points) * examples / np.mean([result.measured for result in results])
         kept = sum(result.lost <= 1e-12 for result in results)
         yield [
@@ -133,24 +146,29 @@ def points_of(folder: Path) -> dict[str, Outcomes]:
 
 
 def without_effect(
-    random: np.random.Generator, likeness: float, points: int, examples: int
+    random: np.random.Generator, likeness: float, points: int, examples: int, *, minimized: bool
 ) -> dict[str, Outcomes]:
-    """Points of one accuracy, which err alike: the best one is the best by chance."""
+    """Points of one accuracy, which err alike: the best one is the best by chance.
+
+    Outcomes are hits, or where less is better bits, which are log-normal: few examples have most of them.
+    """
     easy = random.normal(size=examples) * np.sqrt(likeness)
     own = random.normal(size=(points, examples)) * np.sqrt(1 - likeness)
     names = np.arange(examples).astype(str)
-    return {str(i): Outcomes({"all": easy + row < 1}, examples={"all": names}) for i, row in enumerate(own)}
+    drawn = np.exp(easy + own) if minimized else easy + own < 1
+    return {str(i): Outcomes({"all": row}, examples={"all": names}) for i, row in enumerate(drawn)}
 
 
 def errors(sweeps: int, alpha: float) -> Iterator[list[str]]:
     """How often the best of points without an effect is dropped, by how alike they err."""
-    for likeness in (0.0, 0.8, 0.95):
-        for points in (2, 10, 50):
-            random, lost = np.random.default_rng([points, int(100 * likeness)]), 0
-            for seed in range(sweeps):
-                drawn = without_effect(random, likeness, points, 300)
-                lost += raced(drawn, RaceSettings(TEST, alpha, seed)).lost > 1e-12
-            yield [f"{likeness:g}", str(points), f"{alpha:g}", f"{lost} of {sweeps} ({lost / sweeps:.1%})"]
+    for what, likeness, points in itertools.product(("hits", "bits"), (0.0, 0.8, 0.95), (2, 10, 50)):
+        random, lost = np.random.default_rng([points, int(100 * likeness)]), 0
+        minimized = what == "bits"
+        for seed in range(sweeps):
+            drawn = without_effect(random, likeness, points, 300, minimized=minimized)
+            lost += raced(drawn, RaceSettings(TEST, alpha, seed), minimized=minimized).lost > 1e-12
+        result = f"{lost} of {sweeps} ({lost / sweeps:.1%})"
+        yield [what, f"{likeness:g}", str(points), f"{alpha:g}", result]
 
 
 def main() -> None:
@@ -161,12 +179,15 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path, help="folders of sweeps that were measured whole")
     parser.add_argument("--races", type=int, default=100, help="orders of the examples")
     parser.add_argument("--alpha", type=float, default=0.05)
+    parser.add_argument("--minimize", action="store_true", help="less is better, as of bits")
     parser.add_argument("--no-effect", action="store_true", help="simulate points that are all alike")
     options = parser.parse_args()
     if options.no_effect:
-        head = ["likeness of the points", "points", "alpha", "best dropped"]
+        head = ["outcomes", "likeness of the points", "points", "alpha", "best dropped"]
         sys.stdout.write(table([head, *errors(options.races, options.alpha)]) + "\n")
-    lines = [row for f in options.folders for row in rows(f.name, points_of(f), options.races, options.alpha)]
+    races, alpha, minimized = options.races, options.alpha, options.minimize
+    sweeps = [(folder.name, points_of(folder)) for folder in options.folders]
+    lines = [row for sweep in sweeps for row in rows(*sweep, races, alpha, minimized=minimized)]
     if lines:
         sys.stdout.write(table([HEAD, *lines]) + "\n")
 

@@ -93,12 +93,14 @@ class Measurements:
         self._inputs: dict[tuple[str, str], Measurement | None] = {}
         self._started: dict[tuple[str, str], Future[Measurement]] = {}
         self._races = Races()
+        self._whole: dict[tuple[str, str], Measured] = {}
         self.is_wanted: Callable[[Point], bool] = lambda point: True
 
     def begin(self) -> None:
         """Forget the inputs' measurements, which a new command may ask for anew."""
         self._inputs.clear()
         self._races.begin()
+        self._whole.clear()
 
     def race(self, results: Mapping[Point, Merged | Exception]) -> None:
         """Race the points of a pass where the configuration asks for it; `of_point` tells who was dropped.
@@ -110,10 +112,25 @@ class Measurements:
             for point, merged in results.items()
             if isinstance(merged, Merged) and point.scoring.race and not self.are_stored(point)
         }
-        self._races.run(racing, self._whole_of, self._begin)
+        self._races.run(racing, self._whole_of, self._measure_whole, self._begin, self._keeping)
         for point, merged in racing.items():
-            if not self._races.has_ended_for(point):
+            if self._races.has_dropped(point) and self._store is not None:
+                self._store.forget_parts(*_raced(point))
+            elif not self._races.has_ended_for(point) and _raced(point) not in self._whole:
                 self._start(point, merged)
+
+    def _keeping(self, point: Point) -> Context:
+        """The context of a part of a point's examples: what is left in a race goes on from what is kept."""
+        return replace(self._watched(point.context, *_raced(point)), report=None)
+
+    def _measure_whole(self, point: Point, merged: Merged) -> Outcomes:
+        """The outcomes of a point on all examples in the middle of a race; `of_point` recalls the numbers."""
+        measured = self.of_point(point, merged)
+        self._whole[_raced(point)] = measured
+        prefix = point.scoring.evaluations[0].prefix
+        if prefix not in measured.outcomes:
+            raise without_outcomes(point)
+        return measured.outcomes[prefix]
 
     def _whole_of(self, results: Mapping[Point, Merged]) -> Outcomes:
         """The outcomes on all examples of an input, or else of a point."""
@@ -131,6 +148,7 @@ class Measurements:
                 continue
             if prefix not in measured.outcomes:
                 break
+            self._whole[_raced(point)] = measured
             return measured.outcomes[prefix]
         raise failure
 
@@ -193,6 +211,9 @@ class Measurements:
         """
         if (dropped := self._races.result_of(point)) is not None:
             return Measured((), dropped)
+        if point.scoring.race and (measured := self._whole.pop(_raced(point), None)) is not None:
+            self._races.complete(point, measured.outcomes)
+            return measured
         parts, is_known = [], True
         model = merged.model
         for evaluation in point.scoring.evaluations:
@@ -342,6 +363,11 @@ class Measurements:
             outcomes = encode(by_metric) if by_metric else None
             stored = StoredEvaluation(measurement.metrics, outcomes, measurement.files)
             self._write(self._store.put_evaluation, evaluation.key, stored, signature, content=content)
+
+
+def _raced(point: Point) -> tuple[str, str]:
+    """A point and the evaluation by which it races."""
+    return point.scoring.evaluations[0].key, point.digest
 
 
 def _experts_found(point: Point) -> list[Path]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.point import Point
 from mecha_exp.errors import ConfigError, EvaluationError, some
-from mecha_exp.evaluation import Evaluation, Measurement, Scoring
+from mecha_exp.evaluation import Context, Evaluation, Measurement, Scoring
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.racing import Dropped, Fidelity, Hyperband, Order, Race
 from mecha_exp.evaluation.racing.order import Part
 
 FindWhole = Callable[[Mapping[Point, Merged]], Outcomes]
 """The outcomes of some model by the points' main evaluator on all examples; raises an EvaluationError."""
+MeasureWhole = Callable[[Point, Merged], Outcomes]
+"""The outcomes of a point by its main evaluator on all examples; raises an EvaluationError."""
+ContextOf = Callable[[Point], Context]
+"""The context of a point, in which what a race measures is kept."""
 Start = Callable[[Point, Merged, Evaluation], Callable[[], Measurement]]
 """Begins to measure a point, and returns a function that waits for it, or finds it stored."""
 
@@ -40,13 +47,22 @@ class Races:
         self._dropped.clear()
         self._errors.clear()
 
-    def run(self, results: Mapping[Point, Merged], find_whole: FindWhole, start: Start) -> None:
+    def run(
+        self,
+        results: Mapping[Point, Merged],
+        find_whole: FindWhole,
+        whole: MeasureWhole,
+        start: Start,
+        context_of: ContextOf,
+    ) -> None:
         """Race the points of a pass, each evaluation for itself.
 
         Args:
             results: the merges of the points, which have their models.
             find_whole: tells which examples there are.
+            whole: measures a point on all of them.
             start: measures a point at a lower fidelity.
+            context_of: gives the contexts in which some examples of points are measured.
         """
         groups: dict[str, dict[str, tuple[Point, Merged]]] = {}
         for point, merged in results.items():
@@ -62,7 +78,8 @@ class Races:
             if isinstance(race, Hyperband):
                 dropped, errors = race.run(list(group), partial(_measure_at, group, start))
             else:
-                dropped, errors = race.run(list(group), partial(_measure, group))
+                measure = partial(_measure, group, context_of)
+                dropped, errors = race.run(list(group), measure, partial(_measure_whole, group, whole))
             self._dropped |= {(key, digest): result for digest, result in dropped.items()}
             self._errors |= {(key, digest): _named(error, *group[digest]) for digest, error in errors.items()}
 
@@ -81,8 +98,11 @@ class Races:
 
     def has_ended_for(self, point: Point) -> bool:
         """Whether a point was dropped, or could not be measured."""
-        key = _key(point), point.digest
-        return key in self._dropped or key in self._errors
+        return self.has_dropped(point) or (_key(point), point.digest) in self._errors
+
+    def has_dropped(self, point: Point) -> bool:
+        """Whether a point was dropped."""
+        return (_key(point), point.digest) in self._dropped
 
     def complete(self, point: Point, outcomes: Mapping[str, Outcomes]) -> None:
         """Note the outcomes of a point on all examples, against which later passes race."""
@@ -115,9 +135,12 @@ def _new_race(group: _Group, find_whole: FindWhole) -> Race | Hyperband:
     return Race(Order.of(find_whole(dict(group.values())), settings.seed), settings, minimized=minimized)
 
 
-def _measure(group: _Group, names: Sequence[str], part: Part) -> dict[str, Outcomes | EvaluationError]:
+def _measure(
+    group: _Group, context_of: ContextOf, names: Sequence[str], part: Part
+) -> dict[str, Outcomes | EvaluationError]:
     """The outcomes of points on some examples, or why there are none; workers measure side by side."""
-    measuring = {name: _started(*group[name], part) for name in names}
+    contexts = {name: replace(context_of(group[name][0]), among=_digest(part)) for name in names}
+    measuring = {name: _started(*group[name], part, contexts[name]) for name in names}
     measured: dict[str, Outcomes | EvaluationError] = {}
     for name, result in measuring.items():
         try:
@@ -127,6 +150,14 @@ def _measure(group: _Group, names: Sequence[str], part: Part) -> dict[str, Outco
         except (EvaluationError, ConfigError) as error:
             measured[name] = EvaluationError(str(error), _key(group[name][0]))
     return measured
+
+
+def _measure_whole(group: _Group, whole: MeasureWhole, name: str) -> Outcomes | EvaluationError:
+    """The outcomes of a point on all examples, or why there are none."""
+    try:
+        return whole(*group[name])
+    except EvaluationError as error:
+        return error
 
 
 def _measure_at(
@@ -161,13 +192,18 @@ def _metric_in(metrics: Mapping[str, float], scoring: Scoring) -> float:
     return metrics[metric]
 
 
-def _started(point: Point, merged: Merged, part: Part) -> Callable[[], Measurement]:
+def _digest(part: Part) -> str:
+    """A name of some examples that tells them from others."""
+    return sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _started(point: Point, merged: Merged, part: Part, context: Context) -> Callable[[], Measurement]:
     """A function that returns a point's measurement on some examples, which workers have begun."""
     evaluation, scoring = point.scoring.evaluations[0].among(part), point.scoring
     assert merged.model is not None
     if scoring.workers:
-        return scoring.start(evaluation, merged.model, point.context).result
-    return partial(scoring.measure_one, evaluation, merged.model, point.context)
+        return scoring.start(evaluation, merged.model, context).result
+    return partial(scoring.measure_one, evaluation, merged.model, context)
 
 
 def _named(error: EvaluationError, point: Point, _: Merged) -> EvaluationError:

@@ -35,6 +35,7 @@ class Context:
         devices: for the check of an evaluator, the device of each worker that measures at the same time: an
             empty name is the evaluator's own. Empty without workers.
         kept: the file in which `in_parts` keeps what is measured until all of it is; None keeps nothing.
+        among: which examples are measured; empty for all. What is kept of some is recalled for these alone.
         report: shows progress.
     """
 
@@ -46,6 +47,7 @@ class Context:
     offline: bool = True
     devices: tuple[str, ...] = ()
     kept: Path | None = None
+    among: str = ""
     report: Report | None = field(default=None, compare=False, repr=False)
     _whole: set[tuple[str, int]] = field(default_factory=set, init=False, compare=False, repr=False)
 
@@ -55,6 +57,7 @@ class Context:
         parts: Sequence[Part],
         measure: Callable[[Part], Sequence[float]],
         count: Callable[[Part], int] | None = None,
+        names: Sequence[str] | None = None,
     ) -> list[list[float]]:
         """Measure parts one after another, with progress; what an interrupted start has measured is recalled.
 
@@ -66,6 +69,8 @@ class Context:
             parts: the batches of examples, in an order that is the same in each start.
             measure: returns the numbers of a part, which are kept as float64.
             count: the examples in a part; by default its length.
+            names: of the parts, where what is measured of one is the same whichever others there are, bit for
+                bit: what a race has measured of some examples is then recalled when all are measured.
 
         Returns:
             the numbers of each part.
@@ -79,18 +84,26 @@ class Context:
                 f"context.in_parts('{work}', ...) is called twice for one model: name each kind of parts by "
                 f"a word of its own, such as '{work} of TASK'."
             )
-        kept = _read(self.kept, work, len(parts))
+        marks = [self._mark(number, len(parts), names) for number in range(len(parts))]
+        earlier = _read(self.kept, work)
+        kept = {number: earlier[_key(mark)] for number, mark in enumerate(marks) if _key(mark) in earlier}
         counts = [count(part) if count else len(part) for part in parts]  # type: ignore[arg-type]
         done, total = sum(counts[number] for number in kept), sum(counts)
         self.show(work, done, total)
         for number, part in enumerate(parts):
             if number not in kept:
                 kept[number] = [float(value) for value in measure(part)]
-                _append(self.kept, {"work": work, "of": len(parts), "part": number, "values": kept[number]})
+                _append(self.kept, {"work": work, **marks[number], "values": kept[number]})
                 done += counts[number]
                 self.show(work, done, total)
         self._whole.add((work, len(parts)))
         return [kept[number] for number in range(len(parts))]
+
+    def _mark(self, number: int, parts: int, names: Sequence[str] | None) -> dict[str, Any]:
+        """What tells a part from others of the same work."""
+        if names is not None:
+            return {"name": names[number]}
+        return {"of": parts, "part": number, **({"among": self.among} if self.among else {})}
 
     def show(self, work: str, done: int, total: int) -> None:
         """Show how many of all examples are measured; `in_parts` does it by itself."""
@@ -102,16 +115,21 @@ class Context:
         return replace(self, report=None)
 
 
-def _read(file: Path | None, work: str, parts: int) -> dict[int, list[float]]:
-    """The numbers of each part that is kept; lines that a kill has cut are left out."""
-    kept: dict[int, list[float]] = {}
+def _key(mark: Mapping[str, Any]) -> str:
+    return json.dumps(mark, sort_keys=True)
+
+
+def _read(file: Path | None, work: str) -> dict[str, list[float]]:
+    """The numbers of each part that is kept, by what tells it; lines that a kill has cut are left out."""
+    kept: dict[str, list[float]] = {}
     if file is None or not file.is_file():
         return kept
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError, TypeError, KeyError):
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
             entry = json.loads(line)
-            if (entry["work"], entry["of"]) == (work, parts) and 0 <= entry["part"] < parts:
-                kept[int(entry["part"])] = [float(value) for value in entry["values"]]
+            values = [float(value) for value in entry.pop("values")]
+            if entry.pop("work") == work:
+                kept[_key(entry)] = values
     return kept
 
 

@@ -158,6 +158,10 @@ class ResultStore:
             **({"files": hashes} if hashes else {}),
         }
         self._write(path, fields, files)
+        self.forget_parts(key, signature, content=content)
+
+    def forget_parts(self, key: str, signature: str = "", *, content: str = "") -> None:
+        """Delete what is kept of a measurement that does not go on."""
         partial = self.partial(key, signature, content=content)
         for file in partial.parent.glob(f"{partial.name}*"):  # that of lm_eval is named after it
             with contextlib.suppress(OSError):

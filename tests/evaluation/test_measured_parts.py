@@ -86,6 +86,25 @@ def test_two_kinds_of_parts_by_one_name_are_refused(tmp_path: Path):
         context.in_parts("rows", PARTS, lambda part: [0.0 for _ in part])
 
 
+def test_what_is_kept_of_some_examples_is_recalled_for_these_alone(tmp_path: Path):
+    kept = tmp_path / "evaluation.partial"
+    Context(kept=kept, among="a").in_parts("rows", PARTS, Meter())
+
+    for among, measured in (("a", []), ("b", PARTS), ("", PARTS)):
+        meter = Meter()
+        assert Context(kept=kept, among=among).in_parts("rows", PARTS, meter) == WHOLE
+        assert meter.measured == measured
+
+
+def test_parts_with_names_are_recalled_whichever_others_there_are(tmp_path: Path):
+    kept, names = tmp_path / "evaluation.partial", ["first", "second", "third"]
+    Context(kept=kept, among="a").in_parts("rows", PARTS[1:2], Meter(), names=names[1:2])
+    meter = Meter()
+
+    assert Context(kept=kept).in_parts("rows", PARTS, meter, names=names) == WHOLE
+    assert meter.measured == [PARTS[0], PARTS[2]]
+
+
 def test_progress_counts_examples_from_those_that_are_kept(tmp_path: Path):
     kept = tmp_path / "evaluation.partial"
     with pytest.raises(KeyboardInterrupt):

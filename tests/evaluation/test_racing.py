@@ -47,6 +47,18 @@ class Sweep:
             self.measured[name] += sum(map(len, part.values()))
         return {name: some(self.points[name], part) for name in names}
 
+    def whole(self, name):
+        self.measured[name] += sum(map(len, self.points[name].values.values()))
+        return self.points[name]
+
+    @property
+    def both(self):
+        return self.measure, self.whole
+
+
+def unasked(name):
+    raise AssertionError(f"{name} is measured on all examples in a race by hits")
+
 
 def race_of(points: Mapping[str, Outcomes], *, minimized: bool = False, **more) -> Race:
     first = next(iter(points.values()))
@@ -129,7 +141,7 @@ def test_what_is_clearly_worse_is_dropped_early_and_the_best_is_measured_through
     points = {"good": hits(random, 0.95), "near": hits(random, 0.88), "bad": hits(random, 0.3)}
     sweep = Sweep(points)
 
-    dropped, errors = race_of(points).run(list(points), sweep.measure)
+    dropped, errors = race_of(points).run(list(points), *sweep.both)
 
     assert "bad" in dropped and "good" not in dropped and not errors
     assert dropped["bad"].examples == sweep.measured["bad"] <= 100
@@ -141,16 +153,117 @@ def test_less_can_be_better():
     random = np.random.default_rng(0)
     points = {"much": hits(random, 0.9), "little": hits(random, 0.2)}
 
-    dropped, _ = race_of(points, minimized=True).run(list(points), Sweep(points).measure)
+    dropped, _ = race_of(points, minimized=True).run(list(points), *Sweep(points).both)
 
     assert list(dropped) == ["much"]
+
+
+def bits(random: np.random.Generator, median: float, easy: np.ndarray | float = 0) -> Outcomes:
+    """Log-normal losses: few examples have most of them."""
+    drawn = median * np.exp(easy + 0.2 * random.normal(size=400))
+    return Outcomes({"all": drawn}, examples={"all": np.arange(400)})
+
+
+def test_losses_without_a_bound_race_against_a_leader_that_is_measured_whole():
+    random = np.random.default_rng(0)
+    easy = random.normal(size=400)
+    points = {name: bits(random, median, easy) for name, median in {"best": 3, "near": 3.4, "bad": 6}.items()}
+    sweep = Sweep(points)
+
+    dropped, errors = race_of(points, minimized=True).run(list(points), *sweep.both)
+
+    assert "bad" in dropped and "best" not in dropped and not errors
+    assert dropped["bad"].examples == sweep.measured["bad"] < 200
+    assert sweep.measured["best"] == 25 + 400  # the first look, then all at once
+
+
+def test_a_leader_that_was_measured_whole_is_never_dropped():
+    """It leads by its first examples, and is the worst on all."""
+    random = np.random.default_rng(0)
+    points = {name: bits(random, median) for name, median in {"best": 1, "bad": 4, "misleading": 1}.items()}
+    first = Order.of(points["best"], 0).part(0, 25)["all"]
+    values = np.where(np.isin(np.arange(400), first), 0.5, 9.0)
+    points["misleading"] = Outcomes({"all": values}, examples={"all": np.arange(400)})
+    sweep = Sweep(points)
+
+    dropped, _ = race_of(points, minimized=True).run(list(points), *sweep.both)
+
+    assert list(dropped) == ["bad"] and sweep.measured["misleading"] == 25 + 400
+
+
+def test_losses_of_a_later_pass_race_against_the_best_of_earlier_ones():
+    random = np.random.default_rng(0)
+    medians = {"good": 1, "bad": 4, "worse": 5, "new": 0.5}
+    points = {name: bits(random, median) for name, median in medians.items()}
+    race = race_of(points, minimized=True)
+    assert list(race.run(["good", "bad"], *Sweep(points).both)[0]) == ["bad"]
+    race.complete("good", points["good"])
+    sweep = Sweep(points)
+
+    dropped, _ = race.run(["worse", "new"], *sweep.both)
+
+    assert list(dropped) == ["worse"] and sweep.measured["good"] == 0
+
+
+def test_a_leader_with_an_infinite_loss_is_no_rival_of_others():
+    random = np.random.default_rng(0)
+    values = np.full(400, 0.1)
+    values[Order.of(bits(random, 1), 0).part(399, 400)["all"]] = math.inf  # the last of all
+    broken = Outcomes({"all": values}, examples={"all": np.arange(400)})
+    points = {"broken": broken, "good": bits(random, 1), "bad": bits(random, 4)}
+
+    dropped, errors = race_of(points, minimized=True).run(list(points), *Sweep(points).both)
+
+    assert list(dropped) == ["bad"] and not errors
+
+
+def test_a_leader_that_cannot_be_measured_whole_leaves_the_race():
+    random = np.random.default_rng(0)
+    points = {"broken": bits(random, 0.5), "good": bits(random, 1), "bad": bits(random, 4)}
+    failure = EvaluationError("no memory")
+
+    def measure_whole(name):
+        return failure if name == "broken" else points[name]
+
+    dropped, errors = race_of(points, minimized=True).run(list(points), Sweep(points).measure, measure_whole)
+
+    assert list(dropped) == ["bad"] and errors == {"broken": failure}
+
+
+def test_a_loss_below_0_is_refused():
+    points = {"one": whole({"a": [-2.5] * 64}), "two": whole({"a": [1.5] * 64})}
+
+    _, errors = race_of(points, minimized=True).run(list(points), *Sweep(points).both)
+
+    assert str(errors["one"]) == (
+        "evaluator.race=true needs outcomes of at least 0, such as bits, and an example of the task 'a' has "
+        "-2.5. Use evaluator.race=halving, which needs no bounds, or leave it out."
+    )
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.9])
+def test_the_best_by_losses_is_dropped_in_at_most_alpha_of_sweeps_without_an_effect(alike):
+    random = np.random.default_rng(5)
+    alpha, sweeps, lost, left = 0.2, 100, 0, 0
+    for seed in range(sweeps):
+        easy = random.normal(size=160) * math.sqrt(alike)
+        drawn = np.exp(easy + random.normal(size=(6, 160)) * math.sqrt(1 - alike))
+        names = {"all": np.arange(160)}
+        points = {str(i): Outcomes({"all": row}, examples=names) for i, row in enumerate(drawn)}
+        race = race_of(points, alpha=alpha, seed=seed, minimized=True)
+        dropped, _ = race.run(list(points), *Sweep(points).both)
+        lost += str(drawn.mean(axis=1).argmin()) in dropped
+        left += len(points) - len(dropped)
+
+    assert lost <= alpha * sweeps + 3 * math.sqrt(alpha * (1 - alpha) * sweeps)
+    assert left < 6 * sweeps  # some are dropped
 
 
 def test_one_point_alone_is_not_measured_in_parts():
     points = {"only": hits(np.random.default_rng(0), 0.5)}
     sweep = Sweep(points)
 
-    assert race_of(points).run(["only"], sweep.measure) == ({}, {})
+    assert race_of(points).run(["only"], *sweep.both) == ({}, {})
     assert sweep.measured == {"only": 0}
 
 
@@ -158,10 +271,10 @@ def test_a_later_pass_races_against_the_best_of_earlier_ones():
     random = np.random.default_rng(0)
     points = {"good": hits(random, 0.9), "bad": hits(random, 0.4), "worse": hits(random, 0.3)}
     race = race_of(points)
-    race.run(["good", "bad"], Sweep(points).measure)
+    race.run(["good", "bad"], *Sweep(points).both)
     race.complete("good", points["good"])
 
-    dropped, _ = race.run(["worse"], Sweep(points).measure)
+    dropped, _ = race.run(["worse"], *Sweep(points).both)
 
     assert list(dropped) == ["worse"]
 
@@ -172,10 +285,10 @@ def test_a_better_point_of_a_later_pass_is_kept(seed):
     random = np.random.default_rng(seed)
     points = {"a": hits(random, 0.5), "b": hits(random, 0.4), "best": hits(random, 0.8)}
     race = race_of(points, seed=seed)
-    race.run(["a", "b"], Sweep(points).measure)
+    race.run(["a", "b"], *Sweep(points).both)
     race.complete("a", points["a"])
 
-    assert race.run(["best"], Sweep(points).measure) == ({}, {})
+    assert race.run(["best"], *Sweep(points).both) == ({}, {})
 
 
 @pytest.mark.parametrize("unequal", [False, True], ids=["equal clusters", "unequal clusters"])
@@ -190,7 +303,7 @@ def test_the_best_is_dropped_in_at_most_alpha_of_sweeps_without_an_effect(unequa
         points = {name: (clustered if unequal else whole)(v) for name, v in split.items()}
         scores = {name: o.means("score")["score"] for name, o in points.items()}
         best = max(scores, key=scores.__getitem__)
-        lost += best in race_of(points, alpha=alpha, seed=seed).run(list(points), Sweep(points).measure)[0]
+        lost += best in race_of(points, alpha=alpha, seed=seed).run(list(points), *Sweep(points).both)[0]
 
     assert lost <= alpha * sweeps + 3 * math.sqrt(alpha * (1 - alpha) * sweeps)
 
@@ -201,7 +314,7 @@ def test_successive_halving_measures_most_points_until_its_first_look(looks, fir
     points = {str(i): hits(random, 0.5 + i / 40, 360) for i in range(18)}
     sweep = Sweep(points)
 
-    dropped, _ = race_of(points, rule=HALVING, looks=looks).run(list(points), sweep.measure)
+    dropped, _ = race_of(points, rule=HALVING, looks=looks).run(list(points), *sweep.both)
 
     assert sorted(d.examples for d in dropped.values()) == [first] * 12 + [second] * 4
     assert sum(sweep.measured.values()) == 12 * first + 6 * second
@@ -210,7 +323,7 @@ def test_successive_halving_measures_most_points_until_its_first_look(looks, fir
 def test_outcomes_that_are_not_finite_drop_a_point():
     points = {"good": whole({"a": [1.0] * 64}), "bad": whole({"a": [math.nan] * 64})}
 
-    dropped, errors = race_of(points).run(list(points), Sweep(points).measure)
+    dropped, errors = race_of(points).run(list(points), *Sweep(points).both)
 
     assert list(dropped) == ["bad"] and math.isnan(dropped["bad"].score) and not errors
 
@@ -218,8 +331,8 @@ def test_outcomes_that_are_not_finite_drop_a_point():
 def test_the_test_needs_bounded_outcomes_and_halving_does_not():
     points = {"one": whole({"a": [2.5] * 64}), "two": whole({"a": [1.5] * 64})}
 
-    _, errors = race_of(points).run(list(points), Sweep(points).measure)
-    dropped, _ = race_of(points, rule=HALVING).run(list(points), Sweep(points).measure)
+    _, errors = race_of(points).run(list(points), *Sweep(points).both)
+    dropped, _ = race_of(points, rule=HALVING).run(list(points), *Sweep(points).both)
 
     assert str(errors["one"]) == (
         "evaluator.race=true needs outcomes from 0 to 1, such as hits, and an example of the task 'a' has "
@@ -231,10 +344,14 @@ def test_the_test_needs_bounded_outcomes_and_halving_does_not():
 def test_an_evaluator_that_measures_other_examples_than_it_was_asked_for_is_refused():
     points = {"one": whole({"a": [1.0] * 64}), "two": whole({"a": [0.0] * 64})}
 
-    _, all_of_them = race_of(points).run(list(points), lambda names, part: {n: points[n] for n in names})
-    _, unnamed = race_of(points).run(
-        list(points), lambda names, part: {n: Outcomes({"a": [1.0] * len(part["a"])}) for n in names}
-    )
+    def everything(names, part):
+        return {name: points[name] for name in names}
+
+    def without_names(names, part):
+        return {name: Outcomes({"a": [1.0] * len(part["a"])}) for name in names}
+
+    _, all_of_them = race_of(points).run(list(points), everything, unasked)
+    _, unnamed = race_of(points).run(list(points), without_names, unasked)
 
     assert str(all_of_them["one"]).startswith(
         "it was asked for 4 examples of the task 'a' and returned 64. Where"
@@ -251,7 +368,7 @@ def test_a_point_that_cannot_be_measured_leaves_the_others_in_the_race():
     def measure(names, part):
         return {n: some(points[n], part) if points[n] else failure for n in names}
 
-    dropped, errors = race_of(points).run(list(points), measure)
+    dropped, errors = race_of(points).run(list(points), measure, unasked)
 
     assert list(dropped) == ["bad"] and errors == {"broken": failure}
 

@@ -30,7 +30,7 @@ def log_growth(differences: Floats, bound: float, clusters: int, start: int) -> 
 
     Args:
         differences: the leader's contributions less the other's, in the order, [clusters so far, others].
-        bound: the largest contribution of a cluster.
+        bound: by how much the other is better than the leader in a new cluster at most.
         clusters: how many there are in all, N.
         start: the clusters that decided who leads and the bet; those after it are new, at least 1.
 
