@@ -11,19 +11,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from mecha_exp.errors import ConfigError, EvaluationError, brief, did_you_mean
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.measurement import Measurement, is_near
+from mecha_exp.evaluation.measurement import Measurement
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import Options, Shapes, evaluator
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, chosen_device, folder_of, network
 from mecha_exp.evaluators.common.networks import NAN_LOGITS, refuse_nan, write_model
-from mecha_exp.evaluators.common.scores import scored
-from mecha_exp.evaluators.harness_requests import kept_answers, shown_requests
-from mecha_exp.evaluators.harness_tasks import load_tasks, local_files
+from mecha_exp.evaluators.harness.parts import check_parts
+from mecha_exp.evaluators.harness.requests import kept_answers, shown_requests
+from mecha_exp.evaluators.harness.summary import summary_of
+from mecha_exp.evaluators.harness.tasks import load_tasks, local_files
 
 __all__ = ["lm_eval"]
 
@@ -64,8 +64,17 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
     check_network(folder, shapes, kind, device=device, dtype=dtype, context=context)
     loaded = load_tasks(_names(parameters["tasks"]), parameters["include_path"], offline=context.offline)
     if (score := parameters["score"]) is not None:
-        for name, task in loaded["tasks"].items():
+        for name, task in loaded.tasks.items():
             _check_score(name, str(score).partition(",")[0], list(task.aggregation()))
+
+
+def _check_examples(shapes: Shapes, context: Context, parameters: Options) -> None:
+    """Check that examples of all tasks have values of their own, the same in a part as among all."""
+    loaded = load_tasks(_names(parameters["tasks"]), parameters["include_path"], offline=context.offline)
+    chosen = [parameters[name] for name in ("num_fewshot", "gen_kwargs", "score")]
+    import_module("lm_eval.evaluator")  # which `calm` keeps from more than is asked
+    with calm(offline=context.offline), shown_requests(context):
+        check_parts(loaded, *chosen)
 
 
 def _check_vllm(device: str) -> None:
@@ -115,6 +124,8 @@ def _kind(folder: ModelFolder) -> str:
     check=_check,
     depends=_depends,
     fidelities=("limit",),
+    takes_examples=True,
+    check_examples=_check_examples,
 )
 def lm_eval(
     state_dict: Mapping[str, Tensor],
@@ -135,6 +146,7 @@ def lm_eval(
     device: str = "auto",
     dtype: str = "auto",
     trust_remote_code: bool = False,
+    examples: Mapping[str, list[int]] | None = None,
 ) -> Outcomes | Measurement:
     """Measure a language model on tasks of lm-evaluation-harness, by `lm_eval.simple_evaluate`.
 
@@ -158,6 +170,7 @@ def lm_eval(
         device: `auto`, `cpu`, `cuda:1`.
         dtype: `auto` is that of the weights.
         trust_remote_code: whether code in the model's folder may be run.
+        examples: the numbers of the examples to measure, by task; None is all.
 
     Returns:
         For each example of each task the value of the metric that counts, `score/TASK`; named by its
@@ -181,9 +194,11 @@ def lm_eval(
         "apply_chat_template": apply_chat_template,
         "system_instruction": system_instruction,
         "gen_kwargs": gen_kwargs,
-        "task_manager": _Loaded(loaded),
+        "task_manager": loaded,
         "bootstrap_iters": 0,
     }
+    if examples is not None:
+        settings |= {"task_manager": loaded.among(examples), "samples": dict(examples), "limit": None}
     if batch_size is None:
         batch_size = "auto" if backend == VLLM else 1
     more = {"batch_size": batch_size, **(model_args or {})}
@@ -204,20 +219,7 @@ def lm_eval(
                 report = simple_evaluate(backend, batch_size=batch_size, device=place, **settings)
             if any(_is_nan(sample["resps"]) for rows in report["samples"].values() for sample in rows):
                 raise EvaluationError(NAN_LOGITS)
-    return _summary(report, score)
-
-
-class _Loaded:
-    """Tasks that were loaded before, in place of the library's manager, which would load them again."""
-
-    def __init__(self, loaded: Any) -> None:
-        self._loaded = loaded
-
-    def load(self, names: list[str]) -> Any:
-        return self._loaded
-
-    def __getattr__(self, name: str) -> Any:  # for messages about tasks
-        return {}
+    return summary_of(report, score)
 
 
 def _model(module: Any, folder: ModelFolder, more: Mapping[str, Any]) -> Any:
@@ -225,42 +227,6 @@ def _model(module: Any, folder: ModelFolder, more: Mapping[str, Any]) -> Any:
 
     settings = {"trust_remote_code": folder.runs_code, **more}
     return HFLM(pretrained=module, tokenizer=folder.tokenizer(), **settings)
-
-
-def _summary(report: Mapping[str, Any], score: str | None) -> Outcomes | Measurement:
-    """The library's numbers, and the values by example where their mean is the library's number."""
-    numbers: dict[str, float] = {}
-    for task, results in report["results"].items():
-        for name, value in results.items():
-            if isinstance(value, int | float) and "," in name:
-                metric, _, rule = name.partition(",")
-                numbers[f"{task}/{metric}" if rule == "none" else f"{task}/{metric}/{rule}"] = float(value)
-    scores: dict[str, float] = {}
-    values: dict[str, list[float]] = {}
-    examples: dict[str, list[str]] = {}
-    for task, samples in report["samples"].items():
-        metric, rule = _metric(task, report["results"][task], score)
-        sign = 1 if report["higher_is_better"].get(task, {}).get(metric, True) is not False else -1
-        scores[task] = sign * float(report["results"][task][f"{metric},{rule}"])
-        chosen = [sample for sample in samples if sample["filter"] == rule]
-        found = [sample.get(metric) for sample in chosen]
-        if all(isinstance(value, int | float | np.number) for value in found):
-            values[task] = [sign * float(value) for value in found]
-            examples[task] = [str(sample["doc_id"]) for sample in chosen]
-    seen = {task: listed for task, listed in values.items() if is_near(float(np.mean(listed)), scores[task])}
-    return scored(scores, seen, examples, numbers)
-
-
-def _metric(task: str, results: Mapping[str, Any], score: str | None) -> tuple[str, str]:
-    """The metric that counts for a task, and its filter."""
-    names = [n for n, v in results.items() if "," in n and "_stderr," not in n and not isinstance(v, str)]
-    name = names[0] if score is None else next((n for n in names if score in (n, n.partition(",")[0])), None)
-    if name is None:
-        raise EvaluationError(
-            f"evaluator.score={score}: the task {task} has no such metric.{did_you_mean(str(score), names)}"
-        )
-    metric, _, rule = name.partition(",")
-    return metric, rule
 
 
 def _is_nan(answers: Any) -> bool:

@@ -24,6 +24,8 @@ from mecha_exp.evaluators.common.tables import read_texts
 __all__ = ["perplexity", "windows"]
 
 KIND = "AutoModelForCausalLM"
+TASK = "text"
+"""The name of the one task, whose examples are the documents."""
 _MAX_LENGTH = 2048
 _SPACE = re.compile(r"\s+")
 """What parts words, as lm-evaluation-harness counts them."""
@@ -61,6 +63,7 @@ def _depends(context: Context, parameters: Options) -> Any:
     check=_check,
     depends=_depends,
     fidelities=("limit",),
+    takes_examples=True,
 )
 def perplexity(
     state_dict: Mapping[str, Tensor],
@@ -79,6 +82,7 @@ def perplexity(
     device: str = "auto",
     dtype: str = "auto",
     trust_remote_code: bool = False,
+    examples: Mapping[str, list[int]] | None = None,
 ) -> Outcomes:
     """Measure how well a causal language model predicts documents.
 
@@ -104,10 +108,12 @@ def perplexity(
         device: `auto`, `cpu`, `cuda:1`.
         dtype: `auto` is that of the weights.
         trust_remote_code: whether code in the model's folder may be run.
+        examples: the positions of the documents to measure, as those of the task `text`; None is all.
 
     Returns:
-        For each document its bits, divided by the mean bytes (UTF-8) of a document: their mean is the bits
-        per byte of all documents. `perplexity` is exp(nats / tokens), `word_perplexity` exp(nats / words).
+        For each document its bits, divided by the mean bytes (UTF-8) of all documents: their mean is the bits
+        per byte of all documents. Beside them, of all documents, `perplexity` is exp(nats / tokens) and
+        `word_perplexity` exp(nats / words).
 
     Raises:
         ConfigError: data, tokenizer or network are not what they must be.
@@ -116,7 +122,10 @@ def perplexity(
     folder = folder_of(context, locals())
     length, stride = _lengths(folder, length, stride)
     path = data if split == "validation" or test is None else test
-    texts, names, clusters = _documents(path, column, cluster, limit)
+    documents = _documents(path, column, cluster, limit)
+    mean_bytes = sum(len(text.encode()) for text in documents[0]) / len(documents[0])
+    places = range(len(documents[0])) if examples is None else examples[TASK]
+    texts, names, clusters = ([listed[place] for place in places] for listed in documents)
     tokenizer = _tokenizer(folder, context.offline)
     tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
@@ -127,20 +136,21 @@ def perplexity(
     built = network(folder, state_dict, KIND, device=device, dtype=dtype)
     with built as module, refuse_nan(module):
         batches = [pieces[start : start + batch_size] for start in range(0, len(pieces), batch_size)]
-        measured = context.in_parts("windows", batches, lambda batch: _nats(module, batch))
+        alone = _names(pieces, places) if batch_size == 1 else None  # padding may change the last bit
+        measured = context.in_parts("windows", batches, lambda batch: _nats(module, batch), names=alone)
     for (number, *_), value in zip(pieces, itertools.chain(*measured), strict=True):
         nats[number] += value
-    byte_counts = [len(text.encode()) for text in texts]
-    mean_bytes = sum(byte_counts) / len(texts)
     total, words = sum(nats), sum(len(_SPACE.split(text)) for text in texts)
     return Outcomes(
-        {"text": [value / math.log(2) / mean_bytes for value in nats]},
-        examples={"text": names},
-        clusters={"text": clusters} if cluster else None,
+        {TASK: [value / math.log(2) / mean_bytes for value in nats]},
+        examples={TASK: names},
+        clusters={TASK: clusters} if cluster else None,
         metrics={
             "perplexity": _exp(total / sum(map(len, tokens))),
             "word_perplexity": _exp(total / words),
-        },
+        }
+        if examples is None
+        else None,
     )
 
 
@@ -158,6 +168,16 @@ def windows(
         end = min(length if done == 0 else done + stride, len(ids))
         yield whole[max(0, end - length) : end], list(ids[done:end])
         done = end
+
+
+def _names(pieces: Sequence[tuple[int, list[int], list[int]]], places: Sequence[int]) -> list[str]:
+    """The names of windows: the place of the document among all, and that of the window in it."""
+    counts = [0] * len(places)
+    names = []
+    for number, *_ in pieces:
+        names.append(f"{places[number]}/{counts[number]}")
+        counts[number] += 1
+    return names
 
 
 def _nats(module: Any, batch: Sequence[tuple[int, list[int], list[int]]]) -> list[float]:

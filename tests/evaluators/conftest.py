@@ -84,7 +84,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Pa
 def word_task(tmp_path: Path) -> Callable[..., Path]:
     """Writes a local task of lm_eval with its data; returns its folder."""
 
-    def write(replace: dict[str, str] | None = None, **changes: object) -> Path:
+    def write(replace: dict[str, str] | None = None, *, count: int = 20, **changes: object) -> Path:
         draw = random.Random(0)
         documents = [
             {
@@ -92,7 +92,7 @@ def word_task(tmp_path: Path) -> Callable[..., Path]:
                 "choices": draw.sample(WORDS.split(), 3),
                 "gold": i % 3,
             }
-            for i in range(20)
+            for i in range(count)
         ]
         folder = tmp_path / "tasks"
         folder.mkdir(exist_ok=True)

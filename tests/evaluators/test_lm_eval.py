@@ -17,7 +17,7 @@ from vllm_of_transformers import vllm_there
 
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.evaluation import Context, read_scoring
-from mecha_exp.evaluators.lm_eval import _summary
+from mecha_exp.evaluators.harness.summary import summary_of
 
 pytest.importorskip("lm_eval")
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
@@ -102,7 +102,7 @@ def test_a_task_without_values_by_example_leaves_those_of_the_others():
         "higher_is_better": {"choice": {"acc": True}, "overlap": {"bleu": True}},
     }
 
-    summary = _summary(report, None)
+    summary = summary_of(report, None)
 
     assert summary.outcomes is None
     assert dict(summary.metrics) == {

@@ -14,7 +14,11 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_UPDATE_DOWNLO
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 _OFFLINE_PLACES = (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE"))
-_COMMIT = ("lm_eval.evaluator", "get_git_commit_hash")  # git complains outside of a repository, at each point
+_ASIDES = (
+    ("lm_eval.evaluator", "get_git_commit_hash"),  # git complains outside of a repository
+    ("lm_eval.evaluator", "add_env_info"),  # runs other programs for most of a second
+)
+"""What the harness finds out for its own report, in each measurement."""
 _TRUE = ("1", "ON", "YES", "TRUE")
 
 
@@ -41,7 +45,9 @@ def calm(*, offline: bool) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     is_offline = offline or os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE
-    attributes = _set_attributes(dict.fromkeys(_OFFLINE_PLACES, is_offline) | {_COMMIT: lambda: None})
+    attributes = _set_attributes(
+        dict.fromkeys(_OFFLINE_PLACES, is_offline) | dict.fromkeys(_ASIDES, lambda *told: None)
+    )
     verbosity = _be_quiet()
     harness = logging.getLogger("lm_eval")
     level = harness.level

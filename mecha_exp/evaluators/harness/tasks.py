@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy, deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,78 @@ from mecha_exp.evaluators.common.libraries import calm
 _UNDEFINED = re.compile(r"'([^']+)' is undefined")
 
 
-def load_tasks(names: Sequence[str], include: str | None, *, offline: bool) -> Any:
-    """The tasks with their data, as `TaskManager.load` returns them; loaded once in a process.
+class LoadedTasks:
+    """Tasks with their data, in place of the library's manager, which would load them for each model.
+
+    Attributes:
+        tasks: by name.
+    """
+
+    def __init__(self, tasks: Mapping[str, Any], groups: Mapping[str, Any]) -> None:
+        self.tasks, self._groups = dict(tasks), dict(groups)
+
+    def load(self, names: Sequence[str]) -> dict[str, Any]:
+        """What `TaskManager.load` returns: copies, for the library writes its settings into them."""
+        return {"tasks": {name: _copy(task) for name, task in self.tasks.items()}, "groups": self._groups}
+
+    def alone(self, name: str) -> LoadedTasks:
+        """One of the tasks."""
+        return LoadedTasks({name: self.tasks[name]}, {})
+
+    def among(self, examples: Mapping[str, Sequence[int]]) -> LoadedTasks:
+        """The tasks that have some examples, with the same few-shot examples for each as among all."""
+        tasks = {name: _copy(self.tasks[name]) for name in examples}
+        for name, places in examples.items():
+            if hasattr(tasks[name], "sampler"):
+                tasks[name].sampler = _InTurn(tasks[name], places)
+        return LoadedTasks(tasks, {})
+
+    def __getattr__(self, name: str) -> Any:  # for messages about tasks
+        return {}
+
+
+class _InTurn:
+    """A sampler of few-shot examples that draws for left-out examples, too, as one generator serves all.
+
+    Args:
+        task: whose sampler it is.
+        places: the examples that are asked for, ascending.
+    """
+
+    def __init__(self, task: Any, places: Sequence[int]) -> None:
+        self._task, self._sampler, self._places = task, task.sampler, places
+        self._start()
+
+    def _start(self) -> None:
+        self._next, self._asked, self._documents = 0, iter(self._places), None
+
+    def set_rnd(self, seed: int | None) -> None:
+        """Begin anew, with a seed."""
+        self._sampler.set_rnd(seed)
+        self._start()
+
+    def sample(self, n: int, eval_doc: Any = None, **more: Any) -> Any:
+        """The few-shot examples of the next example, which are not that example itself."""
+        place = next(self._asked)
+        if eval_doc is not None and self._documents is None:
+            self._documents = self._task.eval_docs
+        for earlier in range(self._next, place):
+            own = None if self._documents is None else self._documents[earlier]
+            self._sampler.sample(n, eval_doc=own, **more)
+        self._next = place + 1
+        return self._sampler.sample(n, eval_doc=eval_doc, **more)
+
+
+def _copy(task: Any) -> Any:
+    """A copy of a task with a configuration of its own, and the same data."""
+    copied = copy(task)
+    copied._config = copy(task.config)
+    copied._config.generation_kwargs = deepcopy(task.config.generation_kwargs)
+    return copied
+
+
+def load_tasks(names: Sequence[str], include: str | None, *, offline: bool) -> LoadedTasks:
+    """The tasks with their data; loaded once in a process.
 
     Args:
         names: of tasks, groups and tags, or paths of YAML files.
@@ -106,7 +177,9 @@ def _manager(include: str | None, changes: tuple[Any, ...], defaults: bool) -> A
 
 
 @lru_cache(maxsize=4)
-def _loaded(names: tuple[str, ...], include: str | None, changes: tuple[Any, ...], offline: bool) -> Any:
+def _loaded(
+    names: tuple[str, ...], include: str | None, changes: tuple[Any, ...], offline: bool
+) -> LoadedTasks:
     own = [name for name in names if not _is_file(name)]
     with calm(offline=offline):
         manager = _manager(include, changes, False)
@@ -124,7 +197,7 @@ def _loaded(names: tuple[str, ...], include: str | None, changes: tuple[Any, ...
     for task in loaded["tasks"].values():
         if _is_local(task, include, names):
             _check_labels(task)
-    return loaded
+    return LoadedTasks(loaded["tasks"], loaded["groups"])
 
 
 def _why_not_loaded(names: Sequence[str], error: Exception, offline: bool) -> str:

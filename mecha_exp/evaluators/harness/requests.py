@@ -11,7 +11,10 @@ from unittest.mock import patch
 
 from mecha_exp.evaluation.context import Context
 
-_WITH_BARS = ("lm_eval.models.huggingface", "lm_eval.api.model", "lm_eval.api.task")
+_WITH_BARS = (
+    *("lm_eval.models.huggingface", "lm_eval.models.dummy"),
+    *("lm_eval.api.model", "lm_eval.api.task"),
+)
 
 
 def kept_answers(context: Context) -> str | None:
