@@ -259,6 +259,21 @@ def test_the_best_by_losses_is_dropped_in_at_most_alpha_of_sweeps_without_an_eff
     assert left < 6 * sweeps  # some are dropped
 
 
+def test_a_leader_whose_loss_is_in_one_document_does_not_drop_the_best():
+    """In most orders it leads until this document comes, which only its whole outcomes tell of."""
+    smooth, risky = np.full(160, 1.05), np.append(np.ones(159), 30.0)
+    names = {"all": np.arange(160)}
+    points = {
+        name: Outcomes({"all": v}, examples=names) for name, v in {"best": smooth, "led": risky}.items()
+    }
+    races = [race_of(points, seed=seed, alpha=0.2, minimized=True) for seed in range(100)]
+
+    dropped = [race.run(list(points), *Sweep(points).both)[0] for race in races]
+
+    assert sum("best" in names for names in dropped) <= 20
+    assert sum("led" in names for names in dropped) > 0
+
+
 def test_one_point_alone_is_not_measured_in_parts():
     points = {"only": hits(np.random.default_rng(0), 0.5)}
     sweep = Sweep(points)

@@ -155,6 +155,27 @@ def test_without_a_store_the_leader_is_measured_once_all_the_same(command, docum
     assert windows["windows"] - of_one == 8  # the first look at the leader, which nothing keeps
 
 
+def test_a_race_that_was_interrupted_goes_on_with_what_is_kept(command, documents: Path, monkeypatch):
+    from mecha_exp.evaluators import perplexity
+
+    evaluator = ("evaluator=perplexity", f"evaluator.data={documents}", "evaluator.race=true")
+    nats, asked = perplexity._nats, []
+
+    def interrupted(module, batch):
+        asked.append(batch)
+        if len(asked) == 2 * 128 + 70:  # in the race, after the inputs
+            raise KeyboardInterrupt
+        return nats(module, batch)
+
+    monkeypatch.setattr(perplexity, "_nats", interrupted)
+    with pytest.raises((KeyboardInterrupt, AssertionError)):  # the status of an interrupt is not 0
+        command(*evaluator, to="race")
+
+    rows = command(*evaluator, to="race")
+
+    assert len(asked) - 1 == 2 * 128 + sum(float(row["race/examples"]) for row in rows.values())
+
+
 def expected_answers(folder: Path, word_task: Callable[..., Path]) -> list[int]:
     """The choice that a model makes in each example of the task."""
     hits = [

@@ -34,7 +34,7 @@ def check_parts(loaded: LoadedTasks, num_fewshot: int | None, gen_kwargs: Any, s
     _check(loaded, num_fewshot, json.dumps(gen_kwargs, default=str), score)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)  # as tasks are loaded
 def _check(loaded: LoadedTasks, num_fewshot: int | None, gen_kwargs: str, score: str | None) -> None:
     settings = {"num_fewshot": num_fewshot, "gen_kwargs": json.loads(gen_kwargs)}
     for name in loaded.tasks:
