@@ -1,7 +1,9 @@
 """Tiny models of transformers with their tokenizers, in folders as the library saves them."""
 
+import csv
 import json
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +108,33 @@ def word_task(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def line_of_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, dict[str, str]]]:
+    """Runs a sweep between two models in this process; returns the rows of its table by alpha."""
+    from mecha_exp.cli import main
+    from mecha_exp.report.export import CSV_FILE, write_csv
+    from mecha_exp.report.results import Results
+
+    def write_table(results: Results, command: list[str], folder: Path) -> list[Path]:
+        write_csv(results, folder / CSV_FILE)
+        return [folder / CSV_FILE]
+
+    monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)  # no figures
+    monkeypatch.chdir(tmp_path)
+
+    def run(first: Path, second: Path, *words: str, to: str) -> dict[str, dict[str, str]]:
+        sweep = ["recipe=weighted_sum", f"models.base={first}", f"models.experts=[{second}]", "output=none"]
+        more = ["evaluator.device=cpu", "evaluator.weight_stats=false", "tracking=none", "-m"]
+        monkeypatch.setattr(sys, "argv", ["mecha_exp", *sweep, *words, *more, f"hydra.sweep.dir={to}"])
+        assert main() == 0
+        with (tmp_path / to / CSV_FILE).open() as file:
+            return {row["alpha"]: row for row in csv.DictReader(file) if row["alpha"]}
+
+    return run
 
 
 @pytest.fixture

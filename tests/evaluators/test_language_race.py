@@ -1,12 +1,10 @@
 """Language models that race: what is measured in parts is what is measured as a whole, or is refused."""
 
-import csv
 import json
 import random
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,45 +12,20 @@ import pytest
 from safetensors.torch import load_file
 from tiny_tokenizers import WORDS
 
-from mecha_exp.cli import main
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation import Context, Outcomes, read_scoring
 from mecha_exp.evaluation.racing import Order
 from mecha_exp.evaluators.harness.tasks import LoadedTasks, load_tasks
-from mecha_exp.report.export import CSV_FILE, write_csv
-from mecha_exp.report.results import Results
 
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
 
 ALPHAS = ("0.0", "0.1", "0.5", "3.0", "6.0")
-SWEEP = (
-    *("recipe=weighted_sum", "models.base=a", "models.experts=[b]", "output=none", "tracking=none", "-m"),
-    *(f"alpha={','.join(ALPHAS)}", "evaluator.device=cpu", "evaluator.weight_stats=false"),
-)
 
 
 @pytest.fixture
-def command(
-    llamas: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., dict[str, dict[str, str]]]:
-    """Runs a sweep between two models in this process; returns the rows of its table by alpha."""
-    for name, folder in zip("ab", llamas, strict=True):
-        shutil.copytree(folder, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-
-    def write_table(results: Results, command: list[str], folder: Path) -> list[Path]:
-        write_csv(results, folder / CSV_FILE)
-        return [folder / CSV_FILE]
-
-    monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)
-
-    def run(*words: str, to: str) -> dict[str, dict[str, str]]:
-        monkeypatch.setattr(sys, "argv", ["mecha_exp", *SWEEP, *words, f"hydra.sweep.dir={to}"])
-        assert main() == 0
-        with (tmp_path / to / CSV_FILE).open() as file:
-            return {row["alpha"]: row for row in csv.DictReader(file) if row["alpha"]}
-
-    return run
+def command(llamas: list[Path], line_of_models) -> Callable[..., dict[str, dict[str, str]]]:
+    """Runs a sweep between two Llamas in this process; returns the rows of its table by alpha."""
+    return partial(line_of_models, *llamas, f"alpha={','.join(ALPHAS)}")
 
 
 def measured(folder: Path, name: str, examples: Mapping[str, list[int]] | None = None, **settings):

@@ -172,6 +172,19 @@ def test_some_rows_are_classified_as_among_all(root: Path):
     assert some.examples["mnli"].tolist() == everything.examples["mnli"][places].tolist() == ["0", "7", "23"]
 
 
+def test_points_race_by_the_rows_that_they_classify(root: Path, line_of_models):
+    models = (root / "a", root / "b", "alpha=0.0,0.3,0.6,0.9,1.2,1.5")
+    data = (f"evaluator.data={root / 'validation'}", f"evaluator.heads={root / 'heads'}")
+    tasks = ("evaluator=text_classification", *data, "evaluator.tasks=[rte,mnli]")
+
+    whole = line_of_models(*models, *tasks, "store=null", to="whole")
+    race = line_of_models(*models, *tasks, "evaluator.race=halving", to="race")
+
+    (left,) = (alpha for alpha, row in race.items() if row["status"] == "FINISHED")
+    assert sorted(row["race/examples"] for row in race.values()) == ["12.0", *["4.0"] * 4, "48.0"]
+    assert race[left]["score"] == whole[left]["score"] != ""
+
+
 def test_tasks_that_are_measured_of_all_rows_together_do_not_race(root: Path):
     settings = {"data": str(root / "validation"), "heads": str(root / "heads"), "race": True}
 

@@ -93,6 +93,21 @@ def test_some_pictures_are_classified_as_among_all(folder, name, model):
     assert some.examples["toys"].tolist() == everything.examples["toys"][places].tolist()
 
 
+@pytest.mark.parametrize("name, model", [("image_classification", "vit"), ("clip_zero_shot", "clip")])
+def test_points_race_by_the_pictures_that_they_classify(folder, line_of_models, name, model):
+    models = (folder / f"{model}_1", folder / f"{model}_2", "alpha=0.0,0.3,0.6,0.9,1.2,1.5")
+    data = (f"evaluator={name}", f"evaluator.data={folder / 'data'}", "evaluator.tasks=[pets,toys]")
+
+    whole = line_of_models(*models, *data, "store=null", to="whole")
+    race = line_of_models(*models, *data, "evaluator.race=halving", to="race")
+
+    left = [alpha for alpha, row in race.items() if row["status"] == "FINISHED"]
+    assert len(left) == 1 and race[left[0]]["race/examples"] == "48.0"
+    assert sorted(row["race/examples"] for row in race.values()) == ["12.0", *["4.0"] * 4, "48.0"]
+    for metric in ("accuracy", "accuracy/pets", "accuracy/toys"):
+        assert race[left[0]][metric] == whole[left[0]][metric] != ""
+
+
 def test_templates_are_averaged_as_clip_does_it_with_words_and_a_fixed_text_tower(folder):
     words = {"pets": {"cat": "big red cat", "dog": "blue dog", "eel": "green eel"}}
     sentences = ["a photo of a {}.", "a drawing of the {}.", "{}"]
