@@ -232,6 +232,23 @@ def test_examples_of_a_task_have_the_values_in_a_part_that_they_have_among_all(
     assert measured(llamas[0], "lm_eval", part, **asked).outcomes.equals(some(whole, part))
 
 
+def test_a_part_has_the_tasks_of_its_examples_alone(llamas, word_task, requests: Counter[str]):
+    folder = word_task()
+    again = (folder / "word_choice.yaml").read_text().replace("task: word_choice", "task: again")
+    (folder / "again.yaml").write_text(again)
+    (folder / "both.yaml").write_text(
+        "group: both\ntask: [word_choice, again]\naggregate_metric_list: [{metric: acc}]"
+    )
+    asked = {"tasks": ["both"], "include_path": str(folder), "race": True}
+    whole = measured(llamas[0], "lm_eval", **asked)
+    requests.clear()
+    part = {"again": [3, 18]}
+
+    assert measured(llamas[0], "lm_eval", part, **asked).outcomes.equals(some(whole.outcomes, part))
+    assert requests["requests"] == 2 * 3  # choices
+    assert "both/acc" in whole.metrics and list(whole.outcomes.values) == ["word_choice", "again"]
+
+
 def prompts(tasks: LoadedTasks, **settings: object) -> dict[int, object]:
     """The requests of each example of the task with two few-shot examples."""
     from lm_eval import simple_evaluate
