@@ -277,12 +277,13 @@ def test_few_shot_examples_are_those_that_are_drawn_among_all(word_task, task: d
     assert prompts(loaded, samples=part) != {place: whole[place] for place in part["word_choice"]}
 
 
-def test_a_setting_of_one_measurement_does_not_stay_for_the_next(llamas, word_task):
+@pytest.mark.parametrize("num_fewshot", [None, 2])  # None was kept as 0, which no later number changes
+def test_a_setting_of_one_measurement_does_not_stay_for_the_next(llamas, word_task, num_fewshot):
     asked = {"tasks": ["word_choice"], "include_path": str(word_task(GENERATE))}
     loaded = load_tasks(["word_choice"], asked["include_path"], offline=True)
     before = dict(loaded.tasks["word_choice"].config.generation_kwargs)
 
-    measured(llamas[0], "lm_eval", num_fewshot=2, gen_kwargs={"max_gen_toks": 1}, **asked)
+    measured(llamas[0], "lm_eval", num_fewshot=num_fewshot, gen_kwargs={"max_gen_toks": 1}, **asked)
 
     assert load_tasks(["word_choice"], asked["include_path"], offline=True) is loaded
     assert loaded.tasks["word_choice"].config.num_fewshot is None
