@@ -1,7 +1,7 @@
 """Task vectors as inputs of their own layers: what disturbs a task, measured on them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,32 +22,56 @@ Others = Parameter(
 )
 
 
-def interference_terms(deltas: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+def interference_terms(deltas: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A = sum_i d_i^T d_i / |d_i|^2 and B = sum_i d_i d_i^T d_i / |d_i|^2, of which WUDI's loss is made.
 
     sum_i |(t - d_i) d_i^T|^2 / |d_i|^2 has the gradient 2 (t A - B). Deltas of no size add nothing.
     """
     columns = deltas[0].shape[1]
-    gram = deltas[0].new_zeros(columns, columns)
-    target = torch.zeros_like(deltas[0])
-    for delta in deltas:
+    products = deltas[0].new_zeros(columns, columns, dtype=dtype)
+    target = torch.zeros_like(deltas[0], dtype=dtype)
+    for delta in (delta.to(dtype) for delta in deltas):
         size = delta.square().sum()
-        if size > 0:
+        if size != 0:
             own = delta.mT @ delta / size
-            gram += own
+            products += own
             target += delta @ own
-    return gram, target
+    return products, target
 
 
-def minimiser(gram: Tensor, target: Tensor) -> Tensor:
-    """B A^+: of all minimisers that of least norm, where gradient descent from sum_i d_i ends.
+def least_interference(deltas: Sequence[Tensor]) -> Tensor:
+    """B A^+ of `interference_terms`, in float64: in float32 the rounding errors of A count as directions.
 
-    A and B are in float64: in float32 the rounding errors of A would count as directions, and have no limit.
+    Of all minimisers it has the least norm: gradient descent from sum_i d_i ends there. Where the deltas have
+    fewer rows than columns, E being all rows of the d_i / |d_i|, A = E^T E and B A^+ = F (E E^T)^+ E, F the
+    blocks |d_i| E_i E_i^T side by side.
     """
-    sizes, vectors = torch.linalg.eigh(gram)
-    known = sizes > sizes.amax() * len(sizes) * torch.finfo(gram.dtype).eps
-    inverse = torch.where(known, 1 / sizes, 0)
-    return target @ vectors * inverse @ vectors.mT
+    rows, columns = deltas[0].shape
+    sizes = [size for delta in deltas if (size := delta.double().norm()) != 0]
+    if not sizes or rows * len(sizes) >= columns:
+        return solution(*interference_terms(deltas, torch.float64))
+    changed = (delta.double() for delta in deltas if delta.any())
+    units = torch.cat([delta / size for delta, size in zip(changed, sizes, strict=True)])
+    products = units @ units.mT
+    tasks = (slice(start, start + rows) for start in range(0, len(units), rows))
+    own = [size * products[task, task] for size, task in zip(sizes, tasks, strict=True)]
+    return solution(products, torch.cat(own, 1)) @ units
+
+
+def solution(products: Tensor, target: Tensor) -> Tensor:
+    """B A^+ of products A of a matrix with its transpose; of directions that A has, in float64.
+
+    By Cholesky's factor L where A surely has all directions: 1 / |L^-1|^2 is at most its least eigenvalue.
+    """
+    least = len(products) * torch.finfo(products.dtype).eps
+    factor, failed = torch.linalg.cholesky_ex(products)
+    if not failed:
+        inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
+        if 1 / inverse.square().sum() > products.trace() * least:
+            return target @ inverse.mT @ inverse
+    sizes, vectors = torch.linalg.eigh(products)
+    known = sizes > sizes.amax() * least
+    return target @ vectors * torch.where(known, 1 / sizes, 0) @ vectors.mT
 
 
 def adam(start: Tensor, slope: Callable[[Tensor], Tensor], steps: int, rate: float) -> Tensor:
@@ -71,10 +95,9 @@ def without_interference(
     if deltas[0].ndim != 2 or "text_projection" in kwargs["key"] or not deltas[0].numel():
         return ()
     if solver == "closed":
-        wide = interference_terms(tuple(delta.double() for delta in deltas))
-        return (minimiser(*wide).to(deltas[0].dtype),)
-    gram, target = interference_terms(deltas)
-    return (adam(sum(deltas), lambda merged: 2 * (merged @ gram - target), steps, rate),)
+        return (least_interference(deltas).to(deltas[0].dtype),)
+    products, target = interference_terms(deltas, deltas[0].dtype)
+    return (adam(sum(deltas), lambda merged: 2 * (merged @ products - target), steps, rate),)
 
 
 @merge_method(register=False)

@@ -175,14 +175,19 @@ def test_the_closed_form_of_wudi_is_where_gradient_descent_ends():
     assert wudi_loss(made, deltas) <= wudi_loss(merged, deltas) + 1e-12
 
 
-@pytest.mark.parametrize("rank", [4, 16])
-def test_the_closed_form_of_wudi_serves_models_in_float32_whose_rows_leave_inputs_unseen(rank):
+@pytest.mark.parametrize(
+    "shape, rank", [((16, 96), 4), ((16, 96), 16), ((40, 24), 8), ((40, 24), 24), ((24, 40), 24)]
+)
+def test_the_closed_form_of_wudi_has_the_least_norm_of_all_minimisers(shape, rank):
     generator = torch.Generator().manual_seed(9)
+    rows, columns = shape
     # multiples of 2^-12 are exact in float32, and so are the task vectors that are read off the models
-    base = torch.randint(-100, 100, (16, 96), generator=generator) / 4096
-    left, right = (torch.randint(-3, 4, s, generator=generator) for s in ((3, 16, rank), (3, rank, 96)))
+    base = torch.randint(-100, 100, shape, generator=generator) / 4096
+    left, right = (
+        torch.randint(-3, 4, s, generator=generator) for s in ((3, rows, rank), (3, rank, columns))
+    )
     deltas = (left @ right).double() / 4096
-    models = [{"w": base}, *({"w": base + delta.float()} for delta in deltas)]
+    models = [{"w": base}, *({"w": base + delta.float()} for delta in deltas), {"w": base.clone()}]
 
     made = m.merge(m.wudi(*models, solver="closed"))["w"] - base
 
@@ -190,6 +195,14 @@ def test_the_closed_form_of_wudi_serves_models_in_float32_whose_rows_leave_input
     wanted = torch.cat([delta @ delta.T / delta.norm() for delta in deltas], 1)
     expected = wanted @ torch.linalg.pinv(inputs, rtol=1e-10)
     torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_closed_form_of_wudi_refuses_what_is_not_finite():
+    base, model = torch.zeros(4, 6), torch.ones(4, 6)
+    model[1, 2] = torch.nan
+
+    with pytest.raises(m.MergeError, match="w"):
+        m.merge(m.wudi({"w": base}, {"w": model}, {"w": base + 1}, solver="closed"))
 
 
 def test_other_tensors_get_the_mean_from_wudi_if_asked():
