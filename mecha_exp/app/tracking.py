@@ -173,7 +173,7 @@ def log_folder(folder: Path, record: Record, store: Store, parent: str | None = 
         },
         files,
         parent,
-        _datasets(record, record.metrics),
+        datasets_of(record, record.metrics),
     )
 
 
@@ -189,7 +189,7 @@ def _main_first(metric: str | None, metrics: Mapping[str, float]) -> dict[str, f
     return dict(sorted(metrics.items(), key=lambda item: item[0] != metric))
 
 
-def _datasets(record: Record, metrics: Mapping[str, float]) -> dict[tuple[str, str], str]:
+def datasets_of(record: Record, metrics: Mapping[str, float]) -> dict[tuple[str, str], str]:
     """The digest of each evaluation that gave some of the metrics, by the evaluator's name and the split."""
     splits = {record.split, record.report_split} - {None}
     named: dict[tuple[str, str], str] = {}
@@ -281,11 +281,11 @@ def _log_inputs(sweep: Sweep, results: Results, store: Store) -> None:
         store.delete(sweep.input_runs.pop(name))
     times = (min((r.started for r in results.records), default=0),) * 2
     for name, metrics in results.references.items():
+        measured = [record for record in results.records if name in record.references]
+        datasets = {key: of for record in measured for key, of in datasets_of(record, metrics).items()}
         if name in sweep.input_runs:
-            store.add(sweep.input_runs[name], metrics, [])
+            store.add(sweep.input_runs[name], metrics, [], datasets)
         else:
-            measured = [record for record in results.records if name in record.references]
-            datasets = {key: of for record in measured for key, of in _datasets(record, metrics).items()}
             tags = {**source_tags(measured[0]), "role": "input"}
             numbers, parent = _main_first(results.metric, metrics), str(sweep.parent_run)
             sweep.input_runs[name] = store.log(name, FINISHED, times, {}, numbers, tags, [], parent, datasets)

@@ -119,11 +119,7 @@ class ClientBackend(Backend):
         self._client.log_batch(run_id, metrics=metrics, params=list(islice(params, MAX_PARAMS_A_BATCH)))
         while batch := list(islice(params, MAX_PARAMS_A_BATCH)):
             self._client.log_batch(run_id, params=batch)
-        if entries.datasets:
-            with (
-                self._one_by_one
-            ):  # MLflow breaks the constraint of a table where two name one data set first
-                self._client.log_inputs(run_id, datasets=_datasets(entries.datasets))
+        self._log_datasets(run_id, entries)
         self._copy(run, artifacts)
         self._client.set_terminated(run_id, status, end_time=times[1])
         return run_id
@@ -132,9 +128,16 @@ class ClientBackend(Backend):
         self, run_id: str, entries: Entries, artifacts: Sequence[Path], status: str | None = None
     ) -> None:
         self._client.log_batch(run_id, metrics=_metrics(entries), tags=_run_tags(entries.tags))
+        self._log_datasets(run_id, entries)
         self._copy(self._client.get_run(run_id), artifacts)
         if status is not None:
             self._client.set_terminated(run_id, status)
+
+    def _log_datasets(self, run_id: str, entries: Entries) -> None:
+        if not entries.datasets:
+            return
+        with self._one_by_one:  # MLflow breaks the constraint of a table where two name one data set first
+            self._client.log_inputs(run_id, datasets=_datasets(entries.datasets))
 
     def delete(self, run_id: str) -> None:
         self._client.delete_run(run_id)

@@ -133,14 +133,26 @@ class Store:
                 times[1],
                 names.parameters(parameters),
                 names.tags({**tags, **({PARENT_TAG: parent} if parent else {LOGGED_BY: this_process()})}),
-                {key: digest[: names.MAX_DIGEST] for key, digest in (datasets or {}).items()},
+                _short(datasets),
             )
             return self._backend.log(name, status, times, entries, _existing(artifacts))
 
-    def add(self, run_id: str, metrics: Mapping[str, float], artifacts: Iterable[Path]) -> None:
-        """Add metrics and artifacts to a run that has ended; files of the same names are replaced."""
+    def add(
+        self,
+        run_id: str,
+        metrics: Mapping[str, float],
+        artifacts: Iterable[Path],
+        datasets: Mapping[tuple[str, str], str] | None = None,
+    ) -> None:
+        """Add to a run that has ended; files of the same names are replaced."""
         with tracking_errors(self.uri):
-            self._backend.add(run_id, Entries(names.metrics(metrics)), _existing(artifacts))
+            entries = Entries(names.metrics(metrics), datasets=_short(datasets))
+            self._backend.add(run_id, entries, _existing(artifacts))
+
+
+def _short(datasets: Mapping[tuple[str, str], str] | None) -> dict[tuple[str, str], str]:
+    """The digests of datasets as MLflow accepts them."""
+    return {key: digest[: names.MAX_DIGEST] for key, digest in (datasets or {}).items()}
 
 
 def _open(uri: str, experiment: str) -> Backend:

@@ -147,8 +147,20 @@ def test_an_input_says_what_ran_it_and_by_what_it_was_measured(runs):
         for used in run.inputs.dataset_inputs:
             splits[used.dataset.name] |= {tag.value for tag in used.tags}
         assert splits == {"digits": {"validation", "test"}}
-    points = {used.dataset.digest for run in runs for used in run.inputs.dataset_inputs if run not in inputs}
-    assert points < {used.dataset.digest for used in inputs[0].inputs.dataset_inputs}
+
+
+def test_a_point_says_by_what_it_was_measured_and_the_chosen_one_on_both_splits(runs):
+    of_input, *_ = (run for run in runs if run.data.tags.get("role") == "input")
+    splits = {used.dataset.digest: used.tags[0].value for used in of_input.inputs.dataset_inputs}
+
+    measured_on = {
+        run.info.run_name: sorted(splits[used.dataset.digest] for used in run.inputs.dataset_inputs)
+        for run in runs
+        if run.data.tags.get("role") != "input" and "mlflow.parentRunId" in run.data.tags
+    }
+
+    assert measured_on.pop("alpha=0.7") == ["test", "validation"]
+    assert list(measured_on.values()) == [["validation"]] * 2
 
 
 def test_ui_prints_the_address_of_the_training_view(demo, runs, free_port):

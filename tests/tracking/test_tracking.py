@@ -284,10 +284,13 @@ def test_metrics_and_artifacts_are_added_to_a_run_that_has_ended(store, client, 
     run_id = store.log("p", "FINISHED", (0, 1), {}, {"accuracy": 0.5}, {}, [table])
     table.write_text("new")
 
-    store.add(run_id, {"test/accuracy": 0.4}, [table, tmp_path / "missing.csv"])
+    files = [table, tmp_path / "missing.csv"]
+    store.add(run_id, {"test/accuracy": 0.4}, files, {("digits", "test"): "0123"})
 
     run = client.get_run(run_id)
     assert run.data.metrics == {"accuracy": 0.5, "test/accuracy": 0.4}
+    (used,) = run.inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.digest, used.tags[0].value) == ("digits", "0123", "test")
     assert run.info.status == "FINISHED"
     assert (store.fetch(run_id, tmp_path / "fetched") / "table.csv").read_text() == "new"
 

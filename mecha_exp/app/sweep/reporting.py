@@ -13,6 +13,7 @@ import yaml
 
 from mecha_exp.app.batch import Merged, merge_points
 from mecha_exp.app.point import Point, prepare
+from mecha_exp.app.tracking import datasets_of
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError, TrackingError
 from mecha_exp.evaluation.model import Model
@@ -177,7 +178,8 @@ def _log(candidate: _Chosen, sweep: Sweep, tracking: Tracking) -> None:
     added = {name: value for name, value in record.metrics.items() if name.startswith(prefix)}
     try:
         store = Store(tracking.uri, tracking.experiment)
-        store.add(record.run_id, added, [candidate.folder / name for name in REPORTED])
+        files = [candidate.folder / name for name in REPORTED]
+        store.add(record.run_id, added, files, datasets_of(record, added))
     except TrackingError as error:
         sweep.tracking_error = str(error)
 
