@@ -16,8 +16,11 @@ from queue import SimpleQueue
 
 from mecha_exp.cluster.task import Outcome, Task, environment_of
 from mecha_exp.cluster.workers import LostWorker, Workers
+from mecha_exp.system.cores import available_cores
 
 _POLL_SECONDS = 0.02
+_START_SECONDS = 2.0
+"""What a process takes to import its modules, about: as many as there are cores start at a time."""
 _CODE = "import sys; from mecha_exp.cluster.processes import carry_out; carry_out(sys.argv[1])"
 
 
@@ -36,6 +39,7 @@ class ProcessWorkers(Workers):
         self._log = log
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._idle: list[subprocess.Popen[bytes]] = []
+        self._starts: list[float] = []
 
     def close(self) -> None:
         """Kill the processes."""
@@ -48,7 +52,8 @@ class ProcessWorkers(Workers):
         self._folder.cleanup()
 
     def _fill(self) -> None:
-        for number, task in self._take(self.count - len(self._running)):
+        free = min(self.count - len(self._running), len(self._idle) + self._places_to_start())
+        for number, task in self._take(free):
             self._file(number, "call").write_bytes(pickle.dumps(task))
             process = self._running[number] = self._idle.pop() if self._idle else self._started_process()
             assert process.stdin is not None
@@ -56,7 +61,14 @@ class ProcessWorkers(Workers):
                 process.stdin.write(f"{number}\n".encode())
                 process.stdin.flush()
 
+    def _places_to_start(self) -> int:
+        """How many processes may start now: those that start together wait for the imports of all of them."""
+        began = time.monotonic() - _START_SECONDS
+        self._starts = [start for start in self._starts if start > began]
+        return max(0, available_cores() - len(self._starts))
+
     def _started_process(self) -> subprocess.Popen[bytes]:
+        self._starts.append(time.monotonic())
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with contextlib.ExitStack() as stack:
             if self._log is not None:
@@ -72,7 +84,7 @@ class ProcessWorkers(Workers):
 
     def _ended(self, seconds: float) -> Iterator[tuple[int, Outcome | LostWorker]]:
         until = time.monotonic() + seconds
-        while self._running:
+        while self._running or self._waiting:
             outcomes = {n: outcome for n in list(self._running) if (outcome := self._outcome(n))}
             self._fill()
             yield from outcomes.items()
