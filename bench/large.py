@@ -3,6 +3,7 @@
     python -m bench.large --disk /var/tmp --layers 2          a quick look, 2.9 GB a model
     python -m bench.large --disk /var/tmp --save              Llamas of 8B shape, 16 GB a model
     python -m bench.large --mergekit .bench/mergekit/bin/mergekit-yaml
+    python -m bench.large --parts                             what of a merge the journal and SHA-256 take
 
 The models are made, not trained: bfloat16, in shards of 5 GB. Before each run the files leave the cache
 (`posix_fadvise`). The floor is `dd` with O_DIRECT: a reader for each model and a writer of one output, all
@@ -24,12 +25,15 @@ from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from shlex import quote
+from unittest import mock
 
 import torch
 
 from bench.models import drawn_values
 from bench.report import as_for_users, machine, make_parser, publish, table
 from mecha_exp.checkpoint import Destination
+from mecha_exp.checkpoint.transaction.journal import Journal
+from mecha_exp.lab.content_hash import content_of
 
 HIDDEN, INNER, KEYS_AND_VALUES, VOCABULARY = 4096, 14336, 1024, 128_256
 SHARD_BYTES = 5_000_000_000
@@ -47,6 +51,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=WORKS, default=[*WORKS], help="only these")
     parser.add_argument("--mergekit", type=Path, help="its program mergekit-yaml; without it we are alone")
     parser.add_argument("--peer-repeat", type=int, default=1, help="runs of mergekit (default: %(default)s)")
+    parser.add_argument("--parts", action="store_true", help="the journal's and SHA-256's shares instead")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -56,6 +61,10 @@ def main() -> None:
     models = [
         make_llama(folder / f"{options.layers}-{n}", options.layers, n) for n in range(max(WORKS.values()))
     ]
+    if options.parts:
+        text = f"{table(parts(models, folder / 'output'))}\n\n{machine()}; {options.layers} layers."
+        publish("What the journal and SHA-256 take of a large merge", text, save=options.save)
+        return
     rows = [["work", "tool", "seconds", "of the floor", "processor", "peak memory"]]
     for work in options.cases:
         rows += rows_of(work, models[: WORKS[work]], folder / "output", options)
@@ -149,6 +158,30 @@ def merge(work: str, output: str, *models: str) -> None:
         me.merge(me.ties(base, *others, density=0.2, weights=0.5), Path(output))
     else:
         me.merge(me.weighted_sum(base, others[0], alpha=0.3), Path(output))
+
+
+def parts(models: Sequence[Path], output: Path) -> list[list[str]]:
+    """The seconds of a weighted sum, of its journal in all threads, and of its output's SHA-256."""
+    journal = 0.0
+
+    def timed(method: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            nonlocal journal
+            began = time.perf_counter()
+            method(*arguments)
+            journal += time.perf_counter() - began
+
+        return call
+
+    with mock.patch.multiple(Journal, finish=timed(Journal.finish), flush=timed(Journal.flush)):
+        seconds = cold(models, lambda: merge("weighted sum", str(output), *map(str, models[:2])))
+    began = time.perf_counter()
+    content_of(output)
+    hashed = time.perf_counter() - began
+    shutil.rmtree(output)
+    named = {"weighted sum of 2": seconds, "of which the journal": journal, "SHA-256 of the output": hashed}
+    rows = [[name, f"{taken:.2f} s", f"{100 * taken / seconds:.1f} %"] for name, taken in named.items()]
+    return [["part", "seconds", "of the merge"], *rows]
 
 
 def mergekit_config(work: str, models: Sequence[str]) -> dict[str, object]:

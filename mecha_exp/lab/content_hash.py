@@ -48,7 +48,8 @@ def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
     """
     files = files_of(path)
     if files != (path,):
-        parts = [(os.path.relpath(file, path), content_of(file, advance)) for file in files]
+        contents = contents_of(files, advance)
+        parts = [(os.path.relpath(file, path), contents[file]) for file in files]
         mark = "" if all(is_hash(content) for _, content in parts) else BY_VERSION
         return mark + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     try:
