@@ -62,7 +62,12 @@ def solution(products: Tensor, target: Tensor) -> Tensor:
     """B A^+ of products A of a matrix with its transpose; of directions that A has, in float64.
 
     By Cholesky's factor L where A surely has all directions: 1 / |L^-1|^2 is at most its least eigenvalue.
+
+    Raises:
+        LinAlgError: a value is not finite.
     """
+    if not bool(products.isfinite().all()):
+        raise torch.linalg.LinAlgError("the task vectors contain values that are not finite")
     least = len(products) * torch.finfo(products.dtype).eps
     factor, failed = torch.linalg.cholesky_ex(products)
     if not failed:
