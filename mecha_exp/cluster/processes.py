@@ -62,7 +62,7 @@ class ProcessWorkers(Workers):
                 process.stdin.flush()
 
     def _places_to_start(self) -> int:
-        """How many processes may start now: those that start together wait for the imports of all of them."""
+        """How many processes may start now; each that starts beside others delays the imports of all."""
         began = time.monotonic() - _START_SECONDS
         self._starts = [start for start in self._starts if start > began]
         return max(0, available_cores() - len(self._starts))

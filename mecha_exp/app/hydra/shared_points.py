@@ -43,11 +43,11 @@ class SharedPoints:
     Args:
         jobs: all jobs of the sweep.
         handout: hands out the numbers of points.
-        count: into how many shares points are cut that are given together.
+        count: how many shares are made of the points of one call of `give`.
         sweep: the sweep.
         tracker: logs the runs.
-        note: is told of each point that has ended how many others workers still have; returns the seconds
-            that the rest of the sweep will take.
+        note: called when a point has ended, with the number of points that workers still have; returns the
+            seconds that the rest of the sweep will take.
     """
 
     def __init__(
