@@ -99,6 +99,11 @@ def test_shares_of_other_processes_give_the_same_results(launcher, points, reque
             "hydra.launcher.workers=0: expected a number from 1 up.",
         ),
         (
+            ("hydra/launcher=processes", "hydra.launcher.gpus=1"),
+            "hydra.launcher.gpus=1 with hydra/launcher=processes: its processes share the GPUs of this "
+            "machine. Name them with evaluator.devices=[cuda:0,cuda:1], or use hydra/launcher=ray.",
+        ),
+        (
             ("hydra/launcher=ray", "hydra.launcher.shares=none"),
             "hydra.launcher.shares=none: expected a number from 1 up.",
         ),

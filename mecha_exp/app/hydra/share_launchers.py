@@ -55,16 +55,15 @@ class ShareLauncher(OnePassLauncher):
         gpus: of each worker.
     """
 
-    def __init__(self, workers: int | None, cores: int, shares: int, gpus: float = 0) -> None:
+    def __init__(self, workers: int | None, cores: int, shares: int, gpus: float) -> None:
         self._count, self._cores, self._gpus, self._shares = workers, cores, gpus, shares
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what all jobs have in common."""
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
-        settings = config.hydra.launcher
         for name, least in {"workers": 1, "cores": 1, "gpus": 0, "shares": 1}.items():
-            value = settings.get(name)
-            is_left_out = name not in settings or (value is None and name == "workers")
+            value = config.hydra.launcher[name]
+            is_left_out = value is None and name == "workers"
             is_number = isinstance(value, int) or (isinstance(value, float) and name == "gpus")
             if not is_left_out and not (is_number and least <= value < inf):
                 raise ConfigError(f"hydra.launcher.{name}={value}: expected a number from {least} up.")
@@ -155,6 +154,15 @@ class ShareLauncher(OnePassLauncher):
 
 class ProcessLauncher(ShareLauncher):
     """Runs shares in processes of this machine."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what all jobs have in common."""
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        if self._gpus:
+            raise ConfigError(
+                f"hydra.launcher.gpus={self._gpus} with hydra/launcher=processes: its processes share the "
+                "GPUs of this machine. Name them with evaluator.devices=[cuda:0,cuda:1], or use hydra/launcher=ray."
+            )
 
     def open_workers(self, folder: Path, evaluators: int) -> Workers:
         """Processes, which end with this one."""
