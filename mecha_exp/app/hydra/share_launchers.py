@@ -161,7 +161,8 @@ class ProcessLauncher(ShareLauncher):
         if self._gpus:
             raise ConfigError(
                 f"hydra.launcher.gpus={self._gpus} with hydra/launcher=processes: its processes share the "
-                "GPUs of this machine. Name them with evaluator.devices=[cuda:0,cuda:1], or use hydra/launcher=ray."
+                "GPUs of this machine. Name them with evaluator.devices=[cuda:0,cuda:1], or use "
+                "hydra/launcher=ray."
             )
 
     def open_workers(self, folder: Path, evaluators: int) -> Workers:
