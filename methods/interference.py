@@ -21,6 +21,9 @@ Others = Parameter(
     str, choices=("base", "mean"), help="what tensors that are not matrices get of the task vectors"
 )
 
+CACHED = 1 << 16
+"""Elements of a matrix that are worked on at a time where each is needed several times."""
+
 
 def interference_terms(deltas: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A = sum_i d_i^T d_i / |d_i|^2 and B = sum_i d_i d_i^T d_i / |d_i|^2, of which WUDI's loss is made.
@@ -85,11 +88,20 @@ def adam(start: Tensor, slope: Callable[[Tensor], Tensor], steps: int, rate: flo
     first, second = torch.zeros_like(made), torch.zeros_like(made)
     for step in range(1, steps + 1):
         gradient = slope(made)
-        first.lerp_(gradient, 0.1)
-        second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        spread = (second.sqrt() / math.sqrt(1 - 0.999**step)).add_(1e-8)
-        made.addcdiv_(first, spread, value=-rate / (1 - 0.9**step))
+        for rows in few_rows(made):
+            mean, square, now = first[rows], second[rows], gradient[rows]
+            mean.lerp_(now, 0.1)
+            square.mul_(0.999).addcmul_(now, now, value=0.001)
+            spread = square.sqrt().div_(math.sqrt(1 - 0.999**step)).add_(1e-8)
+            made[rows].addcdiv_(mean, spread, value=-rate / (1 - 0.9**step))
     return made
+
+
+def few_rows(matrix: Tensor) -> list[slice]:
+    """The rows of a matrix in parts that stay in the processor's cache while they are worked on."""
+    rows, columns = matrix.shape
+    size = max(CACHED // columns, 1)
+    return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 @factor(elements=lambda shape: math.prod(shape))
@@ -170,20 +182,26 @@ def modification(
 ) -> Return(Tensor, "param"):
     """t and the l_i of `doge`; nothing for what is not a matrix.
 
-    Rows of the gradient are -2 sum_i l_i sum_j e_j d_j, where e_j = <d_j, d_j - sum_i l_i (d_i + t)>.
+    Rows of the gradient are -2 sum_i l_i sum_j e_j d_j, where e_j = <d_j, d_j - sum_i l_i (d_i + t)>, of
+    which <d_j, d_j - sum_i l_i d_i> is the same at each step.
     """
     if not shared:
         return ()
     (basis,) = shared
     sizes = torch.stack([delta.norm() for delta in deltas])
     shares = torch.where(sizes > 0, eta / sizes, 0)
+    size = shares.sum()
     total = sum(share * delta for share, delta in zip(shares, deltas, strict=True))
+    first_gaps = [(delta * (delta - total)).sum(1, keepdim=True) for delta in deltas]
+    steep = torch.empty_like(total)
 
     def slope(change: Tensor) -> Tensor:
-        merged = total + shares.sum() * change
-        gaps = [(delta * (delta - merged)).sum(1, keepdim=True) for delta in deltas]
-        steep = sum(gap * delta for gap, delta in zip(gaps, deltas, strict=True)) * (-2 * shares.sum())
-        return steep - basis @ (basis.mT @ steep)
+        for rows in few_rows(change):
+            steep[rows] = 0
+            for delta, gap in zip(deltas, first_gaps, strict=True):
+                now = gap[rows] - size * (delta[rows] * change[rows]).sum(1, keepdim=True)
+                steep[rows].addcmul_(delta[rows], now * (-2 * size))
+        return torch.addmm(steep, basis, basis.mT @ steep, alpha=-1, out=steep)
 
     return adam(torch.zeros_like(total), slope, steps, rate), shares
 

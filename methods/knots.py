@@ -7,59 +7,62 @@ from torch import Tensor
 
 from mecha_exp import Node, Parameter, Return, factor, merge_method
 from mecha_exp.methods.dare import dropped_entries
+from mecha_exp.methods.gram import gram
 from mecha_exp.methods.linear import add_merged
 from mecha_exp.methods.parameters import Base, Delta, Dropped, Experts, Kept, Scale, Seed, Small
 from mecha_exp.methods.ties import Switches, keep_largest
 
-_MOST_TASKS = 8
-"""The tasks for which memory is planned: a tall matrix has as many directions as all of them have columns."""
+Tasks = Parameter(int, help="how many deltas there are")
 
 
-def _elements_of_basis(shape: tuple[int, ...]) -> int:
-    """The elements of a basis, and of the products that it is found from."""
+def _elements_of_basis(shape: tuple[int, ...], *, tasks: int) -> int:
+    """The elements of a basis in float64, of the products that it is found from, and of LAPACK's work."""
     if len(shape) < 2:
         return 0
     rows, columns = shape[0], math.prod(shape[1:])
-    directions = min(rows, _MOST_TASKS * columns)
-    return directions * (rows + 2 * directions)
+    beside = tasks * columns if _is_tall(rows, columns, tasks) else columns
+    return 2 * (rows * beside + 4 * min(rows, tasks * columns) ** 2)
+
+
+def _is_tall(rows: int, columns: int, tasks: int) -> bool:
+    """Whether a matrix has more rows than all deltas together have columns."""
+    return rows > tasks * columns
 
 
 @factor(elements=_elements_of_basis)
-def shared_basis(*deltas: Delta, smallest: Parameter(float)) -> Return(Tensor, "param"):
-    """U of the singular parts U S V^T of all deltas side by side, [rows, r]; nothing for tensors of one axis.
+def shared_basis(*deltas: Delta, tasks: Tasks, smallest: Parameter(float)) -> Return(Tensor, "param"):
+    """U of the singular parts U S V^T of all deltas side by side, D; or, of a tall D, V S and V / S.
 
-    Parts of a size of at most `smallest` are left out. They are found as eigenvectors in float64, of
-    sum_i d_i d_i^T or, where all deltas together have fewer columns than rows, of D^T D with D the deltas
-    side by side; so directions below 1e-7 of the largest are rounding errors, and left out, too.
+    Nothing for tensors of one axis. Parts of a size of at most `smallest` are left out. They are found as
+    eigenvectors in float64, of D D^T or, where D has fewer columns than rows, of D^T D; so directions below
+    1e-7 of the largest are rounding errors, and left out, too. U is D V / S, which need not be formed.
     """
     if deltas[0].ndim < 2:
         return ()
     matrices = [delta.flatten(1) for delta in deltas]
-    rows = len(matrices[0])
-    is_tall = rows > sum(matrix.shape[1] for matrix in matrices)
+    is_tall = _is_tall(*matrices[0].shape, tasks)
     if is_tall:
-        beside = torch.cat(matrices, dim=1).double()
-        products = beside.mT @ beside
+        products = gram(torch.cat(matrices, dim=1).double())
     else:
-        products = torch.zeros(rows, rows, dtype=torch.float64, device=matrices[0].device)
-        for matrix in matrices:
-            products.addmm_(matrix.double(), matrix.mT.double())
+        products = sum(gram(matrix.double().mT) for matrix in matrices)
     squares, vectors = torch.linalg.eigh(products)
     sizes = squares.clamp_min(0).sqrt()
     known = (sizes > smallest) & (sizes > sizes.amax() * 1e-7)
-    basis = vectors[:, known].flip(1)
-    if is_tall:  # D v is u s, and the largest parts come first in the factorisation
-        basis = torch.linalg.qr(beside @ basis).Q
-    return (basis.to(deltas[0].dtype),)
+    basis, sizes = vectors[:, known].flip(1), sizes[known].flip(0)
+    parts = (basis * sizes, basis / sizes) if is_tall else (basis,)
+    return tuple(part.to(deltas[0].dtype) for part in parts)
 
 
 @merge_method(register=False)
-def in_basis(delta: Delta, basis: Small) -> Return(Tensor, "delta"):
+def in_basis(delta: Delta, basis: Small, task: Parameter(int)) -> Return(Tensor, "delta"):
     """U^T d in the first rows, which is S V^T of this delta; zeros below, and where there is no basis."""
     made = torch.zeros_like(delta)
     if basis:
-        (u,) = basis
-        made.flatten(1)[: u.shape[1]] = u.mT @ delta.flatten(1)
+        matrix, u = delta.flatten(1), basis[0]
+        columns = matrix.shape[1]
+        is_tall = len(basis) > 1
+        rows = u[task * columns : (task + 1) * columns].mT if is_tall else u.mT @ matrix
+        made.flatten(1)[: u.shape[1]] = rows
     return made
 
 
@@ -74,12 +77,16 @@ def known_rows(coordinates: Delta, basis: Small) -> Return(Tensor, "delta"):
 
 
 @merge_method(register=False)
-def out_of_basis(coordinates: Delta, basis: Small) -> Return(Tensor, "delta"):
+def out_of_basis(coordinates: Delta, *deltas: Delta, basis: Small) -> Return(Tensor, "delta"):
     """U c; zeros where there is no basis."""
     if not basis:
         return torch.zeros_like(coordinates)
-    (u,) = basis
-    return (u @ coordinates.flatten(1)[: u.shape[1]]).reshape(coordinates.shape)
+    known = coordinates.flatten(1)[: basis[0].shape[1]]
+    if len(basis) == 1:
+        return (basis[0] @ known).reshape(coordinates.shape)
+    shares = (basis[1] @ known).chunk(len(deltas))
+    made = sum(delta.flatten(1) @ share for delta, share in zip(deltas, shares, strict=True))
+    return made.reshape(coordinates.shape)
 
 
 @merge_method(composite=True)
@@ -114,13 +121,13 @@ def knots(
     """
 
     def merge(deltas: list[Node]) -> Node:
-        basis = shared_basis(*deltas, smallest=smallest)
-        aligned = [in_basis(delta, basis) for delta in deltas]
+        basis = shared_basis(*deltas, tasks=len(deltas), smallest=smallest)
+        aligned = [in_basis(delta, basis, task=i) for i, delta in enumerate(deltas)]
         if drop > 0:
             aligned = [dropped_entries(c, 1 - drop, True, seed, i) for i, c in enumerate(aligned)]
         if k < 1:
             marked = [known_rows(c, basis) for c in aligned]
             aligned = keep_largest(marked, k, "official", trimmed=trim)
-        return out_of_basis(Switches().merge(aligned, 1.0), basis)
+        return out_of_basis(Switches().merge(aligned, 1.0), *deltas, basis=basis)
 
     return add_merged(base, models, scale, merge)
